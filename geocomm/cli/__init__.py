@@ -1,0 +1,1 @@
+"""The `geocomm` command line: one module per command."""
