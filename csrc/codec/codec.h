@@ -1,0 +1,51 @@
+// Compress a run of elements into one frame, and back. The layer knows nothing of tensors, sockets or
+// threads.
+//
+// A frame is independently decodable: a FrameHeader (codec/frame.h) and a payload. Received frames are
+// hostile until proven otherwise: decoders check every size and never read or write outside the spans they
+// were given. All functions are thread-safe and allocate nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codec/codec_spec.h"
+#include "codec/frame.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace geocomm::codec {
+
+struct CompressOptions {
+  // Error feedback: as many floats as there are elements, or empty. On entry the old residual, which is added
+  // to the input before quantizing; on exit what the frame lost. Untouched on error.
+  std::span<float> residual = {};
+  // Stochastic rounding is keyed by (seed, first_element + index): the result depends on nothing else.
+  std::uint64_t seed = 0;
+  std::uint64_t first_element = 0;
+};
+
+// Worst-case size of the frame, header included, in bytes. Cannot fail; 0 elements are allowed.
+std::size_t compress_bound(const CodecSpec& spec, core::DType dtype, std::size_t elements);
+
+// Writes one frame to `dst` and returns its size. `src` holds whole elements of `dtype` (any alignment).
+// None takes every dtype; the others take Float32, Float16 and BFloat16 (else Unsupported). A block with NaN
+// or Inf is carried raw, so that both arrive and no neighbour is harmed. Errors: InvalidArgument (src not
+// whole elements, residual of the wrong length), Unsupported, DstTooSmall (never with compress_bound() bytes
+// of room).
+core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std::span<const std::byte> src,
+                                   std::span<std::byte> dst, const CompressOptions& options = {});
+
+// Decodes a frame to elements of the frame's own dtype. `dst` must have exactly the frame's elements.
+// Errors: CorruptData, VersionMismatch, DstTooSmall / InvalidArgument (size of dst differs).
+core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst);
+
+enum class Accumulate : std::uint8_t { Assign, Add };
+
+// Decodes a frame of a Float32, Float16 or BFloat16 source to float, assigning to `dst` or adding to it in
+// one pass. The decoded values are those that decompress() gives *before* rounding to a 16-bit dtype; for
+// None they are exact.
+core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode);
+
+}  // namespace geocomm::codec

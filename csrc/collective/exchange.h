@@ -1,0 +1,140 @@
+// The WAN stage of every collective: ranks of different sites reduce lanes together, or move bytes.
+//
+// One Exchange per process group and rank. Calls block their thread until done, failed, or the deadline; many
+// may run at once (each on its own thread) and may be issued in any order, since messages are tagged with the
+// group and the operation's number. `seq` must be the same on all ranks for the same operation, and used
+// once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codec/codec_spec.h"
+#include "collective/layout.h"
+#include "collective/topology.h"
+#include "core/buffer.h"
+#include "core/deadline.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status.h"
+#include "transport/channel.h"
+
+namespace geocomm::collective {
+
+enum class ReduceOp : std::uint8_t {
+  Sum = 0,
+  Avg = 1,
+  Product = 2,
+  Min = 3,
+  Max = 4,
+  BitAnd = 5,
+  BitOr = 6,
+  BitXor = 7
+};
+
+// What the user called. The values stand on the wire (in the descriptor): never renumber.
+enum class OpKind : std::uint8_t {
+  AllReduce = 1,
+  ReduceScatter = 2,
+  Reduce = 3,
+  AllGather = 4,
+  Broadcast = 5,
+  Gather = 6,
+  Scatter = 7,
+  AllToAll = 8,
+  Barrier = 9,
+  SendRecv = 10,
+};
+std::string_view to_string(OpKind kind);
+std::string_view to_string(ReduceOp op);
+
+// One operation, as all its ranks must agree on it. A peer whose operation of the same number differs in
+// kind, dtype, reduction, codec or element count gets, and gives, InvalidArgument that names both.
+struct OpContext {
+  OpKind kind = OpKind::AllReduce;
+  std::uint64_t seq = 0;  // number in the group; SendRecv has numbers of its own (p2p_seq())
+  std::uint64_t elements =
+      0;  // of the whole operation, as every rank knows it (0 where ranks may differ, as in all-to-all)
+  core::DType dtype = core::DType::UInt8;
+  core::Deadline deadline;
+  std::shared_ptr<void>
+      keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more
+};
+
+// Numbers for point-to-point messages: apart from collectives, per tag in order of issue. counter < 2^24.
+std::uint64_t p2p_seq(std::int32_t tag, std::uint32_t counter);
+
+// A lane in which this rank takes part, with its data: on entry this site's partial result, on exit (for
+// receivers) the result.
+struct LaneData {
+  Lane lane;
+  std::vector<bool> receives;  // per site: whether its rank of the lane wants the result
+  std::span<std::byte> data;   // lane.range.size() elements
+};
+
+struct SendPiece {
+  int rank = 0;
+  std::span<const std::byte> data;
+};
+struct ReceivePiece {
+  int rank = 0;
+  std::span<std::byte> data;
+};
+
+// Counters since the start of the process group. Bytes are payloads of WAN messages: raw = the elements they
+// stand for.
+struct ExchangeStats {
+  std::uint64_t operations = 0;
+  std::uint64_t raw_bytes_sent = 0;
+  std::uint64_t wire_bytes_sent = 0;
+  std::uint64_t raw_bytes_received = 0;
+  std::uint64_t wire_bytes_received = 0;
+};
+
+struct ExchangeConfig {
+  std::uint64_t group = 0;  // random, shared by the ranks of the group
+  Topology topology;
+  // The channel to a group rank (never this one), connected on demand. Thread-safe.
+  std::function<core::Result<std::shared_ptr<transport::Channel>>(int rank)> channel_to;
+  codec::CodecSpec codec;                      // for reductions (Sum, Avg) of compressible dtypes
+  std::size_t min_compress_bytes = 64 * 1024;  // operations below it (raw, whole operation) go uncompressed
+  // With three sites and more: operations below it (raw bytes of a lane) are exchanged broadcast-all, others
+  // owner-reduces.
+  std::size_t broadcast_all_below_bytes = 4 * 1024 * 1024;
+  std::size_t chunk_bytes = 1024 * 1024;  // raw bytes of a pipeline chunk
+  core::ThreadPool* pool = nullptr;       // encode, decode, reduce; outlives the Exchange
+  core::BufferPool* buffers = nullptr;    // outlives the Exchange
+};
+
+class Exchange {
+ public:
+  static core::Result<std::unique_ptr<Exchange>> create(ExchangeConfig config);
+  virtual ~Exchange() = default;
+
+  // Reduces `lanes` (in the order of the layout) over the sites. All receivers end with bit-identical
+  // results: the sum, in site order, of the decoded bytes that everyone got. 16-bit floats accumulate in
+  // float and round once; Float64 in double; Avg divides the sum once by topology.size(). Floats take Sum,
+  // Avg, Product, Min, Max; integers all but Avg (and wrap around); Bool takes Sum and Max as or, Product and
+  // Min as and, and the bitwise ones. Cost per rank, S = compressed bytes of its lanes, N sites:
+  // broadcast-all (N-1)S bytes out, one latency; owner-reduces 2S(N-1)/N bytes out, two latencies, one
+  // requantization.
+  virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
+
+  // Sends and receives bytes, exactly, all at once. The pieces between two ranks are matched in order, and
+  // the sizes must agree. Pieces of this rank itself are not allowed.
+  virtual core::Status move(const OpContext& context, std::span<const SendPiece> sends,
+                            std::span<const ReceivePiece> receives) = 0;
+
+  // Fails everything in flight and to come with `why`. The peers learn it by their own deadline or by the
+  // lost channel.
+  virtual void abort(const core::Status& why) = 0;
+  virtual ExchangeStats stats() const = 0;
+  virtual const Topology& topology() const = 0;
+};
+
+}  // namespace geocomm::collective

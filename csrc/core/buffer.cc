@@ -1,0 +1,73 @@
+#include "core/buffer.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <new>
+
+namespace geocomm::core {
+
+namespace {
+constexpr std::align_val_t kAlignment{64};
+constexpr std::size_t kMinCapacity = 4096;
+}  // namespace
+
+// Free blocks by power of two. Outlives the pool while buffers are out.
+struct BufferPool::Shelf {
+  explicit Shelf(std::size_t max_cached) : max_cached_bytes(max_cached) {}
+  ~Shelf() {
+    for (auto& blocks : free_blocks) {
+      for (std::byte* block : blocks) ::operator delete(block, kAlignment);
+    }
+  }
+
+  std::byte* take(std::size_t capacity) {
+    {
+      std::lock_guard lock(mutex);
+      outstanding_bytes += capacity;
+      auto& blocks = free_blocks[std::countr_zero(capacity)];
+      if (!blocks.empty()) {
+        std::byte* block = blocks.back();
+        blocks.pop_back();
+        cached_bytes -= capacity;
+        return block;
+      }
+    }
+    return static_cast<std::byte*>(::operator new(capacity, kAlignment));
+  }
+
+  void give_back(std::byte* block, std::size_t capacity) {
+    {
+      std::lock_guard lock(mutex);
+      outstanding_bytes -= capacity;
+      if (cached_bytes + capacity <= max_cached_bytes) {
+        cached_bytes += capacity;
+        free_blocks[std::countr_zero(capacity)].push_back(block);
+        return;
+      }
+    }
+    ::operator delete(block, kAlignment);
+  }
+
+  const std::size_t max_cached_bytes;
+  mutable std::mutex mutex;  // guards all below
+  std::array<std::vector<std::byte*>, 64> free_blocks;
+  std::size_t cached_bytes = 0;
+  std::size_t outstanding_bytes = 0;
+};
+
+BufferPool::BufferPool(std::size_t max_cached_bytes) : shelf_(std::make_shared<Shelf>(max_cached_bytes)) {}
+
+Buffer BufferPool::acquire(std::size_t capacity) {
+  const std::size_t rounded = std::bit_ceil(std::max(capacity, kMinCapacity));
+  std::shared_ptr<std::byte> block(
+      shelf_->take(rounded), [shelf = shelf_, rounded](std::byte* ptr) { shelf->give_back(ptr, rounded); });
+  return {std::move(block), rounded};
+}
+
+std::size_t BufferPool::outstanding_bytes() const {
+  std::lock_guard lock(shelf_->mutex);
+  return shelf_->outstanding_bytes;
+}
+
+}  // namespace geocomm::core

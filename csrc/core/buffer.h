@@ -1,0 +1,56 @@
+// Owned bytes with a size, shared by reference count, out of a pool that recycles them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace geocomm::core {
+
+// A reference to a block of memory with `size` valid bytes out of `capacity`. Copying shares the block;
+// whoever fills it does so before sharing. The block goes back to its pool with the last reference. 64-byte
+// aligned.
+class Buffer {
+ public:
+  Buffer() = default;
+
+  std::byte* data() const { return block_.get(); }
+  std::size_t size() const { return size_; }
+  std::size_t capacity() const { return capacity_; }
+  bool empty() const { return size_ == 0; }
+  // Precondition: size <= capacity().
+  void resize(std::size_t size) { size_ = size; }
+  std::span<std::byte> span() const { return {block_.get(), size_}; }
+  std::span<std::byte> room() const { return {block_.get(), capacity_}; }
+
+ private:
+  friend class BufferPool;
+  Buffer(std::shared_ptr<std::byte> block, std::size_t capacity)
+      : block_(std::move(block)), capacity_(capacity) {}
+
+  std::shared_ptr<std::byte> block_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+// Thread-safe. Buffers may outlive the pool. At most `max_cached_bytes` lie idle; more are freed at once.
+class BufferPool {
+ public:
+  explicit BufferPool(std::size_t max_cached_bytes = std::size_t{256} << 20);
+
+  // A buffer with room for `capacity` bytes and size 0; its content is unspecified. Sizes are rounded up to a
+  // power of two (at least 4 KiB). Aborts the process if memory is exhausted, as operator new would; callers
+  // cap sizes that a peer named.
+  Buffer acquire(std::size_t capacity);
+  // Bytes that are out (in use) now, rounded sizes.
+  std::size_t outstanding_bytes() const;
+
+ private:
+  struct Shelf;
+  std::shared_ptr<Shelf> shelf_;
+};
+
+}  // namespace geocomm::core

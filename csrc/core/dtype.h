@@ -1,0 +1,86 @@
+// Element types that geocomm computes with. Data that is only moved travels as UInt8.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace geocomm::core {
+
+// The values stand on the wire (docs/wire-format.md): never renumber.
+enum class DType : std::uint8_t {
+  Float32 = 0,
+  Float64 = 1,
+  Float16 = 2,
+  BFloat16 = 3,
+  Int8 = 4,
+  UInt8 = 5,
+  Int16 = 6,
+  Int32 = 7,
+  Int64 = 8,
+  Bool = 9,
+};
+inline constexpr std::uint8_t kDTypeCount = 10;
+
+constexpr bool is_valid_dtype(std::uint8_t value) {
+  return value < kDTypeCount;
+}
+
+// Bytes per element.
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::Float64:
+    case DType::Int64:
+      return 8;
+    case DType::Float32:
+    case DType::Int32:
+      return 4;
+    case DType::Float16:
+    case DType::BFloat16:
+    case DType::Int16:
+      return 2;
+    case DType::Int8:
+    case DType::UInt8:
+    case DType::Bool:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr bool is_floating(DType dtype) {
+  return dtype == DType::Float32 || dtype == DType::Float64 || dtype == DType::Float16 ||
+         dtype == DType::BFloat16;
+}
+
+// The types that lossy codecs accept: Float32, Float16, BFloat16.
+constexpr bool is_compressible(DType dtype) {
+  return is_floating(dtype) && dtype != DType::Float64;
+}
+
+constexpr std::string_view to_string(DType dtype) {
+  switch (dtype) {
+    case DType::Float32:
+      return "float32";
+    case DType::Float64:
+      return "float64";
+    case DType::Float16:
+      return "float16";
+    case DType::BFloat16:
+      return "bfloat16";
+    case DType::Int8:
+      return "int8";
+    case DType::UInt8:
+      return "uint8";
+    case DType::Int16:
+      return "int16";
+    case DType::Int32:
+      return "int32";
+    case DType::Int64:
+      return "int64";
+    case DType::Bool:
+      return "bool";
+  }
+  return "unknown";
+}
+
+}  // namespace geocomm::core

@@ -1,0 +1,71 @@
+// Threads that run tasks: a fixed pool for computing (codecs, reductions) and a growing one for tasks that
+// may block.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace geocomm::core {
+
+using Task = std::function<void()>;
+
+// `threads` workers, one FIFO queue. Tasks must not block on other tasks of the same pool and must not throw.
+// The destructor runs what is queued, then joins.
+class ThreadPool {
+ public:
+  ThreadPool(std::size_t threads, std::string name);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  void submit(Task task);
+  std::size_t thread_count() const { return workers_.size(); }
+
+ private:
+  void run(const std::string& name);
+
+  std::mutex mutex_;  // guards queue_, stopping_
+  std::condition_variable wake_;
+  std::deque<Task> queue_;
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+// Runs every task at once: on an idle thread where there is one, else on a new one. For tasks that block (a
+// collective's WAN exchange, a Future's callbacks, which may themselves wait for another collective). Idle
+// threads end after `keep`. The destructor waits for the running tasks.
+class GrowingExecutor {
+ public:
+  explicit GrowingExecutor(std::string name, std::chrono::milliseconds keep = std::chrono::seconds(10));
+  ~GrowingExecutor();
+  GrowingExecutor(const GrowingExecutor&) = delete;
+  GrowingExecutor& operator=(const GrowingExecutor&) = delete;
+
+  void submit(Task task);
+  std::size_t thread_count() const;
+
+ private:
+  void run();
+
+  const std::string name_;
+  const std::chrono::milliseconds keep_;
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable wake_;
+  std::condition_variable ended_;
+  std::deque<Task> queue_;
+  std::size_t idle_ = 0;
+  std::size_t threads_ = 0;
+  bool stopping_ = false;
+};
+
+// Names the calling thread (at most 15 characters are kept) for debuggers and `top -H`.
+void set_thread_name(const std::string& name);
+
+}  // namespace geocomm::core

@@ -1,0 +1,103 @@
+// Channel: everything between this process and one peer process. It moves opaque chunks of bytes, each named
+// by (group, op, chunk), over P TCP streams: chunks are cut into segments that the streams pull from one
+// queue.
+//
+// All methods are thread-safe and, unless their name begins with wait_, never block.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/buffer.h"
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace geocomm::transport {
+
+// Random, made anew by every process: it names the incarnation, so that a restarted peer is never taken for
+// the old one.
+using ProcessId = std::array<std::uint8_t, 16>;
+// Random, shared by the ranks of a process group through the store: who does not know it is refused.
+using JobToken = std::array<std::uint8_t, 16>;
+
+// An operation of a group. `op` is the same number on all its ranks.
+struct OpKey {
+  std::uint64_t group = 0;
+  std::uint64_t op = 0;
+  friend auto operator<=>(const OpKey&, const OpKey&) = default;
+};
+
+struct OutgoingChunk {
+  OpKey key;
+  std::uint64_t descriptor = 0;   // compared by the receiver with its own (ReceiveSink::on_mismatch)
+  std::uint32_t chunk = 0;        // < chunk_count
+  std::uint32_t chunk_count = 1;  // chunks that this process sends to this peer in this operation
+  core::Buffer payload;           // at most kMaxChunkBytes; may be empty; shared, must not change any more
+};
+
+// Takes what a peer sends for one operation. Called from the IO thread, or from inside post_receive() for
+// what had come before; never concurrently for one sink. Must not block, nor call the channel except send().
+// The channel shares ownership until the last chunk or an error, so a sink owns (keeps alive) the memory that
+// place() returns.
+class ReceiveSink {
+ public:
+  virtual ~ReceiveSink() = default;
+  // Where chunk `chunk` of `chunk_bytes` bytes goes: exactly that many bytes, valid until on_chunk() or
+  // on_error(). An error (say, a size that cannot be) fails the operation with that status.
+  virtual core::Result<std::span<std::byte>> place(std::uint32_t chunk, std::size_t chunk_bytes) = 0;
+  // The chunk is complete in the memory that place() gave.
+  virtual void on_chunk(std::uint32_t chunk) = 0;
+  // The peer's operation of this key is another one. Makes the status that on_error() then gets.
+  virtual core::Status on_mismatch(std::uint64_t descriptor, std::uint32_t chunk_count) = 0;
+  // At most once, and nothing after it.
+  virtual void on_error(const core::Status& status) = 0;
+};
+
+struct ChannelStats {
+  std::uint64_t bytes_sent = 0;  // wire: headers and payload, not TCP/IP
+  std::uint64_t bytes_received = 0;
+  std::uint64_t payload_sent = 0;
+  std::uint64_t payload_received = 0;
+  std::uint64_t retransmitted_segments = 0;  // TCP's count, all streams
+  std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
+  std::uint32_t streams = 0;
+  std::string congestion_control;  // "bbr", "cubic", ...
+};
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  // Ok once connected, the reason once failed, Timeout at the deadline.
+  virtual core::Status wait_ready(core::Deadline deadline) = 0;
+  // Queues a chunk (also before the channel is connected). The segments of operations that the peer has
+  // posted go first in, first out; of operations that it has not posted yet, at most
+  // EndpointOptions::max_unexpected_bytes go out, and those that wait for it never hold up the others.
+  // `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken the whole chunk or the
+  // channel failed; it must not block.
+  virtual core::Status send(OutgoingChunk chunk,
+                            std::function<void(const core::Status&)> on_sent = nullptr) = 0;
+  // Blocks until fewer than EndpointOptions::send_window_bytes are queued.
+  virtual core::Status wait_room(core::Deadline deadline) = 0;
+  // From now on the `chunk_count` chunks that the peer sends for `key` go to `sink`. One sink per key at a
+  // time (InvalidArgument otherwise). If the channel has failed, the sink gets on_error() and the call
+  // returns the reason.
+  virtual core::Status post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
+                                    std::shared_ptr<ReceiveSink> sink) = 0;
+  // Forgets a posted receive and what is queued to be sent for `key`; its sink gets no further calls once
+  // this returns (memory from place() may still be written to until the channel lets go of the sink). Later
+  // segments of it are discarded.
+  virtual void cancel(OpKey key) = 0;
+  // Ok while connecting or connected; the reason once failed or closed.
+  virtual core::Status status() const = 0;
+  virtual ChannelStats stats() const = 0;
+  virtual const std::string& peer() const = 0;  // description, for messages
+};
+
+}  // namespace geocomm::transport

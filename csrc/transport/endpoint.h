@@ -1,0 +1,69 @@
+// Endpoint: this process's listener, its IO thread, and its channels, one per peer process, shared by all
+// groups.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+#include "transport/channel.h"
+
+namespace geocomm::transport {
+
+enum class Security : std::uint8_t {
+  Required = 0,  // until TLS is there: only 127.0.0.0/8 and ::1, both to dial and to accept
+  Insecure = 1,  // plaintext to anywhere
+};
+
+struct EndpointOptions {
+  std::string
+      bind_address;  // numeric address to listen on; empty: all interfaces (Insecure) or loopback (Required)
+  std::uint16_t port = 0;  // 0: the kernel chooses
+  int streams = 0;  // data streams per channel; 0: 4 with BBR, 16 with another congestion control; at most 64
+  Security security = Security::Required;
+  std::chrono::milliseconds link_deadline =
+      std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect
+  std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
+  std::size_t send_window_bytes = std::size_t{64} << 20;
+  std::size_t max_unexpected_bytes = std::size_t{64}
+                                     << 20;  // per channel, received before its receive was posted
+};
+
+struct PeerAddress {
+  ProcessId id{};
+  std::string host;  // numeric IPv4 / IPv6 address or a name
+  std::uint16_t port = 0;
+  std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
+};
+
+class Endpoint {
+ public:
+  static core::Result<std::unique_ptr<Endpoint>> create(const EndpointOptions& options);
+  virtual ~Endpoint() = default;  // shutdown() with a short deadline, if nobody called it
+
+  virtual const ProcessId& id() const = 0;
+  virtual std::uint16_t port() const = 0;
+  // From now on peers that present `token` are let in. Peers with an unknown token are refused and told to
+  // try again, since this process may learn the token a moment later.
+  virtual void allow(const JobToken& token) = 0;
+  // The channel to `peer`, made on first use: the process with the smaller id waits, the other dials (with
+  // retries until link_deadline). Returns at once; the channel connects in the background and queues what is
+  // sent meanwhile. Errors: InvalidArgument (own id), AuthFailed (Required and the peer is not on loopback),
+  // Aborted (shut down).
+  virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
+  // Ends a group on all channels: posted receives get `why`, queued chunks and unexpected data are dropped,
+  // later segments discarded.
+  virtual void close_group(std::uint64_t group, const core::Status& why) = 0;
+  // Flushes what is queued, says Goodbye, closes. Idempotent. Returns at the deadline at the latest.
+  virtual core::Status shutdown(core::Deadline deadline) = 0;
+  // Closes everything at once: pending operations get `why`.
+  virtual void abort(const core::Status& why) = 0;
+  virtual std::vector<std::shared_ptr<Channel>> channels() const = 0;
+};
+
+}  // namespace geocomm::transport
