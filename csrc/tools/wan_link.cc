@@ -1,0 +1,102 @@
+#include "tools/wan_link.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/str.h"
+
+namespace geocomm::tools {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+using std::chrono::nanoseconds;
+
+constexpr std::uint64_t kMinQueueBytes = 256 * 1024;
+constexpr double kMinRateBps = 1e3, kMaxRateBps = 1e12;
+constexpr nanoseconds kMaxDelay = std::chrono::seconds(60);
+constexpr nanoseconds kMaxRunLineTime = std::chrono::milliseconds(2);
+
+nanoseconds line_time(std::size_t bytes, double rate_bps) {
+  return nanoseconds(std::llround(static_cast<double>(bytes) * 8e9 / rate_bps));
+}
+
+std::uint64_t bytes_in(nanoseconds time, double rate_bps) {
+  return static_cast<std::uint64_t>(static_cast<double>(time.count()) * rate_bps / 8e9);
+}
+
+}  // namespace
+
+std::uint64_t LinkParams::queue_bytes() const {
+  if (queue_limit_bytes != 0) return queue_limit_bytes;
+  return std::max(kMinQueueBytes, bytes_in(2 * delay, rate_bps));
+}
+
+Status LinkParams::validate() const {
+  // Written so that NaN fails.
+  if (!(rate_bps >= kMinRateBps && rate_bps <= kMaxRateBps)) {
+    return {StatusCode::InvalidArgument,
+            core::str("rate_bps is ", rate_bps, ": it must lie in [", kMinRateBps, ", ", kMaxRateBps, "]")};
+  }
+  if (delay < nanoseconds(0) || delay > kMaxDelay) {
+    return {StatusCode::InvalidArgument, core::str("delay_ns is ", delay.count(), ": it must lie in [0, 60 s]")};
+  }
+  if (!(loss >= 0 && loss <= 1)) {
+    return {StatusCode::InvalidArgument, core::str("loss is ", loss, ": it must lie in [0, 1]")};
+  }
+  return Status::ok();
+}
+
+void Link::admit(const Frame& frame, Clock::time_point now, std::vector<Run>& runs) {
+  ++counters_.frames;
+  if (!params_.up) {
+    counters_.dropped_down += frame.segments;
+    return;
+  }
+  line_free_at_ = std::max(line_free_at_, now);
+  const std::uint64_t queue_bytes = params_.queue_bytes();
+  std::uniform_real_distribution<double> uniform(0, 1);
+  Run run;
+  nanoseconds run_time{0};
+  const auto close_run = [&] {
+    if (run.count > 0) runs.push_back(run);
+    run.count = 0;
+    run_time = nanoseconds(0);
+  };
+  for (std::size_t i = 0; i < frame.segments; ++i) {
+    const std::size_t wire_bytes = frame.run_wire_bytes(i, 1);
+    if (params_.loss > 0 && uniform(random_) < params_.loss) {
+      ++counters_.dropped_loss;
+      close_run();
+      continue;
+    }
+    const std::uint64_t queued = bytes_in(line_free_at_ - now, params_.rate_bps) + wire_bytes;
+    if (queued > queue_bytes) {
+      ++counters_.dropped_queue;
+      close_run();
+      continue;
+    }
+    counters_.max_queue_bytes = std::max(counters_.max_queue_bytes, queued);
+    const nanoseconds segment_time = line_time(wire_bytes, params_.rate_bps);
+    if (run.count > 0 && run_time + segment_time > kMaxRunLineTime) close_run();
+    if (run.count == 0) run.first = i;
+    ++run.count;
+    run_time += segment_time;
+    line_free_at_ += segment_time;
+    last_due_ = std::max(last_due_, line_free_at_ + params_.delay);
+    run.due = last_due_;
+    ++counters_.segments;
+    counters_.bytes += wire_bytes;
+  }
+  close_run();
+}
+
+void Link::change(const LinkParams& params, Clock::time_point now) {
+  if (line_free_at_ > now) {
+    const double waiting = static_cast<double>((line_free_at_ - now).count()) * params_.rate_bps / params.rate_bps;
+    line_free_at_ = now + nanoseconds(std::llround(waiting));
+  }
+  params_ = params;
+}
+
+}  // namespace geocomm::tools

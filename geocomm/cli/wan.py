@@ -1,0 +1,200 @@
+"""`geocomm wan`, `wan-set` and `wan-stats`: a geo-distributed job on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.wan import (
+    EMULATOR_FAILED,
+    LATENESS_LIMIT_S,
+    Topology,
+    WanConfigError,
+    WanControl,
+    WanError,
+    WanReport,
+    WanRun,
+    find_control,
+)
+from geocomm.wan_topology import Link, link_changes, parse_duration
+
+_RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network between the sites.
+
+Each site is a network namespace of its own and sees only the other sites, over real TCP on links with a rate, a delay
+and loss. Takes root or an unprivileged user namespace. COMMAND finds GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR,
+MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
+
+    geocomm wan --rtt 80ms -- bash -c 'python -m torch.distributed.run
+      --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
+      --master-addr $MASTER_ADDR --master-port $MASTER_PORT train.py'
+
+The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
+Change links while it runs with `geocomm wan-set`; read counters with `geocomm wan-stats`.
+"""
+
+_MATRIX_HELP = (
+    "TOML file of named sites and unequal links: a list `sites`, a table `default`, and an array of tables `link` with "
+    "between = two sites (both directions) or from and to (one), and any of rate, rtt, delay, loss, queue, up."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command(
+        "wan",
+        help=_RUN_HELP,
+        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    )(wan)
+    app.command("wan-set")(wan_set)
+    app.command("wan-stats")(wan_stats)
+
+
+def _fail(error: WanError) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"geocomm wan: {error}", style="red", markup=False, highlight=False)
+    raise typer.Exit(2 if isinstance(error, WanConfigError) else EMULATOR_FAILED) from error
+
+
+def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> Topology:
+    if matrix is None:
+        return Topology.uniform(2 if sites is None else sites, Link(**changes))
+    topology = Topology.from_toml(matrix, changes)
+    if sites is not None and sites != len(topology.sites):
+        raise WanConfigError(f"sites: {sites} asked for, but {matrix} has {len(topology.sites)}")
+    return topology
+
+
+def _environment() -> dict[str, str]:
+    """The sites' environment: this one, and insecure mode, loudly, where there are no keys to be secure with."""
+    environment = dict(os.environ)
+    if "GEOCOMM_KEYS" not in environment and "GEOCOMM_SECURITY" not in environment:
+        environment["GEOCOMM_SECURITY"] = "insecure"
+        Console(stderr=True, soft_wrap=True).print(
+            "geocomm wan: GEOCOMM_KEYS is not set: GEOCOMM_SECURITY=insecure for this run, "
+            "traffic between the emulated sites is NOT encrypted",
+            style="bold yellow",
+            highlight=False,
+        )
+    return environment
+
+
+def wan(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
+    sites: Annotated[int | None, typer.Option(help="Number of sites.", show_default="2, or those of --matrix")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link.", show_default="100ms")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Rate of each direction, headers included.", show_default="1gbit")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss per TCP segment, such as 0.1%.", show_default="0%")] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Queue of every link.", show_default="max(256 KiB, rate x rtt)")
+    ] = None,
+    matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
+    grace: Annotated[
+        str, typer.Option(help="What the other sites get when one has failed, and before SIGKILL follows SIGTERM.")
+    ] = "5s",
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Let the others run on when a site fails.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not put the site's name before each line of output.")] = False,
+    master_port: Annotated[int, typer.Option(help="MASTER_PORT of the sites.")] = 29500,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the loss pattern.")] = 1,
+    control: Annotated[
+        Path | None, typer.Option(help="Control socket to make.", show_default="one in $XDG_RUNTIME_DIR or /tmp")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
+) -> None:
+    """See _RUN_HELP."""
+    try:
+        changes = link_changes(rtt=rtt, rate=rate, loss=loss, queue=queue)
+        run = WanRun(
+            _topology(sites, matrix, changes),
+            command,
+            environment=_environment(),
+            master_port=master_port,
+            control=control,
+            grace_s=parse_duration(grace, "grace"),
+            keep_going=keep_going,
+            raw=raw,
+            seed=seed,
+        )
+    except WanError as error:
+        _fail(error)
+    with run:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda received, _frame: run.interrupt(received))
+        status = run.wait()
+        report = run.report()
+    if report is not None:
+        if json_path is not None:
+            json_path.write_text(report.to_json() + "\n", encoding="utf-8")
+        print_report(report)
+    # A signal ends the emulator itself only when somebody sends it SIGKILL.
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def print_report(report: WanReport) -> None:
+    """The links' counters as a table on stderr, so that stdout is the job's own; then, whether to trust its times."""
+    console = Console(stderr=True)
+    table = Table(title=f"Emulated WAN, {report.elapsed_s:.1f} s", title_justify="left")
+    for heading in ("link", "Mbit/s", "delay ms", "MB sent", "packets", "lost", "queue full", "down"):
+        table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
+    for link in report.links:
+        table.add_row(
+            f"{link.src} → {link.dst}" + ("" if link.up else " (down)"),
+            f"{link.rate_bps / 1e6:g}",
+            f"{link.delay_s * 1e3:g}",
+            f"{link.bytes / 1e6:,.2f}",
+            f"{link.segments:,}",
+            f"{link.dropped_loss:,}",
+            f"{link.dropped_queue:,}",
+            f"{link.dropped_down:,}",
+        )
+    console.print(table)
+    if not report.reliable:
+        console.print(
+            f"geocomm wan: {report.late_frames} packets came more than {LATENESS_LIMIT_S * 1e3:g} ms late (at worst "
+            f"{report.max_lateness_s * 1e3:.1f} ms): the machine was too busy, and this run's times are void",
+            style="bold yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+_CONTROL = typer.Option(help="Control socket of the run.", show_default="$GEOCOMM_WAN_CONTROL, or that of the only run")
+
+
+def wan_set(
+    link: Annotated[str, typer.Option(metavar="A:B", help="The two sites.")],
+    state: Annotated[str | None, typer.Argument(metavar="[up|down]", help="Cut the link, or join it again.")] = None,
+    rate: Annotated[str | None, typer.Option(help="New rate, such as 200mbit.")] = None,
+    rtt: Annotated[str | None, typer.Option(help="New round-trip time; a direction gets half of it.")] = None,
+    loss: Annotated[str | None, typer.Option(help="New loss, such as 0.5%.")] = None,
+    queue: Annotated[str | None, typer.Option(help="New queue, such as 4mb.")] = None,
+    one_way: Annotated[bool, typer.Option("--one-way", help="Only from A to B, not back.")] = False,
+    control: Annotated[Path | None, _CONTROL] = None,
+) -> None:
+    """Change a link of a running `geocomm wan`: geocomm wan-set --link site0:site1 down."""
+    try:
+        if state not in (None, "up", "down"):
+            raise WanConfigError(f"state: {state!r} is neither up nor down")
+        ends = link.split(":")
+        if len(ends) != 2:
+            raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
+        up = None if state is None else state == "up"
+        client = WanControl(control or find_control())
+        client.set_link(ends[0], ends[1], up=up, rate=rate, rtt=rtt, loss=loss, queue=queue, one_way=one_way)
+    except WanError as error:
+        _fail(error)
+
+
+def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
+    """Print the settings and counters of a running `geocomm wan` as JSON."""
+    try:
+        sys.stdout.write(WanControl(control or find_control()).stats().to_json() + "\n")
+    except WanError as error:
+        _fail(error)
