@@ -1,0 +1,49 @@
+"""`geocomm train`: the training driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("train")(train)
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of the run; without it, all defaults.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a field, e.g. training.steps=50; repeatable."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the whole configuration with all defaults, and leave.")
+    ] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
+) -> None:
+    """Train a causal language model with DeepSpeed over one or more sites.
+
+    Start it on every rank: with `python -m torch.distributed.run … -m geocomm.train`, with the deepspeed launcher, with
+    `geocomm wan … -- geocomm train`, or alone for one process. Fields and examples: docs/training.md.
+    """
+    try:
+        from geocomm.train.config_text import format_config, load_config
+        from geocomm.train.train_errors import EXIT_BAD_INPUT, BadInput
+    except ImportError as error:
+        typer.echo(f"geocomm train: {error}; pip install 'geocomm[train]'", err=True)
+        raise typer.Exit(2) from None
+    if print_config:
+        try:
+            typer.echo(format_config(load_config(config, assignments or ())), nl=False)
+        except BadInput as error:
+            typer.echo(f"geocomm train: {error}", err=True)
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        return
+    from geocomm.train.driver import run
+
+    raise typer.Exit(run(config, assignments or ()))

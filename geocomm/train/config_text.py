@@ -1,0 +1,129 @@
+"""Configuration as text: YAML and `--set` in; YAML with comments and the documentation's table out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_errors import BadInput, did_you_mean
+
+
+def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig:
+    """The run described by the YAML file at `path` (all defaults if None), then changed by `key.sub=value` assignments.
+
+    Raises BadInput for a missing or malformed file, an unknown field (naming the nearest one) or a wrong value.
+    """
+    where = str(path) if path is not None else "the command line"
+    values = _read_yaml(path) if path is not None else {}
+    for assignment in assignments:
+        _assign(values, assignment)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{where}: " + "; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"configuration file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"configuration file {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"configuration file {path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise BadInput(f"configuration file {path} must hold `field: value` lines, not a {type(values).__name__}")
+    return values
+
+
+def _assign(values: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"--set {assignment}: expected key=value, for example --set training.steps=50")
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        value = text
+    *parents, name = key.strip().split(".")
+    for depth, parent in enumerate(parents):
+        child = values.setdefault(parent, {})
+        if child is None:
+            child = values[parent] = {}
+        if not isinstance(child, dict):
+            raise BadInput(f"--set {assignment}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+        values = child
+    values[name] = value
+
+
+def _explain(item: Any) -> str:
+    location = [str(part) for part in item["loc"]]
+    dotted = ".".join(location)
+    if item["type"] == "extra_forbidden":
+        section: type[BaseModel] = RunConfig
+        for part in location[:-1]:
+            inner = section.model_fields[part].annotation
+            assert isinstance(inner, type)
+            assert issubclass(inner, BaseModel)
+            section = inner
+        suggestion = did_you_mean(location[-1], section.model_fields)
+        if not suggestion:
+            by_name = {key.rpartition(".")[2]: key for key, _ in _leaves(RunConfig)}
+            match = by_name.get(location[-1])
+            suggestion = (
+                f"; did you mean '{match}'?" if match else did_you_mean(dotted, (k for k, _ in _leaves(RunConfig)))
+            )
+        return f"unknown field '{dotted}'{suggestion}"
+    message = item["msg"].removeprefix("Value error, ")
+    if not dotted:
+        return message
+    given = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
+    return f"{dotted}: {message}{given}"
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted name and field of everything in `model` that is no section."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def format_config(config: BaseModel, indent: int = 0) -> str:
+    """`config` as YAML with each field's description as a comment; reading it back gives an equal configuration."""
+    pad = "  " * indent
+    lines = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        lines.append(f"{pad}# {field.description}")
+        if isinstance(value, BaseModel):
+            lines.append(f"{pad}{name}:")
+            lines.append(format_config(value, indent + 1).rstrip("\n"))
+        else:
+            plain = config.model_dump(mode="json", include={name})[name]
+            lines.append(f"{pad}{name}: {json.dumps(plain, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def field_table() -> str:
+    """The Markdown table of all fields, as it stands in `docs/training.md`."""
+    rows = ["| field | default | meaning |", "|---|---|---|"]
+    for name, field in _leaves(RunConfig):
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, Path):
+            default = str(default)
+        elif isinstance(default, tuple):
+            default = list(default)
+        rows.append(f"| `{name}` | `{json.dumps(default)}` | {(field.description or '').replace('|', chr(92) + '|')} |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,101 @@
+"""The DeepSpeed engine of a run. Imports torch and deepspeed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from transformers import PreTrainedConfig
+
+from geocomm.train.model_factory import build_model, build_partitioned_model
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_errors import BadInput
+
+_NEVER = 1 << 62
+
+
+def deepspeed_config(config: RunConfig) -> dict[str, Any]:
+    """The driver's DeepSpeed configuration with the user's `deepspeed` section merged in."""
+    training = config.training
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": training.micro_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "gradient_clipping": training.gradient_clip,
+        "zero_optimization": {"stage": training.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": _NEVER,
+        "bf16": {"enabled": training.precision == "bf16"},
+        "fp16": {
+            "enabled": training.precision == "fp16",
+            "loss_scale": training.loss_scale,
+            "initial_scale_power": training.initial_scale_power,
+        },
+    }
+    _merge(settings, config.deepspeed)
+    return settings
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+def create_engine(config: RunConfig, hf_config: PreTrainedConfig) -> deepspeed.DeepSpeedEngine:
+    """Model, AdamW and DeepSpeed engine. Collective: the process group exists and all ranks call it."""
+    accelerator = get_accelerator()
+    precision = config.training.precision
+    if precision == "fp16" and not accelerator.is_fp16_supported():
+        raise BadInput(f"training.precision fp16 is not supported on {accelerator.device_name()}; use bf16 or fp32")
+    settings = deepspeed_config(config)
+    if config.model.partitioned_init:
+        model = build_partitioned_model(config.model, hf_config, config.seed, settings)
+    else:
+        model = build_model(config.model, hf_config, config.seed)
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, optimizer=_adamw(model, config), config=settings, dist_init_required=False
+    )
+    return engine
+
+
+def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
+    decayed, plain = [], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            # Under partitioned_init the parameter itself is a flat placeholder; ds_shape is its real shape.
+            dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
+            (decayed if dimensions >= 2 else plain).append(parameter)
+    optimizer = config.optimizer
+    groups = [
+        {"params": decayed, "weight_decay": optimizer.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.epsilon,
+    )
+
+
+def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
+    """The rate of the next optimizer step, for all parameters."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_norm(engine: deepspeed.DeepSpeedEngine) -> float | None:
+    """Global gradient norm of the last step before clipping; None where DeepSpeed does not compute it."""
+    norm = engine.get_global_grad_norm()
+    return None if norm is None else float(norm)
+
+
+def loss_scale(engine: deepspeed.DeepSpeedEngine) -> float | None:
+    """Current fp16 loss scale; None in other precisions."""
+    return float(engine.loss_scale()) if engine.fp16_enabled() else None

@@ -1,0 +1,38 @@
+"""Loss on held-out text."""
+
+from __future__ import annotations
+
+import math
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+from geocomm.train.packing import PackedSequences
+from geocomm.train.train_launch import Place
+
+
+def evaluate(
+    engine: deepspeed.DeepSpeedEngine, data: PackedSequences, place: Place, limit: int, batch_size: int
+) -> tuple[float, int]:
+    """Mean loss per token over the first `limit` held-out sequences, and how many there were. Collective.
+
+    All ranks run the same number of forward passes, as ZeRO-3 requires; spare ones count for nothing.
+    """
+    total = min(limit, len(data.held_out_numbers))
+    share = data.held_out_share(place.rank, place.world_size, limit)
+    rounds = math.ceil(math.ceil(total / place.world_size) / batch_size)
+    sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    engine.eval()
+    try:
+        with torch.no_grad():
+            for index in range(rounds):
+                numbers = share[index * batch_size : (index + 1) * batch_size]
+                rows = torch.from_numpy(data.rows(numbers or [int(data.held_out_numbers[0])])).to(engine.device)
+                loss = engine(input_ids=rows, labels=rows).loss
+                sums += torch.tensor([len(numbers) * float(loss), len(numbers)], dtype=torch.float64).to(sums)
+    finally:
+        engine.train()
+    dist.all_reduce(sums)
+    loss_sum, count = sums.tolist()
+    return loss_sum / count, int(count)

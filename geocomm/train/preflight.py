@@ -1,0 +1,172 @@
+"""What every rank finds out by itself before the job starts, and the decision that all ranks take from it together.
+
+`decide` is a function of the records alone, so every rank reaches the same verdict and none is left waiting.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_errors import BadInput
+from geocomm.train.train_launch import Place
+
+# Places differ between machines; what is found there is compared by content.
+_LOCAL_FIELDS = frozenset({"output_dir", "model.path", "data.paths", "data.cache_dir", "data.tokenizer"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all ranks agreed on: device type (`cpu` or `cuda`) and the step to resume from, if any."""
+
+    device: str
+    resume_step: int | None
+
+
+def shared_fields(config: RunConfig) -> dict[str, Any]:
+    """Dotted name and JSON value of every field that must be equal on all ranks."""
+    flat: dict[str, Any] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if prefix in _LOCAL_FIELDS or prefix.startswith("logging"):
+            return
+        if isinstance(value, dict) and value:
+            for name, item in value.items():
+                visit(f"{prefix}.{name}" if prefix else str(name), item)
+        else:
+            flat[prefix] = value
+
+    visit("", config.model_dump(mode="json"))
+    return flat
+
+
+def visible_gpus() -> int:
+    """CUDA devices that this process can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def record_for(place: Place, prepare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """This rank's record: where it is, and what `prepare` found, or the BadInput that `prepare` raised as `error`."""
+    record: dict[str, Any] = {
+        "rank": place.rank,
+        "site": place.site,
+        "local_rank": place.local_rank,
+        "host": socket.gethostname(),
+        "error": None,
+    }
+    try:
+        record |= prepare()
+    except BadInput as error:
+        record["error"] = str(error)
+    return record
+
+
+def decide(records: list[dict[str, Any]], config: RunConfig | None) -> Plan:
+    """The plan for the records of all ranks (by rank), or BadInput. `config` is None on a rank that has none."""
+    _require_no_error(records)
+    assert config is not None  # a rank without one reported an error
+    first = records[0]
+    for record in records[1:]:
+        for name in sorted(first["fields"].keys() | record["fields"].keys()):
+            _require_equal(name, first, record, "fields", name)
+        _require_equal("the tokenized corpus (Python version, files, tokenizer)", first, record, "data")
+        for name in sorted(first["model"].keys() | record["model"].keys()):
+            _require_equal(f"the model's {name}", first, record, "model", name)
+    return Plan(device=choose_device(records, config.distributed.device), resume_step=_resume_step(records, config))
+
+
+def _who(record: dict[str, Any]) -> str:
+    return f"rank {record['rank']} (site {record['site']})"
+
+
+def _require_no_error(records: list[dict[str, Any]]) -> None:
+    failed = [record for record in records if record["error"]]
+    if not failed:
+        return
+    message = failed[0]["error"]
+    if all(record["error"] == message for record in records):
+        raise BadInput(message)
+    same = [record for record in failed if record["error"] == message]
+    more = f" (and {len(failed) - len(same)} more ranks with other errors)" if len(failed) > len(same) else ""
+    raise BadInput(f"{', '.join(_who(record) for record in same)}: {message}{more}")
+
+
+def _require_equal(what: str, first: dict[str, Any], other: dict[str, Any], *path: str) -> None:
+    values = []
+    for record in (first, other):
+        value: Any = record
+        for key in path:
+            value = value.get(key)
+        values.append(value)
+    if values[0] != values[1]:
+        raise BadInput(
+            f"{what} differs between ranks: {values[0]!r} on {_who(first)}, {values[1]!r} on {_who(other)}; "
+            f"start all ranks with the same configuration and data"
+        )
+
+
+def choose_device(records: list[dict[str, Any]], wanted: str) -> str:
+    """`cpu` or `cuda` for the job; BadInput names the sites and ranks whose machine has too few GPUs."""
+    lacking = [record for record in records if record["local_rank"] >= record["gpus"]]
+    if wanted == "cpu" or (wanted == "auto" and all(record["gpus"] == 0 for record in records)):
+        return "cpu"
+    if not lacking:
+        return "cuda"
+    sites = sorted({record["site"] for record in lacking})
+    named = ", ".join(
+        f"{_who(record)} on {record['host']} has {record['gpus']} GPUs for local rank {record['local_rank']}"
+        for record in lacking[:3]
+    )
+    raise BadInput(
+        f"a CUDA job needs one GPU per rank, but site {', '.join(sites)} lacks them: {named}"
+        f"{', …' if len(lacking) > 3 else ''}; use distributed.device=cpu to train on CPUs everywhere"
+    )
+
+
+def _resume_step(records: list[dict[str, Any]], config: RunConfig) -> int | None:
+    """The newest step of which every rank sees a complete checkpoint, checked against this run; None to start anew."""
+    common = set.intersection(*(set(record["checkpoints"]) for record in records))
+    if config.checkpoint.resume == "never":
+        return None
+    if not common:
+        seen = [record for record in records if record["checkpoints"]]
+        if seen:
+            steps = "; ".join(f"{_who(r)}: {', '.join(sorted(r['checkpoints'])) or 'none'}" for r in records[:4])
+            raise BadInput(
+                f"no step has a complete checkpoint under every rank's output_dir ({steps}); each machine needs the "
+                f"checkpoints that its own ranks wrote"
+            )
+        if config.checkpoint.resume == "required":
+            raise BadInput(f"checkpoint.resume is 'required' but {config.output_dir} holds no complete checkpoint")
+        return None
+    step = max(common, key=int)
+    manifest = records[0]["checkpoints"][step]
+    where = f"checkpoint of step {step} in {config.output_dir}"
+    differing = _differences(manifest["model"], records[0]["model"])
+    if differing:
+        raise BadInput(f"the {where} is of another model: {differing}; use another output_dir")
+    expected = {
+        "ranks": (manifest["world_size"], len(records)),
+        "training.zero_stage": (manifest["zero_stage"], config.training.zero_stage),
+        "training.precision": (manifest["precision"], config.training.precision),
+    }
+    for name, (saved, now) in expected.items():
+        if saved != now:
+            raise BadInput(f"the {where} was written with {name} {saved}, this run has {now}; they must be equal")
+    if manifest["data"] != records[0]["data"]:
+        raise BadInput(
+            f"the {where} was written with other data (text, tokenizer, data.sequence_length, "
+            f"data.held_out_fraction or seed); restore them, or use another output_dir"
+        )
+    return int(step)
+
+
+def _differences(expected: dict[str, Any], got: dict[str, Any]) -> str:
+    from geocomm.train.model_factory import identity_differences
+
+    return identity_differences(expected, got)

@@ -1,0 +1,181 @@
+"""Saving and restoring a whole run over all ranks. Imports torch and deepspeed.
+
+Every rank writes what it owns below its own `output_dir`; machines may share that folder or have disks of their own.
+Errors of single ranks are agreed on, so that all ranks leave together and a failed save leaves the old ones alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+from geocomm.train import checkpoint_folder as folder
+from geocomm.train.train_errors import BadInput
+from geocomm.train.train_launch import Place
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: optimizer steps done and sequences consumed by all ranks together."""
+
+    step: int = 0
+    consumed: int = 0
+
+
+def agree(place: Place, error: str | None) -> None:
+    """Collective. Raises BadInput on every rank if any rank has an `error`."""
+    errors: list[tuple[str, str | None] | None] = [None] * place.world_size
+    dist.all_gather_object(errors, (place.describe(), error))
+    failed = [item for item in errors if item is not None and item[1] is not None]
+    if failed:
+        who = f"{failed[0][0]}: " if place.world_size > 1 else ""
+        raise BadInput(f"{who}{failed[0][1]}")
+
+
+def attempt(action: Callable[[], Any]) -> str | None:
+    """Run `action`; the text of its OSError or RuntimeError (what torch raises for a failed write), or None."""
+    try:
+        action()
+    except (OSError, RuntimeError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+class _DeferringEngine(TorchCheckpointEngine):
+    """DeepSpeed's writer, but a failed write is kept in `error` instead of raised.
+
+    DeepSpeed's save is collective: a rank that left it by an exception would leave the others waiting.
+    """
+
+    def __init__(self, zipfile_serialization: bool) -> None:
+        super().__init__()
+        self.zipfile_serialization = zipfile_serialization
+        self.error: str | None = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._keep(attempt(lambda: super(_DeferringEngine, self).makedirs(path, exist_ok=exist_ok)))
+
+    def save(self, state_dict: Any, path: str) -> None:
+        self._keep(attempt(lambda: super(_DeferringEngine, self).save(state_dict, path)))
+
+    def _keep(self, error: str | None) -> None:
+        self.error = self.error or error
+
+
+class RunCheckpoints:
+    """The checkpoints of one run. All methods are collective."""
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, place: Place, root: Path, keep: int) -> None:
+        """`root` is the checkpoint folder as this rank's machine sees it."""
+        self._engine = engine
+        self._place = place
+        self._root = root
+        self._keep = keep
+        self._writer = _DeferringEngine(engine.checkpoint_engine.zipfile_serialization)
+        engine.checkpoint_engine = self._writer
+        # Not needed (`python -m deepspeed.utils.zero_to_fp32` is the same script), and its failure would hang the rest.
+        engine._copy_recovery_script = lambda save_path: None
+        self._is_disk_leader = self._find_disk_leader() == place.rank
+        if not engine.zero_optimization_partition_weights():
+            # The file that every rank reads on resume: one copy on each disk.
+            engine.save_non_zero_checkpoint = self._is_disk_leader
+
+    def _find_disk_leader(self) -> int:
+        """The lowest rank that sees the same checkpoint folder as this one."""
+        nonce: list[str] = [uuid.uuid4().hex]
+        dist.broadcast_object_list(nonce, src=0)
+        probe = self._root / f".probe-{nonce[0]}"
+
+        def mark() -> None:
+            self._root.mkdir(parents=True, exist_ok=True)
+            Path(f"{probe}-{self._place.rank}").touch()
+
+        error = attempt(mark)
+        agree(self._place, error and f"checkpoints cannot be written to {self._root}: {error}")
+        leader = next(rank for rank in range(self._place.world_size) if Path(f"{probe}-{rank}").exists())
+        dist.barrier()
+        Path(f"{probe}-{self._place.rank}").unlink(missing_ok=True)
+        return leader
+
+    def save(self, progress: Progress, manifest: dict[str, Any]) -> Path:
+        """Write a checkpoint; returns its folder. BadInput on all ranks if any could not, and nothing has changed."""
+        step = progress.step
+        partial = folder.partial_folder(self._root, step)
+        error = attempt(lambda: folder.begin(self._root, step)) if self._is_disk_leader else None
+        try:
+            self._agree_saved(step, error)
+            self._writer.error = None
+            self._engine.save_checkpoint(str(partial), tag=folder.ENGINE_FOLDER, save_latest=False)
+            error = self._writer.error or attempt(lambda: self._write_own(partial, progress, manifest))
+            self._agree_saved(step, error)
+            error = attempt(lambda: folder.publish(self._root, step)) if self._is_disk_leader else None
+            self._agree_saved(step, error)
+        finally:
+            if self._is_disk_leader:
+                folder.discard(self._root, step)
+        if self._is_disk_leader:
+            folder.prune(self._root, self._keep)
+        return folder.step_folder(self._root, step)
+
+    def _write_own(self, partial: Path, progress: Progress, manifest: dict[str, Any]) -> None:
+        torch.save(_random_state(), partial / f"rank-{self._place.rank:05d}.pt")
+        if self._is_disk_leader:
+            whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **manifest}
+            (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
+
+    def _agree_saved(self, step: int, error: str | None) -> None:
+        if error is not None:
+            free = folder.free_bytes(self._root) / 1e6
+            error = (
+                f"the checkpoint of step {step} could not be written to {self._root} ({free:.0f} MB free): {error}; "
+                f"earlier checkpoints are untouched"
+            )
+        agree(self._place, error)
+
+    def restore(self, step: int) -> Progress:
+        """Load the checkpoint of `step` into the engine and the random generators."""
+        source = folder.step_folder(self._root, step)
+        own = source / f"rank-{self._place.rank:05d}.pt"
+        error = (
+            None if own.is_file() else f"{own} is missing: this machine did not write it; restore it or the rank order"
+        )
+        agree(self._place, error)
+        error = attempt(lambda: self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER))
+        agree(self._place, error and f"the checkpoint {source} cannot be loaded: {error}")
+        _restore_random_state(torch.load(own, weights_only=True))
+        manifest = folder.complete_checkpoints(self._root)[step]
+        return Progress(step=step, consumed=int(manifest["consumed"]))
+
+
+def _random_state() -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

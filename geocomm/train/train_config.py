@@ -1,0 +1,220 @@
+"""The configuration of a training run: pydantic models with a description on every field.
+
+`config_text` reads it from YAML and `--set`, prints it, and renders the table in `docs/training.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+# DeepSpeed keys that fields of this file decide.
+DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "bf16",
+        "fp16",
+        "optimizer",
+        "scheduler",
+        "steps_per_print",
+    }
+)
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown fields are refused, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
+
+
+class ModelConfig(Section):
+    """Which model is trained."""
+
+    preset: str = Field("tiny", description="DeepSeek-V3 architecture in a named size; see the table of presets.")
+    path: Path | None = Field(
+        None,
+        description="Folder of a local transformers checkpoint (config.json, weights) to start from; beats `preset`.",
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Fields of the transformers configuration to replace, for example {num_hidden_layers: 2}.",
+    )
+    partitioned_init: bool = Field(
+        False,
+        description="With ZeRO-3 and a preset: build the model already partitioned, for models larger than one "
+        "host's memory. The initial weights then come from other random draws.",
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in backward to save memory.")
+
+
+class DataConfig(Section):
+    """Text, tokenizer and packing."""
+
+    source: Literal["builtin", "text", "jsonl", "dataset"] = Field(
+        "builtin",
+        description="builtin: the English text of Python's own help (pydoc_data). text: UTF-8 files. jsonl: one JSON "
+        "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`.",
+    )
+    paths: tuple[Path, ...] = Field(
+        (), description="Files or folders of `source`; of a folder, all files with the source's suffix, in name order."
+    )
+    text_field: str = Field("text", description="Field (jsonl) or column (dataset) that holds the text.")
+    split: str = Field("train", description="Split of a saved dataset that has several.")
+    tokenizer: str = Field(
+        "byte", description="`byte` (256 bytes and one end-of-text token) or the folder of a local Hugging Face one."
+    )
+    sequence_length: Annotated[int, Field(ge=2)] = Field(256, description="Tokens per packed training sequence.")
+    held_out_fraction: Fraction = Field(
+        0.02, description="Share of the packed sequences kept for evaluation: every n-th one, never trained on."
+    )
+    cache_dir: Path = Field(
+        Path("~/.cache/geocomm/tokens"), description="Where tokenized text is kept; made on each machine."
+    )
+
+    @model_validator(mode="after")
+    def _paths_match_source(self) -> Self:
+        if self.source == "builtin" and self.paths:
+            raise ValueError("paths are given but source is builtin; set source to text, jsonl or dataset")
+        if self.source != "builtin" and not self.paths:
+            raise ValueError(f"source {self.source} needs at least one entry in paths")
+        return self
+
+
+class TrainingConfig(Section):
+    """Length, batch, precision and ZeRO stage."""
+
+    steps: PositiveInt = Field(100, description="Optimizer steps of the whole run, those before a resume included.")
+    micro_batch_size: PositiveInt = Field(4, description="Sequences per rank in one forward pass.")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights."
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="What DeepSpeed ZeRO partitions over the ranks.")
+    gradient_clip: NonNegative = Field(1.0, description="Largest global gradient norm; 0 turns clipping off.")
+    loss_scale: NonNegative = Field(0.0, description="fp16 only: fixed loss scale; 0 for dynamic scaling.")
+    initial_scale_power: Annotated[int, Field(ge=0, le=32)] = Field(
+        16, description="fp16 only: dynamic scaling starts at two to this power."
+    )
+
+
+class OptimizerConfig(Section):
+    """AdamW."""
+
+    learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
+    beta1: Fraction = Field(0.9, description="Decay of the first moment.")
+    beta2: Fraction = Field(0.95, description="Decay of the second moment.")
+    epsilon: Positive = Field(1e-8, description="Added to the root of the second moment.")
+    weight_decay: NonNegative = Field(0.1, description="Decoupled decay of matrices; vectors are never decayed.")
+
+
+class ScheduleConfig(Section):
+    """Linear warm-up, then cosine decay."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="Steps of linear warm-up.")
+    decay_steps: PositiveInt | None = Field(
+        None, description="Step at which the decay ends; default: training.steps. Constant from there."
+    )
+    final_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.1, description="Learning rate at the end of the decay, as a share of the peak."
+    )
+
+
+class EvaluationConfig(Section):
+    """Loss on held-out text."""
+
+    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Evaluate every so many steps; 0: never.")
+    at_end: bool = Field(True, description="Evaluate after the last step.")
+    max_sequences: PositiveInt = Field(64, description="At most so many held-out sequences, over all ranks.")
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written, kept and resumed."""
+
+    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Save every so many steps; 0: not by steps.")
+    every_minutes: NonNegative = Field(0.0, description="Save every so many minutes of rank 0's clock; 0: not by time.")
+    at_end: bool = Field(False, description="Save after the last step.")
+    keep: PositiveInt = Field(2, description="Newest complete checkpoints kept; older ones are removed.")
+    resume: Literal["auto", "never", "required"] = Field(
+        "auto",
+        description="auto: go on from the newest checkpoint in `output_dir`, if any. never: refuse a folder that holds "
+        "a run. required: refuse a folder without a checkpoint.",
+    )
+
+
+class LoggingConfig(Section):
+    """What is shown and written."""
+
+    every_steps: PositiveInt = Field(10, description="Steps between two lines on a stdout that is no terminal.")
+    progress: bool = Field(True, description="Progress bar where stdout is a terminal.")
+    tensorboard: bool = Field(True, description="Write TensorBoard event files to `output_dir`/tensorboard.")
+
+
+class DistributedConfig(Section):
+    """How the ranks talk and where they compute."""
+
+    backend: Literal["geocomm", "gloo", "nccl"] = Field(
+        "geocomm", description="torch.distributed backend; gloo and nccl for comparison."
+    )
+    codec: str | None = Field(
+        None, description="geocomm codec for traffic between sites; default: GEOCOMM_CODEC, else none (exact)."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: CUDA where every rank has a GPU, CPU where none has; a mixture is refused."
+    )
+    timeout_seconds: Positive = Field(1800.0, description="Limit of one collective operation.")
+    startup_timeout_seconds: Positive = Field(1800.0, description="Limit for all ranks to arrive and prepare data.")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    output_dir: Path = Field(
+        Path("runs/default"), description="Folder of the run: metrics.jsonl, tensorboard/, checkpoints/."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of initial weights and data order.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="Which model is trained.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Text, tokenizer and packing.")
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="Length, batch, precision, ZeRO.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW.")
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over time.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Loss on held-out text.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving and resuming.")
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is shown and written.")
+    distributed: DistributedConfig = Field(default_factory=DistributedConfig, description="How the ranks talk.")
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="More DeepSpeed configuration, merged into the driver's, for example "
+        "{zero_optimization: {reduce_bucket_size: 5000000}}.",
+    )
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        owned = sorted(DRIVER_OWNED_DEEPSPEED_KEYS & self.deepspeed.keys())
+        if owned:
+            raise ValueError(f"deepspeed.{owned[0]} is decided by other fields of this configuration; remove it")
+        zero = self.deepspeed.get("zero_optimization", {})
+        if isinstance(zero, dict) and "stage" in zero:
+            raise ValueError("deepspeed.zero_optimization.stage is decided by training.zero_stage; remove it")
+        if self.model.partitioned_init and (self.training.zero_stage != 3 or self.model.path is not None):
+            raise ValueError("model.partitioned_init needs training.zero_stage 3 and a preset")
+        decay_steps = self.schedule.decay_steps or self.training.steps
+        if self.schedule.warmup_steps >= decay_steps:
+            raise ValueError(
+                f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be below the step at which the decay ends "
+                f"({decay_steps})"
+            )
+        return self
+
+    def global_batch(self, world_size: int) -> int:
+        """Sequences per optimizer step over all ranks."""
+        training = self.training
+        return training.micro_batch_size * training.gradient_accumulation_steps * world_size

@@ -1,0 +1,247 @@
+"""The training loop. Imports torch and deepspeed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import deepspeed
+import torch
+
+from geocomm.train.comm_meter import ROW, StepMeter, StepReducer
+from geocomm.train.engine import gradient_norm, loss_scale, set_learning_rate
+from geocomm.train.evaluation import evaluate
+from geocomm.train.lr_schedule import learning_rate
+from geocomm.train.packing import PackedSequences
+from geocomm.train.train_checkpoint import Progress, RunCheckpoints, agree
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_launch import Place
+from geocomm.train.train_log import RunLog
+
+
+class StopRequest:
+    """Set by the first SIGTERM or SIGINT; the second one acts as usual."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle both signals inside of the block."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+        for number in before:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class TrainLoop:
+    """Trains from a `Progress` to the configured number of steps. `run` is collective."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        place: Place,
+        sites: dict[str, int],
+        engine: deepspeed.DeepSpeedEngine,
+        data: PackedSequences,
+        checkpoints: RunCheckpoints | None,
+        manifest: dict[str, Any],
+        log: RunLog,
+    ) -> None:
+        """`sites`: number of ranks by site name, in the same order on all ranks."""
+        self._config = config
+        self._place = place
+        self._sites = sites
+        self._engine = engine
+        self._data = data
+        self._checkpoints = checkpoints
+        self._manifest = manifest
+        self._log = log
+        self._meter = StepMeter(config.distributed.backend)
+        self._reducer = StepReducer(list(sites), place.site, engine.device)
+        self._unsent: tuple[dict[str, Any], list[float]] | None = None
+        self._log_error: str | None = None
+        self._last_save = time.monotonic()
+        self._saved_step = -1
+
+    def run(self, progress: Progress, stop: StopRequest) -> Progress:
+        """Train; returns where the run stands at its end or when some rank was asked to stop."""
+        config = self._config
+        self._saved_step = progress.step
+        while progress.step < config.training.steps:
+            progress, save_due, stopping = self._one_step(progress, stop)
+            last = progress.step == config.training.steps
+            if _due(progress.step, config.evaluation.every_steps) or (last and config.evaluation.at_end):
+                self._evaluate(progress)
+            save_due = save_due or _due(progress.step, config.checkpoint.every_steps)
+            if save_due or stopping or (last and config.checkpoint.at_end):
+                self._save(progress)
+            if stopping:
+                break
+        self._flush()
+        return progress
+
+    def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, bool, bool]:
+        """One optimizer step; also whether a timed checkpoint is due and whether some rank wants to stop."""
+        config, engine, place = self._config, self._engine, self._place
+        training, schedule = config.training, config.schedule
+        rate = learning_rate(
+            progress.step,
+            config.optimizer.learning_rate,
+            schedule.warmup_steps,
+            schedule.decay_steps or training.steps,
+            schedule.final_fraction,
+        )
+        set_learning_rate(engine, rate)
+        skipped = engine.skipped_steps
+        self._meter.start()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
+        for micro_step in range(training.gradient_accumulation_steps):
+            rows = self._data.micro_batch(
+                progress.consumed, micro_step, place.rank, place.world_size, training.micro_batch_size
+            )
+            inputs = torch.from_numpy(rows).to(engine.device)
+            loss = engine(input_ids=inputs, labels=inputs).loss
+            loss_sum += loss.detach()
+            if micro_step == training.gradient_accumulation_steps - 1:
+                self._launch(loss_sum / training.gradient_accumulation_steps, stop)
+            engine.backward(loss)
+            engine.step()
+        totals = self._reducer.finish()
+        self._emit(totals.rows)
+        progress = Progress(progress.step + 1, progress.consumed + config.global_batch(place.world_size))
+        entry = {
+            "step": progress.step,
+            "loss": totals.loss_sum / place.world_size,
+            "lr": rate,
+            "grad_norm": gradient_norm(engine),
+            "loss_scale": loss_scale(engine),
+            "skipped": engine.skipped_steps > skipped,
+        }
+        self._unsent = (entry, self._meter.row())
+        if totals.failed:
+            agree(place, self._log_error)
+        return progress, totals.save, totals.stop
+
+    def _launch(self, loss: torch.Tensor, stop: StopRequest) -> None:
+        every = self._config.checkpoint.every_minutes * 60
+        self._reducer.launch(
+            loss,
+            self._unsent[1] if self._unsent else [0.0] * len(ROW),
+            save=self._place.rank == 0 and every > 0 and time.monotonic() - self._last_save >= every,
+            stop=stop.signal is not None,
+            failed=self._log_error is not None,
+        )
+
+    def _flush(self) -> None:
+        """Write the last step's entry, whose counters no later step carries. Collective."""
+        if self._unsent is None:
+            return
+        self._reducer.launch(torch.zeros(()), self._unsent[1], failed=self._log_error is not None)
+        totals = self._reducer.finish()
+        self._emit(totals.rows)
+        if totals.failed:
+            agree(self._place, self._log_error)
+
+    def _emit(self, rows: dict[str, dict[str, float]]) -> None:
+        if self._unsent is None:
+            return
+        entry, own = self._unsent
+        self._unsent = None
+        counted = self._meter.has_counters
+        tokens_per_rank = self._config.global_batch(1) * self._data.sequence_length
+        sites: dict[str, dict[str, Any]] = {}
+        for site, row in rows.items():
+            ranks = self._sites[site]
+            seconds = row["step_seconds"] / ranks
+            values: dict[str, Any] = {
+                "ranks": ranks,
+                "tokens": tokens_per_rank * ranks,
+                "step_seconds": seconds,
+                "tokens_per_second": tokens_per_rank * ranks / seconds,
+            }
+            for name in ROW[1:-1]:
+                values[name] = int(row[name]) if counted else None
+            values["exposed_seconds"] = row["exposed_seconds"] / ranks if counted else None
+            sites[site] = values
+        tokens = tokens_per_rank * self._place.world_size
+        entry |= {
+            "step_seconds": own[0],
+            "tokens": tokens,
+            "tokens_per_second": tokens / own[0],
+            **{name: sum(s[name] for s in sites.values()) if counted else None for name in ROW[1:-1]},
+            "exposed_seconds": (
+                sum(row["exposed_seconds"] for row in rows.values()) / self._place.world_size if counted else None
+            ),
+            "site": self._place.site,
+            "codec": effective_codec(self._config),
+            "backend": self._config.distributed.backend,
+            "sites": sites,
+        }
+        self._guard_log(lambda: self._log.step(entry))
+
+    def _guard_log(self, action: Any) -> None:
+        """A full disk is seen by rank 0 alone: keep the error for the next vote."""
+        try:
+            action()
+        except OSError as error:
+            self._log_error = f"the metrics of the run cannot be written: {error}"
+
+    def _evaluate(self, progress: Progress) -> None:
+        self._flush()
+        begin = time.perf_counter()
+        loss, count = evaluate(
+            self._engine,
+            self._data,
+            self._place,
+            self._config.evaluation.max_sequences,
+            self._config.training.micro_batch_size,
+        )
+        entry = {
+            "step": progress.step,
+            "loss": loss,
+            "sequences": count,
+            "seconds": time.perf_counter() - begin,
+        }
+        self._guard_log(lambda: self._log.write("eval", entry))
+        self._log.say(f"step {progress.step}: held-out loss {loss:.4f} over {count} sequences")
+
+    def _save(self, progress: Progress) -> None:
+        self._last_save = time.monotonic()
+        if self._checkpoints is None or progress.step == self._saved_step:
+            return
+        self._flush()
+        begin = time.perf_counter()
+        path = self._checkpoints.save(progress, self._manifest)
+        self._last_save = time.monotonic()
+        self._saved_step = progress.step
+        seconds = time.perf_counter() - begin
+        entry = {"step": progress.step, "path": str(path), "seconds": seconds}
+        self._guard_log(lambda: self._log.write("checkpoint", entry))
+        self._log.say(f"step {progress.step}: checkpoint {path}")
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def effective_codec(config: RunConfig) -> str | None:
+    """The codec of traffic between sites; None where the backend has none."""
+    if config.distributed.backend != "geocomm":
+        return None
+    return config.distributed.codec or os.environ.get("GEOCOMM_CODEC") or "none"
