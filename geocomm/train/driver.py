@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -135,11 +136,12 @@ class _RankRun:
         quiet_libraries(place.rank)
         if plan.device == "cuda":
             torch.cuda.set_device(place.local_rank)
-        deepspeed.init_distributed(
-            dist_backend=config.distributed.backend,
-            auto_mpi_discovery=False,
-            timeout=timedelta(seconds=config.distributed.timeout_seconds),
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it built
+            deepspeed.init_distributed(
+                dist_backend=config.distributed.backend,
+                auto_mpi_discovery=False,
+                timeout=timedelta(seconds=config.distributed.timeout_seconds),
+            )
         try:
             engine = create_engine(config, self._model_config)
             output_dir = config.output_dir.expanduser()
@@ -180,6 +182,7 @@ class _RankRun:
                 with stop.listening():
                     progress = loop.run(progress, stop)
                 log.write("end", {"step": progress.step, "complete": progress.step >= config.training.steps})
+                dist.barrier()  # nobody closes connections that another rank still reads from
                 if progress.step < config.training.steps:
                     log.say(f"stopped after step {progress.step} of {config.training.steps}")
                     return 128 + (stop.signal or 15)

@@ -61,6 +61,7 @@ def create_engine(config: RunConfig, hf_config: PreTrainedConfig) -> deepspeed.D
     engine, _, _, _ = deepspeed.initialize(
         model=model, optimizer=_adamw(model, config), config=settings, dist_init_required=False
     )
+    _forget_initial_step(engine)
     return engine
 
 
@@ -78,10 +79,21 @@ def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=optimizer.learning_rate,
+        lr=0.0,  # the loop sets it before every step
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.epsilon,
     )
+
+
+def _forget_initial_step(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Start Adam's bias correction at zero.
+
+    DeepSpeed's 16-bit optimizer without ZeRO makes one step on zero gradients to allocate the moments, which would
+    count: the first real updates would come out a quarter too small.
+    """
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    for state in inner.state.values():
+        state["step"].zero_()
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
@@ -90,9 +102,18 @@ def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
         group["lr"] = rate
 
 
-def gradient_norm(engine: deepspeed.DeepSpeedEngine) -> float | None:
-    """Global gradient norm of the last step before clipping; None where DeepSpeed does not compute it."""
-    norm = engine.get_global_grad_norm()
+def apply_gradients(engine: deepspeed.DeepSpeedEngine) -> float | None:
+    """`engine.step()`; at the end of an accumulation, the global gradient norm before clipping, if it is finite."""
+    norm: float | torch.Tensor | None = None
+    boundary = engine.is_gradient_accumulation_boundary()
+    plain = not (engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled())
+    if boundary and plain:  # the one case in which DeepSpeed clips without keeping the norm
+        norm = torch.nn.utils.get_total_norm(p.grad for p in engine.module.parameters() if p.grad is not None)
+    engine.step()
+    if not boundary:
+        return None
+    if not plain:
+        norm = engine.get_global_grad_norm()
     return None if norm is None else float(norm)
 
 

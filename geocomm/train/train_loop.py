@@ -14,7 +14,7 @@ import deepspeed
 import torch
 
 from geocomm.train.comm_meter import ROW, StepMeter, StepReducer
-from geocomm.train.engine import gradient_norm, loss_scale, set_learning_rate
+from geocomm.train.engine import apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
 from geocomm.train.lr_schedule import learning_rate
 from geocomm.train.packing import PackedSequences
@@ -110,6 +110,7 @@ class TrainLoop:
         set_learning_rate(engine, rate)
         skipped = engine.skipped_steps
         self._meter.start()
+        norm = None
         loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
         for micro_step in range(training.gradient_accumulation_steps):
             rows = self._data.micro_batch(
@@ -121,7 +122,7 @@ class TrainLoop:
             if micro_step == training.gradient_accumulation_steps - 1:
                 self._launch(loss_sum / training.gradient_accumulation_steps, stop)
             engine.backward(loss)
-            engine.step()
+            norm = apply_gradients(engine)
         totals = self._reducer.finish()
         self._emit(totals.rows)
         progress = Progress(progress.step + 1, progress.consumed + config.global_batch(place.world_size))
@@ -129,7 +130,7 @@ class TrainLoop:
             "step": progress.step,
             "loss": totals.loss_sum / place.world_size,
             "lr": rate,
-            "grad_norm": gradient_norm(engine),
+            "grad_norm": norm,
             "loss_scale": loss_scale(engine),
             "skipped": engine.skipped_steps > skipped,
         }

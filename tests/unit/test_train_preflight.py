@@ -1,0 +1,141 @@
+"""The decision that all ranks take from their records, and the launchers' variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from geocomm.train.preflight import Plan, decide, record_for, shared_fields
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_errors import BadInput
+from geocomm.train.train_launch import Place, find_place
+
+pytestmark = pytest.mark.unit
+_MODEL = {"hidden_size": 4}
+_MANIFEST = {"model": _MODEL, "data": "d", "world_size": 2, "zero_stage": 0, "precision": "fp32"}
+
+
+def _records(changes: dict[int, dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
+    records = []
+    for rank in range(2):
+        place = Place(rank, 2, local_rank=0, local_world_size=1, site="ab"[rank])
+        found = {"fields": shared_fields(config), "data": "d", "model": _MODEL, "gpus": 0, "checkpoints": {}}
+        records.append(record_for(place, lambda found=found: found) | changes.get(rank, {}))
+    return records
+
+
+def _config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def test_equal_records_give_a_plan() -> None:
+    config = _config()
+    assert decide(_records({}, config), config) == Plan("cpu", None)
+    gpus = {0: {"gpus": 8}, 1: {"gpus": 1}}
+    assert decide(_records(gpus, config), config) == Plan("cuda", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "mentions"),
+    [
+        ({"error": "file x is missing"}, ["rank 1 (site b)", "file x is missing"]),
+        ({"fields": shared_fields(_config(seed=5))}, ["seed", "rank 0 (site a)", "rank 1 (site b)", "0", "5"]),
+        ({"data": "other"}, ["corpus"]),
+        ({"model": {"hidden_size": 8}}, ["hidden_size", "4", "8"]),
+        ({"gpus": 4}, ["site a"]),
+    ],
+)
+def test_differing_rank_is_refused_by_name(change: dict[str, Any], mentions: list[str]) -> None:
+    config = _config()
+    with pytest.raises(BadInput) as caught:
+        decide(_records({1: change}, config), config)
+    assert all(mention in str(caught.value) for mention in mentions)
+
+
+def test_error_of_every_rank_is_told_once() -> None:
+    broken = {rank: {"error": "no such file"} for rank in range(2)}
+    with pytest.raises(BadInput) as caught:
+        decide(_records(broken, _config()), None)
+    assert str(caught.value) == "no such file"
+
+
+def test_cuda_job_names_the_site_without_gpus() -> None:
+    config = _config(distributed={"device": "cuda"})
+    with pytest.raises(BadInput, match="site b lacks"):
+        decide(_records({0: {"gpus": 1}}, config), config)
+    more_ranks_than_gpus = {0: {"gpus": 1}, 1: {"gpus": 1, "local_rank": 1}}
+    with pytest.raises(BadInput, match="site b lacks"):
+        decide(_records(more_ranks_than_gpus, config), config)
+    on_cpu = _config(distributed={"device": "cpu"})
+    assert decide(_records({0: {"gpus": 1}}, on_cpu), on_cpu).device == "cpu"
+
+
+def test_paths_and_logging_may_differ_between_ranks() -> None:
+    config = _config()
+    other = _config(output_dir="elsewhere", logging={"every_steps": 1}, data={"cache_dir": "/elsewhere"})
+    assert decide(_records({1: {"fields": shared_fields(other)}}, config), config) == Plan("cpu", None)
+
+
+def test_resume_takes_the_newest_step_that_all_ranks_hold() -> None:
+    config = _config()
+    held = {
+        0: {"checkpoints": {"9": _MANIFEST, "10": _MANIFEST, "30": _MANIFEST}},
+        1: {"checkpoints": {"9": _MANIFEST, "10": _MANIFEST}},
+    }
+    assert decide(_records(held, config), config).resume_step == 10
+    never = _config(checkpoint={"resume": "never"})
+    assert decide(_records(held, never), never).resume_step is None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "mentions"),
+    [
+        ({"model": {"hidden_size": 8}}, "another model"),
+        ({"world_size": 4}, "ranks 4"),
+        ({"zero_stage": 3}, "zero_stage"),
+        ({"precision": "bf16"}, "precision"),
+        ({"data": "other"}, "other data"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_is_refused(manifest: dict[str, Any], mentions: str) -> None:
+    config = _config()
+    held = {rank: {"checkpoints": {"9": _MANIFEST | manifest}} for rank in range(2)}
+    with pytest.raises(BadInput, match=mentions):
+        decide(_records(held, config), config)
+
+
+def test_checkpoint_on_one_machine_only_or_required_but_absent_is_refused() -> None:
+    config = _config()
+    with pytest.raises(BadInput, match="rank 1"):
+        decide(_records({0: {"checkpoints": {"9": _MANIFEST}}}, config), config)
+    required = _config(checkpoint={"resume": "required"})
+    with pytest.raises(BadInput, match="required"):
+        decide(_records({}, required), required)
+
+
+def test_place_comes_from_each_launcher() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GEOCOMM_SITE": "b"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert find_place(torchrun | address) == Place(3, 4, 1, 2, "b")
+    emulated = {"NNODES": "2", "NODE_RANK": "1", "GEOCOMM_SITE": "a"} | address
+    assert find_place(emulated) == Place(1, 2, 0, 1, "a")
+    assert emulated["RANK"] == "1"
+    alone: dict[str, str] = {}
+    assert find_place(alone) == Place(0, 1, 0, 1, "local")
+    assert int(alone["MASTER_PORT"]) > 0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"},
+    ],
+)
+def test_incomplete_launch_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(BadInput):
+        find_place(environ)
