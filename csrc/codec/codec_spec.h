@@ -20,6 +20,11 @@ enum class CodecId : std::uint8_t {
   Int4 = 4,  // per block: bf16 scale = absmax / 7, q in [-7, 7], two per byte
 };
 
+// Elements per scale: a power of two in this range.
+inline constexpr std::uint32_t kMinBlock = 64;
+inline constexpr std::uint32_t kMaxBlock = 4096;
+inline constexpr std::uint32_t kDefaultBlock = 256;
+
 enum class Rounding : std::uint8_t { Nearest = 0, Stochastic = 1 };
 
 // Grammar: name[:key=value,...]. Keys: `block` (power of two, 64-4096, default 256; int8 and int4), `round`
@@ -29,12 +34,14 @@ enum class Rounding : std::uint8_t { Nearest = 0, Stochastic = 1 };
 struct CodecSpec {
   CodecId id = CodecId::None;
   Rounding rounding = Rounding::Nearest;
-  std::uint32_t block = 256;  // elements per scale; ignored by None, Fp16, Bf16
+  std::uint32_t block = kDefaultBlock;  // elements per scale; ignored by None, Fp16, Bf16
 
   static core::Result<CodecSpec> parse(std::string_view text);
   // Canonical: parse(to_string()) gives the same spec; defaults are left out.
   std::string to_string() const;
   bool is_exact() const { return id == CodecId::None; }
+  // Whether the codec works on blocks that have a scale.
+  bool has_blocks() const { return id == CodecId::Int8 || id == CodecId::Int4; }
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 
