@@ -22,13 +22,14 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-// Parts are multiples of this many elements, so that codec blocks do not straddle ranks.
+// Parts larger than this are multiples of it, so that codec blocks do not straddle ranks.
 inline constexpr std::uint64_t kPartAlignment = 256;
 
-// Elements of each part (all equal, padding included): ceil(elements / parts), rounded up to kPartAlignment
-// where elements > parts * kPartAlignment... a site's padded vector has part_size() * parts elements.
+// Elements of each part, padding included (all parts are equal): ceil(elements / parts) where that is at most
+// kPartAlignment (few elements are spread over all ranks), else the next multiple of kPartAlignment. A site's
+// padded vector has part_size() * parts elements. Preconditions: parts >= 1, elements < 2^63.
 std::uint64_t part_size(std::uint64_t elements, int parts);
-// Part `index`, without the padding.
+// Part `index` without the padding: the last parts may be short or empty.
 Interval part_of(std::uint64_t elements, int parts, int index);
 
 // A range that one rank of every site holds.
@@ -37,7 +38,8 @@ struct Lane {
   std::vector<int> rank_of_site;  // group rank, one per site
 };
 
-// The lanes of an all-reduce (or reduce) of `elements`, in order; all of them, whoever takes part.
+// The lanes of an all-reduce (or reduce) of `elements`, in order, none empty; all of them, whoever takes
+// part.
 std::vector<Lane> lanes_of(const Topology& topology, std::uint64_t elements);
 
 // A run of elements to copy between a user's tensor and a staging buffer.
@@ -55,8 +57,8 @@ struct ReduceScatterLayout {
   std::uint64_t block = 0;  // elements that each local rank is left with, padding included
   std::vector<CopyRun>
       pack;  // input → staging of block * local_size elements; staging not named is padding (zero)
-  std::vector<Lane>
-      lanes;  // those in which this rank takes part; range: in the *whole* input (shard * size elements)
+  std::vector<Lane> lanes;  // those in which this rank takes part, none empty, ordered by the receiving site
+                            // and the place in it; range: in the *whole* input (shard * size elements)
   std::vector<int> receiver;          // per lane: the group rank that ends with the sum
   std::vector<std::uint64_t> offset;  // per lane: where this rank's elements of it start in its block
 };
@@ -72,8 +74,8 @@ struct AllGatherLayout {
     std::uint64_t count = 0;
   };
   std::uint64_t block = 0;
-  std::vector<Piece> sends;
-  std::vector<Piece> receives;
+  std::vector<Piece> sends;     // none empty, at most one per peer
+  std::vector<Piece> receives;  // likewise
   std::vector<CopyRun> unpack;  // gathered blocks (block * local_size) → output (shard * size)
 };
 AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard);

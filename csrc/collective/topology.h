@@ -10,8 +10,8 @@ namespace geocomm::collective {
 
 class Topology {
  public:
-  // `site_of_rank[r]` indexes `site_names`. Sites are in order of their lowest rank. Errors: InvalidArgument
-  // (rank out of range, a site without ranks, an index without a name).
+  // `site_of_rank[r]` indexes `site_names`. The topology numbers the sites anew, in order of their lowest
+  // rank. Errors: InvalidArgument (rank out of range, a site without ranks, an index without a name).
   static core::Result<Topology> create(int rank, std::vector<int> site_of_rank,
                                        std::vector<std::string> site_names);
 
