@@ -1,0 +1,127 @@
+"""Starts the ranks of a training run as processes of their own, without a launcher, so that each exit code is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 150
+SMALL_MODEL = (
+    "model.overrides={num_hidden_layers: 2, hidden_size: 64, intermediate_size: 64, moe_intermediate_size: 32}"
+)
+SMALL_RUN = (
+    SMALL_MODEL,
+    "distributed.backend=gloo",
+    "distributed.timeout_seconds=60",
+    "distributed.startup_timeout_seconds=60",
+    "training.micro_batch_size=2",
+    "data.sequence_length=64",
+    "evaluation.max_sequences=6",
+    "schedule.warmup_steps=2",
+    "schedule.decay_steps=6",
+    "logging.tensorboard=false",
+    "logging.every_steps=1",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def start_ranks(
+    folder: Path,
+    assignments: list[str],
+    *,
+    ranks: int = 2,
+    per_rank: dict[int, list[str]] | None = None,
+    limits: dict[int, Callable[[], None]] | None = None,
+    command: Callable[[int], list[str]] = lambda rank: [],
+) -> list[subprocess.Popen[str]]:
+    """Processes of a run in `folder`/run, rank r being the only one of site r.
+
+    `per_rank`: more assignments for single ranks; `limits`: what to call in a child before it starts; `command`: what
+    to put in front of its command line.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        environment = os.environ | {
+            "NNODES": str(ranks),
+            "NODE_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GEOCOMM_SITE": f"site{rank}",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            environment.pop(name, None)
+        settings = [
+            *SMALL_RUN,
+            f"output_dir={folder / 'run'}",
+            f"data.cache_dir={folder / 'tokens'}",
+            *assignments,
+            *(per_rank or {}).get(rank, []),
+        ]
+        arguments = [argument for setting in settings for argument in ("--set", setting)]
+        processes.append(
+            subprocess.Popen(
+                [*command(rank), sys.executable, "-m", "geocomm.train", *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=(limits or {}).get(rank),
+            )
+        )
+    return processes
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[Ended]:
+    """Wait for all; kills them and fails if they take too long."""
+    ended = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+            ended.append(Ended(process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+    return ended
+
+
+def run_ranks(folder: Path, assignments: list[str], **more: Any) -> list[Ended]:
+    """`start_ranks` and `finish`."""
+    return finish(start_ranks(folder, assignments, **more))
+
+
+def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Entries of `kind` in the metrics of `folder`/run."""
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Loss by step; of a step that ran twice, the later one."""
+    return {entry["step"]: entry["loss"] for entry in entries(folder, "step")}
+
+
+def copy_checkpoint(source: Path, target: Path, step: int) -> None:
+    """A new run folder under `target` that holds nothing but one checkpoint of the run under `source`."""
+    name = f"checkpoints/step-{step:08d}"
+    shutil.copytree(source / "run" / name, target / "run" / name)
