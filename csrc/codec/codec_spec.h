@@ -24,6 +24,7 @@ enum class CodecId : std::uint8_t {
 inline constexpr std::uint32_t kMinBlock = 64;
 inline constexpr std::uint32_t kMaxBlock = 4096;
 inline constexpr std::uint32_t kDefaultBlock = 256;
+bool is_valid_block(std::uint32_t block);
 
 enum class Rounding : std::uint8_t { Nearest = 0, Stochastic = 1 };
 

@@ -38,12 +38,15 @@ struct FrameView {
   std::span<const std::byte> payload;
 };
 
-// Checks magic, version, header crc, ids, block, element cap, and that the payload is wholly there and within
-// the codec's bound for these elements. Bytes after the frame are left alone (a stream of frames is walked
-// with frame_bytes()). Does not check payload_crc: decoders do, once.
+// Checks magic, version, header crc, ids, block, element cap, and that the payload is wholly there and of a
+// size that the codec can give for these elements. Bytes after the frame are left alone (a stream of frames
+// is walked with frame_bytes()). Does not check payload_crc: decoders do, once.
 core::Result<FrameView> parse_frame(std::span<const std::byte> bytes);
 // Checks payload_crc of a frame that parse_frame() accepted.
 core::Status verify_payload(std::span<const std::byte> bytes, const FrameView& frame);
+// Writes the header of a frame whose payload, already written, has these bytes and this crc.
+void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t elements,
+                        std::uint64_t payload_bytes, std::uint32_t payload_crc, std::byte* to);
 inline std::size_t frame_bytes(const FrameView& frame) {
   return sizeof(FrameHeader) + frame.payload.size();
 }

@@ -1,0 +1,91 @@
+#include "codec/cast_codec.h"
+
+#include <bit>
+#include <cstdint>
+
+namespace geocomm::codec {
+namespace {
+
+template <core::DType kType, bool kFeedback>
+float load_value(const std::byte* src, const float* residual, std::size_t index) {
+  if constexpr (kFeedback) return load_element<kType>(src, index) + residual[index];
+  return load_element<kType>(src, index);
+}
+
+// The codec's format is a dtype of elements, so its loads and stores do the casts.
+constexpr core::DType format_of(CodecId id) {
+  return id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16;
+}
+
+// Magnitudes from `first_too_large` up to Inf are finite and would become Inf. Signed compares: SSE2 has no
+// others.
+template <core::DType kType, bool kFeedback>
+bool all_fit(std::int32_t first_too_large, const std::byte* src, std::size_t count, const float* residual) {
+  std::int32_t bad = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = load_value<kType, kFeedback>(src, residual, i);
+    const std::int32_t magnitude = std::bit_cast<std::int32_t>(value) & 0x7FFFFFFF;
+    bad |= static_cast<std::int32_t>(magnitude >= first_too_large) &
+           static_cast<std::int32_t>(magnitude < static_cast<std::int32_t>(core::kFloatInfBits));
+  }
+  return bad == 0;
+}
+
+template <core::DType kFormat, core::DType kType, bool kFeedback>
+void encode_loop(const std::byte* __restrict src, std::size_t count, float* __restrict residual,
+                 std::byte* __restrict dst) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = load_value<kType, kFeedback>(src, residual, i);
+    store_element<kFormat>(dst, i, value);
+    if constexpr (kFeedback) {
+      const float lost = value - load_element<kFormat>(dst, i);
+      residual[i] = core::is_finite_bits(std::bit_cast<std::uint32_t>(value)) ? lost : 0.0f;
+    }
+  }
+}
+
+template <core::DType kFormat, Sink kSink>
+void decode_loop(const std::byte* __restrict payload, std::size_t count, std::byte* __restrict dst) {
+  for (std::size_t i = 0; i < count; ++i) put<kSink>(dst, i, load_element<kFormat>(payload, i));
+}
+
+template <typename Run>
+void with_format(CodecId id, Run&& run) {
+  if (id == CodecId::Fp16) {
+    run.template operator()<format_of(CodecId::Fp16)>();
+  } else {
+    run.template operator()<format_of(CodecId::Bf16)>();
+  }
+}
+
+}  // namespace
+
+bool cast_fits(CodecId id, core::DType dtype, const std::byte* src, std::size_t count,
+               const float* residual) {
+  const std::int32_t first_too_large = id == CodecId::Fp16 ? 0x477FF000 : 0x7F7F8000;
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return residual != nullptr ? all_fit<kType, true>(first_too_large, src, count, residual)
+                               : all_fit<kType, false>(first_too_large, src, count, residual);
+  });
+}
+
+void encode_cast(CodecId id, core::DType dtype, const std::byte* src, std::size_t count, float* residual,
+                 std::byte* dst) {
+  with_format(id, [&]<core::DType kFormat>() {
+    with_compressible(dtype, [&]<core::DType kType>() {
+      if (residual != nullptr) {
+        encode_loop<kFormat, kType, true>(src, count, residual, dst);
+      } else {
+        encode_loop<kFormat, kType, false>(src, count, residual, dst);
+      }
+    });
+  });
+}
+
+void decode_cast(CodecId id, const std::byte* payload, std::size_t count, Sink sink, std::byte* dst) {
+  with_format(id, [&]<core::DType kFormat>() {
+    with_sink(sink, [&]<Sink kSink>() { decode_loop<kFormat, kSink>(payload, count, dst); });
+  });
+}
+
+}  // namespace geocomm::codec

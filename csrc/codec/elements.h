@@ -1,0 +1,98 @@
+// Elements in unaligned memory to floats and back, one at a time, for loops that vectorize.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtype.h"
+#include "core/half.h"
+
+namespace geocomm::codec {
+
+// Calls `run.template operator()<kType>()` for the compressible dtype at hand.
+template <typename Run>
+decltype(auto) with_compressible(core::DType dtype, Run&& run) {
+  switch (dtype) {
+    case core::DType::Float16:
+      return run.template operator()<core::DType::Float16>();
+    case core::DType::BFloat16:
+      return run.template operator()<core::DType::BFloat16>();
+    default:
+      return run.template operator()<core::DType::Float32>();
+  }
+}
+
+template <typename T>
+T load_unaligned(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+template <core::DType kType>
+float load_element(const std::byte* base, std::size_t index) {
+  if constexpr (kType == core::DType::Float32) {
+    return load_unaligned<float>(base + 4 * index);
+  } else if constexpr (kType == core::DType::Float16) {
+    return core::half_to_float(load_unaligned<std::uint16_t>(base + 2 * index));
+  } else {
+    return core::bfloat16_to_float(load_unaligned<std::uint16_t>(base + 2 * index));
+  }
+}
+
+// A finite value beyond the range of a 16-bit type becomes the largest finite one.
+template <core::DType kType>
+void store_element(std::byte* base, std::size_t index, float value) {
+  if constexpr (kType == core::DType::Float32) {
+    std::memcpy(base + 4 * index, &value, 4);
+  } else {
+    const std::uint16_t narrow = kType == core::DType::Float16 ? core::float_to_half_saturated(value)
+                                                               : core::float_to_bfloat16_saturated(value);
+    std::memcpy(base + 2 * index, &narrow, 2);
+  }
+}
+
+// Where decoded values go: stored as elements of a dtype, or added to floats.
+enum class Sink : std::uint8_t { Float32, Float16, BFloat16, AddToFloat32 };
+
+constexpr Sink sink_of(core::DType dtype) {
+  return dtype == core::DType::Float16    ? Sink::Float16
+         : dtype == core::DType::BFloat16 ? Sink::BFloat16
+                                          : Sink::Float32;
+}
+constexpr std::size_t element_bytes(Sink sink) {
+  return sink == Sink::Float16 || sink == Sink::BFloat16 ? 2 : 4;
+}
+
+template <Sink kSink>
+void put(std::byte* base, std::size_t index, float value) {
+  if constexpr (kSink == Sink::AddToFloat32) {
+    store_element<core::DType::Float32>(base, index, load_element<core::DType::Float32>(base, index) + value);
+  } else if constexpr (kSink == Sink::Float16) {
+    store_element<core::DType::Float16>(base, index, value);
+  } else if constexpr (kSink == Sink::BFloat16) {
+    store_element<core::DType::BFloat16>(base, index, value);
+  } else {
+    store_element<core::DType::Float32>(base, index, value);
+  }
+}
+
+// Calls `run.template operator()<kSink>()` for the sink at hand.
+template <typename Run>
+decltype(auto) with_sink(Sink sink, Run&& run) {
+  switch (sink) {
+    case Sink::Float16:
+      return run.template operator()<Sink::Float16>();
+    case Sink::BFloat16:
+      return run.template operator()<Sink::BFloat16>();
+    case Sink::AddToFloat32:
+      return run.template operator()<Sink::AddToFloat32>();
+    case Sink::Float32:
+      break;
+  }
+  return run.template operator()<Sink::Float32>();
+}
+
+}  // namespace geocomm::codec

@@ -1,0 +1,176 @@
+#include "codec/payload.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/str.h"
+
+namespace geocomm::codec {
+namespace {
+
+using core::DType;
+using core::Status;
+using core::StatusCode;
+
+// Runs job(0 .. count - 1) on the pool's threads and on this one. Waits only for jobs that a thread has
+// begun: a pool whose threads are all busy (this one may be among them) cannot hold it up.
+class SharedJobs {
+ public:
+  static void run(core::ThreadPool* pool, std::size_t count, const std::function<void(std::size_t)>& job) {
+    const auto jobs = std::make_shared<SharedJobs>(count, job);
+    const std::size_t helpers = pool == nullptr || count < 2 ? 0 : std::min(pool->thread_count(), count - 1);
+    for (std::size_t i = 0; i < helpers; ++i) pool->submit([jobs] { jobs->work(); });
+    jobs->work();
+    std::unique_lock lock(jobs->mutex_);
+    jobs->all_done_.wait(lock, [&] { return jobs->done_ == jobs->count_; });
+  }
+
+  SharedJobs(std::size_t count, const std::function<void(std::size_t)>& job) : count_(count), job_(job) {}
+
+ private:
+  void work() {
+    for (std::size_t index; (index = next_.fetch_add(1)) < count_;) {
+      job_(index);
+      std::lock_guard lock(mutex_);
+      if (++done_ == count_) all_done_.notify_all();
+    }
+  }
+
+  const std::size_t count_;
+  const std::function<void(std::size_t)>& job_;  // used only while run() waits
+  std::atomic<std::size_t> next_{0};
+  std::mutex mutex_;  // guards done_
+  std::condition_variable all_done_;
+  std::size_t done_ = 0;
+};
+
+std::size_t frame_elements(DType dtype) {
+  return kPayloadFrameBytes / core::size_of(dtype);
+}
+
+struct PlacedFrame {
+  std::span<const std::byte> bytes;
+  std::uint64_t first_element = 0;
+  std::uint64_t elements = 0;
+};
+
+// Walks the headers; `visit` gets each frame.
+template <typename Visit>
+core::Result<PayloadInfo> walk(std::span<const std::byte> payload, const Visit& visit) {
+  PayloadInfo info;
+  std::span<const std::byte> rest = payload;
+  do {
+    auto parsed = parse_frame(rest);
+    if (!parsed.is_ok()) {
+      return Status(parsed.status().code(),
+                    core::str("payload: frame ", info.frames, " at byte ", payload.size() - rest.size(), ": ",
+                              parsed.status().message()));
+    }
+    const FrameView& frame = *parsed;
+    if (info.frames == 0) info.dtype = frame.dtype;
+    if (frame.dtype != info.dtype) {
+      return Status(StatusCode::CorruptData,
+                    core::str("payload: frame ", info.frames, " holds ", core::to_string(frame.dtype),
+                              ", the first one ", core::to_string(info.dtype)));
+    }
+    if (info.spec.is_exact()) info.spec = frame.spec;
+    visit(PlacedFrame{rest.first(frame_bytes(frame)), info.elements, frame.elements});
+    info.elements += frame.elements;
+    ++info.frames;
+    rest = rest.subspan(frame_bytes(frame));
+  } while (!rest.empty());
+  info.raw_bytes = info.elements * core::size_of(info.dtype);
+  return info;
+}
+
+}  // namespace
+
+std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
+  const std::size_t per_frame = frame_elements(dtype);
+  const std::size_t whole = elements / per_frame;
+  const std::size_t rest = elements % per_frame;
+  const std::size_t last = rest > 0 || whole == 0 ? compress_bound(spec, dtype, rest) : 0;
+  return whole * compress_bound(spec, dtype, per_frame) + last;
+}
+
+core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                                           std::span<std::byte> dst, const CompressOptions& options,
+                                           core::ThreadPool* pool) {
+  const std::size_t elements = src.size() / core::size_of(dtype);
+  if (src.size() % core::size_of(dtype) != 0) {
+    return Status(StatusCode::InvalidArgument, core::str("compress: ", src.size(), " bytes are not whole ",
+                                                         core::to_string(dtype), " elements"));
+  }
+  if (!options.residual.empty() && options.residual.size() != elements) {
+    return Status(StatusCode::InvalidArgument, core::str("compress: residual of ", options.residual.size(),
+                                                         " floats for ", elements, " elements"));
+  }
+  if (const std::size_t bound = payload_bound(spec, dtype, elements); dst.size() < bound) {
+    return Status(StatusCode::DstTooSmall, core::str("compress: the payload may take ", bound,
+                                                     " bytes, dst has room for ", dst.size()));
+  }
+
+  // Each frame is written where it starts if all before it are of the worst size, then moved down.
+  const std::size_t per_frame = frame_elements(dtype);
+  const std::size_t stride = compress_bound(spec, dtype, per_frame);
+  const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
+  std::vector<core::Result<std::size_t>> sizes(frames, std::size_t{0});
+  SharedJobs::run(pool, frames, [&](std::size_t index) {
+    const std::size_t first = index * per_frame;
+    const std::size_t count = std::min(per_frame, elements - first);
+    CompressOptions part = options;
+    part.first_element += first;
+    if (!options.residual.empty()) part.residual = options.residual.subspan(first, count);
+    const std::size_t room = std::min(stride, dst.size() - index * stride);
+    sizes[index] =
+        compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
+                 dst.subspan(index * stride, room), part);
+  });
+  std::size_t end = 0;
+  for (std::size_t index = 0; index < frames; ++index) {
+    // What remains to go wrong (codec and dtype) goes wrong in every frame alike, before it wrote anything.
+    if (!sizes[index].is_ok()) return sizes[index].status();
+    if (end != index * stride) std::memmove(dst.data() + end, dst.data() + index * stride, *sizes[index]);
+    end += *sizes[index];
+  }
+  return end;
+}
+
+core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
+  return walk(payload, [](const PlacedFrame&) {});
+}
+
+core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
+                                core::ThreadPool* pool) {
+  std::vector<PlacedFrame> frames;
+  GEOCOMM_ASSIGN_OR_RETURN(const PayloadInfo info,
+                           walk(payload, [&](const PlacedFrame& frame) { frames.push_back(frame); }));
+  if (dst.size() != info.raw_bytes) {
+    return {dst.size() < info.raw_bytes ? StatusCode::DstTooSmall : StatusCode::InvalidArgument,
+            core::str("decompress: the payload holds ", info.elements, " elements of ",
+                      core::to_string(info.dtype), " (", info.raw_bytes, " bytes), dst has ", dst.size(),
+                      " bytes")};
+  }
+  const std::size_t element_bytes = core::size_of(info.dtype);
+  std::vector<Status> statuses(frames.size());
+  SharedJobs::run(pool, frames.size(), [&](std::size_t index) {
+    const PlacedFrame& frame = frames[index];
+    statuses[index] = decompress(
+        frame.bytes, dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes));
+  });
+  for (std::size_t index = 0; index < statuses.size(); ++index) {
+    if (!statuses[index].is_ok()) {
+      return {statuses[index].code(), core::str("payload: frame ", index, ": ", statuses[index].message())};
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace geocomm::codec

@@ -1,0 +1,49 @@
+#include "codec/plain_codec.h"
+
+#include <bit>
+#include <cstring>
+
+namespace geocomm::codec {
+namespace {
+
+template <core::DType kType>
+void encode_with_feedback(const std::byte* __restrict src, std::size_t count, float* __restrict residual,
+                          std::byte* __restrict dst) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = load_element<kType>(src, i) + residual[i];
+    store_element<kType>(dst, i, value);
+    const float lost = value - load_element<kType>(dst, i);
+    residual[i] = core::is_finite_bits(std::bit_cast<std::uint32_t>(value)) ? lost : 0.0f;
+  }
+}
+
+template <core::DType kType, Sink kSink>
+void decode_loop(const std::byte* __restrict payload, std::size_t count, std::byte* __restrict dst) {
+  for (std::size_t i = 0; i < count; ++i) put<kSink>(dst, i, load_element<kType>(payload, i));
+}
+
+}  // namespace
+
+void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, float* residual,
+                  std::byte* dst) {
+  if (count == 0) return;
+  if (residual == nullptr) {
+    std::memcpy(dst, src, count * core::size_of(dtype));
+    return;
+  }
+  with_compressible(dtype,
+                    [&]<core::DType kType>() { encode_with_feedback<kType>(src, count, residual, dst); });
+}
+
+void decode_plain(core::DType dtype, const std::byte* payload, std::size_t count, Sink sink, std::byte* dst) {
+  if (count == 0) return;
+  if (sink == sink_of(dtype)) {
+    std::memcpy(dst, payload, count * core::size_of(dtype));
+    return;
+  }
+  with_compressible(dtype, [&]<core::DType kType>() {
+    with_sink(sink, [&]<Sink kSink>() { decode_loop<kType, kSink>(payload, count, dst); });
+  });
+}
+
+}  // namespace geocomm::codec
