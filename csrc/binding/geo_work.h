@@ -1,0 +1,84 @@
+// GeoWork: the Work and Future of one collective that crosses sites.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "binding/comm_error.h"
+#include "binding/torch_prelude.h"
+
+namespace geocomm::binding {
+
+// Nanoseconds that user threads spent blocked in wait(): the time exposed to the WAN.
+using ExposedTime = std::atomic<std::int64_t>;
+
+class GeoWork : public c10d::Work {
+ public:
+  // `outputs` is the Future's value (List[Tensor]). `devices`: the devices of the outputs, CPU left out.
+  GeoWork(int rank, c10d::OpType type, const char* title, std::uint64_t seq, Tensors inputs, Tensors outputs,
+          std::shared_ptr<ExposedTime> exposed)
+      : Work(rank, type, title, inputs),
+        seq_(seq),
+        outputs_(std::move(outputs)),
+        future_(c10::make_intrusive<at::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                        accelerators_of(outputs_))),
+        result_(c10::make_intrusive<at::ivalue::Future>(c10::IntType::get())),
+        exposed_(std::move(exposed)) {}
+
+  // Exactly once. Runs the user's callbacks inline: never call it from a thread that other operations need.
+  void complete(std::exception_ptr error) {
+    finish(error);
+    if (error) {
+      future_->setErrorIfNeeded(error);
+      result_->markCompleted(at::IValue(static_cast<std::int64_t>(c10d::WorkResult::COMM_ERROR)));
+    } else {
+      future_->markCompleted(at::IValue(outputs_));
+      result_->markCompleted(at::IValue(static_cast<std::int64_t>(c10d::WorkResult::SUCCESS)));
+    }
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const auto begin = std::chrono::steady_clock::now();
+    struct Count {
+      ~Count() { exposed->fetch_add((std::chrono::steady_clock::now() - begin).count()); }
+      std::chrono::steady_clock::time_point begin;
+      ExposedTime* exposed;
+    } count{begin, exposed_.get()};
+    return Work::wait(timeout);
+  }
+  // The stages have synchronised their stream when the work completes: nothing is left for the caller's
+  // stream to wait for.
+  void blockCurrentStream() override { wait(kNoTimeout); }
+  Tensors result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return result_; }
+  std::uint64_t getSequencenumber() const override { return seq_; }
+  int sourceRank() const override { return source_rank_; }
+  void set_source_rank(int rank) { source_rank_ = rank; }
+
+ private:
+  static std::vector<at::Device> accelerators_of(const Tensors& tensors) {
+    std::vector<at::Device> devices;
+    for (const auto& tensor : tensors) {
+      if (!tensor.device().is_cpu()) return {tensor.device()};
+    }
+    return devices;
+  }
+
+  const std::uint64_t seq_;
+  const Tensors outputs_;
+  const c10::intrusive_ptr<at::ivalue::Future> future_;
+  const c10::intrusive_ptr<at::ivalue::Future> result_;
+  const std::shared_ptr<ExposedTime> exposed_;
+  int source_rank_ = -1;
+};
+
+// Done when all of `works` are; fails with the first error among them. Takes geocomm's and inner backends'
+// works alike.
+WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
+                   Tensors outputs, std::shared_ptr<ExposedTime> exposed);
+
+}  // namespace geocomm::binding

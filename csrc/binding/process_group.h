@@ -1,0 +1,106 @@
+// ProcessGroupGeocomm: the c10d backend. A group inside one site delegates plainly to the inner backend; one
+// that spans sites goes through WanCollectives. Method names are PyTorch's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "binding/wan_collectives.h"
+#include "core/executor.h"
+#include "transport/endpoint.h"
+
+namespace geocomm::binding {
+
+// What a process has once and all its groups share.
+struct ProcessResources {
+  std::unique_ptr<transport::Endpoint> endpoint;
+  core::ThreadPool pool;
+  core::BufferPool buffers;
+  explicit ProcessResources(std::unique_ptr<transport::Endpoint> e, std::size_t threads)
+      : endpoint(std::move(e)), pool(threads, "geocomm-codec") {}
+};
+
+class ProcessGroupGeocomm : public c10d::Backend {
+ public:
+  struct Options : c10d::Backend::Options {
+    explicit Options(Milliseconds timeout) : c10d::Backend::Options("geocomm", timeout) {}
+  };
+  // Makes the backend of a sub-group, or null for ranks that are not in it. Called without the GIL.
+  using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<ProcessGroupGeocomm>& parent,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
+
+  // `wan` is null where all ranks are at one site; then `inner` serves everything.
+  ProcessGroupGeocomm(int rank, int size, Milliseconds timeout, InnerBackends inner,
+                      std::shared_ptr<WanCollectives> wan, std::shared_ptr<ProcessResources> process,
+                      SplitFunction split);
+  ~ProcessGroupGeocomm() override;
+
+  const std::string getBackendName() const override { return "geocomm"; }
+  bool supportsSplitting() const override { return static_cast<bool>(split_); }
+  bool supportsCoalescing() const override;
+  bool supportsTimeEstimation() const override { return false; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<Options> options() const { return options_; }
+  void setTimeout(Milliseconds timeout) override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  WorkPtr broadcast(Tensors&, const c10d::BroadcastOptions&) override;
+  WorkPtr allreduce(Tensors&, const c10d::AllreduceOptions&) override;
+  WorkPtr allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) override;
+  WorkPtr allreduce_coalesced(Tensors&, const c10d::AllreduceCoalescedOptions&) override;
+  WorkPtr reduce(Tensors&, const c10d::ReduceOptions&) override;
+  WorkPtr allgather(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) override;
+  WorkPtr _allgather_base(at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors&, Tensors&, const c10d::AllgatherOptions&) override;
+  WorkPtr gather(std::vector<Tensors>&, Tensors&, const c10d::GatherOptions&) override;
+  WorkPtr scatter(Tensors&, std::vector<Tensors>&, const c10d::ScatterOptions&) override;
+  WorkPtr reduce_scatter(Tensors&, std::vector<Tensors>&, const c10d::ReduceScatterOptions&) override;
+  WorkPtr _reduce_scatter_base(at::Tensor&, at::Tensor&, const c10d::ReduceScatterOptions&) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors&, Tensors&, const c10d::ReduceScatterOptions&) override;
+  WorkPtr alltoall_base(at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
+                        const c10d::AllToAllOptions&) override;
+  WorkPtr alltoall(Tensors&, Tensors&, const c10d::AllToAllOptions&) override;
+  void monitoredBarrier(const c10d::BarrierOptions&, bool wait_all_ranks) override;
+  WorkPtr send(Tensors&, int peer, int tag) override;
+  WorkPtr recv(Tensors&, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors&, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions&) override;
+
+  // The base class throws here, and DETAIL debugging calls both.
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override;
+  void setGroupUid(const std::string&) override;
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>&,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>&) override;
+  c10d::ErrorType getError() override;
+  // Both are idempotent and never hang: abort() ends everything at once, shutdown() first gives what is in
+  // flight a moment.
+  void abort() override;
+  void shutdown() override;
+
+  bool spans_sites() const { return wan_ != nullptr; }
+  const std::shared_ptr<WanCollectives>& wan() const { return wan_; }
+
+ private:
+  c10d::Backend& inner(const at::Device& device) const;
+  Milliseconds timeout_or_default(Milliseconds timeout) const;
+  WorkPtr track(WorkPtr work);
+  void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
+
+  const c10::intrusive_ptr<Options> options_;
+  const InnerBackends inner_;
+  const std::shared_ptr<WanCollectives> wan_;
+  const std::shared_ptr<ProcessResources> process_;
+  const SplitFunction split_;
+  std::mutex mutex_;  // guards coalescing_, coalesced_, closed_
+  bool coalescing_ = false;
+  bool closed_ = false;
+  std::vector<WorkPtr> coalesced_;
+};
+
+}  // namespace geocomm::binding

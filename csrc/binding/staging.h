@@ -1,0 +1,128 @@
+// Moving data between what the user passed and what the stages work on.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "binding/comm_error.h"
+#include "binding/torch_prelude.h"
+#include "collective/layout.h"
+#include "core/dtype.h"
+
+namespace geocomm::binding {
+
+// Runs the stages of one operation on its device. CPU: nothing to do. Accelerator: on a stream of its own,
+// after what the caller's stream held when the operation was issued; each stage ends synchronised, so that
+// the host may read and write.
+class DeviceSide {
+ public:
+  explicit DeviceSide(const at::Device& device) {
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl impl(device.type());
+    stream_ = impl.getStreamFromGlobalPool(device);
+    issued_ = std::make_shared<c10::Event>(device.type());
+    issued_->record(impl.getStream(device));
+  }
+
+  template <typename F>
+  void run(F&& stage) const {
+    if (!stream_) {
+      stage();
+      return;
+    }
+    const c10::StreamGuard guard(*stream_);
+    issued_->block(*stream_);
+    stage();
+    stream_->synchronize();
+  }
+
+ private:
+  std::optional<c10::Stream> stream_;
+  std::shared_ptr<c10::Event> issued_;
+};
+
+// The tensor itself on CPU; else a pinned copy of it.
+inline at::Tensor to_host(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor;
+  auto host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(tensor);
+  return host;
+}
+
+// Pinned (or, for a CPU tensor, the tensor's own) memory to receive into what `tensor` will hold.
+inline at::Tensor host_room_for(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor;
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
+
+inline void from_host(const at::Tensor& tensor, const at::Tensor& host) {
+  if (!tensor.is_same(host)) tensor.copy_(host);
+}
+
+// One-dimensional, contiguous; shares memory with `tensor` where that is contiguous.
+inline at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.contiguous().view({-1});
+}
+inline at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return flat(tensor).view(at::kByte);
+}
+
+inline std::span<std::byte> bytes_of(const at::Tensor& host) {
+  return {static_cast<std::byte*>(host.data_ptr()), host.nbytes()};
+}
+
+// Whether writing to flat(tensor) writes to the tensor.
+inline bool is_flat_view(const at::Tensor& tensor) {
+  return tensor.is_contiguous();
+}
+
+// Copies runs of elements; both one-dimensional.
+inline void copy_runs(const at::Tensor& to, const at::Tensor& from,
+                      const std::vector<collective::CopyRun>& runs) {
+  for (const auto& run : runs) {
+    const auto count = static_cast<std::int64_t>(run.count);
+    to.narrow(0, static_cast<std::int64_t>(run.to), count)
+        .copy_(from.narrow(0, static_cast<std::int64_t>(run.from), count));
+  }
+}
+
+// The dtype that geocomm computes with, or UInt8 for one that it only moves.
+inline core::DType moved_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return core::DType::Float32;
+    case at::kDouble:
+      return core::DType::Float64;
+    case at::kHalf:
+      return core::DType::Float16;
+    case at::kBFloat16:
+      return core::DType::BFloat16;
+    case at::kChar:
+      return core::DType::Int8;
+    case at::kShort:
+      return core::DType::Int16;
+    case at::kInt:
+      return core::DType::Int32;
+    case at::kLong:
+      return core::DType::Int64;
+    case at::kBool:
+      return core::DType::Bool;
+    default:
+      return core::DType::UInt8;
+  }
+}
+
+inline core::DType reduced_dtype(at::ScalarType type) {
+  const core::DType dtype = moved_dtype(type);
+  if (dtype == core::DType::UInt8 && type != at::kByte) {
+    throw_status(core::StatusCode::Unsupported, std::string("cannot reduce tensors of dtype ") +
+                                                    c10::toString(type) +
+                                                    "; reduce float32, float64, float16, bfloat16, an "
+                                                    "integer type or bool (complex: torch.view_as_real)");
+  }
+  return dtype;
+}
+
+}  // namespace geocomm::binding

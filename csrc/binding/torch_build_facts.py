@@ -1,0 +1,34 @@
+"""What CMake needs to know of the torch it builds for: folder, Python include, extension suffix, pybind11 internals, version."""
+
+import ctypes
+import os
+import re
+import sys
+import sysconfig
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # plugins (an older geocomm among them) have no part in the build
+
+import torch
+
+
+def pybind11_internals_version() -> str:
+    """Version of the pybind11 internals that the imported torch registered with the interpreter."""
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetDict.restype = ctypes.py_object
+    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
+    names = [str(key) for key in api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())]
+    for name in names:
+        if match := re.match(r"__pybind11_internals_v(\d+)", name):
+            return match[1]
+    sys.exit(f"no pybind11 internals found in this interpreter; torch {torch.__version__} is not one geocomm knows")
+
+
+print(
+    os.path.dirname(torch.__file__),
+    sysconfig.get_path("include"),
+    sysconfig.get_config_var("EXT_SUFFIX"),
+    pybind11_internals_version(),
+    torch.__version__,
+    sep=";",
+)

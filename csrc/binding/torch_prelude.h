@@ -1,0 +1,25 @@
+// The only header that includes torch (it costs most of a minute to compile); module.cc adds torch's
+// pybind11.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace geocomm::binding {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using Milliseconds = std::chrono::milliseconds;
+
+}  // namespace geocomm::binding

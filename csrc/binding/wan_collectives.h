@@ -1,0 +1,87 @@
+// WanCollectives: every collective of a group that spans sites, as three stages (inner → WAN → inner). See
+// stage_pipeline.h for their order and collective/layout.h for who owns what in between.
+//
+// Tensors on an accelerator go through host memory: the stages run on a stream of their own, after what the
+// caller had enqueued, and the work is done when that stream is, so wait() blocks the host.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "binding/geo_work.h"
+#include "binding/stage_pipeline.h"
+#include "binding/torch_prelude.h"
+#include "collective/exchange.h"
+
+namespace geocomm::binding {
+
+// Two inner backends (Gloo or NCCL) over the ranks of this site: one for each stage inside the site.
+struct InnerPair {
+  BackendPtr pre;
+  BackendPtr post;
+};
+using InnerBackends = std::map<c10::DeviceType, InnerPair>;
+
+// Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process.
+core::GrowingExecutor& blocking_executor();
+
+class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
+ public:
+  WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs);
+
+  // All take one tensor (or list) per rank on one device, contiguous or not; the sizes must agree over the
+  // ranks as for Gloo. They return at once; errors of the operation come out of the Work.
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
+  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
+  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
+  WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
+                         Milliseconds timeout);
+  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
+  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
+  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
+  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
+  WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, Milliseconds timeout);
+  WorkPtr barrier(const at::Device& device, Milliseconds timeout);
+  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
+  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
+
+  // Fails everything in flight and to come.
+  void abort(const core::Status& why);
+  bool wait_idle(core::Deadline deadline) { return pipeline_.wait_idle(deadline); }
+  // Ok, or Aborted with the reason why the group is broken.
+  core::Status failure() const;
+  // The code of the operation that broke the group.
+  core::StatusCode failure_code() const;
+  std::uint64_t sequence() const { return next_seq_.load(); }
+  const collective::Topology& topology() const { return exchange_->topology(); }
+  collective::ExchangeStats stats() const { return exchange_->stats(); }
+  const std::shared_ptr<ExposedTime>& exposed() const { return exposed_; }
+
+ private:
+  class Call;
+  struct Reduction;
+
+  Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  BackendPtr inner(const at::Device& device, bool post) const;
+  bool alone_in_site() const { return topology().local_size() == 1; }
+  WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
+  void mark_failed(const core::Status& why);
+
+  const std::unique_ptr<collective::Exchange> exchange_;
+  const InnerBackends inner_;
+  const bool preserve_inputs_;
+  const std::shared_ptr<ExposedTime> exposed_ = std::make_shared<ExposedTime>(0);
+  std::atomic<std::uint64_t> next_seq_{1};
+  mutable std::mutex mutex_;  // guards failure_ and p2p_counters_
+  core::Status failure_;
+  std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
+  StagePipeline pipeline_;
+};
+
+}  // namespace geocomm::binding

@@ -1,0 +1,69 @@
+"""Types of the native module. tests/unit/test_stub.py checks them against the module."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name torch gives its string type)
+from torch._C._distributed_c10d import Backend as C10dBackend
+
+__torch_version__: str
+
+class Endpoint:
+    """This process's listener and its channels to peer processes; shared by all process groups."""
+
+    def __init__(
+        self,
+        *,
+        bind_address: str = "",
+        port: int = 0,
+        streams: int = 0,
+        insecure: bool = False,
+        link_deadline: timedelta = ...,
+        max_pacing_bps: int = 0,
+        threads: int = 1,
+    ) -> None: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def port(self) -> int: ...
+    def shutdown(self, timeout: timedelta) -> None: ...
+    def channel_stats(self) -> list[dict[str, Any]]: ...
+
+class ProcessGroupGeocomm(C10dBackend):
+    """The c10d backend of one process group."""
+
+    class Options(C10dBackend.Options):
+        def __init__(self, timeout: timedelta = ...) -> None: ...
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        inner: dict[str, tuple[C10dBackend, C10dBackend]],
+        site_of_rank: list[int],
+        site_names: list[str],
+        endpoint: Endpoint | None = None,
+        group: int = 0,
+        token: bytes = b"",
+        peers: list[tuple[bytes, str, int, str]] = ...,
+        codec: str = "none",
+        min_compress_bytes: int = 65536,
+        preserve_inputs: bool = False,
+        split: Callable[[ProcessGroupGeocomm, list[int], C10dBackend.Options], C10dBackend | None] | None = None,
+    ) -> None: ...
+    @property
+    def options(self) -> ProcessGroupGeocomm.Options: ...
+    def perform_nocolor_split(self, device: torch.device) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+def compress(tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = None, seed: int = 0) -> torch.Tensor: ...
+def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+def canonical_codec(codec: str) -> str: ...
+def codec_names() -> list[str]: ...
+def set_error_classes(classes: dict[str, type[BaseException]]) -> None: ...
+def last_error() -> dict[str, Any] | None: ...
+def set_log_level(level: int) -> None: ...
