@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace geocomm::codec {
 namespace {
@@ -12,7 +13,7 @@ float load_value(const std::byte* src, const float* residual, std::size_t index)
   return load_element<kType>(src, index);
 }
 
-// The codec's format is a dtype of elements, so its loads and stores do the casts.
+// The dtype whose casts are the codec's.
 constexpr core::DType format_of(CodecId id) {
   return id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16;
 }
@@ -36,11 +37,9 @@ void encode_loop(const std::byte* __restrict src, std::size_t count, float* __re
                  std::byte* __restrict dst) {
   for (std::size_t i = 0; i < count; ++i) {
     const float value = load_value<kType, kFeedback>(src, residual, i);
-    store_element<kFormat>(dst, i, value);
-    if constexpr (kFeedback) {
-      const float lost = value - load_element<kFormat>(dst, i);
-      residual[i] = core::is_finite_bits(std::bit_cast<std::uint32_t>(value)) ? lost : 0.0f;
-    }
+    const std::uint16_t bits = narrow<kFormat>(value);
+    std::memcpy(dst + 2 * i, &bits, 2);
+    if constexpr (kFeedback) residual[i] = residual_of(value, widen<kFormat>(bits));
   }
 }
 

@@ -148,10 +148,9 @@ core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span
 
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const FrameView view, open_frame(frame, 0, dst.size()));
+  if (view.spec.is_exact()) return check_payload_crc(frame, copy_with_crc(view.payload, dst.data()));
   GEOCOMM_RETURN_IF_ERROR(verify_payload(frame, view));
-  if (!view.spec.is_exact()) return decode(view, sink_of(view.dtype), dst.data());
-  if (!dst.empty()) std::memcpy(dst.data(), view.payload.data(), dst.size());
-  return Status::ok();
+  return decode(view, sink_of(view.dtype), dst.data());
 }
 
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode) {

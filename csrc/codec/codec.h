@@ -45,7 +45,7 @@ core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std
 
 // Decodes a frame to elements of the frame's own dtype, rounding to nearest even and never from a finite
 // value to Inf. `dst` (any alignment) must have exactly the frame's elements. Bytes after the frame are left
-// alone. On error nothing was written. Errors: CorruptData, VersionMismatch, DstTooSmall (dst is too small),
+// alone. On error `dst` is unspecified. Errors: CorruptData, VersionMismatch, DstTooSmall (dst is too small),
 // InvalidArgument (dst is too large).
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst);
 
@@ -53,7 +53,8 @@ enum class Accumulate : std::uint8_t { Assign, Add };
 
 // Decodes a frame of a Float32, Float16 or BFloat16 source to float, assigning to `dst` or adding to it in
 // one pass. The decoded values are those that decompress() gives *before* rounding to a 16-bit dtype; for
-// None they are exact. Errors as decompress(), and Unsupported for a frame of another dtype.
+// None they are exact. On error `dst` is as it was. Errors as decompress(), and Unsupported for a frame of
+// another dtype.
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode);
 
 }  // namespace geocomm::codec

@@ -31,27 +31,46 @@ T load_unaligned(const std::byte* from) {
   return value;
 }
 
+// The 16-bit formats: bits to float and back, rounding to nearest even.
+template <core::DType kType>
+float widen(std::uint16_t bits) {
+  return kType == core::DType::Float16 ? core::half_to_float(bits) : core::bfloat16_to_float(bits);
+}
+template <core::DType kType>
+std::uint16_t narrow(float value) {
+  return kType == core::DType::Float16 ? core::float_to_half(value) : core::float_to_bfloat16(value);
+}
+// A finite value beyond the range becomes the largest finite one.
+template <core::DType kType>
+std::uint16_t narrow_saturated(float value) {
+  return kType == core::DType::Float16 ? core::float_to_half_saturated(value)
+                                       : core::float_to_bfloat16_saturated(value);
+}
+
 template <core::DType kType>
 float load_element(const std::byte* base, std::size_t index) {
   if constexpr (kType == core::DType::Float32) {
     return load_unaligned<float>(base + 4 * index);
-  } else if constexpr (kType == core::DType::Float16) {
-    return core::half_to_float(load_unaligned<std::uint16_t>(base + 2 * index));
   } else {
-    return core::bfloat16_to_float(load_unaligned<std::uint16_t>(base + 2 * index));
+    return widen<kType>(load_unaligned<std::uint16_t>(base + 2 * index));
   }
 }
 
-// A finite value beyond the range of a 16-bit type becomes the largest finite one.
+// Saturates to a 16-bit type.
 template <core::DType kType>
 void store_element(std::byte* base, std::size_t index, float value) {
   if constexpr (kType == core::DType::Float32) {
     std::memcpy(base + 4 * index, &value, 4);
   } else {
-    const std::uint16_t narrow = kType == core::DType::Float16 ? core::float_to_half_saturated(value)
-                                                               : core::float_to_bfloat16_saturated(value);
-    std::memcpy(base + 2 * index, &narrow, 2);
+    const std::uint16_t bits = narrow_saturated<kType>(value);
+    std::memcpy(base + 2 * index, &bits, 2);
   }
+}
+
+// What error feedback keeps: 0 where there is no difference to speak of.
+inline float residual_of(float value, float decoded) {
+  const bool finite = core::is_finite_bits(std::bit_cast<std::uint32_t>(value));
+  return std::bit_cast<float>(core::select_bits(finite, std::bit_cast<std::uint32_t>(value - decoded), 0));
 }
 
 // Where decoded values go: stored as elements of a dtype, or added to floats.

@@ -105,13 +105,16 @@ core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
   return frame;
 }
 
-core::Status verify_payload(std::span<const std::byte> bytes, const FrameView& frame) {
+core::Status check_payload_crc(std::span<const std::byte> bytes, std::uint32_t actual) {
   FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
-  const std::uint32_t actual = core::crc32c(frame.payload);
   if (actual == header.payload_crc) return Status::ok();
-  return corrupt("payload crc 0x", std::hex, actual, ", expected 0x", header.payload_crc, " (", std::dec,
-                 frame.payload.size(), " bytes)");
+  return corrupt("crc 0x", std::hex, actual, " of the payload (", std::dec, header.payload_bytes,
+                 " bytes), expected 0x", std::hex, header.payload_crc);
+}
+
+core::Status verify_payload(std::span<const std::byte> bytes, const FrameView& frame) {
+  return check_payload_crc(bytes, core::crc32c(frame.payload));
 }
 
 void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t elements,

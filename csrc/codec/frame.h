@@ -44,6 +44,8 @@ struct FrameView {
 core::Result<FrameView> parse_frame(std::span<const std::byte> bytes);
 // Checks payload_crc of a frame that parse_frame() accepted.
 core::Status verify_payload(std::span<const std::byte> bytes, const FrameView& frame);
+// The same, for a caller that has the payload's crc already.
+core::Status check_payload_crc(std::span<const std::byte> bytes, std::uint32_t actual);
 // Writes the header of a frame whose payload, already written, has these bytes and this crc.
 void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t elements,
                         std::uint64_t payload_bytes, std::uint32_t payload_crc, std::byte* to);

@@ -1,6 +1,5 @@
 #include "codec/plain_codec.h"
 
-#include <bit>
 #include <cstring>
 
 namespace geocomm::codec {
@@ -12,8 +11,11 @@ void encode_with_feedback(const std::byte* __restrict src, std::size_t count, fl
   for (std::size_t i = 0; i < count; ++i) {
     const float value = load_element<kType>(src, i) + residual[i];
     store_element<kType>(dst, i, value);
-    const float lost = value - load_element<kType>(dst, i);
-    residual[i] = core::is_finite_bits(std::bit_cast<std::uint32_t>(value)) ? lost : 0.0f;
+    if constexpr (kType == core::DType::Float32) {
+      residual[i] = 0.0f;
+    } else {
+      residual[i] = residual_of(value, widen<kType>(narrow_saturated<kType>(value)));
+    }
   }
 }
 

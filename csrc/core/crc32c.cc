@@ -107,12 +107,15 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state
 }  // namespace
 
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous) {
-  const std::uint32_t state = ~previous;
 #if defined(__x86_64__)
   static const bool kHasCrc = __builtin_cpu_supports("sse4.2");
-  if (kHasCrc) return ~update_sse42(state, data.data(), data.size());
+  if (kHasCrc) return ~update_sse42(~previous, data.data(), data.size());
 #endif
-  return ~update_portable(state, data.data(), data.size());
+  return crc32c_portable(data, previous);
+}
+
+std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous) {
+  return ~update_portable(~previous, data.data(), data.size());
 }
 
 }  // namespace geocomm::core

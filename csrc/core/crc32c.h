@@ -10,5 +10,7 @@ namespace geocomm::core {
 
 // Continues from `previous` (0 to begin). Uses the CPU's crc32 instruction where there is one.
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous = 0);
+// The same without that instruction: the reference.
+std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous = 0);
 
 }  // namespace geocomm::core

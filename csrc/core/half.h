@@ -16,6 +16,13 @@ inline bool is_finite_bits(std::uint32_t float_bits) {
   return (float_bits & ~kFloatSignBit) < kFloatInfBits;
 }
 
+// Bitwise: a conditional expression would let the compiler move a float operation into one branch, and a loop
+// with such a branch does not vectorize.
+inline std::uint32_t select_bits(bool condition, std::uint32_t yes, std::uint32_t no) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 inline float half_to_float(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000u) << 16;
   const std::uint32_t shifted = (half & 0x7FFFu) << 13;
@@ -23,8 +30,9 @@ inline float half_to_float(std::uint16_t half) {
   const float subnormal = std::bit_cast<float>(shifted + 0x38800000u) - std::bit_cast<float>(0x38800000u);
   const std::uint32_t normal = shifted + 0x38000000u;  // exponent bias 15 -> 127
   const std::uint32_t special = shifted | kFloatInfBits;
-  std::uint32_t magnitude = shifted < (1u << 23) ? std::bit_cast<std::uint32_t>(subnormal) : normal;
-  magnitude = shifted >= (0x7C00u << 13) ? special : magnitude;
+  std::uint32_t magnitude =
+      select_bits(shifted < (1u << 23), std::bit_cast<std::uint32_t>(subnormal), normal);
+  magnitude = select_bits(shifted >= (0x7C00u << 13), special, magnitude);
   return std::bit_cast<float>(sign | magnitude);
 }
 
@@ -37,9 +45,9 @@ inline std::uint16_t float_to_half(float value) {
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3F000000u;
   const std::uint32_t nan = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
-  std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-  half = magnitude >= 0x477FF000u ? 0x7C00u : half;  // 65520 and above round to Inf
-  half = magnitude > kFloatInfBits ? nan : half;
+  std::uint32_t half = select_bits(magnitude < 0x38800000u, subnormal, normal);
+  half = select_bits(magnitude >= 0x477FF000u, 0x7C00u, half);  // 65520 and above round to Inf
+  half = select_bits(magnitude > kFloatInfBits, nan, half);
   return static_cast<std::uint16_t>(sign | half);
 }
 
@@ -51,7 +59,7 @@ inline std::uint16_t float_to_bfloat16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t nan = (bits >> 16) | 0x40u;
-  return static_cast<std::uint16_t>((bits & ~kFloatSignBit) > kFloatInfBits ? nan : rounded);
+  return static_cast<std::uint16_t>(select_bits((bits & ~kFloatSignBit) > kFloatInfBits, nan, rounded));
 }
 
 // As float_to_half() and float_to_bfloat16(), but a finite value beyond the range becomes the largest finite
