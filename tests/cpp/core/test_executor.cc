@@ -1,0 +1,112 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/executor.h"
+
+namespace geocomm::core {
+namespace {
+
+TEST(ThreadPool, test_destructor_with_queued_tasks_runs_them_all) {
+  std::atomic<int> ran{0};
+  {
+    ThreadPool pool(3, "pool");
+    EXPECT_EQ(pool.thread_count(), 3u);
+    for (int i = 0; i < 1000; ++i) pool.submit([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 1000);
+}
+
+TEST(ThreadPool, test_pool_of_no_threads_gets_one) {
+  std::promise<void> done;
+  ThreadPool pool(0, "pool");
+  EXPECT_EQ(pool.thread_count(), 1u);
+  pool.submit([&] { done.set_value(); });
+  done.get_future().wait();
+}
+
+TEST(ThreadPool, test_one_thread_keeps_the_order) {
+  std::vector<int> order;
+  {
+    ThreadPool pool(1, "pool");
+    for (int i = 0; i < 100; ++i) pool.submit([&order, i] { order.push_back(i); });
+  }
+  ASSERT_EQ(order.size(), 100u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
+TEST(ThreadPool, test_task_may_submit_another) {
+  std::promise<void> done;
+  ThreadPool pool(1, "pool");
+  pool.submit([&] { pool.submit([&] { done.set_value(); }); });
+  done.get_future().wait();
+}
+
+// Each task waits for all others: with a fixed number of threads this would never end.
+TEST(GrowingExecutor, test_tasks_that_wait_for_each_other_all_run) {
+  constexpr int kTasks = 20;
+  std::latch all(kTasks);
+  GrowingExecutor executor("grow");
+  for (int i = 0; i < kTasks; ++i) executor.submit([&] { all.arrive_and_wait(); });
+  all.wait();
+  EXPECT_GE(executor.thread_count(), 1u);
+}
+
+TEST(GrowingExecutor, test_destructor_waits_for_running_tasks) {
+  std::atomic<bool> finished{false};
+  {
+    GrowingExecutor executor("grow");
+    executor.submit([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      finished = true;
+    });
+  }
+  EXPECT_TRUE(finished);
+}
+
+TEST(GrowingExecutor, test_idle_threads_end_after_keep) {
+  GrowingExecutor executor("grow", std::chrono::milliseconds(1));
+  std::promise<void> done;
+  executor.submit([&] { done.set_value(); });
+  done.get_future().wait();
+  // Waits as long as the test's own time limit allows.
+  while (executor.thread_count() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::promise<void> again;
+  executor.submit([&] { again.set_value(); });
+  again.get_future().wait();
+}
+
+TEST(GrowingExecutor, test_what_a_task_owns_is_released_after_it_ran) {
+  auto owned = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = owned;
+  {
+    GrowingExecutor executor("grow");
+    executor.submit([owned] {});
+    owned.reset();
+  }
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
+  std::atomic<int> ran{0};
+  {
+    GrowingExecutor executor("grow", std::chrono::milliseconds(1));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 100; ++i) executor.submit([&] { ++ran; });
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+  EXPECT_EQ(ran, 400);
+}
+
+}  // namespace
+}  // namespace geocomm::core
