@@ -2,11 +2,13 @@
 // has the table.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "core/status.h"
+#include "transport/channel.h"
 
 namespace geocomm::transport {
 
@@ -14,6 +16,11 @@ inline constexpr std::uint32_t kWireMagic = 0x54434F47;  // "GOCT" read as bytes
 inline constexpr std::uint8_t kWireVersion = 1;
 inline constexpr std::uint32_t kMaxSegmentBytes = 256 * 1024;
 inline constexpr std::uint32_t kMaxChunkBytes = 16 * 1024 * 1024;
+inline constexpr std::uint32_t kMaxChunkCount = 1U << 20;  // of one operation
+inline constexpr std::uint32_t kMaxRefuseBytes = 512;
+inline constexpr std::uint32_t kMaxDataStreams = 64;
+// What an unexpected chunk costs of the peer's EndpointOptions::max_unexpected_bytes, at least.
+inline constexpr std::uint32_t kMinUnexpectedCharge = 4096;
 
 enum class FrameType : std::uint8_t {
   Hello = 1,    // dialer → acceptor, first on every stream; payload: HelloPayload
@@ -23,7 +30,7 @@ enum class FrameType : std::uint8_t {
   Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same
   HeartbeatReply = 7,
-  Goodbye = 8,  // orderly end: nothing more will be sent on this channel
+  Goodbye = 8,  // orderly end, the last frame on every stream: nothing more will be sent on it
   Ack = 9,      // reserved for resume
 };
 
@@ -45,5 +52,53 @@ struct WireHeader {
   std::uint32_t header_crc;   // CRC-32C of the 60 bytes before
 };
 static_assert(sizeof(WireHeader) == 64);
+inline constexpr std::size_t kHeaderBytes = sizeof(WireHeader);
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
+
+// Follows Hello and Welcome. The first 48 bytes mean the same in every version.
+struct HelloPayload {
+  ProcessId sender;
+  ProcessId receiver;                  // whom the sender believes to be talking to
+  JobToken token;                      // Welcome: zero
+  std::uint64_t max_unexpected_bytes;  // the sender's EndpointOptions::max_unexpected_bytes
+  std::uint16_t stream;                // 0: the control stream; 1 to stream_count: a data stream
+  std::uint16_t stream_count;          // data streams of the channel
+  std::uint32_t reserved;              // 0
+};
+static_assert(sizeof(HelloPayload) == 64);
+
+// Fills in magic, version and checksum.
+HeaderBytes encode_header(WireHeader header);
+// A header of `type` and nothing else.
+WireHeader make_header(FrameType type);
+// CorruptData for a wrong magic or checksum, VersionMismatch (naming both) for another version.
+core::Result<WireHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes);
+// Whether the first bytes of a connection, however few, can be a header. Cheap: drops strangers at once.
+bool may_be_header(std::span<const std::byte> prefix);
+// As parse_header, of any version: for Hello and Refuse, whose magic, version, type, code, length and
+// checksum stand at the same place in every version.
+core::Result<WireHeader> parse_header_of_any_version(std::span<const std::byte, kHeaderBytes> bytes);
+// What to say to, and about, a peer of another version.
+core::Status version_mismatch(std::uint8_t theirs);
+
+// CorruptData unless the fields of a Segment agree with each other: chunk < chunk_count <= kMaxChunkCount,
+// chunk_bytes <= kMaxChunkBytes, offset a multiple of kMaxSegmentBytes inside the chunk (0 for an empty
+// chunk), length exactly what segment_length() says.
+core::Status check_segment(const WireHeader& header);
+// Length of the segment at `offset`: kMaxSegmentBytes, less at the end of the chunk.
+// Precondition: offset <= chunk_bytes.
+constexpr std::uint32_t segment_length(std::uint32_t chunk_bytes, std::uint32_t offset) {
+  const std::uint32_t left = chunk_bytes - offset;
+  return left < kMaxSegmentBytes ? left : kMaxSegmentBytes;
+}
+// Segments of a chunk, at least 1 (an empty chunk is one empty segment), at most 64.
+constexpr std::uint32_t segment_count(std::uint32_t chunk_bytes) {
+  return chunk_bytes == 0 ? 1 : (chunk_bytes - 1) / kMaxSegmentBytes + 1;
+}
+static_assert(segment_count(kMaxChunkBytes) == 64);
+// Bytes of credit that a chunk of an operation that is not posted takes.
+constexpr std::uint64_t unexpected_charge(std::uint32_t chunk_bytes) {
+  return chunk_bytes < kMinUnexpectedCharge ? kMinUnexpectedCharge : chunk_bytes;
+}
 
 }  // namespace geocomm::transport

@@ -1,0 +1,50 @@
+// The listener and the connections whose Hello is not complete yet. All on the IO thread.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <memory>
+
+#include "core/status.h"
+#include "transport/handshake.h"
+#include "transport/io_loop.h"
+#include "transport/socket.h"
+
+namespace geocomm::transport {
+
+class Acceptor : public IoHandler {
+ public:
+  // A complete Hello, of any version. Takes the connection, or leaves it to be refused with the Status.
+  using OnHello = std::function<core::Status(HalfOpen& connection, const ReceivedHello& hello)>;
+
+  Acceptor(IoLoop& loop, Fd listener, OnHello on_hello)
+      : loop_(loop), listener_(std::move(listener)), on_hello_(std::move(on_hello)) {}
+  ~Acceptor() override { close(); }
+  core::Status start();
+  void close();
+  void on_ready(std::uint32_t events) override;
+
+  static constexpr std::size_t kMaxHalfOpen = 1024;
+
+ private:
+  struct Waiting {
+    std::unique_ptr<HalfOpen> connection;
+    IoLoop::TimerId timer;
+  };
+
+  void add(Fd fd);
+  void drop(const HalfOpen& connection);
+  void drop(std::list<Waiting>::iterator waiting);
+  void pause();
+  void on_hello(HalfOpen& connection, const core::Result<ReceivedHello>& hello);
+
+  IoLoop& loop_;
+  Fd listener_;
+  OnHello on_hello_;
+  IoLoop::HandlerId handler_ = 0;
+  IoLoop::TimerId pause_{};
+  std::list<Waiting> waiting_;  // oldest first
+};
+
+}  // namespace geocomm::transport

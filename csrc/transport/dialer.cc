@@ -1,0 +1,214 @@
+#include "transport/dialer.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "core/str.h"
+#include "transport/handshake.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kLongestPause{5000};
+
+Status with_errno_text(const std::string& what, int error) {
+  return Status(StatusCode::Network, core::str(what, ": ", std::generic_category().message(error)))
+      .with_errno(error);
+}
+
+// What a peer says is shown, but not what it could do to a terminal or a log.
+std::string printable(std::span<const std::byte> text) {
+  std::string out;
+  for (const std::byte byte : text) {
+    const auto c = static_cast<unsigned char>(byte);
+    out += c < 0x20 || c == 0x7F ? '?' : static_cast<char>(c);
+  }
+  return out;
+}
+
+StatusCode code_of(std::uint16_t wire) {
+  const bool known = wire >= static_cast<std::uint16_t>(StatusCode::InvalidArgument) &&
+                     wire <= static_cast<std::uint16_t>(StatusCode::Internal);
+  return known ? static_cast<StatusCode>(wire) : StatusCode::Network;
+}
+
+}  // namespace
+
+Dialer::Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done)
+    : loop_(std::move(loop)), plan_(std::move(plan)), done_(std::move(done)) {}
+
+Dialer::~Dialer() {
+  *self_ = nullptr;
+  disconnect();
+}
+
+void Dialer::start() {
+  attempt();
+}
+
+void Dialer::disconnect() {
+  loop_->cancel_timer(timer_);
+  if (fd_.valid()) {
+    loop_->remove(handler_);
+    fd_.reset();
+  }
+  state_ = State::Idle;
+  reply_bytes_ = 0;
+}
+
+void Dialer::attempt() {
+  if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
+    addresses_ = {*numeric};
+    return connect();
+  }
+  // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
+  std::thread([loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+    auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
+    loop->post([self, found] {
+      if (*self == nullptr) return;
+      Dialer& dialer = **self;
+      if (!found->is_ok()) return dialer.retry(found->status());
+      dialer.addresses_ = **found;
+      dialer.connect();
+    });
+  }).detach();
+}
+
+void Dialer::connect() {
+  const SocketAddress& address = addresses_[attempts_ % addresses_.size()];
+  if (plan_.loopback_only && !address.is_loopback()) return give_up(no_plaintext(address.to_string()));
+  Result<Fd> fd = start_connect(address, plan_.tuning);
+  if (!fd.is_ok()) return retry(fd.status());
+  fd_ = std::move(fd).value();
+  const auto handler = loop_->add(fd_.get(), this, EPOLLOUT);
+  if (!handler.is_ok()) {
+    fd_.reset();
+    return retry(handler.status());
+  }
+  handler_ = *handler;
+  state_ = State::Connecting;
+  timer_ =
+      loop_->add_timer(std::min(IoLoop::Clock::now() + kHandshakeTimeout, plan_.deadline.when()), [this] {
+        retry({StatusCode::Network, state_ == State::Connecting
+                                        ? "no answer (packets are dropped: firewall, or wrong address?)"
+                                        : "connected, but no geocomm answers there"});
+      });
+}
+
+void Dialer::on_ready(std::uint32_t) {
+  if (state_ == State::Connecting) {
+    if (const int error = connect_error(fd_.get()); error != 0) {
+      return retry(with_errno_text("connecting failed", error));
+    }
+    return send_hello();
+  }
+  read_reply();
+}
+
+void Dialer::send_hello() {
+  if (!send_hello_frame(fd_.get(), FrameType::Hello, plan_.hello)) {
+    return retry(with_errno_text("sending Hello failed", errno));
+  }
+  state_ = State::Reading;
+  loop_->modify(handler_, EPOLLIN);
+}
+
+void Dialer::read_reply() {
+  for (;;) {
+    // Exactly the reply: what follows a Welcome is the stream's.
+    const std::size_t wanted =
+        reply_bytes_ < kHeaderBytes ? kHeaderBytes : kHeaderBytes + reply_header_.length;
+    if (reply_bytes_ == wanted) break;
+    const ssize_t received =
+        ::recv(fd_.get(), reply_.data() + reply_bytes_, wanted - reply_bytes_, MSG_DONTWAIT);
+    if (received < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (received < 0) return retry(with_errno_text("the connection broke before Welcome", errno));
+    if (received == 0) {
+      return retry({StatusCode::Network,
+                    "the connection was closed before Welcome (the peer is not ready, or "
+                    "something else listens there)"});
+    }
+    reply_bytes_ += static_cast<std::size_t>(received);
+    if (!may_be_header(std::span(reply_).first(std::min(reply_bytes_, kHeaderBytes)))) {
+      return retry({StatusCode::Network, "something that is not geocomm listens there"});
+    }
+    if (reply_bytes_ != kHeaderBytes) continue;
+    const auto header = parse_header_of_any_version(std::span(reply_).first<kHeaderBytes>());
+    if (!header.is_ok()) return retry(header.status());
+    reply_header_ = *header;
+    const auto type = static_cast<FrameType>(reply_header_.type);
+    const bool welcome = type == FrameType::Welcome && reply_header_.version == kWireVersion &&
+                         reply_header_.length == sizeof(HelloPayload);
+    const bool refuse = type == FrameType::Refuse && reply_header_.length <= kMaxRefuseBytes;
+    if (!welcome && !refuse) return give_up({StatusCode::CorruptData, "unexpected answer to Hello"});
+  }
+  static_cast<FrameType>(reply_header_.type) == FrameType::Welcome ? on_welcome() : on_refuse();
+}
+
+void Dialer::on_welcome() {
+  DialedStream dialed;
+  std::memcpy(&dialed.welcome, reply_.data() + kHeaderBytes, sizeof dialed.welcome);
+  if (dialed.welcome.sender != plan_.hello.receiver || dialed.welcome.receiver != plan_.hello.sender) {
+    return give_up({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
+  }
+  loop_->cancel_timer(timer_);
+  loop_->remove(handler_);
+  dialed.fd = std::move(fd_);
+  state_ = State::Idle;
+  // The callback may destroy this object.
+  const Done done = std::move(done_);
+  done(std::move(dialed));
+}
+
+void Dialer::on_refuse() {
+  const std::string reason = printable(std::span(reply_).subspan(kHeaderBytes, reply_header_.length));
+  const StatusCode code = code_of(reply_header_.code);
+  Status why(code, core::str("refused by the peer: ", reason));
+  if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
+    return give_up(version_mismatch(reply_header_.version));
+  }
+  if (code != kTryAgain) return give_up(std::move(why));
+  retry(Status(StatusCode::AuthFailed, why.message()));
+}
+
+void Dialer::retry(Status why) {
+  disconnect();
+  ++attempts_;
+  const auto base = std::min(kFirstPause * (1 << std::min(attempts_ - 1, 7U)), kLongestPause);
+  // Between a half and the whole of it: peers that failed together do not come back together.
+  const auto pause = base / 2 + std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(
+                                    0, base.count() / 2)(jitter_));
+  const auto when = IoLoop::Clock::now() + pause;
+  if (when >= plan_.deadline.when()) return give_up(std::move(why));
+  timer_ = loop_->add_timer(when, [this] { attempt(); });
+}
+
+void Dialer::give_up(Status why) {
+  const int error = why.sys_errno();
+  disconnect();
+  Status status(
+      why.code(),
+      core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port, " (", attempts_,
+                attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
+                why.code() == StatusCode::Network || why.code() == StatusCode::AuthFailed
+                    ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
+                      "GEOCOMM_PORT there"
+                    : ""));
+  const Done done = std::move(done_);
+  done(std::move(status).with_peer(std::string(plan_.peer)).with_errno(error));
+}
+
+}  // namespace geocomm::transport

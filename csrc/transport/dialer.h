@@ -1,0 +1,83 @@
+// Opens one stream to a peer: resolve, connect, Hello, Welcome; again with growing pauses until a deadline.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+#include "transport/endpoint.h"
+#include "transport/io_loop.h"
+#include "transport/socket.h"
+#include "transport/wire.h"
+
+namespace geocomm::transport {
+
+// From connecting to Welcome, and from being accepted to Hello.
+inline constexpr std::chrono::seconds kHandshakeTimeout{10};
+
+struct DialedStream {
+  Fd fd;
+  HelloPayload welcome;
+};
+
+struct DialPlan {
+  std::string peer;  // description
+  std::string host;
+  std::uint16_t port = 0;
+  HelloPayload hello{};
+  StreamTuning tuning;
+  bool loopback_only = false;
+  core::Deadline deadline = core::Deadline::after({});
+};
+
+// All on the IO thread. Destroying it ends the attempt.
+class Dialer : public IoHandler {
+ public:
+  // Called once, with the welcomed stream or the reason why there will be none.
+  using Done = std::function<void(core::Result<DialedStream>)>;
+
+  Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done);
+  ~Dialer() override;
+  void start();
+  void on_ready(std::uint32_t events) override;
+
+ private:
+  enum class State : std::uint8_t { Idle, Connecting, Reading };
+
+  void attempt();
+  void connect();
+  void send_hello();
+  void read_reply();
+  void on_welcome();
+  void on_refuse();
+  void retry(core::Status why);
+  void give_up(core::Status why);
+  void disconnect();
+
+  const std::shared_ptr<IoLoop> loop_;
+  const DialPlan plan_;
+  Done done_;
+  // Lets a resolver's answer find out that this dialer is gone.
+  const std::shared_ptr<Dialer*> self_ = std::make_shared<Dialer*>(this);
+
+  State state_ = State::Idle;
+  Fd fd_;
+  IoLoop::HandlerId handler_ = 0;
+  IoLoop::TimerId timer_{};
+  std::vector<SocketAddress> addresses_;
+  unsigned attempts_ = 0;
+  std::minstd_rand jitter_{std::random_device{}()};
+  std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> reply_{};
+  std::size_t reply_bytes_ = 0;
+  WireHeader reply_header_{};
+};
+
+}  // namespace geocomm::transport

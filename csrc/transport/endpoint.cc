@@ -1,0 +1,288 @@
+#include "transport/endpoint.h"
+
+#include <sys/random.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/str.h"
+#include "transport/acceptor.h"
+#include "transport/handshake.h"
+#include "transport/io_loop.h"
+#include "transport/socket.h"
+#include "transport/tcp_channel.h"
+#include "transport/wire.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr int kStreamsWithBbr = 4;
+constexpr int kStreamsWithout = 16;
+constexpr std::chrono::milliseconds kDestructorPatience{1000};
+
+class TcpEndpoint final : public Endpoint {
+ public:
+  TcpEndpoint(std::shared_ptr<ChannelContext> context, std::uint16_t port)
+      : context_(std::move(context)), port_(port) {}
+
+  ~TcpEndpoint() override {
+    // What it leaves undone, its channels say.
+    (void)shutdown(core::Deadline::after(kDestructorPatience));
+  }
+
+  Status start(Fd listener) {
+    context_->on_closed = [this] {
+      std::lock_guard lock(mutex_);
+      ++closed_count_;
+      closed_.notify_all();
+    };
+    acceptor_ = std::make_unique<Acceptor>(
+        *context_->loop, std::move(listener),
+        [this](HalfOpen& connection, const ReceivedHello& hello) { return on_hello(connection, hello); });
+    Status status = acceptor_->start();
+    context_->loop->start();  // also then: the destructor needs it
+    return status;
+  }
+
+  const ProcessId& id() const override { return context_->self; }
+  std::uint16_t port() const override { return port_; }
+
+  void allow(const JobToken& token) override {
+    std::lock_guard lock(mutex_);
+    tokens_.insert(token);
+  }
+
+  Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) override;
+  void close_group(std::uint64_t group, const Status& why) override;
+  Status shutdown(core::Deadline deadline) override;
+  void abort(const Status& why) override;
+
+  std::vector<std::shared_ptr<Channel>> channels() const override {
+    const auto all = snapshot();
+    return {all.begin(), all.end()};
+  }
+
+ private:
+  using ChannelPtr = std::shared_ptr<TcpChannel>;
+
+  std::vector<ChannelPtr> snapshot() const {
+    std::lock_guard lock(mutex_);
+    std::vector<ChannelPtr> all;
+    for (const auto& [id, channel] : channels_) all.push_back(channel);
+    return all;
+  }
+
+  ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
+  Status on_hello(HalfOpen& connection, const ReceivedHello& hello);
+
+  const std::shared_ptr<ChannelContext> context_;
+  const std::uint16_t port_;
+  std::unique_ptr<Acceptor> acceptor_;  // the IO thread's, once it runs
+
+  std::mutex shutdown_mutex_;  // held by shutdown(): a second call waits for the first one
+  bool shut_down_ = false;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable closed_;
+  std::uint64_t closed_count_ = 0;  // channels that have closed
+  Status refusal_;                  // why there are no new channels; Ok while there are
+  std::set<JobToken> tokens_;       // allowed
+  std::map<ProcessId, ChannelPtr> channels_;
+};
+
+TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const std::string& description) {
+  std::lock_guard lock(mutex_);
+  if (!refusal_.is_ok()) {
+    const auto found = channels_.find(peer);
+    return found == channels_.end() ? nullptr : found->second;
+  }
+  ChannelPtr& channel = channels_[peer];
+  if (!channel) channel = std::make_shared<TcpChannel>(context_, peer, description);
+  return channel;
+}
+
+Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, const JobToken& token) {
+  if (peer.id == context_->self) {
+    return Status(StatusCode::InvalidArgument, "a process has no channel to itself");
+  }
+  const bool dials = context_->self > peer.id;
+  if (dials && (peer.host.empty() || peer.port == 0)) {
+    return Status(StatusCode::InvalidArgument, core::str("no address of ", peer.description, ": host '",
+                                                         peer.host, "', port ", peer.port));
+  }
+  // A name is checked when it is resolved.
+  const auto numeric = SocketAddress::parse(peer.host, peer.port);
+  if (context_->options.security == Security::Required && numeric && !numeric->is_loopback()) {
+    return no_plaintext(core::str(peer.description, " at ", numeric->to_string()))
+        .with_peer(std::string(peer.description));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (!refusal_.is_ok()) return refusal_;
+    tokens_.insert(token);
+  }
+  const ChannelPtr channel = find_or_create(peer.id, peer.description);
+  if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
+  channel->describe(peer.description);
+  context_->loop->post([channel, peer, token, dials] {
+    if (dials) {
+      channel->dial(peer, token);
+    } else {
+      channel->expect_peer();
+    }
+  });
+  return std::shared_ptr<Channel>(channel);
+}
+
+// What a stranger learns is "try again": everything else is said only to who knows a token.
+Status TcpEndpoint::on_hello(HalfOpen& connection, const ReceivedHello& received) {
+  const HelloPayload& hello = received.payload;
+  const SocketAddress from = SocketAddress::peer_of(connection.fd());
+  if (context_->options.security == Security::Required && !from.is_loopback()) {
+    return no_plaintext(from.to_string());
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (!tokens_.contains(hello.token)) {
+      if (received.version != kWireVersion) return version_mismatch(received.version);
+      return {kTryAgain, "this process does not know the job's token (yet): is it a process of another job?"};
+    }
+  }
+  if (hello.receiver != context_->self) {
+    return {StatusCode::Network,
+            core::str("this is process ", short_id(context_->self), ", not ", short_id(hello.receiver),
+                      ": the address leads to another process than it should. Check GEOCOMM_ADDRESS and "
+                      "GEOCOMM_PORT")};
+  }
+  if (hello.sender <= context_->self) {
+    return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials"};
+  }
+  const ChannelPtr channel =
+      find_or_create(hello.sender, core::str("process ", short_id(hello.sender), " at ", from.to_string()));
+  if (!channel) return {StatusCode::Aborted, "this process has shut its endpoint down"};
+  if (received.version != kWireVersion) {
+    Status mismatch = version_mismatch(received.version);
+    channel->fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
+    return mismatch;
+  }
+  GEOCOMM_RETURN_IF_ERROR(channel->check_hello(hello));
+  tune_stream(connection.fd(), channel->tuning(hello.stream_count));
+  const HelloPayload welcome = channel->hello(hello.stream, hello.stream_count);
+  if (!send_hello_frame(connection.fd(), FrameType::Welcome, welcome)) {
+    return {StatusCode::Network, "cannot send Welcome"};
+  }
+  channel->adopt(connection.take(), hello);
+  return Status::ok();
+}
+
+void TcpEndpoint::close_group(std::uint64_t group, const Status& why) {
+  context_->closed_groups.add(group);
+  for (const ChannelPtr& channel : snapshot()) channel->close_group(group, why);
+}
+
+Status TcpEndpoint::shutdown(core::Deadline deadline) {
+  if (context_->loop->in_loop()) {
+    return {StatusCode::InvalidArgument, "shutdown() was called from a sink or a callback of the IO thread"};
+  }
+  std::lock_guard shutdown_lock(shutdown_mutex_);
+  if (std::exchange(shut_down_, true)) return Status::ok();
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_.is_ok()) refusal_ = Status(StatusCode::Aborted, "this process has shut its endpoint down");
+  }
+  const std::vector<ChannelPtr> all = snapshot();
+  context_->loop->run([&] {
+    for (const ChannelPtr& channel : all) channel->begin_close();
+  });
+  {
+    std::unique_lock lock(mutex_);
+    closed_.wait_until(lock, deadline.when(), [&] { return closed_count_ == all.size(); });
+  }
+  std::string late;
+  context_->loop->run([&] {
+    for (const ChannelPtr& channel : all) {
+      if (channel->closed()) continue;
+      late += (late.empty() ? "" : ", ") + channel->peer();
+      channel->fail({StatusCode::Aborted, "shut down before everything was sent"});
+    }
+    acceptor_->close();
+  });
+  context_->loop->stop();
+  if (late.empty()) return Status::ok();
+  return {StatusCode::Timeout,
+          core::str("shut down without the goodbye of ", late, ": what was queued for them may be lost")};
+}
+
+void TcpEndpoint::abort(const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_.is_ok()) refusal_ = why;
+  }
+  context_->loop->run([&] {
+    acceptor_->close();
+    for (const ChannelPtr& channel : snapshot()) channel->fail(why);
+  });
+}
+
+Result<ProcessId> random_id() {
+  ProcessId id;
+  if (::getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
+    return Status(StatusCode::Internal, "no random bytes from the kernel").with_errno(errno);
+  }
+  return id;
+}
+
+Result<Fd> open_listener(const EndpointOptions& options) {
+  std::string host = options.bind_address;
+  if (host.empty()) {
+    if (options.security == Security::Required)
+      return listen_on(*SocketAddress::parse("127.0.0.1", options.port));
+    Result<Fd> both = listen_on(*SocketAddress::parse("::", options.port));
+    // Without IPv6, IPv4 alone.
+    if (both.is_ok() || both.status().sys_errno() == EADDRINUSE) return both;
+    host = "0.0.0.0";
+  }
+  const auto address = SocketAddress::parse(host, options.port);
+  if (!address) {
+    return Status(StatusCode::InvalidArgument,
+                  core::str("'", host, "' is not a numeric address to listen on"));
+  }
+  if (options.security == Security::Required && !address->is_loopback() && !address->is_wildcard()) {
+    return no_plaintext(address->to_string());
+  }
+  return listen_on(*address);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& options) {
+  if (options.streams < 0 || options.streams > static_cast<int>(kMaxDataStreams)) {
+    return Status(StatusCode::InvalidArgument,
+                  core::str("streams is ", options.streams, ", expected 1 to ", kMaxDataStreams, ", or 0"));
+  }
+  if (options.link_deadline <= std::chrono::milliseconds(0) || options.send_window_bytes == 0) {
+    return Status(StatusCode::InvalidArgument, "link_deadline and send_window_bytes must be positive");
+  }
+  auto context = std::make_shared<ChannelContext>();
+  context->options = options;
+  if (options.streams == 0) context->options.streams = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
+  GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id());
+  GEOCOMM_ASSIGN_OR_RETURN(Fd listener, open_listener(options));
+  GEOCOMM_ASSIGN_OR_RETURN(context->loop, IoLoop::create());
+  const std::uint16_t port = SocketAddress::local_of(listener.get()).port();
+  auto endpoint = std::make_unique<TcpEndpoint>(std::move(context), port);
+  GEOCOMM_RETURN_IF_ERROR(endpoint->start(std::move(listener)));
+  return std::unique_ptr<Endpoint>(std::move(endpoint));
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,105 @@
+#include "transport/handshake.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+bool send_hello_frame(int fd, FrameType type, const HelloPayload& payload) {
+  WireHeader header = make_header(type);
+  header.length = sizeof payload;
+  std::array<std::byte, kHeaderBytes + sizeof payload> frame;
+  const HeaderBytes bytes = encode_header(header);
+  std::memcpy(frame.data(), bytes.data(), kHeaderBytes);
+  std::memcpy(frame.data() + kHeaderBytes, &payload, sizeof payload);
+  return ::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(frame.size());
+}
+
+void send_refuse(int fd, const Status& why) {
+  const std::string reason = why.message().substr(0, kMaxRefuseBytes);
+  WireHeader header = make_header(FrameType::Refuse);
+  header.code = static_cast<std::uint16_t>(why.code());
+  header.length = static_cast<std::uint32_t>(reason.size());
+  const HeaderBytes bytes = encode_header(header);
+  std::string frame(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  frame += reason;
+  (void)::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  (void)::shutdown(fd, SHUT_WR);
+}
+
+Status no_plaintext(const std::string& address) {
+  return {StatusCode::AuthFailed,
+          core::str("security=required allows no plaintext to or from ", address,
+                    ", only loopback: TLS between sites is not there yet in this version. Set "
+                    "GEOCOMM_SECURITY=insecure to send plaintext over a network you trust")};
+}
+
+std::string short_id(const ProcessId& id) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < 4; ++i) {
+    text += kDigits[id[i] >> 4];
+    text += kDigits[id[i] & 15];
+  }
+  return text;
+}
+
+Status HalfOpen::start() {
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN));
+  return Status::ok();
+}
+
+void HalfOpen::detach() {
+  if (fd_.valid() && handler_ != 0) loop_.remove(std::exchange(handler_, 0));
+}
+
+Fd HalfOpen::take() {
+  detach();
+  return std::move(fd_);
+}
+
+void HalfOpen::on_ready(std::uint32_t) {
+  for (;;) {
+    // Exactly the Hello: what follows is the stream's.
+    const std::size_t wanted = received_ < kHeaderBytes ? kHeaderBytes : bytes_.size();
+    const ssize_t count = ::recv(fd_.get(), bytes_.data() + received_, wanted - received_, MSG_DONTWAIT);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (count <= 0) return finish(Status(StatusCode::Network, "closed before Hello"));
+    received_ += static_cast<std::size_t>(count);
+    if (!may_be_header(std::span(bytes_).first(std::min(received_, kHeaderBytes)))) {
+      return finish(Status(StatusCode::CorruptData, "does not speak geocomm"));
+    }
+    if (received_ < kHeaderBytes) continue;
+    const Result<WireHeader> header = parse_header_of_any_version(std::span(bytes_).first<kHeaderBytes>());
+    if (!header.is_ok()) return finish(header.status());
+    // Of another version, the payload may be longer; what is needed for the refusal stands at its start.
+    if (static_cast<FrameType>(header->type) != FrameType::Hello || header->length < sizeof(HelloPayload) ||
+        (header->version == kWireVersion && header->length != sizeof(HelloPayload))) {
+      return finish(Status(StatusCode::CorruptData, "does not begin with Hello"));
+    }
+    if (received_ < bytes_.size()) continue;
+    ReceivedHello hello;
+    hello.version = header->version;
+    std::memcpy(&hello.payload, bytes_.data() + kHeaderBytes, sizeof hello.payload);
+    return finish(hello);
+  }
+}
+
+void HalfOpen::finish(Result<ReceivedHello> hello) {
+  const Done done = std::move(done_);
+  done(*this, std::move(hello));
+}
+
+}  // namespace geocomm::transport

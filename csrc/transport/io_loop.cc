@@ -1,0 +1,181 @@
+#include "transport/io_loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <future>
+
+#include "core/executor.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+constexpr IoLoop::HandlerId kWakeId = 0;
+constexpr int kEventsPerWait = 64;
+}  // namespace
+
+Result<std::shared_ptr<IoLoop>> IoLoop::create() {
+  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  Fd wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kWakeId;
+  if (!epoll.valid() || !wake.valid() || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
+    return Status(StatusCode::Network, "cannot make an event loop (epoll, eventfd): check `ulimit -n`")
+        .with_errno(errno);
+  }
+  return std::shared_ptr<IoLoop>(new IoLoop(std::move(epoll), std::move(wake)));
+}
+
+IoLoop::IoLoop(Fd epoll, Fd wake) : epoll_(std::move(epoll)), wake_(std::move(wake)) {}
+
+IoLoop::~IoLoop() {
+  stop();
+}
+
+void IoLoop::start() {
+  thread_ = std::thread([this] { loop(); });
+}
+
+void IoLoop::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  (void)::eventfd_write(wake_.get(), 1);
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  tasks_.clear();
+}
+
+bool IoLoop::post(Task task) {
+  bool wake = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return false;
+    wake = tasks_.empty();
+    tasks_.push_back(std::move(task));
+  }
+  if (wake && !in_loop()) (void)::eventfd_write(wake_.get(), 1);
+  return true;
+}
+
+bool IoLoop::run(const Task& task) {
+  if (in_loop()) {
+    task();
+    return true;
+  }
+  auto done = std::make_shared<std::promise<void>>();
+  auto future = done->get_future();
+  // `task` outlives the wait; a loop that stops drops the promise, which ends the wait as well.
+  const bool posted = post([&task, done = std::move(done)] {
+    task();
+    done->set_value();
+  });
+  if (!posted) return false;
+  future.wait();
+  return true;
+}
+
+Result<IoLoop::HandlerId> IoLoop::add(int fd, IoHandler* handler, std::uint32_t events) {
+  const HandlerId id = next_handler_++;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return Status(StatusCode::Network, "cannot watch a socket").with_errno(errno);
+  }
+  watched_.emplace(id, Watched{fd, handler});
+  return id;
+}
+
+void IoLoop::modify(HandlerId id, std::uint32_t events) {
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, found->second.fd, &event);
+}
+
+void IoLoop::remove(HandlerId id) {
+  const auto found = watched_.find(id);
+  if (found == watched_.end()) return;
+  (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.fd, nullptr);
+  watched_.erase(found);
+}
+
+IoLoop::TimerId IoLoop::add_timer(Clock::time_point when, Task task) {
+  const TimerId id{when, next_timer_++};
+  timers_.emplace(id, std::move(task));
+  return id;
+}
+
+int IoLoop::next_timeout_ms() const {
+  if (timers_.empty()) return -1;
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
+}
+
+void IoLoop::run_timers() {
+  const auto now = Clock::now();
+  while (!timers_.empty() && timers_.begin()->first.first <= now) {
+    auto timer = timers_.extract(timers_.begin());
+    timer.mapped()();
+  }
+}
+
+// False once stop() was called and nothing is left to run.
+bool IoLoop::run_tasks() {
+  std::vector<Task> tasks;
+  {
+    std::lock_guard lock(mutex_);
+    tasks.swap(tasks_);
+    if (tasks.empty() && stopping_) {
+      stopped_ = true;
+      return false;
+    }
+  }
+  for (auto& task : tasks) task();
+  return true;
+}
+
+void IoLoop::loop() {
+  thread_id_.store(std::this_thread::get_id(), std::memory_order_release);
+  core::set_thread_name("geocomm-io");
+  std::array<epoll_event, kEventsPerWait> events;
+  for (;;) {
+    int timeout = next_timeout_ms();
+    {
+      std::lock_guard lock(mutex_);
+      if (!tasks_.empty() || stopping_) timeout = 0;
+    }
+    const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
+    for (int i = 0; i < count; ++i) {
+      const HandlerId id = events[i].data.u64;
+      if (id == kWakeId) {
+        eventfd_t value = 0;
+        (void)::eventfd_read(wake_.get(), &value);
+        continue;
+      }
+      // Looked up each time: an earlier event of this round may have removed it.
+      if (const auto found = watched_.find(id); found != watched_.end()) {
+        found->second.handler->on_ready(events[i].events);
+      }
+    }
+    run_timers();
+    if (!run_tasks()) return;
+  }
+}
+
+}  // namespace geocomm::transport

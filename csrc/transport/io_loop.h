@@ -1,0 +1,96 @@
+// The event loop of the IO thread: sockets (level-triggered epoll), timers, tasks from other threads. Sleeps
+// while none of them has anything to do.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "transport/socket.h"
+
+namespace geocomm::transport {
+
+class IoHandler {
+ public:
+  virtual ~IoHandler() = default;
+  // `events` as epoll reports them. The handler may remove itself and others from the loop.
+  virtual void on_ready(std::uint32_t events) = 0;
+};
+
+// post(), stop(), in_loop() and now() are for any thread, all else for the IO thread (or before start()).
+class IoLoop {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Task = std::function<void()>;
+  using HandlerId = std::uint64_t;
+  using TimerId = std::pair<Clock::time_point, std::uint64_t>;
+
+  static core::Result<std::shared_ptr<IoLoop>> create();
+  ~IoLoop();
+  IoLoop(const IoLoop&) = delete;
+  IoLoop& operator=(const IoLoop&) = delete;
+
+  // Runs the loop on a thread of its own until stop().
+  void start();
+  // Runs the tasks posted so far, ends the thread and joins it. Tasks posted later are dropped.
+  void stop();
+  bool in_loop() const { return std::this_thread::get_id() == thread_id_.load(std::memory_order_acquire); }
+  // False if the loop has stopped.
+  bool post(Task task);
+  // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped.
+  bool run(const Task& task);
+
+  // Watches `fd` (which stays the caller's) until remove(). Fails when the kernel has no room.
+  core::Result<HandlerId> add(int fd, IoHandler* handler, std::uint32_t events);
+  void modify(HandlerId id, std::uint32_t events);
+  // Before the descriptor is closed. No event reaches the handler any more, not even one already reported.
+  void remove(HandlerId id);
+
+  TimerId add_timer(Clock::time_point when, Task task);
+  void cancel_timer(TimerId id) { timers_.erase(id); }
+
+  static constexpr std::size_t kScratchBytes = 64 * 1024;
+  // Memory for bytes that are read only to be thrown away.
+  std::byte* scratch() { return scratch_.data(); }
+
+ private:
+  struct Watched {
+    int fd;
+    IoHandler* handler;
+  };
+
+  IoLoop(Fd epoll, Fd wake);
+  void loop();
+  void run_timers();
+  bool run_tasks();
+  int next_timeout_ms() const;
+
+  Fd epoll_;
+  Fd wake_;  // eventfd
+  std::thread thread_;
+  std::atomic<std::thread::id> thread_id_{};
+
+  std::mutex mutex_;  // guards tasks_, stopping_, stopped_
+  std::vector<Task> tasks_;
+  bool stopping_ = false;
+  bool stopped_ = false;  // no task runs any more
+
+  // The IO thread's own.
+  std::unordered_map<HandlerId, Watched> watched_;
+  HandlerId next_handler_ = 1;
+  std::map<TimerId, Task> timers_;
+  std::uint64_t next_timer_ = 0;
+  std::vector<std::byte> scratch_ = std::vector<std::byte>(kScratchBytes);
+};
+
+}  // namespace geocomm::transport

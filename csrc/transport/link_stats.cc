@@ -1,0 +1,27 @@
+#include "transport/link_stats.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+namespace geocomm::transport {
+
+LinkStats read_link_stats(int fd) {
+  LinkStats stats;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+    stats.retransmitted_segments = info.tcpi_total_retrans;
+    stats.rtt_us = info.tcpi_rtt;
+  }
+  char name[17] = {};
+  size = sizeof name - 1;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) == 0) {
+    stats.congestion_control.assign(name, strnlen(name, sizeof name));
+  }
+  return stats;
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,17 @@
+// What the kernel knows about a TCP connection.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace geocomm::transport {
+
+struct LinkStats {
+  std::uint64_t retransmitted_segments = 0;
+  std::uint64_t rtt_us = 0;        // smoothed
+  std::string congestion_control;  // "bbr", "cubic", ...
+};
+// Zeros where the kernel does not say.
+LinkStats read_link_stats(int fd);
+
+}  // namespace geocomm::transport

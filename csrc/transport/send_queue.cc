@@ -1,0 +1,253 @@
+#include "transport/send_queue.h"
+
+#include <utility>
+
+#include "core/str.h"
+#include "transport/wire.h"
+
+namespace geocomm::transport {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+// Posted operations for which nothing was sent yet; a peer is not that far ahead.
+constexpr std::size_t kMaxPostedOnly = 1U << 18;
+
+std::uint32_t bytes_of(const OutChunk& chunk) {
+  return static_cast<std::uint32_t>(chunk.chunk.payload.size());
+}
+// What a chunk takes of the send window: its header counts, so that empty chunks are not free.
+std::uint64_t queued_size(const OutChunk& chunk) {
+  return kHeaderBytes + bytes_of(chunk);
+}
+}  // namespace
+
+Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
+  if (chunk.payload.size() > kMaxChunkBytes) {
+    return {StatusCode::InvalidArgument,
+            core::str("chunk of ", chunk.payload.size(), " bytes, at most ", kMaxChunkBytes)};
+  }
+  if (chunk.chunk_count == 0 || chunk.chunk_count > kMaxChunkCount || chunk.chunk >= chunk.chunk_count) {
+    return {StatusCode::InvalidArgument, core::str("chunk ", chunk.chunk, " of ", chunk.chunk_count,
+                                                   " (at most ", kMaxChunkCount, " chunks)")};
+  }
+  std::lock_guard lock(mutex_);
+  if (!refusal_.is_ok()) return refusal_;
+  if (closed_groups_.contains(chunk.key.group)) return {StatusCode::Aborted, "the group was closed"};
+  OutOp& op = ops_[chunk.key];
+  if (op.chunk_count == 0) {
+    if (op.posted) --posted_only_;
+    op.chunk_count = chunk.chunk_count;
+    op.descriptor = chunk.descriptor;
+  } else if (op.chunk_count != chunk.chunk_count || op.descriptor != chunk.descriptor) {
+    return {
+        StatusCode::InvalidArgument,
+        core::str("chunk of operation ", chunk.key.op, " with ", chunk.chunk_count, " chunks, descriptor ",
+                  chunk.descriptor, "; its first chunk had ", op.chunk_count, ", ", op.descriptor)};
+  }
+  auto queued = std::make_shared<OutChunk>();
+  queued->chunk = std::move(chunk);
+  queued->on_sent = std::move(on_sent);
+  queued->order = next_order_++;
+  queued->unsent_segments = segment_count(bytes_of(*queued));
+  queued_bytes_ += queued_size(*queued);
+  if (op.posted) {
+    ready_.emplace(queued->order, std::move(queued));
+  } else {
+    waiting_.emplace(queued->order, std::move(queued));
+    admit_waiting();
+  }
+  return Status::ok();
+}
+
+Status SendQueue::wait_room(core::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const bool room = room_.wait_until(lock, deadline.when(),
+                                     [&] { return queued_bytes_ < window_bytes_ || !refusal_.is_ok(); });
+  if (!refusal_.is_ok()) return refusal_;
+  if (room) return Status::ok();
+  return {StatusCode::Timeout,
+          core::str("no room to send: ", queued_bytes_,
+                    " bytes are queued and the peer did not take enough of them in time")};
+}
+
+void SendQueue::set_peer_limit(std::uint64_t max_unexpected_bytes) {
+  std::lock_guard lock(mutex_);
+  limit_bytes_ = max_unexpected_bytes;
+  admit_waiting();
+}
+
+Status SendQueue::posted(const OpKey& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = ops_.find(key);
+  if (found == ops_.end()) {
+    if (closed_groups_.contains(key.group)) return Status::ok();
+    if (posted_only_ >= kMaxPostedOnly) {
+      return {StatusCode::CorruptData,
+              core::str("more than ", kMaxPostedOnly, " operations posted in advance")};
+    }
+    ops_[key].posted = true;
+    ++posted_only_;
+    return Status::ok();
+  }
+  OutOp& op = found->second;
+  charged_bytes_ -= std::exchange(op.charged_bytes, 0);
+  op.posted = true;
+  // They take their old places, also before chunks that were pushed later.
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    const auto here = it++;
+    if (here->second->chunk.key == key) ready_.insert(waiting_.extract(here));
+  }
+  if (op.chunks_sent == op.chunk_count || op.cancelled) forget(key);
+  admit_waiting();
+  return Status::ok();
+}
+
+void SendQueue::admit_waiting() {
+  while (!waiting_.empty()) {
+    const auto first = waiting_.begin();
+    OutChunk& chunk = *first->second;
+    const std::uint64_t charge = unexpected_charge(bytes_of(chunk));
+    if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
+    charged_bytes_ += charge;
+    ops_[chunk.chunk.key].charged_bytes += charge;
+    chunk.charged = true;
+    ready_.insert(waiting_.extract(first));
+  }
+}
+
+void SendQueue::pull(std::size_t max_bytes, std::size_t max_segments, std::vector<OutSegment>& out) {
+  std::lock_guard lock(mutex_);
+  std::size_t bytes = 0;
+  for (std::size_t count = 0; count < max_segments && !ready_.empty(); ++count) {
+    const auto first = ready_.begin();
+    const std::shared_ptr<OutChunk>& chunk = first->second;
+    const std::uint32_t length = segment_length(bytes_of(*chunk), chunk->next_offset);
+    if (count > 0 && bytes + length > max_bytes) return;
+    out.push_back({chunk, chunk->next_offset, length});
+    bytes += length;
+    chunk->started = true;
+    chunk->next_offset += length;
+    if (chunk->next_offset == bytes_of(*chunk)) in_flight_.insert(ready_.extract(first));
+  }
+}
+
+SentCallback SendQueue::segment_sent(const OutSegment& segment) {
+  std::lock_guard lock(mutex_);
+  OutChunk& chunk = *segment.chunk;
+  if (chunk.dropped || --chunk.unsent_segments > 0) return nullptr;
+  queued_bytes_ -= queued_size(chunk);
+  room_changed();
+  in_flight_.erase(chunk.order);
+  if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end()) {
+    if (++op->second.chunks_sent == op->second.chunk_count && op->second.posted) forget(chunk.chunk.key);
+  }
+  return std::move(chunk.on_sent);
+}
+
+bool SendQueue::has_ready() const {
+  std::lock_guard lock(mutex_);
+  return !ready_.empty();
+}
+
+bool SendQueue::empty() const {
+  std::lock_guard lock(mutex_);
+  return ready_.empty() && waiting_.empty() && in_flight_.empty();
+}
+
+void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) {
+  chunk.dropped = true;
+  queued_bytes_ -= queued_size(chunk);
+  // The peer has seen nothing of it, so that it holds no memory for it.
+  if (chunk.charged && !chunk.started) {
+    if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
+      const std::uint64_t charge = unexpected_charge(bytes_of(chunk));
+      op->second.charged_bytes -= charge;
+      charged_bytes_ -= charge;
+    }
+  }
+  if (chunk.on_sent) callbacks.push_back(std::move(chunk.on_sent));
+}
+
+template <typename Predicate>
+void SendQueue::drop_if(Chunks& chunks, Predicate predicate, std::vector<SentCallback>& callbacks) {
+  for (auto it = chunks.begin(); it != chunks.end();) {
+    if (predicate(*it->second)) {
+      take_out(*it->second, callbacks);
+      it = chunks.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void SendQueue::forget(const OpKey& key) {
+  const auto op = ops_.find(key);
+  if (op == ops_.end()) return;
+  if (op->second.posted && op->second.chunk_count == 0) --posted_only_;
+  ops_.erase(op);
+}
+
+void SendQueue::room_changed() {
+  if (queued_bytes_ < window_bytes_) room_.notify_all();
+}
+
+std::vector<SentCallback> SendQueue::cancel(const OpKey& key) {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  const auto same = [&](const OutChunk& chunk) { return chunk.chunk.key == key; };
+  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, same, callbacks);
+  // What the peer holds unexpected stays charged until it says that it let go of it (Posted).
+  if (const auto op = ops_.find(key); op != ops_.end()) {
+    op->second.cancelled = true;
+    if (op->second.charged_bytes == 0) forget(key);
+  }
+  admit_waiting();
+  room_changed();
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::close_group(std::uint64_t group) {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  const auto same = [&](const OutChunk& chunk) { return chunk.chunk.key.group == group; };
+  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, same, callbacks);
+  for (auto it = ops_.begin(); it != ops_.end();) {
+    const auto op = it++;
+    if (op->first.group != group) continue;
+    op->second.cancelled = true;
+    if (op->second.charged_bytes == 0) forget(OpKey(op->first));
+  }
+  admit_waiting();
+  room_changed();
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::drop_waiting() {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  drop_if(waiting_, [](const OutChunk&) { return true; }, callbacks);
+  room_changed();
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::drop_all() {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  const auto any = [](const OutChunk&) { return true; };
+  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, any, callbacks);
+  ops_.clear();
+  posted_only_ = 0;
+  charged_bytes_ = 0;
+  room_changed();
+  return callbacks;
+}
+
+void SendQueue::refuse(const Status& why) {
+  std::lock_guard lock(mutex_);
+  if (refusal_.is_ok()) refusal_ = why;
+  room_.notify_all();
+}
+
+}  // namespace geocomm::transport

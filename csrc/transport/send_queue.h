@@ -1,0 +1,115 @@
+// What a channel has to send: chunks in the order of send(), handed out to the streams segment by segment.
+//
+// A chunk is ready (may go out), waiting (its operation is not posted by the peer and there is no credit for
+// it), or in flight (all its segments are handed out, not all written). Credit: the chunks of operations that
+// the peer has not posted yet may together take as many bytes as the peer said in its Hello
+// (max_unexpected_bytes); a chunk is charged when it becomes ready and the charge of an operation returns
+// when the peer posts it.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+#include "transport/channel.h"
+#include "transport/closed_groups.h"
+#include "transport/op_key_hash.h"
+
+namespace geocomm::transport {
+
+using SentCallback = std::function<void(const core::Status&)>;
+
+struct OutChunk {
+  OutgoingChunk chunk;
+  SentCallback on_sent;
+  std::uint64_t order = 0;  // of send()
+  std::uint32_t next_offset = 0;
+  std::uint32_t unsent_segments = 0;  // of all, those not yet written
+  bool charged = false;
+  bool started = false;  // a segment was handed out
+  bool dropped = false;  // cancelled: its completion was reported
+};
+
+struct OutSegment {
+  std::shared_ptr<OutChunk> chunk;
+  std::uint32_t offset = 0;
+  std::uint32_t length = 0;
+};
+
+// Thread-safe; calls no callback: it returns those that are due, and the caller runs them on the IO thread.
+class SendQueue {
+ public:
+  SendQueue(std::size_t window_bytes, const ClosedGroups& closed_groups)
+      : window_bytes_(window_bytes), closed_groups_(closed_groups) {}
+
+  // InvalidArgument (sizes, or not the descriptor and chunk_count of the operation's other chunks), Aborted
+  // (closed group), or what refuse() said.
+  core::Status push(OutgoingChunk chunk, SentCallback on_sent);
+  core::Status wait_room(core::Deadline deadline);
+
+  // The peer's limit; until it is known, chunks wait.
+  void set_peer_limit(std::uint64_t max_unexpected_bytes);
+  // The peer has posted `key`. CorruptData if it posts absurdly many operations that nobody sends.
+  core::Status posted(const OpKey& key);
+
+  // Adds the next segments to `out`: at least one if any is ready, then more up to `max_bytes` and
+  // `max_segments`.
+  void pull(std::size_t max_bytes, std::size_t max_segments, std::vector<OutSegment>& out);
+  // A segment is written: the callback of its chunk if that was the last one (null otherwise).
+  SentCallback segment_sent(const OutSegment& segment);
+  bool has_ready() const;
+  bool empty() const;
+
+  // Each takes chunks out and returns their callbacks.
+  std::vector<SentCallback> cancel(const OpKey& key);
+  std::vector<SentCallback> close_group(std::uint64_t group);
+  std::vector<SentCallback> drop_waiting();
+  std::vector<SentCallback> drop_all();
+  // From now on push() and wait_room() return `why` (the first one counts).
+  void refuse(const core::Status& why);
+
+ private:
+  struct OutOp {
+    bool posted = false;
+    bool cancelled = false;  // kept only for its charge
+    std::uint32_t chunks_sent = 0;
+    std::uint32_t chunk_count = 0;  // 0: no chunk pushed yet
+    std::uint64_t descriptor = 0;
+    std::uint64_t charged_bytes = 0;
+  };
+  using Chunks = std::map<std::uint64_t, std::shared_ptr<OutChunk>>;  // by OutChunk::order
+
+  // All with mutex_ held.
+  void admit_waiting();
+  void take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks);
+  template <typename Predicate>
+  void drop_if(Chunks& chunks, Predicate predicate, std::vector<SentCallback>& callbacks);
+  void forget(const OpKey& key);
+  void room_changed();
+
+  const std::size_t window_bytes_;
+  const ClosedGroups& closed_groups_;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable room_;
+  Chunks ready_;
+  Chunks waiting_;
+  Chunks in_flight_;
+  std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
+  std::size_t posted_only_ = 0;  // operations that the peer posted and nobody sends (yet)
+  std::uint64_t next_order_ = 0;
+  std::uint64_t queued_bytes_ = 0;
+  std::uint64_t charged_bytes_ = 0;
+  std::uint64_t limit_bytes_ = 0;
+  core::Status refusal_;
+};
+
+}  // namespace geocomm::transport

@@ -1,0 +1,191 @@
+#include "transport/socket.h"
+
+#include <arpa/inet.h>
+#include <linux/sockios.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr int kBacklog = 1024;
+
+void set_option(int fd, int level, int name, int value) {
+  (void)setsockopt(fd, level, name, &value, sizeof value);
+}
+
+bool set_bbr(int fd) {
+  return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) == 0;
+}
+
+Status network_error(const std::string& what, int error) {
+  return Status(StatusCode::Network, core::str(what, ": ", std::generic_category().message(error)))
+      .with_errno(error);
+}
+
+}  // namespace
+
+void Fd::reset() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+SocketAddress::SocketAddress(const sockaddr* address, socklen_t size)
+    : size_(std::min<socklen_t>(size, sizeof storage_)) {
+  std::memcpy(&storage_, address, size_);
+}
+
+std::optional<SocketAddress> SocketAddress::parse(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return std::nullopt;
+  const SocketAddress address(found->ai_addr, found->ai_addrlen);
+  freeaddrinfo(found);
+  return address;
+}
+
+SocketAddress SocketAddress::peer_of(int fd) {
+  SocketAddress address;
+  address.size_ = sizeof address.storage_;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) return {};
+  return address;
+}
+
+SocketAddress SocketAddress::local_of(int fd) {
+  SocketAddress address;
+  address.size_ = sizeof address.storage_;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) != 0) return {};
+  return address;
+}
+
+std::uint16_t SocketAddress::port() const {
+  if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(storage_).sin_port);
+  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(storage_).sin6_port);
+  return 0;
+}
+
+bool SocketAddress::is_loopback() const {
+  if (family() == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr) >> 24 == 127;
+  }
+  if (family() == AF_INET6) {
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr;
+    if (IN6_IS_ADDR_V4MAPPED(&address)) return address.s6_addr[12] == 127;
+    return IN6_IS_ADDR_LOOPBACK(&address);
+  }
+  return false;
+}
+
+bool SocketAddress::is_wildcard() const {
+  if (family() == AF_INET)
+    return reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr == INADDR_ANY;
+  return family() == AF_INET6 &&
+         IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr);
+}
+
+std::string SocketAddress::to_string() const {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (family() == AF_INET) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(storage_).sin_addr, text, sizeof text);
+    return core::str(text, ":", port());
+  }
+  if (family() == AF_INET6) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr, text, sizeof text);
+    return core::str("[", text, "]:", port());
+  }
+  return "unknown address";
+}
+
+Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | AI_ADDRCONFIG;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) {
+    return Status(StatusCode::Network, core::str("cannot resolve '", host, "': ", gai_strerror(error),
+                                                 ". Check the name, or give a numeric address"));
+  }
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    addresses.emplace_back(entry->ai_addr, entry->ai_addrlen);
+  }
+  freeaddrinfo(found);
+  return addresses;
+}
+
+Result<Fd> listen_on(const SocketAddress& address) {
+  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return network_error("cannot make a socket", errno);
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  if (::bind(fd.get(), address.get(), address.size()) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+    const int error = errno;
+    const std::string hint =
+        error == EADDRINUSE ? ". Another process listens there: free the port or set another GEOCOMM_PORT"
+        : error == EADDRNOTAVAIL ? ". No interface of this machine has the address: check GEOCOMM_ADDRESS"
+        : error == EACCES        ? ". Ports below 1024 need privileges: set another GEOCOMM_PORT"
+                                 : "";
+    return Status(StatusCode::Network, core::str("cannot listen on ", address.to_string(), ": ",
+                                                 std::generic_category().message(error), hint))
+        .with_errno(error);
+  }
+  return fd;
+}
+
+Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning) {
+  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return network_error("cannot make a socket", errno);
+  tune_stream(fd.get(), tuning);
+  if (::connect(fd.get(), address.get(), address.size()) != 0 && errno != EINPROGRESS) {
+    return network_error(core::str("cannot connect to ", address.to_string()), errno);
+  }
+  return fd;
+}
+
+int connect_error(int fd) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error;
+}
+
+void tune_stream(int fd, const StreamTuning& tuning) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  (void)set_bbr(fd);
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
+             static_cast<int>(std::min<std::int64_t>(tuning.user_timeout.count(), 1'000'000'000)));
+  if (tuning.max_pacing_bytes_per_sec > 0) {
+    (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &tuning.max_pacing_bytes_per_sec,
+                     sizeof tuning.max_pacing_bytes_per_sec);
+  }
+}
+
+int not_sent_bytes(int fd) {
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQNSD, &bytes) == 0 ? bytes : 0;
+}
+
+bool bbr_allowed() {
+  const Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fd.valid() && set_bbr(fd.get());
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,91 @@
+// Sockets as RAII and Results: addresses, listening, dialing, the options of a stream.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+
+namespace geocomm::transport {
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~Fd() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// An IPv4 or IPv6 address with a port.
+class SocketAddress {
+ public:
+  SocketAddress() = default;
+  SocketAddress(const sockaddr* address, socklen_t size);
+  // Of a numeric address, without asking a name server.
+  static std::optional<SocketAddress> parse(const std::string& host, std::uint16_t port);
+  // The far end of a connected socket, or the near one of a bound socket.
+  static SocketAddress peer_of(int fd);
+  static SocketAddress local_of(int fd);
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t size() const { return size_; }
+  int family() const { return storage_.ss_family; }
+  std::uint16_t port() const;
+  // 127.0.0.0/8 (also mapped into IPv6) or ::1.
+  bool is_loopback() const;
+  bool is_wildcard() const;
+  std::string to_string() const;  // "10.0.0.2:4000", "[::1]:4000"
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t size_ = 0;
+};
+
+// Asks the resolver; blocks. Every address of the name, in its order.
+core::Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port);
+
+// Listens, without blocking. A message of its own for a port that is taken.
+core::Result<Fd> listen_on(const SocketAddress& address);
+struct StreamTuning {
+  std::chrono::milliseconds user_timeout{};  // unacknowledged data for so long ends the connection
+  std::uint64_t max_pacing_bytes_per_sec = 0;
+};
+// TCP_NODELAY, BBR where allowed, TCP_NOTSENT_LOWAT, TCP_USER_TIMEOUT, pacing. Buffer sizes stay the kernel's
+// (autotuning). What the kernel does not know is left out.
+void tune_stream(int fd, const StreamTuning& tuning);
+// A stream takes more of the queue only when less than half of this waits unsent in the kernel: what a slow
+// stream holds back, a faster one could have sent.
+inline constexpr int kNotSentLowatBytes = 256 * 1024;
+// Bytes in the kernel that were not sent even once.
+int not_sent_bytes(int fd);
+
+// Starts to connect, without blocking: writable once it is decided (connect_error()).
+core::Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning);
+// 0 once connected, else the errno.
+int connect_error(int fd);
+
+// Whether this process may use BBR.
+bool bbr_allowed();
+
+}  // namespace geocomm::transport
