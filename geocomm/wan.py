@@ -1,7 +1,7 @@
 """Emulated wide-area networks: run a command once per site, each in a network namespace of its own.
 
-The traffic is real kernel TCP over links with a rate, a delay, loss and a queue. `_bin/wan_emulator` does the work; this
-module starts it and talks to it:
+The traffic is real kernel TCP over links with a rate, a delay, loss and a queue. `_bin/wan_emulator` does the work;
+this module starts it and talks to it:
 
     topology = Topology.uniform(2, Link(rate_bps=1e9, delay_s=0.05, loss=0.001))
     with WanRun(topology, ["python", "job.py"]) as run:
@@ -13,6 +13,7 @@ IPv4 only. A site sees the other sites and nothing else: no Internet.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -237,7 +238,7 @@ class WanRun:
         MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and GEOCOMM_WAN_CONTROL. When a site fails, the others have
         `grace_s` to end before SIGTERM, and as long again before SIGKILL, unless `keep_going`. Output is prefixed with
         the site's name unless `raw`; `stdout` and `stderr` as for subprocess.Popen. `seed` fixes the loss pattern.
-        WanConfigError: a value is wrong. Where the machine forbids the run, wait() returns status EMULATOR_FAILED.
+        Returns once the sites run. WanConfigError: a value is wrong. WanUnavailableError: the machine forbids the run.
         """
         if not command:
             raise WanConfigError("command: it is empty")
@@ -279,8 +280,16 @@ class WanRun:
         try:
             self.process.stdin.write("\n".join(lines).encode())
             self.process.stdin.flush()  # and stays open: its end tells the emulator that this process is gone
-        except BrokenPipeError:
-            pass  # the emulator ended at once; its exit status and stderr say why
+            started = self._report.readline()
+        except OSError:
+            started = ""
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        outcome = json.loads(started or '{"error": "the emulator died while it started"}')
+        if "error" in outcome:
+            self.__exit__(None, None, None)
+            raise WanUnavailableError(outcome["error"])
 
     def wait(self, timeout_s: float | None = None) -> int:
         """The exit status: 0, the first non-zero one of a site, or 128 + signal. subprocess.TimeoutExpired: not yet."""
@@ -307,7 +316,8 @@ class WanRun:
         self.interrupt()
         self.process.wait()
         if self.process.stdin is not None:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         self._report.close()
 
 

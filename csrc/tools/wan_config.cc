@@ -17,7 +17,9 @@ using core::StatusCode;
 constexpr std::size_t kMaxNameBytes = 32;
 constexpr std::size_t kMaxControlPathBytes = 107;  // sockaddr_un
 
-Status invalid(const std::string& message) { return {StatusCode::InvalidArgument, message}; }
+Status invalid(const std::string& message) {
+  return {StatusCode::InvalidArgument, message};
+}
 
 template <typename T>
 Status parse_number(std::string_view field, std::string_view text, T& value) {
@@ -41,7 +43,8 @@ bool is_site_name(std::string_view name) {
 }
 
 Status add_site(const std::vector<std::string_view>& words, WanConfig& config) {
-  if (words.size() != 2 || !is_site_name(words[1])) return invalid("site: expected one name of [A-Za-z0-9_.-]{1,32}");
+  if (words.size() != 2 || !is_site_name(words[1]))
+    return invalid("site: expected one name of [A-Za-z0-9_.-]{1,32}");
   if (config.site_index(words[1])) return invalid(core::str("site: '", words[1], "' occurs twice"));
   if (!config.links.empty()) return invalid("site: all sites come before the first link");
   config.sites.emplace_back(words[1]);
@@ -70,8 +73,8 @@ Status apply_line(std::string_view line, WanConfig& config) {
     config.control_path = std::string(line.substr(static_cast<std::size_t>(words[1].data() - line.data())));
     return config.control_path.size() <= kMaxControlPathBytes
                ? Status::ok()
-               : invalid(core::str("control: path of ", config.control_path.size(), " bytes, a socket's has at most ",
-                                   kMaxControlPathBytes));
+               : invalid(core::str("control: path of ", config.control_path.size(),
+                                   " bytes, a socket's has at most ", kMaxControlPathBytes));
   }
   if (words.size() > 2) return invalid(core::str(key, ": more than one value"));
   if (key == "master_port") return parse_number(key, words[1], config.master_port);

@@ -31,9 +31,10 @@ core::Status ControlServer::listen(const std::string& path) {
   std::memcpy(address.sun_path, path.data(), path.size());
   UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const mode_t old_mask = umask(0177);
-  const bool listening = listener.valid() &&
-                         bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
-                         ::listen(listener.get(), kMaxClients) == 0;
+  const bool listening =
+      listener.valid() &&
+      bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+      ::listen(listener.get(), kMaxClients) == 0;
   const int error = errno;
   umask(old_mask);
   if (!listening) {

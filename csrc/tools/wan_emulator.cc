@@ -1,7 +1,10 @@
 // The emulator's command line; people use `geocomm wan`, which writes the configuration.
-//   wan_emulator run [--report-fd N] -- CMD ARG...   configuration on stdin (see wan_config.h), then "go"; the run ends
-//                                                    when stdin ends
-//   wan_emulator check                               exit 0 where an emulated WAN is possible, else say what is missing
+//   wan_emulator run [--report-fd N] -- CMD ARG...   configuration on stdin (see wan_config.h), then "go";
+//   the run ends
+//                                                    when stdin ends; N gets {"ok":true} or {"error":"..."}
+//                                                    once it is known, and the report at the end
+//   wan_emulator check                               exit 0 where an emulated WAN is possible, else say what
+//   is missing
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/wan_report.h"
 #include "tools/wan_run.h"
 
 namespace {
@@ -28,15 +32,21 @@ Result<std::string> read_config() {
     char next = 0;
     const ssize_t got = read(STDIN_FILENO, &next, 1);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return Status(StatusCode::InvalidArgument, "the configuration on stdin ended without \"go\"");
+    if (got <= 0)
+      return Status(StatusCode::InvalidArgument, "the configuration on stdin ended without \"go\"");
     text += next;
     if (text == "go\n" || text.ends_with("\ngo\n")) return text.substr(0, text.size() - 3);
   }
   return Status(StatusCode::InvalidArgument, "the configuration on stdin is too long");
 }
 
-int fail(const Status& status) {
-  std::fprintf(stderr, "geocomm wan: %s\n", status.message().c_str());
+// Where somebody listens for the outcome, that is who says it to the user.
+int fail(const Status& status, int report_fd = -1) {
+  if (report_fd >= 0) {
+    dprintf(report_fd, "%s\n", geocomm::tools::error_json(status.message()).c_str());
+  } else {
+    std::fprintf(stderr, "geocomm wan: %s\n", status.message().c_str());
+  }
   return geocomm::tools::kExitEmulatorFailed;
 }
 
@@ -52,11 +62,11 @@ int run(const std::vector<std::string_view>& words) {
   }
   const std::vector<std::string> command(words.begin() + static_cast<std::ptrdiff_t>(next) + 1, words.end());
   const auto text = read_config();
-  if (!text) return fail(text.status());
+  if (!text) return fail(text.status(), report_fd);
   const auto config = geocomm::tools::parse_config(*text);
-  if (!config) return fail(config.status());
+  if (!config) return fail(config.status(), report_fd);
   const auto status = geocomm::tools::run_emulator(*config, command, STDIN_FILENO, report_fd);
-  return status ? *status : fail(status.status());
+  return status ? *status : fail(status.status(), report_fd);
 }
 
 }  // namespace
@@ -68,5 +78,6 @@ int main(int argc, char** argv) {
     const Status status = geocomm::tools::check_machine();
     return status.is_ok() ? 0 : fail(status);
   }
-  return fail({StatusCode::InvalidArgument, "usage: wan_emulator run [--report-fd N] -- CMD ARG... | wan_emulator check"});
+  return fail({StatusCode::InvalidArgument,
+               "usage: wan_emulator run [--report-fd N] -- CMD ARG... | wan_emulator check"});
 }

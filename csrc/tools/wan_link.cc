@@ -39,7 +39,8 @@ Status LinkParams::validate() const {
             core::str("rate_bps is ", rate_bps, ": it must lie in [", kMinRateBps, ", ", kMaxRateBps, "]")};
   }
   if (delay < nanoseconds(0) || delay > kMaxDelay) {
-    return {StatusCode::InvalidArgument, core::str("delay_ns is ", delay.count(), ": it must lie in [0, 60 s]")};
+    return {StatusCode::InvalidArgument,
+            core::str("delay_ns is ", delay.count(), ": it must lie in [0, 60 s]")};
   }
   if (!(loss >= 0 && loss <= 1)) {
     return {StatusCode::InvalidArgument, core::str("loss is ", loss, ": it must lie in [0, 1]")};
@@ -47,7 +48,7 @@ Status LinkParams::validate() const {
   return Status::ok();
 }
 
-void Link::admit(const Frame& frame, Clock::time_point now, std::vector<Run>& runs) {
+void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentRun>& runs) {
   ++counters_.frames;
   if (!params_.up) {
     counters_.dropped_down += frame.segments;
@@ -56,7 +57,7 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<Run>& ru
   line_free_at_ = std::max(line_free_at_, now);
   const std::uint64_t queue_bytes = params_.queue_bytes();
   std::uniform_real_distribution<double> uniform(0, 1);
-  Run run;
+  SegmentRun run;
   nanoseconds run_time{0};
   const auto close_run = [&] {
     if (run.count > 0) runs.push_back(run);
@@ -93,7 +94,8 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<Run>& ru
 
 void Link::change(const LinkParams& params, Clock::time_point now) {
   if (line_free_at_ > now) {
-    const double waiting = static_cast<double>((line_free_at_ - now).count()) * params_.rate_bps / params.rate_bps;
+    const double waiting =
+        static_cast<double>((line_free_at_ - now).count()) * params_.rate_bps / params.rate_bps;
     line_free_at_ = now + nanoseconds(std::llround(waiting));
   }
   params_ = params;

@@ -1,5 +1,6 @@
-// The model of one directed link: a byte-limited queue in front of a line of fixed rate, then a fixed delay, with
-// random loss per segment. Pure computation on times that the caller gives; not thread safe (the router locks).
+// The model of one directed link: a byte-limited queue in front of a line of fixed rate, then a fixed delay,
+// with random loss per segment. Pure computation on times that the caller gives; not thread safe (the router
+// locks).
 #pragma once
 
 #include <chrono>
@@ -16,9 +17,9 @@ namespace geocomm::tools {
 using Clock = std::chrono::steady_clock;
 
 struct LinkParams {
-  double rate_bps = 1e9;               // of IP packets, headers included
-  std::chrono::nanoseconds delay{0};   // one way
-  double loss = 0;                     // probability per segment, in [0, 1]
+  double rate_bps = 1e9;                // of IP packets, headers included
+  std::chrono::nanoseconds delay{0};    // one way
+  double loss = 0;                      // probability per segment, in [0, 1]
   std::uint64_t queue_limit_bytes = 0;  // 0: chosen by queue_bytes()
   bool up = true;
 
@@ -28,9 +29,9 @@ struct LinkParams {
 };
 
 struct LinkCounters {
-  std::uint64_t bytes = 0;     // IP bytes let onto the link
-  std::uint64_t segments = 0;  // packets on a real wire; a super-packet counts as its segments
-  std::uint64_t frames = 0;    // reads from the sender's device
+  std::uint64_t bytes = 0;          // IP bytes let onto the link
+  std::uint64_t segments = 0;       // packets on a real wire; a super-packet counts as its segments
+  std::uint64_t frames = 0;         // reads from the sender's device
   std::uint64_t dropped_loss = 0;   // segments
   std::uint64_t dropped_queue = 0;  // segments
   std::uint64_t dropped_down = 0;   // segments
@@ -38,7 +39,7 @@ struct LinkCounters {
 };
 
 // Segments [first, first + count) of an admitted frame, all to be delivered at `due`.
-struct Run {
+struct SegmentRun {
   std::size_t first = 0;
   std::size_t count = 0;
   Clock::time_point due;
@@ -48,13 +49,14 @@ class Link {
  public:
   Link(const LinkParams& params, std::uint64_t seed) : params_(params), random_(seed) {}
 
-  // Decides the fate of every segment of `frame`, read at `now`, and appends what survives to `runs`: segments side by
-  // side share a run of at most 2 ms of line time, so that a slow link does not hand over 64 KiB at once. Packets
-  // never overtake each other on a link.
-  void admit(const Frame& frame, Clock::time_point now, std::vector<Run>& runs);
+  // Decides the fate of every segment of `frame`, read at `now`, and appends what survives to `runs`:
+  // segments side by side share a run of at most 2 ms of line time, so that a slow link does not hand over 64
+  // KiB at once. Packets never overtake each other on a link.
+  void admit(const Frame& frame, Clock::time_point now, std::vector<SegmentRun>& runs);
 
-  // From `now` on. The bytes that wait in the queue stay there and drain at the new rate; a frame that was admitted
-  // before keeps its time of delivery, even when the link goes down. Precondition: params.validate().is_ok().
+  // From `now` on. The bytes that wait in the queue stay there and drain at the new rate; a frame that was
+  // admitted before keeps its time of delivery, even when the link goes down. Precondition:
+  // params.validate().is_ok().
   void change(const LinkParams& params, Clock::time_point now);
 
   const LinkParams& params() const { return params_; }

@@ -3,8 +3,9 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/capability.h>
-#include <linux/if.h>
 #include <linux/if_tun.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -34,13 +35,17 @@ constexpr int kTxQueueLength = 10000;  // the kernel's 500 drops super-packets w
 constexpr double kMinBufferBytes = 256.0 * 1024 * 1024, kMaxBufferBytes = 1024.0 * 1024 * 1024;
 
 constexpr char kHowToUserNamespace[] =
-    "run as root, or allow unprivileged user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 (Debian), "
-    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces=10000; in a container start it "
+    "run as root, or allow unprivileged user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 "
+    "(Debian), "
+    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces=10000; in a container "
+    "start it "
     "with --cap-add SYS_ADMIN --cap-add NET_ADMIN --device /dev/net/tun --security-opt seccomp=unconfined";
 
 using Capabilities = std::array<__user_cap_data_struct, _LINUX_CAPABILITY_U32S_3>;
 
-__user_cap_header_struct capability_header() { return {_LINUX_CAPABILITY_VERSION_3, 0}; }
+__user_cap_header_struct capability_header() {
+  return {_LINUX_CAPABILITY_VERSION_3, 0};
+}
 
 bool read_capabilities(Capabilities& capabilities) {
   auto header = capability_header();
@@ -76,6 +81,35 @@ Status request_interface(int socket, unsigned long request, ifreq& argument, con
   return denied(core::str(what, " of ", argument.ifr_name), "the site's network cannot be set up");
 }
 
+// Over netlink: the ioctl for this takes privileges in the initial user namespace.
+Status set_queue_length(const char* interface, std::uint32_t packets) {
+  struct {
+    nlmsghdr header;
+    ifinfomsg link;
+    rtattr attribute;
+    std::uint32_t packets;
+  } request{};
+  request.header.nlmsg_len = sizeof(request);
+  request.header.nlmsg_type = RTM_NEWLINK;
+  request.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK;
+  request.link.ifi_index = static_cast<int>(if_nametoindex(interface));
+  request.attribute.rta_len = RTA_LENGTH(sizeof(packets));
+  request.attribute.rta_type = IFLA_TXQLEN;
+  request.packets = packets;
+  struct {
+    nlmsghdr header;
+    nlmsgerr outcome;
+  } answer{};
+  const UniqueFd netlink(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+  if (!netlink.valid() || send(netlink.get(), &request, sizeof(request), 0) < 0 ||
+      recv(netlink.get(), &answer, sizeof(answer), 0) < static_cast<ssize_t>(sizeof(answer))) {
+    return denied("talking to rtnetlink", "the site's network cannot be set up");
+  }
+  errno = -answer.outcome.error;
+  if (errno == 0) return Status::ok();
+  return denied(core::str("setting the queue length of ", interface), "the site's network cannot be set up");
+}
+
 Result<UniqueFd> open_tun() {
   UniqueFd tun(open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!tun.valid()) {
@@ -91,7 +125,8 @@ Result<UniqueFd> open_tun() {
   int header_bytes = kVnetHeaderBytes;
   if (ioctl(tun.get(), TUNSETVNETHDRSZ, &header_bytes) != 0 ||
       ioctl(tun.get(), TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) != 0) {
-    return denied("turning on TCP segmentation offload of the TUN device", "a Linux kernel of 4.0 or later has it");
+    return denied("turning on TCP segmentation offload of the TUN device",
+                  "a Linux kernel of 4.0 or later has it");
   }
   return tun;
 }
@@ -103,9 +138,8 @@ Status configure_interfaces(std::size_t site) {
   lo.ifr_flags = IFF_UP | IFF_RUNNING;
   GEOCOMM_RETURN_IF_ERROR(request_interface(socket.get(), SIOCSIFFLAGS, lo, "bringing up"));
 
+  GEOCOMM_RETURN_IF_ERROR(set_queue_length(kTunName, kTxQueueLength));
   ifreq tun = interface_request(kTunName);
-  tun.ifr_qlen = kTxQueueLength;
-  GEOCOMM_RETURN_IF_ERROR(request_interface(socket.get(), SIOCSIFTXQLEN, tun, "setting the queue length"));
   tun.ifr_mtu = kMtu;
   GEOCOMM_RETURN_IF_ERROR(request_interface(socket.get(), SIOCSIFMTU, tun, "setting the MTU"));
   set_address(tun, site_address(site));
@@ -117,13 +151,16 @@ Status configure_interfaces(std::size_t site) {
 }
 
 void tune_kernel(double bdp_bytes, std::string& warnings) {
-  // Holds for the TUN device, which is made later: its IPv6 router solicitations would only be dropped. ::1 stays.
+  // Holds for the TUN device, which is made later: its IPv6 router solicitations would only be dropped. ::1
+  // stays.
   write_file("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
   write_file("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
-  // Autotuning counts an skb's overhead, so that one flow needs about twice its data, and slow start twice that.
+  // Autotuning counts an skb's overhead, so that one flow needs about twice its data, and slow start twice
+  // that.
   const double buffer = std::clamp(4 * bdp_bytes, kMinBufferBytes, kMaxBufferBytes);
   const std::string bytes = core::str(static_cast<long>(std::llround(buffer)));
-  for (const char* name : {"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max"}) write_file(name, bytes);
+  for (const char* name : {"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max"})
+    write_file(name, bytes);
   for (const char* name : {"tcp_rmem 4096 131072 ", "tcp_wmem 4096 65536 "}) {
     const std::string setting = name;
     const std::string path = "/proc/sys/net/ipv4/" + setting.substr(0, 8);
@@ -134,15 +171,16 @@ void tune_kernel(double bdp_bytes, std::string& warnings) {
   }
 }
 
-// Lets programs that list /sys/class/net see the site's interfaces, not the host's. A convenience: a container may
-// forbid it.
+// Lets programs that list /sys/class/net see the site's interfaces, not the host's. A convenience: a
+// container may forbid it.
 void mount_own_sysfs() {
   if (unshare(CLONE_NEWNS) != 0) return;
   if (mount("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) return;
   // The new mount would hide the cgroup tree below the old one.
-  const UniqueFd cgroup(static_cast<int>(
-      syscall(SYS_open_tree, AT_FDCWD, "/sys/fs/cgroup", 1 /* OPEN_TREE_CLONE */ | AT_RECURSIVE | O_CLOEXEC)));
-  if (mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0 || !cgroup.valid()) return;
+  const UniqueFd cgroup(static_cast<int>(syscall(SYS_open_tree, AT_FDCWD, "/sys/fs/cgroup",
+                                                 1 /* OPEN_TREE_CLONE */ | AT_RECURSIVE | O_CLOEXEC)));
+  if (mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0 || !cgroup.valid())
+    return;
   syscall(SYS_move_mount, cgroup.get(), "", AT_FDCWD, "/sys/fs/cgroup", 4 /* MOVE_MOUNT_F_EMPTY_PATH */);
 }
 
@@ -155,10 +193,12 @@ Status acquire_privileges() {
 
   const std::string uid = core::str(geteuid()), gid = core::str(getegid());
   if (unshare(CLONE_NEWUSER) != 0) {
-    return denied(core::str("uid ", uid, " lacks CAP_SYS_ADMIN and CAP_NET_ADMIN, and making a user namespace"),
-                  kHowToUserNamespace);
+    return denied(
+        core::str("uid ", uid, " lacks CAP_SYS_ADMIN and CAP_NET_ADMIN, and making a user namespace"),
+        kHowToUserNamespace);
   }
-  if (!write_file("/proc/self/setgroups", "deny") || !write_file("/proc/self/uid_map", uid + " " + uid + " 1") ||
+  if (!write_file("/proc/self/setgroups", "deny") ||
+      !write_file("/proc/self/uid_map", uid + " " + uid + " 1") ||
       !write_file("/proc/self/gid_map", gid + " " + gid + " 1")) {
     return denied("writing the user namespace's id maps", kHowToUserNamespace);
   }

@@ -1,4 +1,5 @@
-// Copies what the sites print to the emulator's own stdout and stderr, line by line with the site's name in front.
+// Copies what the sites print to the emulator's own stdout and stderr, line by line with the site's name in
+// front.
 #pragma once
 
 #include <atomic>

@@ -22,7 +22,8 @@ constexpr std::size_t kIpTotalLength = 2, kIpId = 4, kIpProtocol = 9, kIpChecksu
 constexpr std::size_t kTcpSequence = 4, kTcpDataOffset = 12, kTcpFlags = 13, kTcpChecksum = 16;
 constexpr std::uint8_t kFin = 0x01, kPsh = 0x08, kCwr = 0x80;
 
-// struct virtio_net_hdr of <linux/virtio_net.h>, which C++ cannot include: it names a member `class`. Host byte order.
+// struct virtio_net_hdr of <linux/virtio_net.h>, which C++ cannot include: it names a member `class`. Host
+// byte order.
 struct VnetHeader {
   std::uint8_t flags;
   std::uint8_t gso_type;
@@ -35,11 +36,15 @@ static_assert(sizeof(VnetHeader) == kVnetHeaderBytes);
 constexpr std::uint8_t kNeedsCsum = 1;
 constexpr std::uint8_t kGsoNone = 0, kGsoTcp4 = 1, kGsoEcn = 0x80;
 
-std::uint8_t load8(const std::byte* at) { return std::to_integer<std::uint8_t>(*at); }
+std::uint8_t load8(const std::byte* at) {
+  return std::to_integer<std::uint8_t>(*at);
+}
 std::uint16_t load16(const std::byte* at) {
   return static_cast<std::uint16_t>(load8(at) << 8 | load8(at + 1));
 }
-std::uint32_t load32(const std::byte* at) { return std::uint32_t{load16(at)} << 16 | load16(at + 2); }
+std::uint32_t load32(const std::byte* at) {
+  return std::uint32_t{load16(at)} << 16 | load16(at + 2);
+}
 void store16(std::byte* at, std::uint16_t value) {
   at[0] = static_cast<std::byte>(value >> 8);
   at[1] = static_cast<std::byte>(value & 0xff);
@@ -76,7 +81,8 @@ std::size_t Frame::run_wire_bytes(std::size_t first, std::size_t count) const {
 
 Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   if (bytes.size() < kVnetHeaderBytes + kMinIpHeaderBytes) {
-    return Status(StatusCode::CorruptData, core::str("frame of ", bytes.size(), " bytes has no room for headers"));
+    return Status(StatusCode::CorruptData,
+                  core::str("frame of ", bytes.size(), " bytes has no room for headers"));
   }
   const VnetHeader vnet = load_vnet_header(bytes);
   const std::span<const std::byte> packet = bytes.subspan(kVnetHeaderBytes);
@@ -90,8 +96,8 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     return Status(StatusCode::CorruptData, core::str("IPv4 header length ", frame.ip_header_bytes));
   }
   if (load16(ip + kIpTotalLength) != packet.size()) {
-    return Status(StatusCode::CorruptData, core::str("IPv4 total length ", load16(ip + kIpTotalLength), ", read ",
-                                                     packet.size(), " bytes"));
+    return Status(StatusCode::CorruptData, core::str("IPv4 total length ", load16(ip + kIpTotalLength),
+                                                     ", read ", packet.size(), " bytes"));
   }
   frame.dst_address = load32(ip + kIpDestination);
 
@@ -106,7 +112,8 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   if (packet.size() - frame.ip_header_bytes < kMinTcpHeaderBytes) {
     return Status(StatusCode::CorruptData, "no room for a TCP header");
   }
-  const std::size_t tcp_header_bytes = std::size_t{load8(ip + frame.ip_header_bytes + kTcpDataOffset)} / 16 * 4;
+  const std::size_t tcp_header_bytes =
+      std::size_t{load8(ip + frame.ip_header_bytes + kTcpDataOffset)} / 16 * 4;
   if (tcp_header_bytes < kMinTcpHeaderBytes || tcp_header_bytes > packet.size() - frame.ip_header_bytes) {
     return Status(StatusCode::CorruptData, core::str("TCP header length ", tcp_header_bytes));
   }
@@ -124,7 +131,8 @@ std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::s
   if (first == 0 && count == frame.segments) return {frame.bytes.begin(), frame.bytes.end()};
 
   const std::size_t payload = frame.run_payload_bytes(first, count);
-  const std::size_t payload_begin = kVnetHeaderBytes + frame.header_bytes + first * frame.segment_payload_bytes;
+  const std::size_t payload_begin =
+      kVnetHeaderBytes + frame.header_bytes + first * frame.segment_payload_bytes;
   const auto headers = frame.bytes.first(kVnetHeaderBytes + frame.header_bytes);
   const auto body = frame.bytes.subspan(payload_begin, payload);
   std::vector<std::byte> out;
@@ -146,7 +154,8 @@ std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::s
   if (first > 0) flags &= static_cast<std::uint8_t>(~kCwr);
   if (first + count < frame.segments) flags &= static_cast<std::uint8_t>(~(kFin | kPsh));
   tcp[kTcpFlags] = static_cast<std::byte>(flags);
-  // With NEEDS_CSUM the field holds the sum of the pseudo header, which the receiving kernel trusts and completes.
+  // With NEEDS_CSUM the field holds the sum of the pseudo header, which the receiving kernel trusts and
+  // completes.
   store16(tcp + kTcpChecksum,
           folded_sum({ip + kIpSource, 8}, kProtocolTcp + static_cast<std::uint32_t>(tcp_bytes)));
 

@@ -6,9 +6,13 @@
 namespace geocomm::tools {
 namespace {
 
-double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+double seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 
-const char* json_bool(bool value) { return value ? "true" : "false"; }
+const char* json_bool(bool value) {
+  return value ? "true" : "false";
+}
 
 void write_link(std::ostream& out, const std::string& src, const std::string& dst, const LinkSnapshot& link) {
   const LinkParams& params = link.params;
@@ -18,8 +22,9 @@ void write_link(std::ostream& out, const std::string& src, const std::string& ds
       << params.loss << R"(,"queue_bytes":)" << params.queue_bytes() << R"(,"bytes":)" << counters.bytes
       << R"(,"segments":)" << counters.segments << R"(,"frames":)" << counters.frames << R"(,"dropped_loss":)"
       << counters.dropped_loss << R"(,"dropped_queue":)" << counters.dropped_queue << R"(,"dropped_down":)"
-      << counters.dropped_down << R"(,"max_queue_bytes":)" << counters.max_queue_bytes << R"(,"max_lateness_s":)"
-      << seconds(link.max_lateness) << R"(,"late_frames":)" << link.late_frames << '}';
+      << counters.dropped_down << R"(,"max_queue_bytes":)" << counters.max_queue_bytes
+      << R"(,"max_lateness_s":)" << seconds(link.max_lateness) << R"(,"late_frames":)" << link.late_frames
+      << '}';
 }
 
 }  // namespace
@@ -56,10 +61,9 @@ std::string report_json(const WanConfig& config, const Router& router, const std
     out << separator << (site.wait_status ? std::to_string(exit_status_of(*site.wait_status)) : "null");
     separator = ",";
   }
-  out << R"(],"elapsed_s":)" << seconds(elapsed)
-      << R"(,"max_lateness_s":)" << seconds(max_lateness) << R"(,"late_frames":)" << late_frames << R"(,"reliable":)"
-      << json_bool(max_lateness <= kLatenessLimit) << R"(,"unroutable_frames":)" << router.unroutable_frames()
-      << R"(,"links":[)" << links.str() << "]}";
+  out << R"(],"elapsed_s":)" << seconds(elapsed) << R"(,"max_lateness_s":)" << seconds(max_lateness)
+      << R"(,"late_frames":)" << late_frames << R"(,"reliable":)" << json_bool(max_lateness <= kLatenessLimit)
+      << R"(,"unroutable_frames":)" << router.unroutable_frames() << R"(,"links":[)" << links.str() << "]}";
   return out.str();
 }
 

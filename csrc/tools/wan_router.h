@@ -1,5 +1,5 @@
-// Moves frames between the sites' TUN devices as the links between them allow. Per device one thread reads and one
-// delivers in the order of due times, so that a destination's links may have different delays.
+// Moves frames between the sites' TUN devices as the links between them allow. Per device one thread reads
+// and one delivers in the order of due times, so that a destination's links may have different delays.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace geocomm::tools {
 
-// A packet delivered later than this was not delayed by the emulated WAN but by a machine that is too busy: the run
-// that it belongs to measures the machine.
+// A packet delivered later than this was not delayed by the emulated WAN but by a machine that is too busy:
+// the run that it belongs to measures the machine.
 inline constexpr std::chrono::milliseconds kLatenessLimit{5};
 
 struct LinkSnapshot {
@@ -74,14 +74,14 @@ class Router {
     std::mutex mutex;
     std::condition_variable changed;
     std::priority_queue<Delivery, std::vector<Delivery>, std::greater<>> pending;  // guarded by mutex
-    std::uint64_t next_order = 0;                                                 // guarded by mutex
-    bool stopping = false;                                                        // guarded by mutex
+    std::uint64_t next_order = 0;                                                  // guarded by mutex
+    bool stopping = false;                                                         // guarded by mutex
   };
 
   GuardedLink& link(std::size_t src, std::size_t dst) const { return *links_[src * ports_.size() + dst]; }
   void read_loop(std::size_t src);
   void deliver_loop(std::size_t dst);
-  void route(std::size_t src, std::span<const std::byte> bytes, std::vector<Run>& runs);
+  void route(std::size_t src, std::span<const std::byte> bytes, std::vector<SegmentRun>& runs);
 
   std::vector<std::unique_ptr<Port>> ports_;
   std::vector<std::unique_ptr<GuardedLink>> links_;

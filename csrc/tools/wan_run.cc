@@ -31,7 +31,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kOutputPatience{2000};  // for a reader of stdout that is stuck, after an interruption
 
-void say(const std::string& text) { dprintf(STDERR_FILENO, "geocomm wan: %s\n", text.c_str()); }
+void say(const std::string& text) {
+  dprintf(STDERR_FILENO, "geocomm wan: %s\n", text.c_str());
+}
 
 std::string address_text(std::size_t site) {
   const in_addr address{htonl(site_address(site))};
@@ -41,7 +43,9 @@ std::string address_text(std::size_t site) {
 class Emulation {
  public:
   Emulation(const WanConfig& config, int lifeline_fd)
-      : config_(config), lifeline_fd_(lifeline_fd), control_([this](std::string_view line) { return answer(line); }) {}
+      : config_(config),
+        lifeline_fd_(lifeline_fd),
+        control_([this](std::string_view line) { return answer(line); }) {}
   ~Emulation() { close_sites(); }
 
   Status start(const std::vector<std::string>& command);
@@ -87,9 +91,11 @@ SiteSpec Emulation::spec_of(std::size_t index, const std::vector<std::string>& c
   const std::size_t count = config_.sites.size();
   for (std::size_t other = 0; other < count; ++other) {
     if (other == index) continue;
-    for (const LinkParams& link : {config_.links[index * count + other], config_.links[other * count + index]}) {
+    for (const LinkParams& link :
+         {config_.links[index * count + other], config_.links[other * count + index]}) {
       const double rtt_secs = 2 * std::chrono::duration<double>(link.delay).count();
-      spec.bdp_bytes = std::max(spec.bdp_bytes, rtt_secs * link.rate_bps / 8 + static_cast<double>(link.queue_bytes()));
+      spec.bdp_bytes =
+          std::max(spec.bdp_bytes, rtt_secs * link.rate_bps / 8 + static_cast<double>(link.queue_bytes()));
     }
   }
   spec.environment = {{"GEOCOMM_SITE", spec.name},
@@ -98,7 +104,8 @@ SiteSpec Emulation::spec_of(std::size_t index, const std::vector<std::string>& c
                       {"MASTER_ADDR", address_text(0)},
                       {"MASTER_PORT", std::to_string(config_.master_port)},
                       {"GLOO_SOCKET_IFNAME", kTunName}};
-  if (!config_.control_path.empty()) spec.environment.emplace_back("GEOCOMM_WAN_CONTROL", config_.control_path);
+  if (!config_.control_path.empty())
+    spec.environment.emplace_back("GEOCOMM_WAN_CONTROL", config_.control_path);
   return spec;
 }
 
@@ -112,6 +119,8 @@ Status Emulation::start(const std::vector<std::string>& command) {
   signals_ = UniqueFd(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.valid()) return Status(StatusCode::Driver, "no descriptor for signals").with_errno(errno);
   GEOCOMM_RETURN_IF_ERROR(acquire_privileges());
+  // Before any site is there: supervisors remove the socket when they end, which must not hit another run's.
+  if (!config_.control_path.empty()) GEOCOMM_RETURN_IF_ERROR(control_.listen(config_.control_path));
 
   std::vector<UniqueFd> tuns;
   for (std::size_t i = 0; i < config_.sites.size(); ++i) {
@@ -124,11 +133,9 @@ Status Emulation::start(const std::vector<std::string>& command) {
       output_.add(config_.sites[i], std::move(sites_.back().err), STDERR_FILENO);
     }
   }
-  // The sites are alike, so what one of them was refused all were.
-  for (const std::string_view text : {std::string_view(sites_[0].warnings)}) {
-    if (!text.empty()) say("warning: " + std::string(text.substr(0, text.size() - 1)));
-  }
-  if (!config_.control_path.empty()) GEOCOMM_RETURN_IF_ERROR(control_.listen(config_.control_path));
+  // The sites are alike: what one of them was refused all were.
+  const std::string& warnings = sites_[0].warnings;
+  if (!warnings.empty()) say("warning: " + warnings.substr(0, warnings.size() - 1));
   router_ = std::make_unique<Router>(std::move(tuns), config_.links, config_.seed);
   GEOCOMM_RETURN_IF_ERROR(router_->start());
   output_.start();
@@ -153,7 +160,8 @@ int Emulation::wait() {
     if (ready <= 0) continue;
 
     signalfd_siginfo info;
-    while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) interrupt(static_cast<int>(info.ssi_signo));
+    while (read(signals_.get(), &info, sizeof(info)) == sizeof(info))
+      interrupt(static_cast<int>(info.ssi_signo));
     char ignored = 0;
     if (fds[1].revents != 0 && read(lifeline_fd_, &ignored, 1) <= 0) interrupt(SIGHUP);
     for (std::size_t i = 0; i < sites_.size(); ++i) {
@@ -170,14 +178,15 @@ int Emulation::wait() {
 }
 
 bool Emulation::all_ended() const {
-  return std::all_of(sites_.begin(), sites_.end(), [](const Site& site) { return site.wait_status.has_value(); });
+  return std::all_of(sites_.begin(), sites_.end(),
+                     [](const Site& site) { return site.wait_status.has_value(); });
 }
 
 void Emulation::note_end(const Site& site) {
   const int status = exit_status_of(*site.wait_status);
   if (status == 0 || phase_ == Phase::Terminating) return;
   const std::string what = WIFSIGNALED(*site.wait_status) ? core::str(" was ended by signal ", status - 128)
-                                                           : core::str(" exited with status ", status);
+                                                          : core::str(" exited with status ", status);
   if (exit_status_ == 0) exit_status_ = status;
   if (config_.keep_going || phase_ != Phase::Running || all_ended()) {
     say(site.name + what);
@@ -264,6 +273,7 @@ Result<int> run_emulator(const WanConfig& config, const std::vector<std::string>
                          int report_fd) {
   Emulation emulation(config, lifeline_fd);
   GEOCOMM_RETURN_IF_ERROR(emulation.start(command));
+  if (report_fd >= 0) dprintf(report_fd, "{\"ok\":true}\n");
   const int status = emulation.wait();
   if (report_fd >= 0) dprintf(report_fd, "%s\n", emulation.report().c_str());
   return status;

@@ -100,13 +100,13 @@ void close_all_but(std::vector<int> kept) {
 }
 
 ino_t network_of(const char* process) {
-  struct stat info {};
+  struct stat info{};
   const std::string path = core::str("/proc/", process, "/ns/net");
   return stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
-// SIGKILL to every other process of this network namespace: the job's processes wherever they were reparented, also
-// those that left their process group or session. Returns how many there were.
+// SIGKILL to every other process of this network namespace: the job's processes wherever they were
+// reparented, also those that left their process group or session. Returns how many there were.
 int kill_namespace() {
   const ino_t own = network_of("self");
   DIR* proc = opendir("/proc");
@@ -236,7 +236,8 @@ Result<Site> start_site(const SiteSpec& spec) {
   UniqueFd theirs(made ? sockets[1] : -1);
   site.socket = UniqueFd(made ? sockets[0] : -1);
   if (!made || (!spec.raw && (!make_pipe(site.out, out_writer) || !make_pipe(site.err, err_writer)))) {
-    return Status(StatusCode::Driver, core::str("no descriptors left for site '", spec.name, "'; raise ulimit -n"))
+    return Status(StatusCode::Driver,
+                  core::str("no descriptors left for site '", spec.name, "'; raise ulimit -n"))
         .with_errno(errno);
   }
   site.supervisor = fork();
@@ -255,9 +256,13 @@ Result<Site> start_site(const SiteSpec& spec) {
   return site;
 }
 
-void release_site(const Site& site) { send_message(site.socket.get(), kGo, {}); }
+void release_site(const Site& site) {
+  send_message(site.socket.get(), kGo, {});
+}
 
-void terminate_site(const Site& site) { send_message(site.socket.get(), kTerminate, {}); }
+void terminate_site(const Site& site) {
+  send_message(site.socket.get(), kTerminate, {});
+}
 
 void receive_site_status(Site& site) {
   const std::string message = receive_message(site.socket.get());

@@ -1,5 +1,6 @@
-// One site: a supervisor process in a network namespace of its own, which runs the site's command and outlives every
-// process the command leaves behind, so that none survives the emulator, however either of them ends.
+// One site: a supervisor process in a network namespace of its own, which runs the site's command and
+// outlives every process the command leaves behind, so that none survives the emulator, however either of
+// them ends.
 #pragma once
 
 #include <sys/types.h>
@@ -17,10 +18,10 @@ namespace geocomm::tools {
 struct SiteSpec {
   std::size_t index = 0;
   std::string name;
-  double bdp_bytes = 0;           // the most data that one of its links holds in flight
+  double bdp_bytes = 0;  // the most data that one of its links holds in flight
   std::vector<std::pair<std::string, std::string>> environment;  // added to the emulator's own
   std::vector<std::string> command;
-  bool raw = false;           // the command writes to the emulator's stdout and stderr, not to pipes
+  bool raw = false;          // the command writes to the emulator's stdout and stderr, not to pipes
   std::string control_path;  // removed by the supervisor where the emulator could not
 };
 
@@ -44,7 +45,8 @@ core::Result<Site> start_site(const SiteSpec& spec);
 void release_site(const Site& site);
 // Sends SIGTERM to the command's process group.
 void terminate_site(const Site& site);
-// Call when site.socket is readable: takes the command's wait status, or SIGKILL's where the supervisor vanished.
+// Call when site.socket is readable: takes the command's wait status, or SIGKILL's where the supervisor
+// vanished.
 void receive_site_status(Site& site);
 // Kills what is left of the site and waits for its supervisor.
 void close_site(Site& site);

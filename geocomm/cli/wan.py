@@ -25,6 +25,8 @@ from geocomm.wan import (
 )
 from geocomm.wan_topology import Link, link_changes, parse_duration
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network between the sites.
 
 Each site is a network namespace of its own and sees only the other sites, over real TCP on links with a rate, a delay
@@ -109,6 +111,8 @@ def wan(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
 ) -> None:
     """See _RUN_HELP."""
+    # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         changes = link_changes(rtt=rtt, rate=rate, loss=loss, queue=queue)
         run = WanRun(
@@ -123,10 +127,12 @@ def wan(
             seed=seed,
         )
     except WanError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         _fail(error)
     with run:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _SIGNALS:
             signal.signal(number, lambda received, _frame: run.interrupt(received))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         status = run.wait()
         report = run.report()
     if report is not None:
@@ -140,8 +146,13 @@ def wan(
 def print_report(report: WanReport) -> None:
     """The links' counters as a table on stderr, so that stdout is the job's own; then, whether to trust its times."""
     console = Console(stderr=True)
-    table = Table(title=f"Emulated WAN, {report.elapsed_s:.1f} s", title_justify="left")
-    for heading in ("link", "Mbit/s", "delay ms", "MB sent", "packets", "lost", "queue full", "down"):
+    table = Table(
+        title=f"Emulated WAN, {report.elapsed_s:.1f} s",
+        title_justify="left",
+        caption="ms: one way. MB: sent, with headers. Dropped packets: lost, at a full queue, at a link that was down.",
+        caption_justify="left",
+    )
+    for heading in ("link", "Mbit/s", "ms", "MB", "packets", "lost", "full", "down"):
         table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
     for link in report.links:
         table.add_row(
