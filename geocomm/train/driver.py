@@ -55,7 +55,6 @@ class _RankRun:
         self._config: RunConfig | None = None
         self._data: PackedSequences | None = None
         self._model_config: Any = None
-        self._model_identity: dict[str, Any] = {}
 
     def run(self, config_path: Path | None, assignments: Sequence[str]) -> int:
         record = record_for(self._place, lambda: self._prepare(config_path, assignments))
@@ -96,13 +95,12 @@ class _RankRun:
         from geocomm.train import model_factory
 
         self._model_config = model_factory.model_config(config.model, config.data, tokenizer)
-        self._model_identity = model_factory.model_identity(self._model_config)
-        if _saves(config):
+        if config.checkpoint.saves():
             self._require_space(root, model_factory.parameter_count(self._model_config))
         return {
             "fields": shared_fields(config),
             "data": data.fingerprint,
-            "model": self._model_identity,
+            "model": model_factory.model_identity(self._model_config),
             "gpus": visible_gpus(),
             "checkpoints": {str(step): manifest for step, manifest in complete_checkpoints(root).items()},
         }
@@ -128,10 +126,8 @@ class _RankRun:
         import torch
         import torch.distributed as dist
 
-        from geocomm.train.engine import create_engine
-        from geocomm.train.train_checkpoint import Progress, RunCheckpoints
-        from geocomm.train.train_log import RunLog, quiet_libraries
-        from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
+        from geocomm.train.train_log import quiet_libraries
+        from geocomm.train.train_session import Agreed, train_session
 
         quiet_libraries(place.rank)
         if plan.device == "cuda":
@@ -142,72 +138,16 @@ class _RankRun:
                 auto_mpi_discovery=False,
                 timeout=timedelta(seconds=config.distributed.timeout_seconds),
             )
+        agreed = Agreed(config, place, plan.device, plan.resume_step, sites, data, self._model_config)
         try:
-            engine = create_engine(config, self._model_config)
-            output_dir = config.output_dir.expanduser()
-            manifest = {
-                "model": self._model_identity,
-                "data": data.fingerprint,
-                "world_size": place.world_size,
-                "zero_stage": config.training.zero_stage,
-                "precision": config.training.precision,
-            }
-            checkpoints = None
-            progress = Progress()
-            if _saves(config) or plan.resume_step is not None:
-                checkpoints = RunCheckpoints(engine, place, output_dir / "checkpoints", config.checkpoint.keep)
-            if plan.resume_step is not None:
-                assert checkpoints is not None
-                progress = checkpoints.restore(plan.resume_step)
-            else:
-                # Draws during training differ by rank and do not depend on how the model was built.
-                torch.manual_seed(config.seed + 1 + place.rank)
-            with RunLog(output_dir, config.logging, config.training.steps, progress.step, place.rank) as log:
-                start = {
-                    "step": progress.step,
-                    "resumed": plan.resume_step is not None,
-                    "backend": config.distributed.backend,
-                    "codec": effective_codec(config),
-                    "device": plan.device,
-                    "sites": sites,
-                    "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
-                    "train_sequences": len(data.train_numbers),
-                    "held_out_sequences": len(data.held_out_numbers),
-                    "config": config.model_dump(mode="json"),
-                }
-                log.write("start", start)
-                log.say(_start_line(start, config, place))
-                loop = TrainLoop(config, place, sites, engine, data, checkpoints, manifest, log)
-                stop = StopRequest()
-                with stop.listening():
-                    progress = loop.run(progress, stop)
-                log.write("end", {"step": progress.step, "complete": progress.step >= config.training.steps})
-                dist.barrier()  # nobody closes connections that another rank still reads from
-                if progress.step < config.training.steps:
-                    log.say(f"stopped after step {progress.step} of {config.training.steps}")
-                    return 128 + (stop.signal or 15)
+            return train_session(agreed)
         except BadInput:
             raise
-        except Exception:
+        except BaseException as error:
             traceback.print_exc()
             # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
+            sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
         finally:
             dist.destroy_process_group()
-        return 0
-
-
-def _saves(config: RunConfig) -> bool:
-    checkpoint = config.checkpoint
-    return checkpoint.at_end or checkpoint.every_steps > 0 or checkpoint.every_minutes > 0
-
-
-def _start_line(start: dict[str, Any], config: RunConfig, place: Place) -> str:
-    sites = ", ".join(f"{site} ({ranks})" for site, ranks in start["sites"].items())
-    begin = f"resuming after step {start['step']}" if start["resumed"] else "starting"
-    codec = f" codec {start['codec']}" if start["codec"] else ""
-    return (
-        f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {place.world_size} ranks on sites {sites}, "
-        f"{start['backend']}{codec} on {start['device']}, ZeRO-{config.training.zero_stage} {config.training.precision}"
-    )

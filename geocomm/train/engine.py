@@ -8,7 +8,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from geocomm.train.model_factory import build_model, build_partitioned_model
 from geocomm.train.train_config import RunConfig
@@ -47,19 +47,21 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = copy.deepcopy(value)
 
 
-def create_engine(config: RunConfig, hf_config: PreTrainedConfig) -> deepspeed.DeepSpeedEngine:
-    """Model, AdamW and DeepSpeed engine. Collective: the process group exists and all ranks call it."""
+def create_model(config: RunConfig, hf_config: PreTrainedConfig) -> PreTrainedModel:
+    """The model for `create_engine`. All ranks call it inside the process group; BadInput may be one rank's alone."""
     accelerator = get_accelerator()
     precision = config.training.precision
     if precision == "fp16" and not accelerator.is_fp16_supported():
         raise BadInput(f"training.precision fp16 is not supported on {accelerator.device_name()}; use bf16 or fp32")
-    settings = deepspeed_config(config)
     if config.model.partitioned_init:
-        model = build_partitioned_model(config.model, hf_config, config.seed, settings)
-    else:
-        model = build_model(config.model, hf_config, config.seed)
+        return build_partitioned_model(config.model, hf_config, config.seed, deepspeed_config(config))
+    return build_model(config.model, hf_config, config.seed)
+
+
+def create_engine(config: RunConfig, model: PreTrainedModel) -> deepspeed.DeepSpeedEngine:
+    """AdamW and the DeepSpeed engine around `model`. Collective."""
     engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=_adamw(model, config), config=settings, dist_init_required=False
+        model=model, optimizer=_adamw(model, config), config=deepspeed_config(config), dist_init_required=False
     )
     _forget_initial_step(engine)
     return engine

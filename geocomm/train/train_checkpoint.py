@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import deepspeed
 import numpy as np
@@ -23,6 +23,8 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from geocomm.train import checkpoint_folder as folder
 from geocomm.train.train_errors import BadInput
 from geocomm.train.train_launch import Place
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ def attempt(action: Callable[[], Any]) -> str | None:
     except (OSError, RuntimeError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     return None
+
+
+def together(place: Place, action: Callable[[], T]) -> T:
+    """Collective. What `action` returns here; BadInput on every rank if it raised BadInput or OSError on any."""
+    result: list[T] = []
+    error = None
+    try:
+        result.append(action())
+    except (BadInput, OSError) as failure:
+        error = str(failure)
+    agree(place, error)
+    return result[0]
 
 
 class _DeferringEngine(TorchCheckpointEngine):

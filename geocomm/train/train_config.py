@@ -149,6 +149,10 @@ class CheckpointConfig(Section):
         "a run. required: refuse a folder without a checkpoint.",
     )
 
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints at all."""
+        return self.at_end or self.every_steps > 0 or self.every_minutes > 0
+
 
 class LoggingConfig(Section):
     """What is shown and written."""

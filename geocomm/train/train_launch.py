@@ -69,7 +69,7 @@ def find_place(environ: MutableMapping[str, str]) -> Place:
         rank=values["RANK"],
         world_size=values["WORLD_SIZE"],
         local_rank=values["LOCAL_RANK"],
-        local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        local_world_size=int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or "1"),
         site=environ.get("GEOCOMM_SITE") or UNNAMED_SITE,
     )
 

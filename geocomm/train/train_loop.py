@@ -94,6 +94,7 @@ class TrainLoop:
             if stopping:
                 break
         self._flush()
+        agree(self._place, self._log_error)
         return progress
 
     def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, bool, bool]:

@@ -1,0 +1,105 @@
+"""A run inside of its process group: engine, checkpoints, log and loop. Imports torch and deepspeed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from geocomm.train.engine import create_engine, create_model
+from geocomm.train.model_factory import model_identity
+from geocomm.train.packing import PackedSequences
+from geocomm.train.train_checkpoint import Progress, RunCheckpoints, together
+from geocomm.train.train_config import RunConfig
+from geocomm.train.train_launch import Place
+from geocomm.train.train_log import RunLog
+from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the ranks found equal or settled before the process group: see `preflight`. `sites`: ranks by site name."""
+
+    config: RunConfig
+    place: Place
+    device: str
+    resume_step: int | None
+    sites: dict[str, int]
+    data: PackedSequences
+    model_config: PreTrainedConfig
+
+
+def train_session(agreed: Agreed) -> int:
+    """Train; the exit code. Collective. BadInput comes on all ranks or none."""
+    config, place, data = agreed.config, agreed.place, agreed.data
+    engine = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
+    output_dir = config.output_dir.expanduser()
+    checkpoints = None
+    if config.checkpoint.saves() or agreed.resume_step is not None:
+        checkpoints = RunCheckpoints(engine, place, output_dir / "checkpoints", config.checkpoint.keep)
+    progress = Progress()
+    if agreed.resume_step is not None:
+        assert checkpoints is not None
+        progress = checkpoints.restore(agreed.resume_step)
+    else:
+        # Draws during training differ by rank and do not depend on how the model was built.
+        torch.manual_seed(config.seed + 1 + place.rank)
+
+    def open_log() -> RunLog:
+        return RunLog(output_dir, config.logging, config.training.steps, progress.step, place.rank)
+
+    with together(place, open_log) as log:
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+        start = _start_entry(agreed, progress, parameters)
+        together(place, lambda: log.write("start", start))
+        log.say(_start_line(agreed, start))
+        loop = TrainLoop(config, place, agreed.sites, engine, data, checkpoints, _manifest(agreed), log)
+        stop = StopRequest()
+        with stop.listening():
+            progress = loop.run(progress, stop)
+        end = {"step": progress.step, "complete": progress.step >= config.training.steps}
+        # Also a barrier: nobody closes connections that another rank still reads from.
+        together(place, lambda: log.write("end", end))
+        if not end["complete"]:
+            log.say(f"stopped after step {progress.step} of {config.training.steps}")
+            return 128 + (stop.signal or 15)
+    return 0
+
+
+def _manifest(agreed: Agreed) -> dict[str, Any]:
+    """What a checkpoint must have in common with the run that resumes it."""
+    return {
+        "model": model_identity(agreed.model_config),
+        "data": agreed.data.fingerprint,
+        "world_size": agreed.place.world_size,
+        "zero_stage": agreed.config.training.zero_stage,
+        "precision": agreed.config.training.precision,
+    }
+
+
+def _start_entry(agreed: Agreed, progress: Progress, parameters: int) -> dict[str, Any]:
+    return {
+        "step": progress.step,
+        "resumed": agreed.resume_step is not None,
+        "backend": agreed.config.distributed.backend,
+        "codec": effective_codec(agreed.config),
+        "device": agreed.device,
+        "sites": agreed.sites,
+        "parameters": parameters,
+        "train_sequences": len(agreed.data.train_numbers),
+        "held_out_sequences": len(agreed.data.held_out_numbers),
+        "config": agreed.config.model_dump(mode="json"),
+    }
+
+
+def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
+    training = agreed.config.training
+    begin = f"resuming after step {start['step']}" if start["resumed"] else "starting"
+    sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
+    codec = f" codec {start['codec']}" if start["codec"] else ""
+    return (
+        f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {agreed.place.world_size} ranks on sites {sites}, "
+        f"{start['backend']}{codec} on {start['device']}, ZeRO-{training.zero_stage} {training.precision}"
+    )
