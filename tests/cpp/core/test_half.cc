@@ -80,7 +80,8 @@ TEST_P(HalfFormats, test_narrow_around_every_midpoint_rounds_to_nearest_even) {
     ASSERT_EQ(exact, middle);
     ASSERT_EQ(format.narrow(exact), (bits & 1) != 0 ? above : below) << std::hex << bits;
     ASSERT_EQ(format.narrow(std::nextafter(exact, 0.0f)), below) << std::hex << bits;
-    ASSERT_EQ(format.narrow(std::nextafter(exact, 1e38f)), above) << std::hex << bits;
+    ASSERT_EQ(format.narrow(std::nextafter(exact, std::numeric_limits<float>::max())), above)
+        << std::hex << bits;
     ASSERT_EQ(format.narrow(-exact), format.narrow(exact) | 0x8000) << std::hex << bits;
   }
 }
