@@ -6,16 +6,15 @@
 // once.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "codec/codec_spec.h"
 #include "collective/layout.h"
+#include "collective/op_kind.h"
 #include "collective/topology.h"
 #include "core/buffer.h"
 #include "core/deadline.h"
@@ -25,33 +24,6 @@
 #include "transport/channel.h"
 
 namespace geocomm::collective {
-
-enum class ReduceOp : std::uint8_t {
-  Sum = 0,
-  Avg = 1,
-  Product = 2,
-  Min = 3,
-  Max = 4,
-  BitAnd = 5,
-  BitOr = 6,
-  BitXor = 7
-};
-
-// What the user called. The values stand on the wire (in the descriptor): never renumber.
-enum class OpKind : std::uint8_t {
-  AllReduce = 1,
-  ReduceScatter = 2,
-  Reduce = 3,
-  AllGather = 4,
-  Broadcast = 5,
-  Gather = 6,
-  Scatter = 7,
-  AllToAll = 8,
-  Barrier = 9,
-  SendRecv = 10,
-};
-std::string_view to_string(OpKind kind);
-std::string_view to_string(ReduceOp op);
 
 // One operation, as all its ranks must agree on it. A peer whose operation of the same number differs in
 // kind, dtype, reduction, codec or element count gets, and gives, InvalidArgument that names both.
@@ -63,7 +35,8 @@ struct OpContext {
   core::DType dtype = core::DType::UInt8;
   core::Deadline deadline;
   std::shared_ptr<void>
-      keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more
+      keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more: until the
+                   // call returns or, after a failed move(), until the IO thread lets go of it
 };
 
 // Numbers for point-to-point messages: apart from collectives, per tag in order of issue. counter < 2^24.

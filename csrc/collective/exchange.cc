@@ -1,0 +1,154 @@
+#include "collective/exchange.h"
+
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "collective/move_operation.h"
+#include "collective/operation.h"
+#include "collective/reduce_operation.h"
+#include "collective/reduction.h"
+#include "core/str.h"
+#include "transport/wire.h"
+
+namespace geocomm::collective {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+using core::str;
+
+namespace {
+
+constexpr std::size_t kMinChunkBytes = 1024;
+// A frame must fit a chunk of the transport, also with what a codec adds in the worst case.
+constexpr std::size_t kMaxChunkBytes = transport::kMaxChunkBytes / 2;
+
+Status invalid(std::string message) {
+  return {StatusCode::InvalidArgument, std::move(message)};
+}
+
+Status check_lane(const Topology& topology, const LaneData& lane, core::DType dtype) {
+  const auto sites = static_cast<std::size_t>(topology.site_count());
+  if (lane.lane.rank_of_site.size() != sites || lane.receives.size() != sites) {
+    return invalid(str("a lane names ", lane.lane.rank_of_site.size(), " ranks and ", lane.receives.size(),
+                       " receivers, but there are ", sites, " sites"));
+  }
+  for (std::size_t site = 0; site < sites; ++site) {
+    const int rank = lane.lane.rank_of_site[site];
+    if (rank < 0 || rank >= topology.size() || topology.site_of(rank) != static_cast<int>(site)) {
+      return invalid(str("a lane names rank ", rank, " for site ", topology.site_name(static_cast<int>(site)),
+                         ", where it is not"));
+    }
+  }
+  if (lane.lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) {
+    return invalid(str("rank ", topology.rank(), " was given a lane in which it takes no part"));
+  }
+  const std::size_t element_bytes = core::size_of(dtype);
+  if (lane.lane.range.end < lane.lane.range.begin ||
+      lane.data.size() != lane.lane.range.size() * element_bytes) {
+    return invalid(str("a lane of ", lane.lane.range.size(), " elements of ", core::to_string(dtype),
+                       " was given ", lane.data.size(), " bytes of data"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(lane.data.data()) % element_bytes != 0) {
+    return invalid(str("a lane's data is not aligned to its elements of ", element_bytes, " bytes"));
+  }
+  return Status::ok();
+}
+
+Status check_piece(const Topology& topology, int rank) {
+  if (rank >= 0 && rank < topology.size() && rank != topology.rank()) return Status::ok();
+  return invalid(str("a piece for rank ", rank, ": rank ", topology.rank(),
+                     " exchanges bytes with the other ranks of a group of ", topology.size()));
+}
+
+class ExchangeImpl final : public Exchange {
+ public:
+  explicit ExchangeImpl(ExchangeConfig config)
+      : shared_(std::make_shared<ExchangeShared>(std::move(config))) {}
+
+  Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) override {
+    Status status = check_reduction(context.dtype, op);
+    for (const LaneData& lane : lanes) {
+      if (status.is_ok()) status = check_lane(topology(), lane, context.dtype);
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    return run(context, std::make_shared<ReduceOperation>(shared_, context, op, lanes));
+  }
+
+  Status move(const OpContext& context, std::span<const SendPiece> sends,
+              std::span<const ReceivePiece> receives) override {
+    Status status;
+    for (const SendPiece& piece : sends) {
+      if (status.is_ok()) status = check_piece(topology(), piece.rank);
+    }
+    for (const ReceivePiece& piece : receives) {
+      if (status.is_ok()) status = check_piece(topology(), piece.rank);
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    return run(context, std::make_shared<MoveOperation>(shared_, context, sends, receives));
+  }
+
+  void abort(const Status& why) override {
+    Status status = why.is_ok() ? Status(StatusCode::Aborted, "the process group was aborted") : why;
+    std::set<std::shared_ptr<Operation>> active;
+    {
+      std::lock_guard lock(mutex_);
+      if (aborted_.is_ok()) aborted_ = status;
+      active = active_;
+    }
+    for (const auto& operation : active) operation->fail(status);
+  }
+
+  ExchangeStats stats() const override {
+    ExchangeStats stats;
+    stats.operations = shared_->operations;
+    stats.raw_bytes_sent = shared_->raw_bytes_sent;
+    stats.wire_bytes_sent = shared_->wire_bytes_sent;
+    stats.raw_bytes_received = shared_->raw_bytes_received;
+    stats.wire_bytes_received = shared_->wire_bytes_received;
+    return stats;
+  }
+
+  const Topology& topology() const override { return shared_->config.topology; }
+
+ private:
+  Status run(const OpContext& context, std::shared_ptr<Operation> operation) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!aborted_.is_ok()) return named(aborted_, context);
+      active_.insert(operation);
+    }
+    Status status = operation->run();
+    std::lock_guard lock(mutex_);
+    active_.erase(operation);
+    return status;
+  }
+
+  static Status named(Status status, const OpContext& context) {
+    return std::move(status).with_op(std::string(to_string(context.kind)), shown_seq(context));
+  }
+
+  const std::shared_ptr<ExchangeShared> shared_;
+  std::mutex mutex_;  // guards all below
+  Status aborted_;
+  std::set<std::shared_ptr<Operation>> active_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> Exchange::create(ExchangeConfig config) {
+  if (config.pool == nullptr || config.buffers == nullptr || !config.channel_to) {
+    return invalid("an exchange needs a thread pool, a buffer pool and a way to its peers");
+  }
+  if (config.chunk_bytes < kMinChunkBytes || config.chunk_bytes > kMaxChunkBytes) {
+    return invalid(str("chunk_bytes is ", config.chunk_bytes, ": it must be from ", kMinChunkBytes, " to ",
+                       kMaxChunkBytes));
+  }
+  if (config.codec.has_blocks() && !codec::is_valid_block(config.codec.block)) {
+    return invalid(str("codec block of ", config.codec.block, " elements"));
+  }
+  return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config)));
+}
+
+}  // namespace geocomm::collective

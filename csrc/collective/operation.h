@@ -1,0 +1,135 @@
+// One operation in flight: the part that reductions and moves share. The calling thread opens it (channels,
+// receives), then waits; pool tasks make frames and use up those that came; the IO thread only does
+// bookkeeping.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collective/exchange.h"
+
+namespace geocomm::collective {
+
+// The number of an operation for messages: for point-to-point the counter alone.
+std::int64_t shown_seq(const OpContext& context);
+
+// What the operations of an Exchange share. Outlives the Exchange while channels still hold frames.
+struct ExchangeShared {
+  explicit ExchangeShared(ExchangeConfig settings) : config(std::move(settings)) {}
+  const ExchangeConfig config;
+  std::atomic<std::size_t> queued_bytes{0};  // given to channels, not yet taken by the kernel
+  std::atomic<std::uint64_t> operations{0};
+  std::atomic<std::uint64_t> raw_bytes_sent{0};
+  std::atomic<std::uint64_t> wire_bytes_sent{0};
+  std::atomic<std::uint64_t> raw_bytes_received{0};
+  std::atomic<std::uint64_t> wire_bytes_received{0};
+};
+
+// Thread-safe. Lives in a shared_ptr: channels (through their sinks), pool tasks and the caller own it.
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Carries the operation out. When it returns, no task touches the caller's memory any more; memory that a
+  // channel may still write to after a failure is owned by context.keep_alive.
+  core::Status run();
+  // Ends run() with `status`, unless it has an error or is done already. From any thread.
+  void fail(core::Status status);
+
+ protected:
+  // What this rank and a peer send each other.
+  struct Peer {
+    int rank = 0;
+    std::uint32_t sends = 0;     // chunks
+    std::uint32_t receives = 0;  // chunks
+    std::uint32_t owed = 0;      // of the receives: those for which the peer waits for nobody
+    std::uint64_t send_descriptor = 0;
+    std::uint64_t receive_descriptor = 0;
+    std::shared_ptr<transport::Channel> channel;  // set by run()
+    // Guarded by mutex_.
+    std::uint32_t arrived = 0;
+    std::uint32_t owed_arrived = 0;
+    std::uint32_t queued = 0;  // chunks given to the channel, not yet taken by the kernel
+  };
+  // A chunk that came.
+  struct Arrival {
+    bool owed = true;  // counts among Peer::owed
+    std::uint64_t raw_bytes = 0;
+    std::uint64_t wire_bytes = 0;
+  };
+
+  Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& context);
+
+  // To be called by the constructor of the derived class: `producers` jobs of produce(), and `finishes` calls
+  // of finished() that the derived class makes itself.
+  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes);
+
+  // In a pool task, in order of `job`, several at once: makes a frame and sends it.
+  virtual core::Status produce(std::size_t job) = 0;
+  // Once, before the first produce(): submits what waits for no frame. `mutex_` is not held.
+  virtual void start() {}
+  // On the IO thread, as ReceiveSink's; `mutex_` is not held.
+  virtual core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t chunk,
+                                                   std::size_t chunk_bytes) = 0;
+  // The chunk is where place() said. On the IO thread, with `mutex_` held.
+  virtual Arrival on_arrival(std::size_t peer, std::uint32_t chunk) = 0;
+
+  // Runs `task` in the pool, unless the operation has ended; its error ends the operation, its success is one
+  // of the `finishes`. `mutex_` must be held.
+  void submit_finish_locked(std::function<core::Status()> task);
+  // One of the `finishes` is done. `mutex_` must be held.
+  void finished_locked();
+  // Sends one chunk; `mutex_` must not be held.
+  core::Status send(std::size_t peer, std::uint32_t chunk, const core::Buffer& payload,
+                    std::uint64_t raw_bytes);
+
+  const std::vector<Peer>& peers() const { return peers_; }
+  std::string peer_name(std::size_t peer) const;
+  const ExchangeConfig& config() const { return shared_->config; }
+  const OpContext& context() const { return context_; }
+  core::BufferPool& buffers() const { return *shared_->config.buffers; }
+
+  std::mutex mutex_;  // guards all mutable state here and in derived classes
+
+ private:
+  class Sink;
+  class QueuedBytes;
+
+  core::Status open();
+  bool may_produce_locked() const;
+  void feed_locked();
+  void run_producer(std::size_t job);
+  void end_task_locked();
+  void fail_locked(core::Status status);
+  void cancel_all();
+  core::Status timeout_status_locked() const;
+  core::Status mismatch(std::size_t peer, std::uint64_t descriptor, std::uint32_t chunk_count) const;
+  transport::OpKey key(int from, int to) const;
+
+  const std::shared_ptr<ExchangeShared> shared_;
+  const OpContext context_;           // without keep_alive
+  std::shared_ptr<void> keep_alive_;  // the caller's; shared with the sinks, let go by run()
+  std::vector<Peer> peers_;
+  std::size_t producers_ = 0;
+
+  std::condition_variable wake_;
+  core::Status error_;
+  bool ended_ = false;  // run() has its result: no new tasks, no more changes of error_
+  bool started_ = false;
+  std::size_t pending_ = 0;  // producers and finishes that are not done
+  std::size_t next_producer_ = 0;
+  std::size_t producing_ = 0;
+  std::size_t tasks_ = 0;  // submitted and not ended
+  std::size_t queued_bytes_ = 0;
+};
+
+}  // namespace geocomm::collective
