@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
 #include <cstddef>
@@ -118,6 +119,13 @@ inline void reseal(Bytes& frame) {
   header.payload_crc = core::crc32c(std::span(frame).subspan(sizeof(header)));
   header.header_crc = core::crc32c(std::as_bytes(std::span(&header, 1)).first(sizeof(header) - 4));
   std::memcpy(frame.data(), &header, sizeof(header));
+}
+
+// A codec string as the name of a parameterized test.
+inline std::string case_name(const testing::TestParamInfo<std::string_view>& info) {
+  std::string name(info.param);
+  std::ranges::replace_if(name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
 }
 
 inline bool same_bits(std::span<const float> a, std::span<const float> b) {
