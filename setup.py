@@ -1,0 +1,77 @@
+"""Builds the native parts (geocomm._C and the WAN emulator) with CMake + ninja; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/__init__.py").read_text())[1]
+
+
+def torch_build() -> tuple[str, str | None]:
+    """(version without the local part, CUDA version or None) of the torch that is built for."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # plugins have no part in the build
+    try:
+        import torch
+    except ImportError:
+        sys.exit("geocomm is built against an installed torch: install torch first, then build with --no-build-isolation")
+    return torch.__version__.split("+")[0], torch.version.cuda
+
+
+def wants_cuda(torch_cuda: str | None) -> bool:
+    """Resolve GEOCOMM_CUDA=auto|on|off against what is here."""
+    choice = os.environ.get("GEOCOMM_CUDA", "auto")
+    if choice not in ("auto", "on", "off"):
+        sys.exit(f"GEOCOMM_CUDA is {choice!r}; it must be auto, on or off")
+    missing = [
+        what
+        for what, there in (("nvcc", shutil.which("nvcc")), ("a CUDA build of torch", torch_cuda))
+        if not there
+    ]
+    if choice == "on" and missing:
+        sys.exit(f"GEOCOMM_CUDA=on, but {' and '.join(missing)} is missing; use GEOCOMM_CUDA=auto to build without")
+    return choice != "off" and not missing
+
+
+class CMakeBuild(build_ext):
+    """One CMake build per torch minor version; incremental."""
+
+    def run(self) -> None:
+        torch_version, torch_cuda = torch_build()
+        minor = ".".join(torch_version.split(".")[:2])
+        cuda = wants_cuda(torch_cuda)
+        print(f"geocomm: building for torch {torch_version}, CUDA {'on' if cuda else 'off'}")
+        build_dir = ROOT / "build" / f"py{sys.version_info.major}{sys.version_info.minor}-torch{minor}"
+        configure = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF"]
+        subprocess.run([*configure, f"-DGEOCOMM_PYTHON={sys.executable}"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
+
+        package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
+        (package / "_bin").mkdir(parents=True, exist_ok=True)
+        for module in (build_dir / "csrc/binding").glob("_C.*.so"):
+            shutil.copy2(module, package)
+        shutil.copy2(build_dir / "csrc/tools/wan_emulator", package / "_bin")
+        # Read before the module is loaded: one built for another torch would crash rather than complain.
+        (package / "_build_info.py").write_text(
+            f'"""Written by setup.py."""\n\nTORCH_VERSION = "{minor}"\nCUDA = {cuda}\n'
+        )
+
+
+def wheel_version() -> str:
+    """0.1.0+torch2.13.cpu, 0.1.0+torch2.11.cu130: one wheel per torch minor version and CUDA variant."""
+    if "sdist" in sys.argv:
+        return VERSION
+    torch_version, torch_cuda = torch_build()
+    variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
+    return f"{VERSION}+torch{'.'.join(torch_version.split('.')[:2])}.{variant}"
+
+
+setup(version=wheel_version(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})
