@@ -1,0 +1,397 @@
+// Reductions between sites over real sockets: equal bits on all receivers, and the right values.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "collective/reduction.h"
+#include "exchange_fixture.h"
+
+namespace geocomm::collective {
+namespace {
+
+using namespace testing;
+using codec::CodecId;
+using codec::CodecSpec;
+
+constexpr std::size_t kHuge = std::size_t{1} << 60;
+
+struct Settings {
+  CodecSpec codec = {};
+  std::size_t broadcast_all_below_bytes = 0;
+  std::size_t chunk_bytes = 2048;
+};
+
+ExchangeGroup::Tune tune_to(const Settings& settings) {
+  return [settings](int, ExchangeConfig& config) {
+    config.codec = settings.codec;
+    config.min_compress_bytes = 0;
+    config.broadcast_all_below_bytes = settings.broadcast_all_below_bytes;
+    config.chunk_bytes = settings.chunk_bytes;
+  };
+}
+
+std::vector<Status> all_reduce(ExchangeGroup& group, std::uint64_t seq, DType dtype, ReduceOp op,
+                               SiteVectors& data) {
+  return group.run([&](int rank) {
+    auto lanes = data.lanes(rank);
+    return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, dtype, data.elements()), op, lanes);
+  });
+}
+
+Bytes reference(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, int ranks) {
+  std::vector<const std::byte*> sources;
+  for (const Bytes& input : inputs) sources.push_back(input.data());
+  Bytes result(inputs.front().size());
+  reduce_elements(dtype, op, sources, result.data(), result.size() / core::size_of(dtype), ranks);
+  return result;
+}
+
+// Largest error of one element that goes through the codec, for values of at most `absmax`.
+double codec_error(const CodecSpec& codec, double absmax) {
+  const double steps = codec.rounding == codec::Rounding::Stochastic ? 1.001 : 0.501;
+  switch (codec.id) {
+    case CodecId::Int8:
+      return absmax / 127 * 1.008 * steps;
+    case CodecId::Int4:
+      return absmax / 7 * 1.008 * steps;
+    case CodecId::Fp16:
+      return absmax / 2048 + 1e-7;
+    case CodecId::Bf16:
+      return absmax / 256;
+    case CodecId::None:
+      return 0;
+  }
+  return 0;
+}
+
+double absmax_of(DType dtype, const Bytes& bytes) {
+  double most = 0;
+  for (std::size_t i = 0; i < bytes.size() / core::size_of(dtype); ++i) {
+    most = std::max(most, std::abs(value_at(dtype, bytes, i)));
+  }
+  return most;
+}
+
+const std::vector<std::vector<int>>& shapes() {
+  static const std::vector<std::vector<int>> kShapes = {
+      {1, 1}, {2, 3}, {1, 2, 1}, {1, 1, 1, 1}, {2, 1, 1, 1, 2}};
+  return kShapes;
+}
+
+class ExchangeAlgorithms : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(ExchangeAlgorithms, all_reduce_of_every_dtype_and_op_uncompressed_is_exact_in_site_order) {
+  for (const auto& sizes : shapes()) {
+    ExchangeGroup group(sizes, tune_to({.broadcast_all_below_bytes = GetParam()}));
+    std::uint64_t seq = 0;
+    for (DType dtype : all_dtypes()) {
+      for (int number = 0; number < 8; ++number) {
+        const auto op = static_cast<ReduceOp>(number);
+        if (!check_reduction(dtype, op).is_ok()) continue;
+        SiteVectors data(group.topology(0), dtype, 5003, ++seq);
+        expect_all_ok(all_reduce(group, seq, dtype, op, data));
+        const Bytes expected = reference(dtype, op, data.inputs(), group.size());
+        for (const Bytes& output : data.outputs()) {
+          ASSERT_TRUE(output == expected) << core::to_string(dtype) << " " << to_string(op);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeAlgorithms, all_reduce_with_every_codec_is_equal_everywhere_and_within_its_bound) {
+  const std::vector<CodecSpec> codecs = {
+      {.id = CodecId::Fp16}, {.id = CodecId::Bf16},
+      {.id = CodecId::Int8}, {.id = CodecId::Int8, .rounding = codec::Rounding::Stochastic, .block = 64},
+      {.id = CodecId::Int4}, {.id = CodecId::Int4, .rounding = codec::Rounding::Stochastic, .block = 1024}};
+  for (const auto& sizes : shapes()) {
+    for (const CodecSpec& codec : codecs) {
+      ExchangeGroup group(sizes, tune_to({codec, GetParam(), 4096}));
+      std::uint64_t seq = 0;
+      for (DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
+        for (ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
+          SiteVectors data(group.topology(0), dtype, 7001, ++seq);
+          expect_all_ok(all_reduce(group, seq, dtype, op, data));
+          double bound = 1e-5;
+          std::vector<double> sums(data.elements());
+          for (const Bytes& input : data.inputs()) {
+            bound += codec_error(codec, absmax_of(dtype, input));
+            for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += value_at(dtype, input, i);
+          }
+          // The owner's requantization, and the rounding to the dtype.
+          const double sum_absmax =
+              absmax_of(dtype, data.outputs()[0]) * (op == ReduceOp::Avg ? group.size() : 1);
+          bound += codec_error(codec, sum_absmax * 1.2 + bound);
+          bound += dtype == DType::Float32 ? 0 : sum_absmax / (dtype == DType::Float16 ? 2048 : 256);
+          const double divisor = op == ReduceOp::Avg ? group.size() : 1;
+          for (const Bytes& output : data.outputs()) {
+            ASSERT_TRUE(output == data.outputs()[0]) << "replicas differ: " << codec.to_string();
+          }
+          for (std::size_t i = 0; i < sums.size(); ++i) {
+            ASSERT_NEAR(value_at(dtype, data.outputs()[0], i), sums[i] / divisor, bound / divisor)
+                << codec.to_string() << " " << core::to_string(dtype) << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeAlgorithms, reduce_to_one_site_leaves_the_other_sites_data_alone) {
+  const std::vector<int> sizes = {2, 1, 3};
+  for (CodecId id : {CodecId::None, CodecId::Int8}) {
+    ExchangeGroup group(sizes, tune_to({{.id = id}, GetParam(), 2048}));
+    for (std::size_t root = 0; root < sizes.size(); ++root) {
+      SiteVectors data(group.topology(0), DType::Float32, 4001, root);
+      std::vector<bool> receives(sizes.size(), false);
+      receives[root] = true;
+      expect_all_ok(group.run([&](int rank) {
+        auto lanes = data.lanes(rank, receives);
+        return group.exchange(rank).reduce(context_of(OpKind::Reduce, root, DType::Float32, 4001),
+                                           ReduceOp::Sum, lanes);
+      }));
+      for (std::size_t site = 0; site < sizes.size(); ++site) {
+        if (site == root) continue;
+        EXPECT_EQ(data.outputs()[site], data.inputs()[site]);
+      }
+      double bound = 1e-5;
+      for (const Bytes& input : data.inputs())
+        bound += codec_error({.id = id}, absmax_of(DType::Float32, input));
+      const Bytes exact = reference(DType::Float32, ReduceOp::Sum, data.inputs(), 1);
+      if (id == CodecId::None) {
+        EXPECT_EQ(data.outputs()[root], exact);
+      }
+      for (std::size_t i = 0; i < 4001; ++i) {
+        ASSERT_NEAR(value_at(DType::Float32, data.outputs()[root], i), value_at(DType::Float32, exact, i),
+                    bound);
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeAlgorithms, some_sites_receive_and_the_owner_may_be_none_of_them) {
+  ExchangeGroup group({1, 1, 1, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 2048}));
+  SiteVectors data(group.topology(0), DType::BFloat16, 4001, 3);
+  const std::vector<bool> receives = {false, true, false, true};
+  expect_all_ok(group.run([&](int rank) {
+    auto lanes = data.lanes(rank, receives);
+    return group.exchange(rank).reduce(context_of(OpKind::Reduce, 1, DType::BFloat16, 4001), ReduceOp::Sum,
+                                       lanes);
+  }));
+  EXPECT_EQ(data.outputs()[0], data.inputs()[0]);
+  EXPECT_EQ(data.outputs()[2], data.inputs()[2]);
+  EXPECT_EQ(data.outputs()[1], data.outputs()[3]);
+  EXPECT_NE(data.outputs()[1], data.inputs()[1]);
+}
+
+TEST_P(ExchangeAlgorithms, nan_and_inf_arrive_and_harm_only_their_block) {
+  ExchangeGroup group({1, 1, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
+  SiteVectors data(group.topology(0), DType::Float32, 4096, 5);
+  set_value(DType::Float32, data.inputs()[1], 700, std::numeric_limits<double>::quiet_NaN());
+  set_value(DType::Float32, data.inputs()[2], 2000, std::numeric_limits<double>::infinity());
+  data.reset_outputs();
+  expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
+  for (const Bytes& output : data.outputs()) {
+    EXPECT_EQ(output, data.outputs()[0]);
+    for (std::size_t i = 0; i < 4096; ++i) {
+      const double value = value_at(DType::Float32, output, i);
+      ASSERT_EQ(std::isnan(value), i == 700) << i;
+      ASSERT_EQ(std::isinf(value), i == 2000) << i;
+    }
+  }
+}
+
+TEST_P(ExchangeAlgorithms, many_operations_issued_in_different_orders_all_complete) {
+  constexpr std::uint64_t kOperations = 24;
+  ExchangeGroup group({1, 2, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
+  std::vector<SiteVectors> data;
+  for (std::uint64_t seq = 0; seq < kOperations; ++seq) {
+    data.emplace_back(group.topology(0), DType::Float32, 500 + 997 * seq, seq);
+  }
+  std::vector<Status> failures = group.run([&](int rank) {
+    std::vector<std::uint64_t> order(kOperations);
+    for (std::uint64_t seq = 0; seq < kOperations; ++seq) order[seq] = seq;
+    std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(rank)));
+    std::vector<Status> results(kOperations);
+    std::vector<std::thread> threads;
+    for (std::uint64_t seq : order) {
+      threads.emplace_back([&, seq] {
+        auto lanes = data[seq].lanes(rank);
+        results[seq] = group.exchange(rank).reduce(
+            context_of(OpKind::AllReduce, seq, DType::Float32, data[seq].elements()), ReduceOp::Sum, lanes);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const Status& status : results) {
+      if (!status.is_ok()) return status;
+    }
+    return Status::ok();
+  });
+  expect_all_ok(failures);
+  for (SiteVectors& one : data) {
+    const Bytes exact = reference(DType::Float32, ReduceOp::Sum, one.inputs(), 1);
+    for (const Bytes& output : one.outputs()) {
+      ASSERT_EQ(output, one.outputs()[0]);
+      for (std::size_t i = 0; i < one.elements(); ++i) {
+        ASSERT_NEAR(value_at(DType::Float32, output, i), value_at(DType::Float32, exact, i), 0.3);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeAlgorithms, ::testing::Values(0, kHuge), [](const auto& info) {
+  return std::string(info.param == 0 ? "owner_reduces" : "broadcast_all");
+});
+
+const CodecSpec kStochastic = {.id = CodecId::Int8, .rounding = codec::Rounding::Stochastic};
+
+Bytes stochastic_sum(const std::vector<int>& sizes, std::size_t chunk_bytes, int threads) {
+  ExchangeGroup group(sizes, tune_to({kStochastic, 0, chunk_bytes}), threads);
+  SiteVectors data(group.topology(0), DType::Float32, 20'000, 11);
+  expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
+  return data.outputs()[0];
+}
+
+TEST(ExchangeReduce, chunk_size_and_threads_change_no_bit_between_two_sites) {
+  const Bytes first = stochastic_sum({1, 1}, 2048, 1);
+  EXPECT_EQ(first, stochastic_sum({1, 1}, 2048, 3));
+  EXPECT_EQ(first, stochastic_sum({1, 1}, 64 * 1024, 2));
+}
+
+TEST(ExchangeReduce, threads_change_no_bit_of_what_owners_reduce) {
+  EXPECT_EQ(stochastic_sum({1, 1, 1}, 2048, 1), stochastic_sum({1, 1, 1}, 2048, 3));
+}
+
+TEST(ExchangeReduce, reduce_scatter_layout_played_through_gives_each_rank_its_shard) {
+  constexpr std::uint64_t kShard = 1501;
+  ExchangeGroup group({2, 1, 3}, tune_to({}));
+  const auto size = static_cast<std::size_t>(group.size());
+  const std::uint64_t elements = kShard * size;
+  std::vector<Bytes> inputs;
+  for (std::size_t rank = 0; rank < size; ++rank)
+    inputs.push_back(random_elements(DType::Int32, elements, rank));
+  const Bytes expected = reference(DType::Int32, ReduceOp::Sum, inputs, 1);
+  std::vector<Bytes> shards(size);
+  expect_all_ok(group.run([&](int rank) {
+    const Topology& topology = group.topology(rank);
+    const ReduceScatterLayout layout = reduce_scatter_layout(topology, kShard);
+    // The inner reduce-scatter: this rank's block of what the ranks of its site have packed.
+    Bytes block(layout.block * 4);
+    const std::uint64_t begin = layout.block * static_cast<std::uint64_t>(topology.local_rank());
+    for (const CopyRun& run : layout.pack) {
+      if (run.to < begin || run.to >= begin + layout.block) continue;
+      for (std::uint64_t i = 0; i < run.count; ++i) {
+        std::uint32_t sum = 0;
+        for (int member : topology.ranks_of(topology.site())) {
+          sum += read_as<std::uint32_t>(inputs[static_cast<std::size_t>(member)], run.from + i);
+        }
+        std::memcpy(block.data() + (run.to - begin + i) * 4, &sum, 4);
+      }
+    }
+    std::vector<LaneData> lanes;
+    for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
+      std::vector<bool> receives(static_cast<std::size_t>(topology.site_count()), false);
+      receives[static_cast<std::size_t>(topology.site_of(layout.receiver[i]))] = true;
+      lanes.push_back({layout.lanes[i], receives,
+                       std::span(block).subspan(layout.offset[i] * 4, layout.lanes[i].range.size() * 4)});
+    }
+    Status status = group.exchange(rank).reduce(context_of(OpKind::ReduceScatter, 1, DType::Int32, elements),
+                                                ReduceOp::Sum, lanes);
+    block.resize(kShard * 4);
+    shards[static_cast<std::size_t>(rank)] = block;
+    return status;
+  }));
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const auto at = expected.begin() + static_cast<std::ptrdiff_t>(rank * kShard * 4);
+    EXPECT_EQ(shards[rank], Bytes(at, at + static_cast<std::ptrdiff_t>(kShard * 4))) << "rank " << rank;
+  }
+}
+
+TEST(ExchangeReduce, operations_below_min_compress_bytes_are_exact) {
+  ExchangeGroup group({1, 1}, [](int, ExchangeConfig& config) { config.codec.id = CodecId::Int4; });
+  SiteVectors data(group.topology(0), DType::Float32, 1000, 1);
+  expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
+  const Bytes exact = reference(DType::Float32, ReduceOp::Sum, data.inputs(), 1);
+  EXPECT_EQ(data.outputs()[0], exact);
+  EXPECT_EQ(data.outputs()[1], exact);
+}
+
+TEST(ExchangeReduce, one_site_alone_keeps_its_sum_and_averages_it) {
+  ExchangeGroup group({2}, tune_to({}));
+  for (ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
+    SiteVectors data(group.topology(0), DType::Float32, 3000, 1);
+    expect_all_ok(all_reduce(group, static_cast<std::uint64_t>(op), DType::Float32, op, data));
+    EXPECT_EQ(data.outputs()[0], reference(DType::Float32, op, data.inputs(), 2));
+  }
+}
+
+TEST(ExchangeReduce, no_elements_is_done_at_once) {
+  ExchangeGroup group({1, 1, 1}, tune_to({}));
+  SiteVectors data(group.topology(0), DType::Float32, 0, 1);
+  expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
+}
+
+TEST(ExchangeReduce, stats_count_raw_and_wire_bytes_of_both_directions) {
+  ExchangeGroup group({1, 1}, tune_to({{.id = CodecId::Int8}, 0, 1 << 20}));
+  constexpr std::size_t kElements = 1 << 20;
+  SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
+  expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
+  for (int rank = 0; rank < 2; ++rank) {
+    const ExchangeStats stats = group.exchange(rank).stats();
+    EXPECT_EQ(stats.operations, 1u);
+    EXPECT_EQ(stats.raw_bytes_sent, kElements * 4);
+    EXPECT_EQ(stats.raw_bytes_received, kElements * 4);
+    EXPECT_GT(stats.wire_bytes_sent, kElements);
+    EXPECT_LT(stats.wire_bytes_sent, kElements * 11 / 10);
+    EXPECT_EQ(stats.wire_bytes_received, stats.wire_bytes_sent);
+  }
+}
+
+TEST(ExchangeReduce, bad_arguments_are_refused) {
+  ExchangeGroup group({1, 1}, tune_to({}));
+  Exchange& exchange = group.exchange(0);
+  Bytes data(400);
+  const auto code_of = [&](const std::function<void(LaneData&)>& spoil, ReduceOp op = ReduceOp::Sum,
+                           DType dtype = DType::Float32) {
+    std::vector<LaneData> lanes(1);
+    lanes[0].lane.range = {0, 100};
+    lanes[0].lane.rank_of_site = {0, 1};
+    lanes[0].receives = {true, true};
+    lanes[0].data = data;
+    spoil(lanes[0]);
+    return exchange.reduce(context_of(OpKind::AllReduce, 1, dtype, 100), op, lanes).code();
+  };
+  const auto nothing = [](LaneData&) {};
+  EXPECT_EQ(code_of([&](LaneData& l) { l.data = l.data.first(396); }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](LaneData& l) { l.receives = {true}; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](LaneData& l) { l.lane.rank_of_site = {1, 0}; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](LaneData& l) { l.lane.rank_of_site = {0, 7}; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of(nothing, ReduceOp::BitXor), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of(nothing, ReduceOp::Avg, DType::Int32), StatusCode::InvalidArgument);
+}
+
+TEST(ExchangeCreate, bad_settings_are_refused) {
+  ExchangeGroup group({1, 1});
+  const auto code_of = [&](const std::function<void(ExchangeConfig&)>& spoil) {
+    ExchangeConfig config{.group = 1,
+                          .topology = group.topology(0),
+                          .channel_to = [&](int peer) { return group.channel(0, peer); },
+                          .codec = {},
+                          .pool = group.at(0).pool.get(),
+                          .buffers = group.at(0).buffers.get()};
+    spoil(config);
+    return Exchange::create(std::move(config)).status().code();
+  };
+  EXPECT_EQ(code_of([](ExchangeConfig&) {}), StatusCode::Ok);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.chunk_bytes = 100; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.chunk_bytes = 9 << 20; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.pool = nullptr; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.buffers = nullptr; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.channel_to = nullptr; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.codec = {.id = CodecId::Int8, .block = 100}; }),
+            StatusCode::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace geocomm::collective
