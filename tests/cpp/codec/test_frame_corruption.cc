@@ -114,7 +114,7 @@ TEST_P(Hostile, test_random_frames_with_right_checksums_stay_inside) {
       const auto bits = core::philox4x32({round, change, 1, 0}, {77, 0});
       forged[4 + bits[0] % (forged.size() - 4)] = static_cast<std::byte>(bits[1]);
     }
-    forged.resize(forged.size() - random[1] % 3);
+    for (std::uint32_t cut = 0; cut < random[1] % 3; ++cut) forged.pop_back();
     reseal(forged);
     decodes(forged);
   }
