@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kReadBytes = 65536;
 constexpr std::size_t kMaxLineBytes = 65536;  // a longer line is cut into several
 
-void write_all(int fd, std::string_view text) {
+// False: nobody reads `fd` any more.
+bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
@@ -22,9 +23,10 @@ void write_all(int fd, std::string_view text) {
       poll(&ready, 1, -1);
       continue;
     }
-    if (written <= 0) return;  // nobody listens any more; the job goes on
+    if (written <= 0) return false;
     text.remove_prefix(static_cast<std::size_t>(written));
   }
+  return true;
 }
 
 }  // namespace
@@ -48,7 +50,7 @@ void OutputPump::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void OutputPump::forward(Stream& stream, std::string_view text) {
+bool OutputPump::forward(Stream& stream, std::string_view text) {
   std::string out;
   while (!text.empty()) {
     const std::size_t newline = text.find('\n');
@@ -59,7 +61,7 @@ void OutputPump::forward(Stream& stream, std::string_view text) {
     out += stream.prefix + stream.partial_line + '\n';
     stream.partial_line.clear();
   }
-  write_all(stream.target_fd, out);
+  return write_all(stream.target_fd, out);
 }
 
 void OutputPump::run() {
@@ -72,11 +74,11 @@ void OutputPump::run() {
       if (fds[i].fd < 0 || fds[i].revents == 0) continue;
       const ssize_t got = read(fds[i].fd, buffer.data(), buffer.size());
       if (got < 0 && errno == EINTR) continue;
-      if (got > 0) {
-        forward(streams_[i], {buffer.data(), static_cast<std::size_t>(got)});
-        continue;
-      }
-      if (!streams_[i].partial_line.empty()) forward(streams_[i], "\n");
+      if (got > 0 && forward(streams_[i], {buffer.data(), static_cast<std::size_t>(got)})) continue;
+      if (got == 0 && !streams_[i].partial_line.empty()) forward(streams_[i], "\n");
+      // Where it was the reader who left, as in `geocomm wan ... | head`, the site gets the SIGPIPE that a
+      // pipeline gives.
+      streams_[i].source.reset();
       fds[i].fd = -1;
       --open;
     }

@@ -33,7 +33,8 @@ class OutputPump {
     std::string partial_line;
   };
   void run();
-  static void forward(Stream& stream, std::string_view text);
+  // False: nobody reads the target any more.
+  static bool forward(Stream& stream, std::string_view text);
 
   std::vector<Stream> streams_;
   std::atomic<bool> done_{true};

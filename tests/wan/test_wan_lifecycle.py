@@ -11,10 +11,21 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wan_support import PROGRAMS, REPOSITORY, emulate, geocomm, processes_with, program, require_wan, wait_until
+from wan_support import (
+    PROGRAMS,
+    REPOSITORY,
+    emulate,
+    geocomm,
+    kill_started,
+    processes_with,
+    program,
+    require_wan,
+    wait_until,
+)
 
 from geocomm.wan import Link, Topology, WanConfigError, WanRun, WanUnavailableError
 
@@ -24,8 +35,10 @@ TWO = Topology.uniform(2, Link(delay_s=0.005))
 
 
 @pytest.fixture(autouse=True)
-def _wan() -> None:
+def _wan() -> Iterator[None]:
     require_wan()
+    yield
+    kill_started()
 
 
 @pytest.fixture
@@ -83,6 +96,16 @@ def test_output_of_many_lines_is_whole() -> None:
     for site in TWO.sites:
         mine = [line for line in outcome.stdout.splitlines() if line.startswith(f"[{site}]")]
         assert mine == [f"[{site}] {i}" for i in range(1, 30001)]
+
+
+def test_output_without_a_reader_ends_the_job_as_in_a_pipeline() -> None:
+    command = geocomm("wan", "--", "yes")
+    assert command.stdout is not None
+    assert command.stdout.readline().endswith("] y\n")
+    command.stdout.close()
+    assert command.wait(30) == 128 + signal.SIGPIPE
+    assert command.stderr is not None
+    command.stderr.close()
 
 
 def test_exit_status_is_the_first_failure() -> None:

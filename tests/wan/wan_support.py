@@ -17,6 +17,7 @@ import pytest
 from geocomm.wan import Topology, WanReport, WanRun, WanUnavailableError, check_wan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_started: list[subprocess.Popen[str]] = []
 PROGRAMS = Path(__file__).with_name("wan_site_programs.py")
 
 
@@ -70,15 +71,25 @@ def emulate(
 
 def geocomm(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """The command line, as a user starts it."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | options.pop("environment", {})
-    return subprocess.Popen(
+    command = subprocess.Popen(
         [sys.executable, "-m", "geocomm.cli.main", *arguments],
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         **options,
     )
+    _started.append(command)
+    return command
+
+
+def kill_started() -> None:
+    """After a test: end the commands that it left running because it failed. Their sites end with them."""
+    while _started:
+        command = _started.pop()
+        if command.poll() is None:
+            command.kill()
+            command.communicate()
 
 
 def processes_with(marker: str) -> list[int]:
