@@ -41,6 +41,13 @@ def wants_cuda(torch_cuda: str | None) -> bool:
     return choice != "off" and not missing
 
 
+def replace_file(source: Path, target: Path) -> None:
+    """Copy beside and rename: processes that run the old file keep it."""
+    beside = target.with_name(target.name + ".new")
+    shutil.copy2(source, beside)
+    beside.replace(target)
+
+
 class CMakeBuild(build_ext):
     """One CMake build per torch minor version; incremental."""
 
@@ -57,8 +64,8 @@ class CMakeBuild(build_ext):
         package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
         (package / "_bin").mkdir(parents=True, exist_ok=True)
         for module in (build_dir / "csrc/binding").glob("_C.*.so"):
-            shutil.copy2(module, package)
-        shutil.copy2(build_dir / "csrc/tools/wan_emulator", package / "_bin")
+            replace_file(module, package / module.name)
+        replace_file(build_dir / "csrc/tools/wan_emulator", package / "_bin/wan_emulator")
         # Read before the module is loaded: one built for another torch would crash rather than complain.
         (package / "_build_info.py").write_text(
             f'"""Written by setup.py."""\n\nTORCH_VERSION = "{minor}"\nCUDA = {cuda}\n'

@@ -1,3 +1,88 @@
-"""geocomm: torch.distributed across distant sites. See `docs/architecture.md`."""
+"""geocomm: torch.distributed across distant sites.
+
+`torch.distributed.init_process_group("geocomm")` needs no import of this package; it holds the options and the tools
+around the backend. Importing it loads neither torch nor the native library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from geocomm.codec import codec_names, compress, decompress
+    from geocomm.errors import (
+        AbortedError,
+        AuthFailedError,
+        CommTimeoutError,
+        CorruptDataError,
+        DstTooSmallError,
+        GeocommError,
+        InternalError,
+        InvalidArgumentError,
+        NetworkError,
+        PeerLostError,
+        UnsupportedError,
+        VersionMismatchError,
+    )
+    from geocomm.options import Options
+    from geocomm.telemetry import last_error, stats
+    from geocomm.topology import device_mesh
+
+_MODULE_OF = {
+    "Options": "options",
+    "compress": "codec",
+    "decompress": "codec",
+    "codec_names": "codec",
+    "stats": "telemetry",
+    "last_error": "telemetry",
+    "device_mesh": "topology",
+    "GeocommError": "errors",
+    "InvalidArgumentError": "errors",
+    "UnsupportedError": "errors",
+    "VersionMismatchError": "errors",
+    "AuthFailedError": "errors",
+    "CorruptDataError": "errors",
+    "DstTooSmallError": "errors",
+    "CommTimeoutError": "errors",
+    "PeerLostError": "errors",
+    "NetworkError": "errors",
+    "AbortedError": "errors",
+    "InternalError": "errors",
+}
+
+__all__ = [
+    "AbortedError",
+    "AuthFailedError",
+    "CommTimeoutError",
+    "CorruptDataError",
+    "DstTooSmallError",
+    "GeocommError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NetworkError",
+    "Options",
+    "PeerLostError",
+    "UnsupportedError",
+    "VersionMismatchError",
+    "__version__",
+    "codec_names",
+    "compress",
+    "decompress",
+    "device_mesh",
+    "last_error",
+    "stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, and only then (PEP 562)."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"geocomm.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'geocomm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

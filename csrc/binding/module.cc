@@ -360,6 +360,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("codec") = "none", py::arg("min_compress_bytes") = 65536,
            py::arg("preserve_inputs") = false, py::arg("split") = py::none())
       .def_property_readonly("options", &ProcessGroupGeocomm::options)
+      .def_property_readonly("spans_sites", &ProcessGroupGeocomm::spans_sites)
+      .def_property_readonly("closed", &ProcessGroupGeocomm::closed)
       .def(
           "perform_nocolor_split", [](ProcessGroupGeocomm&, const at::Device&) {}, py::arg("device"))
       .def("stats", &group_stats);

@@ -377,6 +377,11 @@ void ProcessGroupGeocomm::abort() {
   });
 }
 
+bool ProcessGroupGeocomm::closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 void ProcessGroupGeocomm::shutdown() {
   {
     std::lock_guard lock(mutex_);

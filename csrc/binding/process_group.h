@@ -84,6 +84,8 @@ class ProcessGroupGeocomm : public c10d::Backend {
   void shutdown() override;
 
   bool spans_sites() const { return wan_ != nullptr; }
+  // Whether shutdown() was called.
+  bool closed() const;
   const std::shared_ptr<WanCollectives>& wan() const { return wan_; }
 
  private:
@@ -97,7 +99,7 @@ class ProcessGroupGeocomm : public c10d::Backend {
   const std::shared_ptr<WanCollectives> wan_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
-  std::mutex mutex_;  // guards coalescing_, coalesced_, closed_
+  mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_
   bool coalescing_ = false;
   bool closed_ = false;
   std::vector<WorkPtr> coalesced_;

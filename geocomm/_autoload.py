@@ -1,0 +1,26 @@
+"""Entry point of the group `torch.backends`: torch calls it at the end of `import torch`.
+
+It only tells torch the backend's name, and can never make `import torch` fail. Nothing is imported at module level (torch is
+half imported at that point, and a user's `import geocomm` may be what began it); the native library is loaded when the first
+process group is made.
+"""
+
+
+def register() -> None:
+    """Register the backend name "geocomm" for CPU and CUDA tensors. Idempotent; never raises."""
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available() or "geocomm" in dist.Backend.backend_list:
+            return
+
+        def create(backend_options: object, group_options: object) -> object:
+            from geocomm.backend import create_backend
+
+            return create_backend(backend_options, group_options)
+
+        dist.Backend.register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
+    except Exception as error:
+        import sys
+
+        print(f"geocomm: the backend could not be registered with torch: {error!r}", file=sys.stderr)

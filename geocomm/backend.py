@@ -1,0 +1,278 @@
+"""Making process groups: site discovery, the inner groups of the site, and the native backend over both."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import ipaddress
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
+from geocomm.native import native
+from geocomm.options import Options, codec_threads, listen_port
+from geocomm.topology import RankInfo, check, exchange, new_group_identity, own_address, own_versions, sites_of
+
+if TYPE_CHECKING:
+    from geocomm._C import Endpoint, ProcessGroupGeocomm
+
+# The inner backend's own watchdog must not end an operation that waits for the WAN.
+_INNER_TIMEOUT_MARGIN = timedelta(minutes=10)
+_EXIT_GRACE = timedelta(seconds=5)
+
+
+@dataclass
+class Group:
+    """A process group of this process, and what its sub-groups are derived from."""
+
+    backend: ProcessGroupGeocomm
+    store: dist.Store
+    options: Options
+    global_ranks: list[int]
+    splits: int = 0
+    split_of_name: dict[str, ProcessGroupGeocomm | None] = field(default_factory=dict)
+
+
+class Process:
+    """What this process has once, whatever its process groups."""
+
+    def __init__(self) -> None:
+        self.world_options: Options | None = None
+        self.past: dict[str, float] = {}  # counters of groups that are gone
+        self._groups: list[Group] = []
+        self._endpoint: tuple[tuple[Any, ...], Endpoint] | None = None
+        self._lock = threading.Lock()
+
+    def endpoint(self, options: Options, host: str) -> Endpoint:
+        """The listener that all groups share; made anew if the options of a later group differ and no group uses it."""
+        loopback = _is_loopback(host) and options.security == "required"
+        wanted = {
+            "bind_address": host if loopback else "",
+            "port": listen_port(options),
+            "streams": options.streams or 0,
+            "insecure": options.security == "insecure",
+            "link_deadline": options.link_deadline,
+            "max_pacing_bps": options.max_pacing_bps or 0,
+            "threads": codec_threads(options),
+        }
+        key = tuple(wanted.items())
+        self.forget_closed()
+        with self._lock:
+            if self._endpoint is not None and self._endpoint[0] != key:
+                if any(group.backend.spans_sites for group in self._groups):
+                    different = [
+                        f"{name} is {new!r} and was {old!r}"
+                        for (name, new), (_, old) in zip(key, self._endpoint[0], strict=True)
+                        if new != old
+                    ]
+                    raise InvalidArgumentError(
+                        "all process groups of a process share its connections, so these options cannot differ between "
+                        f"them: {'; '.join(different)}"
+                    )
+                self._endpoint[1].shutdown(_EXIT_GRACE)
+                self._endpoint = None
+            if self._endpoint is None:
+                self._endpoint = (key, native().Endpoint(**wanted))
+            return self._endpoint[1]
+
+    def add(self, group: Group) -> None:
+        with self._lock:
+            self._groups.append(group)
+
+    def forget_closed(self) -> None:
+        """Drop groups that were shut down, keeping their counters."""
+        with self._lock:
+            for group in [g for g in self._groups if g.backend.closed]:
+                for name, value in group.backend.stats().items():
+                    self.past[name] = self.past.get(name, 0) + value
+                self._groups.remove(group)
+
+    def find(self, backend: ProcessGroupGeocomm) -> Group:
+        with self._lock:
+            return next(group for group in self._groups if group.backend is backend)
+
+    def group_stats(self) -> list[dict[str, Any]]:
+        self.forget_closed()
+        with self._lock:
+            return [group.backend.stats() for group in self._groups if group.backend.spans_sites]
+
+    def channel_stats(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return self._endpoint[1].channel_stats() if self._endpoint else []
+
+    def close(self) -> None:
+        """At exit, for users who never destroy their groups: what is queued still reaches the peers."""
+        with self._lock:
+            groups, self._groups = self._groups, []
+            endpoint, self._endpoint = self._endpoint, None
+        for group in groups:
+            with contextlib.suppress(Exception):
+                group.backend.shutdown()
+        if endpoint is not None:
+            with contextlib.suppress(Exception):
+                endpoint[1].shutdown(_EXIT_GRACE)
+
+
+process = Process()
+atexit.register(process.close)
+
+
+def create_backend(backend_options: Any, group_options: object) -> ProcessGroupGeocomm:
+    """The creator that torch calls for every process group with the backend "geocomm" (`_autoload` registers it).
+
+    backend_options: torch's `_DistributedBackendOptions`. group_options: `geocomm.Options`, or None (then those of the
+    default process group, else of the environment). Raises geocomm's errors, the same on all ranks where they concern all.
+    """
+    if group_options is not None and not isinstance(group_options, Options):
+        raise TypeError(
+            f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
+        )
+    is_world = not backend_options.global_ranks_in_group
+    options = group_options or (None if is_world else process.world_options) or Options()
+    if is_world:
+        process.world_options = options
+    global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
+    return _make_group(
+        backend_options.store, backend_options.group_rank, global_ranks, backend_options.timeout, options
+    ).backend
+
+
+def _make_group(store: dist.Store, rank: int, global_ranks: list[int], timeout: timedelta, options: Options) -> Group:
+    options.validate()
+    core = native()
+    options = options.replace(codec=core.canonical_codec(options.codec))
+    host = options.address or own_address()
+    # Sites are not known yet: a listener is made where the rank may have to cross them.
+    endpoint = process.endpoint(options, host) if options.site is not None else None
+    group, token = new_group_identity()
+    own = RankInfo(
+        rank=rank,
+        global_rank=global_ranks[rank],
+        site=options.site,
+        host=host,
+        port=endpoint.port if endpoint else 0,
+        process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
+        versions=own_versions(),
+        codecs=core.codec_names(),
+        agreed=options.agreed(),
+        group=group,
+        token=token,
+    )
+    infos = exchange(store, len(global_ranks), own, timeout)
+    check(infos)
+    site_of_rank, site_names = sites_of(infos)
+    spans_sites = len(site_names) > 1
+    if spans_sites:
+        _check_security(infos, options)
+    backend = core.ProcessGroupGeocomm(
+        rank=rank,
+        size=len(infos),
+        timeout=timeout,
+        inner=_inner_backends(store, rank, site_of_rank, timeout),
+        site_of_rank=site_of_rank,
+        site_names=site_names,
+        endpoint=endpoint if spans_sites else None,
+        group=infos[0].group,
+        token=base64.b64decode(infos[0].token),
+        peers=[(base64.b64decode(i.process_id), i.host, i.port, i.description) for i in infos] if spans_sites else [],
+        codec=options.codec,
+        min_compress_bytes=options.min_compress_bytes,
+        preserve_inputs=options.preserve_inputs,
+        split=_split,
+    )
+    made = Group(backend, store, options, global_ranks)
+    process.add(made)
+    return made
+
+
+def _check_security(infos: list[RankInfo], options: Options) -> None:
+    outside = [info for info in infos if not _is_loopback(info.host)]
+    if options.security == "required":
+        if outside:
+            raise AuthFailedError(
+                f"security=required, but TLS between sites is not in this version, and {outside[0].description} is not on "
+                "loopback. To send plaintext over a network that you trust, set GEOCOMM_SECURITY=insecure on all ranks"
+            )
+        if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            raise UnsupportedError(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch connect all ranks over plaintext Gloo, which security=required "
+                "forbids across sites; use INFO, or GEOCOMM_SECURITY=insecure"
+            )
+    elif outside and int(os.environ.get("LOCAL_RANK", "0") or "0") == 0:
+        print(
+            "geocomm: WARNING: security=insecure: everything between the sites travels as PLAINTEXT, and whoever can reach "
+            "the port can try to connect",
+            file=sys.stderr,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _inner_backends(
+    store: dist.Store, rank: int, site_of_rank: list[int], timeout: timedelta
+) -> dict[str, tuple[Any, Any]]:
+    """The stock backends over the ranks of this rank's site: one for each stage inside the site, or one for all where
+    there is one site. Connections are made here (Gloo) or on first use (NCCL)."""
+    site = site_of_rank[rank]
+    members = [r for r, s in enumerate(site_of_rank) if s == site]
+    spans_sites = len(members) < len(site_of_rank)
+    if spans_sites and len(members) == 1:
+        return {}
+    local_rank = members.index(rank)
+
+    def gloo(stage: str) -> Any:
+        prefix = dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store)
+        return dist.ProcessGroupGloo(prefix, local_rank, len(members), timeout=timeout + _INNER_TIMEOUT_MARGIN * spans_sites)
+
+    def nccl(stage: str) -> Any:
+        prefix = dist.PrefixStore(f"geocomm/inner/{site}/nccl-{stage}/", store)
+        options = dist.ProcessGroupNCCL.Options()
+        options.is_high_priority_stream = False
+        options._timeout = timeout + _INNER_TIMEOUT_MARGIN * spans_sites
+        return dist.ProcessGroupNCCL(prefix, local_rank, len(members), options)
+
+    makers = {"cpu": gloo}
+    if torch.cuda.is_available() and torch.cuda.device_count() > 0 and dist.is_nccl_available():
+        makers["cuda"] = nccl
+    inner = {}
+    for device, make in makers.items():
+        first = make("pre")
+        inner[device] = (first, make("post") if spans_sites else first)
+    return inner
+
+
+def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> ProcessGroupGeocomm | None:
+    """Sub-group of `ranks` (of the parent). torch calls it on all ranks of the parent, once per device.
+
+    The store and the name that torch made for the child may differ between ranks, so the child meets in the parent's own
+    store, under the number of the split; the name only tells a second call for the same split from a new one.
+    """
+    group = process.find(parent)
+    if options.group_name in group.split_of_name:
+        return group.split_of_name[options.group_name]
+    number = group.splits
+    group.splits += 1
+    parent_rank = parent.rank()
+    child = None
+    if parent_rank in ranks:
+        store = dist.PrefixStore(f"geocomm/split/{number}/{min(ranks)}/", group.store)
+        global_ranks = [group.global_ranks[rank] for rank in ranks]
+        child = _make_group(store, ranks.index(parent_rank), global_ranks, options._timeout, group.options).backend
+    group.split_of_name[options.group_name] = child
+    return child
+
+
+__all__ = ["Process", "create_backend", "process"]

@@ -1,0 +1,38 @@
+"""Compress tensors to bytes and back: the codecs of the collectives, for anyone who wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from geocomm.native import native
+
+if TYPE_CHECKING:
+    import torch
+
+
+def compress(
+    tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = None, *, seed: int = 0
+) -> torch.Tensor:
+    """Compress a CPU tensor of any shape; returns a uint8 tensor (frames of at most 1 MiB of elements each).
+
+    codec: such as "int8", "int4:block=128,round=stochastic", "bf16" (see `codec_names()`); lossy ones take float32,
+    float16 and bfloat16, "none" takes every dtype. residual: float32, as many elements, contiguous: error feedback
+    (Seide et al. 2014) is added before quantizing, and what was lost is left in it, in place. seed: of stochastic
+    rounding; the same seed gives the same bytes.
+
+    Raises InvalidArgumentError (unknown codec, wrong residual) or UnsupportedError (dtype or device).
+    """
+    return native().compress(tensor.detach(), codec, residual, seed)
+
+
+def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Decode what `compress` gave: into `out` (the same dtype and number of elements, any shape), else a new 1-D tensor.
+
+    Raises CorruptDataError where the bytes are not a payload, InvalidArgumentError where `out` does not fit.
+    """
+    return native().decompress(payload, out)
+
+
+def codec_names() -> list[str]:
+    """The names that a codec string may begin with."""
+    return native().codec_names()

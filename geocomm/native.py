@@ -1,0 +1,42 @@
+"""Loading the native module, once, and only if it was built for the torch that is here."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from geocomm.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
+from geocomm.options import log_level
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+@functools.cache
+def native() -> ModuleType:
+    """The module geocomm._C.
+
+    Raises VersionMismatchError for another torch minor version than it was built for (loading it would crash), and
+    InternalError where the installation is broken.
+    """
+    import torch
+
+    try:
+        from geocomm._build_info import TORCH_VERSION
+    except ImportError as error:
+        raise InternalError(
+            "geocomm's native module is not built; install a wheel of geocomm, or run `make build` in its source tree"
+        ) from error
+    here = ".".join(torch.__version__.split(".")[:2])
+    if here != TORCH_VERSION:
+        raise VersionMismatchError(
+            f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install the "
+            f"geocomm wheel for torch {here}, or rebuild it: pip install --no-build-isolation --force-reinstall geocomm"
+        )
+    try:
+        from geocomm import _C
+    except ImportError as error:
+        raise InternalError(f"geocomm's native module does not load: {error}; reinstall geocomm") from error
+    _C.set_error_classes(CLASS_OF_CODE)
+    _C.set_log_level(log_level())
+    return _C

@@ -1,0 +1,182 @@
+"""Options of the backend: the one place that reads `GEOCOMM_*` variables.
+
+`geocomm.Options(codec="int8")` sets what it is given; every other field comes from its variable, else from the default. An
+explicit argument beats the environment. Pass it as `pg_options` of `init_process_group` or `new_group`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from geocomm.wan_topology import parse_duration, parse_rate, parse_size
+
+LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
+TRANSPORTS = ("tcp",)
+SECURITIES = ("required", "insecure")
+
+
+class _Unset:
+    """The default of every field: look in the environment, then take the field's own default."""
+
+    def __repr__(self) -> str:
+        return "<environment or default>"
+
+
+_UNSET: Any = _Unset()
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"{text!r} is neither 1 (true) nor 0 (false)")
+
+
+def _duration(text: str) -> timedelta:
+    return timedelta(seconds=float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text, "duration"))
+
+
+def _rate(text: str) -> int:
+    return round(parse_rate(text))
+
+
+def _field(default: Any, variable: str, parse: Callable[[str], Any], help_text: str) -> Any:
+    metadata = {"default": default, "variable": variable, "parse": parse, "help": help_text}
+    return dataclasses.field(default=_UNSET, metadata=metadata)
+
+
+@dataclasses.dataclass
+class Options:
+    """How this process group crosses sites. Ranks may differ in site, address, port and threads; the rest must agree.
+
+    Raises `geocomm.InvalidArgumentError` from `validate()` (which the backend calls) for a value that cannot be, naming
+    the field, its variable and the nearest right value.
+    """
+
+    site: str | None = _field(None, "GEOCOMM_SITE", str, "name of this rank's site; unset on all ranks: one site")
+    codec: str = _field("none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128")
+    transport: str = _field("tcp", "GEOCOMM_TRANSPORT", str, "what crosses the sites: tcp")
+    security: str = _field("required", "GEOCOMM_SECURITY", str, "required (loopback only in this version) or insecure")
+    streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default 4 (BBR) or 16")
+    address: str | None = _field(None, "GEOCOMM_ADDRESS", str, "address that other sites dial; default: the route's")
+    port: int | None = _field(None, "GEOCOMM_PORT", int, "listen on port + LOCAL_RANK; default: the kernel chooses")
+    threads: int | None = _field(None, "GEOCOMM_THREADS", int, "codec threads; default cores / local ranks")
+    link_deadline: timedelta = _field(
+        timedelta(seconds=60), "GEOCOMM_LINK_DEADLINE", _duration, "silence after which a peer counts as lost"
+    )
+    min_compress_bytes: int = _field(
+        64 * 1024, "GEOCOMM_MIN_COMPRESS_BYTES", parse_size, "smaller reductions go uncompressed"
+    )
+    preserve_inputs: bool = _field(
+        False, "GEOCOMM_PRESERVE_INPUTS", _boolean, "a failed in-place all-reduce leaves its tensor as it was"
+    )
+    max_pacing_bps: int | None = _field(
+        None, "GEOCOMM_MAX_PACING_BPS", _rate, "most bits per second to each peer; default: no cap"
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is _UNSET:
+                setattr(self, field.name, _from_environment(field, os.environ))
+        if isinstance(self.link_deadline, (int, float)) and not isinstance(self.link_deadline, bool):
+            self.link_deadline = timedelta(seconds=self.link_deadline)
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for the first field that cannot be."""
+        if os.environ.get("GEOCOMM_KEYS"):
+            raise _refusal(
+                "GEOCOMM_KEYS is set, but TLS between sites is not in this version; unset it, and set "
+                "GEOCOMM_SECURITY=insecure only where you trust the network between the sites"
+            )
+        for name, allowed in (("transport", TRANSPORTS), ("security", SECURITIES)):
+            if getattr(self, name) not in allowed:
+                raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
+        if self.site is not None and (not isinstance(self.site, str) or not self.site.strip() or len(self.site) > 64):
+            raise _bad(self, "site", "a name of 1 to 64 characters")
+        for name, low, high in (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, 1024)):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or not low <= value <= high):
+                raise _bad(self, name, f"a whole number from {low} to {high}")
+        if not isinstance(self.link_deadline, timedelta) or self.link_deadline < timedelta(seconds=1):
+            raise _bad(self, "link_deadline", "a time of at least 1 s")
+        if not _is_int(self.min_compress_bytes) or self.min_compress_bytes < 0:
+            raise _bad(self, "min_compress_bytes", "a number of bytes, 0 or more")
+        if self.max_pacing_bps is not None and (not _is_int(self.max_pacing_bps) or self.max_pacing_bps < 8000):
+            raise _bad(self, "max_pacing_bps", "at least 8000 bits per second")
+        if not isinstance(self.preserve_inputs, bool):
+            raise _bad(self, "preserve_inputs", "True or False")
+        if not isinstance(self.codec, str):
+            raise _bad(self, "codec", "a codec string such as 'int8'")
+
+    def agreed(self) -> dict[str, str | int | float | bool]:
+        """The fields that all ranks of a group must have alike."""
+        return {
+            "codec": self.codec,
+            "transport": self.transport,
+            "security": self.security,
+            "min_compress_bytes": self.min_compress_bytes,
+        }
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def log_level() -> int:
+    """Level of the native core's log lines, from GEOCOMM_LOG (debug, info, warning, error, off; default warning)."""
+    text = os.environ.get("GEOCOMM_LOG", "warning").lower()
+    if text not in LOG_LEVELS:
+        raise _refusal(f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{_nearest(text, LOG_LEVELS)}")
+    return LOG_LEVELS[text]
+
+
+def codec_threads(options: Options) -> int:
+    """Codec threads of this process: as asked for, else its share of the cores."""
+    if options.threads is not None:
+        return options.threads
+    local_ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or "1"), 1)
+    return max(1, math.floor(len(os.sched_getaffinity(0)) / local_ranks))
+
+
+def listen_port(options: Options) -> int:
+    """Port of this process: the pinned one plus LOCAL_RANK, or 0 (the kernel chooses)."""
+    if options.port is None:
+        return 0
+    return options.port + int(os.environ.get("LOCAL_RANK", "0") or "0")
+
+
+def _from_environment(field: dataclasses.Field[Any], environment: Mapping[str, str]) -> Any:
+    text = environment.get(field.metadata["variable"])
+    if text is None or text == "":
+        return field.metadata["default"]
+    try:
+        return field.metadata["parse"](text)
+    except ValueError as error:
+        raise _refusal(f"{field.metadata['variable']}={text}: {error}") from None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _nearest(value: object, allowed: object) -> str:
+    match = difflib.get_close_matches(str(value), list(allowed), n=1)  # type: ignore[call-overload]
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _bad(options: Options, name: str, wanted: str) -> Exception:
+    variable = next(f.metadata["variable"] for f in dataclasses.fields(options) if f.name == name)
+    return _refusal(f"option {name} ({variable}) is {getattr(options, name)!r}; it must be {wanted}")
+
+
+def _refusal(message: str) -> Exception:
+    from geocomm.errors import InvalidArgumentError  # imports torch; options themselves do not need it
+
+    return InvalidArgumentError(message)

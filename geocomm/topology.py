@@ -1,0 +1,168 @@
+"""Site discovery: who is where, found through the process group's store, and the same verdict on every rank."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import socket
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+    from torch.distributed.device_mesh import DeviceMesh
+
+PROTOCOL_VERSION = 1
+"""Of the rendezvous and the wire. Ranks with different ones do not understand each other."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What one rank tells the others of its group."""
+
+    rank: int
+    global_rank: int
+    site: str | None
+    host: str
+    port: int
+    process_id: str
+    versions: dict[str, str] = field(default_factory=dict)
+    codecs: list[str] = field(default_factory=list)
+    agreed: dict[str, Any] = field(default_factory=dict)
+    group: int = 0
+    token: str = ""
+
+    @property
+    def description(self) -> str:
+        """For messages: "rank 3 (site b, 10.0.0.2:4000)"."""
+        return f"rank {self.global_rank} (site {self.site}, {self.host}:{self.port})"
+
+
+def own_versions() -> dict[str, str]:
+    """What must be equal on all ranks: geocomm's own version, the protocol's, torch's minor version."""
+    import torch
+
+    from geocomm import __version__
+
+    return {
+        "geocomm": __version__,
+        "protocol": str(PROTOCOL_VERSION),
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+    }
+
+
+def new_group_identity() -> tuple[int, str]:
+    """Random number of a group and the token that lets its ranks in. Only rank 0's count."""
+    return secrets.randbits(63) | 1, base64.b64encode(secrets.token_bytes(16)).decode()
+
+
+def own_address() -> str:
+    """Source address of the route to MASTER_ADDR, else loopback."""
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        return "127.0.0.1"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # UDP: chooses the route, sends nothing
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+def exchange(store: Store, size: int, own: RankInfo, timeout: timedelta) -> list[RankInfo]:
+    """Publish `own` and read the records of all `size` ranks of the group, in rank order.
+
+    Raises CommTimeoutError naming the ranks that did not come within `timeout`.
+    """
+    store.set(f"geocomm/rank/{own.rank}", json.dumps(asdict(own)))
+    keys = [f"geocomm/rank/{rank}" for rank in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except Exception as error:  # each kind of store has its own
+        missing = [rank for rank, key in enumerate(keys) if not _present(store, key)]
+        if not missing:
+            raise
+        raise CommTimeoutError(
+            f"rank {own.rank} waited {timeout.total_seconds():g} s for {_ranks(missing)} of a group of {size} to join; "
+            "check that they run, and that all ranks create their process groups in the same order"
+        ) from error
+    return [RankInfo(**json.loads(store.get(key))) for key in keys]
+
+
+def _present(store: Store, key: str) -> bool:
+    try:
+        return store.check([key])
+    except Exception:  # a store that is gone has nothing
+        return False
+
+
+def check(infos: list[RankInfo]) -> None:
+    """Raise what is wrong with the group as a whole: every rank sees the same records and comes to the same verdict."""
+    _check_equal(infos, "version of {}", lambda info: info.versions, VersionMismatchError)
+    if any(info.site is None for info in infos) and any(info.site is not None for info in infos):
+        without = [info.global_rank for info in infos if info.site is None]
+        raise InvalidArgumentError(
+            f"GEOCOMM_SITE is set on some ranks but not on {_ranks(without)}; set it on every rank, or on none for one site"
+        )
+    if len({info.site for info in infos}) > 1:
+        _check_equal(infos, "option {}", lambda info: info.agreed, InvalidArgumentError)
+        _check_equal(infos, "{}", lambda info: {"set of codecs": ", ".join(info.codecs)}, VersionMismatchError)
+
+
+def _check_equal(
+    infos: list[RankInfo], what: str, values_of: Callable[[RankInfo], dict[str, Any]], error: type[Exception]
+) -> None:
+    for name in sorted({name for info in infos for name in values_of(info)}):
+        ranks_with: dict[Any, list[int]] = defaultdict(list)
+        for info in infos:
+            ranks_with[values_of(info).get(name)].append(info.global_rank)
+        if len(ranks_with) > 1:
+            sides = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_with.items())
+            raise error(f"the ranks differ in {what.format(name)}: {sides}. Make it the same on all ranks")
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
+    """Index of each rank's site, and the sites' names in order of their lowest rank."""
+    names: list[str] = []
+    for info in infos:
+        if (info.site or "") not in names:
+            names.append(info.site or "")
+    return [names.index(info.site or "") for info in infos], names
+
+
+def device_mesh(device_type: str = "cpu") -> DeviceMesh:
+    """A DeviceMesh over all ranks with the dimensions "site" and "local".
+
+    Collective: every rank of the default process group calls it. Raises InvalidArgumentError where the sites have
+    different numbers of ranks (a mesh is rectangular) or no process group is there.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not dist.is_initialized():
+        raise InvalidArgumentError("device_mesh needs the default process group: call init_process_group first")
+    from geocomm.options import Options
+
+    sites: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(sites, Options().site or "")
+    ranks_of: dict[str | None, list[int]] = {}
+    for rank, site in enumerate(sites):
+        ranks_of.setdefault(site, []).append(rank)
+    if len({len(ranks) for ranks in ranks_of.values()}) > 1:
+        sizes = ", ".join(f"{site}: {len(ranks)}" for site, ranks in ranks_of.items())
+        raise InvalidArgumentError(f"a mesh needs sites of equal size; ranks per site: {sizes}")
+    return DeviceMesh(device_type, torch.tensor(list(ranks_of.values())), mesh_dim_names=("site", "local"))
