@@ -133,26 +133,30 @@ class CollectingSink : public ReceiveSink {
   std::optional<Status> error_;
 };
 
-// Completion of one or more sends.
+// Completion of one or more sends; the callbacks may come after it is gone.
 class SentLatch {
  public:
   std::function<void(const Status&)> callback() {
-    return [this](const Status& status) {
-      std::lock_guard lock(mutex_);
-      results_.push_back(status);
-      changed_.notify_all();
+    return [state = state_](const Status& status) {
+      std::lock_guard lock(state->mutex);
+      state->results.push_back(status);
+      state->changed.notify_all();
     };
   }
+  // `count` results, or at the deadline what there is.
   std::vector<Status> wait(std::size_t count, Deadline deadline = patience()) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.when(), [&] { return results_.size() >= count; });
-    return results_;
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_until(lock, deadline.when(), [&] { return state_->results.size() >= count; });
+    return state_->results;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Status> results_;
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Status> results;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 inline std::unique_ptr<Endpoint> make_endpoint(EndpointOptions options = {}) {

@@ -1,0 +1,290 @@
+// How processes find each other, and what they say when they do not.
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+#include "core/crc32c.h"
+#include "raw_peer.h"
+#include "transport_fixture.h"
+
+namespace geocomm::transport::testing {
+namespace {
+
+void expect_transfer(Channel& from, Channel& to, std::uint64_t op) {
+  auto sink = std::make_shared<CollectingSink>(1);
+  ASSERT_TRUE(to.post_receive({1, op}, 7, 1, sink).is_ok());
+  const auto data = pattern(300'000, op);
+  ASSERT_TRUE(from.send(chunk_of({1, op}, data)).is_ok());
+  ASSERT_TRUE(sink->wait().is_ok()) << sink->wait().to_string();
+  EXPECT_EQ(sink->data(), data);
+}
+
+TEST(EndpointConnect, test_acceptor_connecting_first_gets_ready) {
+  Pair pair;
+  pair.low_channel = *pair.low->connect(address_of(*pair.high, "high"), token(1));
+  EXPECT_EQ(pair.low_channel->wait_ready(Deadline::after(20ms)).code(), StatusCode::Timeout);
+  pair.high_channel = *pair.high->connect(address_of(*pair.low, "low"), token(1));
+  ASSERT_TRUE(pair.low_channel->wait_ready(patience()).is_ok());
+  expect_transfer(*pair.low_channel, *pair.high_channel, 1);
+}
+
+TEST(EndpointConnect, test_dialer_connecting_first_gets_ready) {
+  Pair pair;
+  pair.high_channel = *pair.high->connect(address_of(*pair.low, "low"), token(1));
+  EXPECT_EQ(pair.high_channel->wait_ready(Deadline::after(20ms)).code(), StatusCode::Timeout);
+  pair.low_channel = *pair.low->connect(address_of(*pair.high, "high"), token(1));
+  ASSERT_TRUE(pair.high_channel->wait_ready(patience()).is_ok());
+  expect_transfer(*pair.high_channel, *pair.low_channel, 1);
+}
+
+TEST(EndpointConnect, test_unknown_token_then_allowed_connects) {
+  Pair pair;
+  pair.low->allow(token(9));
+  pair.high_channel = *pair.high->connect(address_of(*pair.low, "low"), token(1));
+  EXPECT_EQ(pair.high_channel->wait_ready(Deadline::after(100ms)).code(), StatusCode::Timeout);
+  EXPECT_TRUE(pair.low->channels().empty());
+  pair.low->allow(token(1));
+  ASSERT_TRUE(pair.high_channel->wait_ready(patience()).is_ok());
+  // The acceptor has not asked for it yet: data waits in the channel that the peer opened.
+  const auto data = pattern(1000, 1);
+  ASSERT_TRUE(pair.high_channel->send(chunk_of({1, 1}, data)).is_ok());
+  while (pair.low->channels().empty() || pair.low->channels()[0]->stats().payload_received < 1000) {
+    std::this_thread::sleep_for(1ms);
+  }
+  pair.low_channel = *pair.low->connect(address_of(*pair.high, "rank 1"), token(1));
+  EXPECT_EQ(pair.low_channel->peer(), "rank 1");
+  auto sink = std::make_shared<CollectingSink>(1);
+  ASSERT_TRUE(pair.low_channel->post_receive({1, 1}, 7, 1, sink).is_ok());
+  ASSERT_TRUE(sink->wait().is_ok());
+  EXPECT_EQ(sink->data(), data);
+}
+
+TEST(EndpointConnect, test_second_connect_returns_the_same_channel) {
+  Pair pair;
+  pair.connect();
+  EXPECT_EQ(*pair.low->connect(address_of(*pair.high, "again"), token(2)), pair.low_channel);
+  EXPECT_EQ(pair.low->channels().size(), 1U);
+}
+
+TEST(EndpointConnect, test_token_refused_until_deadline_is_auth_failure) {
+  EndpointOptions options;
+  options.link_deadline = 300ms;
+  Pair pair(options);
+  const auto channel = *pair.high->connect(address_of(*pair.low, "rank 0"), token(1));
+  const Status status = channel->wait_ready(patience());
+  EXPECT_EQ(status.code(), StatusCode::AuthFailed) << status.to_string();
+  EXPECT_EQ(status.peer(), "rank 0");
+}
+
+TEST(EndpointConnect, test_nobody_listening_is_network_error_that_names_the_peer) {
+  EndpointOptions options;
+  options.link_deadline = 300ms;
+  auto endpoint = make_endpoint(options);
+  std::uint16_t free_port = 0;
+  {
+    free_port = make_endpoint()->port();
+  }
+  auto sink = std::make_shared<CollectingSink>(1);
+  SentLatch sent;
+  const auto channel = *endpoint->connect({id_of(0), "127.0.0.1", free_port, "rank 3 (site b)"}, token(1));
+  ASSERT_TRUE(channel->post_receive({1, 1}, 7, 1, sink).is_ok());
+  ASSERT_TRUE(channel->send(chunk_of({1, 1}, pattern(10, 1)), sent.callback()).is_ok());
+  const Status status = channel->wait_ready(patience());
+  EXPECT_EQ(status.code(), StatusCode::Network);
+  EXPECT_EQ(status.peer(), "rank 3 (site b)");
+  EXPECT_EQ(status.sys_errno(), ECONNREFUSED) << status.to_string();
+  EXPECT_EQ(sink->wait().code(), StatusCode::Network);
+  EXPECT_EQ(sent.wait(1).at(0).code(), StatusCode::Network);
+  EXPECT_FALSE(channel->send(chunk_of({1, 2}, {})).is_ok());
+}
+
+TEST(EndpointConnect, test_peer_that_never_dials_is_network_error) {
+  EndpointOptions options;
+  options.link_deadline = 200ms;
+  auto endpoint = make_endpoint(options);
+  const auto channel = *endpoint->connect({id_of(0xFF), "127.0.0.1", 1, "rank 3"}, token(1));
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::Network);
+}
+
+TEST(EndpointConnect, test_other_process_at_the_address_is_named_at_once) {
+  Pair pair;
+  pair.low->allow(token(1));
+  ProcessId stale = pair.low->id();
+  stale[15] ^= 1;
+  stale[0] = 0;
+  const auto channel = *pair.high->connect({stale, "127.0.0.1", pair.low->port(), "rank 0"}, token(1));
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::Network);
+}
+
+TEST(EndpointConnect, test_something_else_listening_is_network_error) {
+  EndpointOptions options;
+  options.link_deadline = 300ms;
+  auto endpoint = make_endpoint(options);
+  auto listener = listen_on(*SocketAddress::parse("127.0.0.1", 0));
+  ASSERT_TRUE(listener.is_ok());
+  std::atomic<bool> stop{false};
+  std::thread greeter([&] {
+    while (!stop) {
+      Fd fd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (fd.valid()) {
+        (void)::send(fd.get(), "SSH-2.0-OpenSSH_9.2\r\n", 21, MSG_NOSIGNAL);
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  const auto port = SocketAddress::local_of(listener->get()).port();
+  const auto channel = *endpoint->connect({id_of(0), "127.0.0.1", port, "rank 0"}, token(1));
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::Network);
+  stop = true;
+  greeter.join();
+}
+
+TEST(EndpointConnect, test_name_is_resolved) {
+  Pair pair;
+  pair.low->allow(token(1));
+  const auto channel = *pair.high->connect({pair.low->id(), "localhost", pair.low->port(), "low"}, token(1));
+  EXPECT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
+}
+
+TEST(EndpointConnect, test_ipv6_loopback_connects) {
+  EndpointOptions options;
+  options.bind_address = "::1";
+  if (!Endpoint::create(options).is_ok()) GTEST_SKIP() << "no IPv6 here";
+  Pair pair(options);
+  pair.low->allow(token(1));
+  const auto channel = *pair.high->connect({pair.low->id(), "::1", pair.low->port(), "low"}, token(1));
+  EXPECT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
+}
+
+TEST(EndpointConnect, test_insecure_listens_on_all_interfaces) {
+  EndpointOptions options;
+  options.security = Security::Insecure;
+  Pair pair(options);
+  pair.connect();
+  expect_transfer(*pair.low_channel, *pair.high_channel, 1);
+}
+
+TEST(EndpointConnect, test_required_security_refuses_other_addresses) {
+  auto endpoint = make_endpoint();
+  for (const std::uint8_t peer : {0x00, 0xFF}) {
+    const auto refused = endpoint->connect({id_of(peer), "192.0.2.1", 4000, "rank 1"}, token(1));
+    EXPECT_EQ(refused.status().code(), StatusCode::AuthFailed);
+    EXPECT_EQ(refused.status().peer(), "rank 1");
+  }
+  EndpointOptions options;
+  options.bind_address = "192.0.2.1";
+  EXPECT_EQ(Endpoint::create(options).status().code(), StatusCode::AuthFailed);
+}
+
+TEST(EndpointConnect, test_own_id_is_invalid) {
+  auto endpoint = make_endpoint();
+  EXPECT_EQ(endpoint->connect(address_of(*endpoint, "self"), token(1)).status().code(),
+            StatusCode::InvalidArgument);
+}
+
+TEST(EndpointConnect, test_pinned_port_in_use_is_network_error) {
+  auto first = make_endpoint();
+  EndpointOptions options;
+  options.port = first->port();
+  const auto second = Endpoint::create(options);
+  EXPECT_EQ(second.status().code(), StatusCode::Network);
+  EXPECT_EQ(second.status().sys_errno(), EADDRINUSE);
+}
+
+TEST(EndpointConnect, test_pinned_port_is_free_again_after_shutdown) {
+  EndpointOptions options;
+  {
+    Pair pair;
+    pair.connect();
+    options.port = pair.low->port();
+  }
+  EXPECT_TRUE(Endpoint::create(options).is_ok());
+}
+
+TEST(EndpointConnect, test_bad_options_are_refused) {
+  EndpointOptions streams;
+  streams.streams = 65;
+  EXPECT_EQ(Endpoint::create(streams).status().code(), StatusCode::InvalidArgument);
+  EndpointOptions address;
+  address.bind_address = "no address";
+  EXPECT_EQ(Endpoint::create(address).status().code(), StatusCode::InvalidArgument);
+}
+
+TEST(EndpointConnect, test_dialer_of_other_version_fails_on_both_sides) {
+  auto victim = make_endpoint();
+  victim->allow(token(1));
+  const auto channel = *victim->connect({id_of(0xFF), "127.0.0.1", 1, "rank 1"}, token(1));
+  RawConnection raw(victim->port());
+  WireHeader header = make_header(FrameType::Hello);
+  header.length = sizeof(HelloPayload);
+  HeaderBytes bytes = encode_header(header);
+  bytes[4] = std::byte{9};
+  const std::uint32_t crc = core::crc32c(std::span(bytes).first(60));
+  std::memcpy(bytes.data() + 60, &crc, 4);
+  const HelloPayload hello = raw_hello(*victim, 0, 1, token(1));
+  ASSERT_TRUE(raw.send(bytes.data(), bytes.size()) && raw.send(&hello, sizeof hello));
+  const auto refuse = raw.read_header();
+  ASSERT_TRUE(refuse.has_value());
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::VersionMismatch));
+  EXPECT_EQ(refuse->version, kWireVersion);
+  EXPECT_TRUE(raw.closed_by_peer());
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::VersionMismatch);
+}
+
+TEST(EndpointConnect, test_acceptor_of_other_version_fails_the_dialer) {
+  auto endpoint = make_endpoint();
+  auto listener = listen_on(*SocketAddress::parse("127.0.0.1", 0));
+  ASSERT_TRUE(listener.is_ok());
+  const auto port = SocketAddress::local_of(listener->get()).port();
+  const auto channel = *endpoint->connect({id_of(0), "127.0.0.1", port, "rank 0"}, token(1));
+  Fd accepted;
+  while (!accepted.valid()) accepted = Fd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+  RawConnection raw(std::move(accepted));
+  ASSERT_TRUE(raw.read(kHeaderBytes + sizeof(HelloPayload)).has_value());
+  WireHeader header = make_header(FrameType::Refuse);
+  header.code = static_cast<std::uint16_t>(StatusCode::VersionMismatch);
+  header.length = 2;
+  HeaderBytes bytes = encode_header(header);
+  bytes[4] = std::byte{9};
+  const std::uint32_t crc = core::crc32c(std::span(bytes).first(60));
+  std::memcpy(bytes.data() + 60, &crc, 4);
+  ASSERT_TRUE(raw.send(bytes.data(), bytes.size()) && raw.send("no", 2));
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::VersionMismatch);
+}
+
+TEST(EndpointConnect, test_descriptors_running_out_neither_spins_nor_ends_the_listener) {
+  auto victim = make_endpoint();
+  victim->allow(token(1));
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  std::vector<Fd> hoard;
+  std::atomic<int> warnings{0};
+  core::set_log_level(core::LogLevel::Warning);
+  core::set_log_sink([&](core::LogLevel, const std::string&) { ++warnings; });
+  rlimit few = old;
+  few.rlim_cur = 200;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Fd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  for (Fd fd(::dup(0)); fd.valid(); fd = Fd(::dup(0))) hoard.push_back(std::move(fd));
+  const auto address = *SocketAddress::parse("127.0.0.1", victim->port());
+  ASSERT_EQ(::connect(client.get(), address.get(), address.size()), 0);
+  // The listener warns each time it looks in vain.
+  while (warnings == 0) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_LT(warnings, 10);
+  hoard.clear();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
+  core::set_log_sink(nullptr);
+  core::set_log_level(core::LogLevel::Error);
+  RawConnection raw(std::move(client));
+  ASSERT_TRUE(raw.send(raw_hello(*victim, 0, 1, token(1))));
+  const auto welcome = raw.read_header();
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->type, static_cast<std::uint8_t>(FrameType::Welcome));
+}
+
+}  // namespace
+}  // namespace geocomm::transport::testing
