@@ -22,7 +22,9 @@ def torch_build() -> tuple[str, str | None]:
     try:
         import torch
     except ImportError:
-        sys.exit("geocomm is built against an installed torch: install torch first, then build with --no-build-isolation")
+        sys.exit(
+            "geocomm is built against an installed torch: install torch first, then build with --no-build-isolation"
+        )
     return torch.__version__.split("+")[0], torch.version.cuda
 
 
@@ -31,14 +33,20 @@ def wants_cuda(torch_cuda: str | None) -> bool:
     choice = os.environ.get("GEOCOMM_CUDA", "auto")
     if choice not in ("auto", "on", "off"):
         sys.exit(f"GEOCOMM_CUDA is {choice!r}; it must be auto, on or off")
-    missing = [
-        what
-        for what, there in (("nvcc", shutil.which("nvcc")), ("a CUDA build of torch", torch_cuda))
-        if not there
-    ]
+    needed = {"nvcc": shutil.which("nvcc"), "a CUDA build of torch": torch_cuda}
+    missing = [what for what, there in needed.items() if not there]
     if choice == "on" and missing:
         sys.exit(f"GEOCOMM_CUDA=on, but {' and '.join(missing)} is missing; use GEOCOMM_CUDA=auto to build without")
     return choice != "off" and not missing
+
+
+def build_tool(name: str) -> str:
+    """Path of cmake or ninja: the one installed beside this interpreter (pip's), else the system's."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    if not found:
+        sys.exit(f"geocomm's build needs {name}: pip install {name}")
+    return found
 
 
 def replace_file(source: Path, target: Path) -> None:
@@ -57,15 +65,20 @@ class CMakeBuild(build_ext):
         cuda = wants_cuda(torch_cuda)
         print(f"geocomm: building for torch {torch_version}, CUDA {'on' if cuda else 'off'}")
         build_dir = ROOT / "build" / f"py{sys.version_info.major}{sys.version_info.minor}-torch{minor}"
-        configure = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF"]
-        subprocess.run([*configure, f"-DGEOCOMM_PYTHON={sys.executable}"], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["cmake", "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
+        cmake = build_tool("cmake")
+        configure = [cmake, "-S", ROOT, "-B", build_dir, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}"]
+        configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
 
         package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
         (package / "_bin").mkdir(parents=True, exist_ok=True)
-        for module in (build_dir / "csrc/binding").glob("_C.*.so"):
-            replace_file(module, package / module.name)
-        replace_file(build_dir / "csrc/tools/wan_emulator", package / "_bin/wan_emulator")
+        (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
+        built = {module: package / module.name, build_dir / "csrc/tools/wan_emulator": package / "_bin/wan_emulator"}
+        for source, target in built.items():
+            replace_file(source, target)
+            if not self.inplace:  # wheels go without debug information
+                subprocess.run(["strip", "--strip-unneeded", target], check=True)
         # Read before the module is loaded: one built for another torch would crash rather than complain.
         (package / "_build_info.py").write_text(
             f'"""Written by setup.py."""\n\nTORCH_VERSION = "{minor}"\nCUDA = {cuda}\n'

@@ -1,0 +1,108 @@
+# Every target makes what it needs first (.venv, torch, the native module), and only what is missing or out of date.
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+
+PY := .venv/bin/python
+ENVIRONMENT := .venv/.geocomm-ready
+NATIVE := geocomm/_build_info.py
+NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/__init__.py
+CXX_FILES := $(shell find csrc tests/cpp \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
+# Newer kernels place memory where older ThreadSanitizers do not expect it, unless told not to.
+FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+PIP := $(PY) -m pip --disable-pip-version-check -qq
+
+.PHONY: help build demo test cpp-test python-test bench lint format sanitize asan tsan wheel ecosystem clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo       train a small DeepSeek model over two emulated sites, on Gloo and on geocomm (some minutes)"
+	@echo "make test       all tests but the slow ones"
+	@echo "make bench      all-reduce over an emulated WAN, geocomm against Gloo"
+	@echo "make build      .venv and the native module, for working in the tree"
+	@echo "make lint       ruff and clang-format; make format applies them"
+	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
+	@echo "make ecosystem  the tests marked slow"
+	@echo "make wheel      sdist and wheel in dist/"
+	@echo "make clean      remove build/ and dist/ (not .venv)"
+
+$(ENVIRONMENT): tools/setup_env.sh pyproject.toml
+	@PYTHON="$(PYTHON)" tools/setup_env.sh
+	@touch $@
+
+# setup.py writes this file last.
+$(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
+	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+build: $(NATIVE)
+	@echo "build: done; activate with  source .venv/bin/activate"
+
+demo: $(NATIVE)
+	@.venv/bin/geocomm demo
+
+# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>)
+define cpp_tests
+	@echo "test: building the C++ tests$(2)"
+	@cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$$(command -v ninja) -DGEOCOMM_TESTS=ON $(3) >/dev/null
+	@$(4) cmake --build $(1) -- --quiet
+	@echo "test: running the C++ tests$(2)"
+	@$(4) ctest --test-dir $(1) --output-on-failure -j $(JOBS) --no-tests=error -Q -O $(1)/tests.log || { \
+	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
+	@grep 'tests passed' $(1)/tests.log
+endef
+
+test: cpp-test python-test
+	@echo "make test: the C++ and the Python tests passed"
+
+cpp-test: $(ENVIRONMENT)
+	$(call cpp_tests,build/cpp,,,)
+
+python-test: $(NATIVE)
+	@echo "test: running the Python tests (those marked slow: make ecosystem)"
+	@$(PY) -m pytest -q -m "not slow"
+
+ecosystem: $(NATIVE)
+	@echo "test: running the tests marked slow"
+	@$(PY) -m pytest -q -m slow
+	@echo "make ecosystem: the tests marked slow passed"
+
+bench: $(NATIVE)
+	@$(PY) benchmarks/bench_wan.py
+
+lint: $(ENVIRONMENT)
+	@echo "lint: ruff"
+	@$(PY) -m ruff check -q
+	@$(PY) -m ruff format --check -q
+	@echo "lint: clang-format"
+	@clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "make lint: clean"
+
+format: $(ENVIRONMENT)
+	@$(PY) -m ruff check -q --fix
+	@$(PY) -m ruff format -q
+	@clang-format -i $(CXX_FILES)
+
+sanitize: asan tsan
+	@echo "make sanitize: the C++ tests passed under AddressSanitizer, UBSan and ThreadSanitizer"
+
+asan: $(ENVIRONMENT)
+	$(call cpp_tests,build/asan, under AddressSanitizer + UBSan,-DGEOCOMM_SANITIZE=address$(comma)undefined,)
+
+tsan: $(ENVIRONMENT)
+	$(call cpp_tests,build/tsan, under ThreadSanitizer,-DGEOCOMM_SANITIZE=thread,$(FIXED_ADDRESSES))
+
+comma := ,
+
+wheel: $(NATIVE)
+	@echo "wheel: building the sdist and the wheel"
+	@rm -rf build/lib.* build/bdist.*
+	@$(PY) setup.py -q sdist -d dist
+	@$(PIP) wheel --no-build-isolation --no-deps -w dist .
+	@ls dist
+
+clean:
+	@rm -rf build dist geocomm.egg-info $(NATIVE) geocomm/_bin geocomm/_C.*.so

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Makes .venv with torch and everything the build, the driver and the tests need; skips what is there already.
+#
+#   PYTHON=python3.12 tools/setup_env.sh
+#
+# A torch (2.11 or later) that $PYTHON can import is used as it is. Otherwise torch 2.13.0 is installed: the CPU build where
+# there is no NVIDIA driver. Debian packages are installed only when missing, and only by root.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3}
+VENV=.venv
+TORCH=torch==2.13.0
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+export TORCH_DEVICE_BACKEND_AUTOLOAD=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Modules of the user's PYTHONPATH are not the environment's.
+unset PYTHONPATH
+
+say() { echo "setup: $*"; }
+fail() { echo "setup: $*" >&2; exit 1; }
+pip_install() { "$VENV/bin/python" -m pip install -qq "$@"; }
+
+# Prints the folder above a usable torch, or fails.
+torch_folder() {
+  "$1" - <<'END' 2>/dev/null
+import os, torch
+assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11) and torch.distributed.is_available()
+print(os.path.dirname(os.path.dirname(torch.__file__)))
+END
+}
+
+ensure_debian_packages() {
+  local version=$1 missing=()
+  command -v g++ >/dev/null || missing+=(g++)
+  "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=("python$version-venv")
+  "$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+    missing+=("python$version-dev")
+  echo '#include <gtest/gtest.h>' | g++ -x c++ -std=c++20 -fsyntax-only - 2>/dev/null || missing+=(libgtest-dev)
+  [ ${#missing[@]} -eq 0 ] && return
+  command -v apt-get >/dev/null ||
+    fail "missing: ${missing[*]} (names of Debian packages); install what your system calls them, then run make again"
+  [ "$(id -u)" -eq 0 ] || fail "missing Debian packages; run: sudo apt-get install ${missing[*]}   then make again"
+  say "installing Debian packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+make_venv() {
+  local folder
+  if folder=$(torch_folder "$PYTHON"); then
+    say "making $VENV around the torch in $folder"
+    "$PYTHON" -m venv --system-site-packages "$VENV"
+    # Where $PYTHON is itself a virtual environment, "system" means the interpreter below it, which has no torch.
+    if ! torch_folder "$VENV/bin/python" >/dev/null; then
+      echo "$folder" >"$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/geocomm-torch.pth"
+    fi
+  else
+    say "making $VENV"
+    "$PYTHON" -m venv "$VENV"
+  fi
+}
+
+install_torch() {
+  if [ -e /proc/driver/nvidia/version ]; then
+    say "installing $TORCH for CUDA (several GB)"
+    pip_install "$TORCH"
+    return
+  fi
+  say "installing $TORCH for the CPU"
+  pip_install --retries 0 --timeout 15 --index-url "$CPU_INDEX" "$TORCH" >/dev/null 2>&1 && return
+  say "$CPU_INDEX does not answer; taking the default index instead (whose build may be the large one, for CUDA)"
+  pip_install "$TORCH"
+}
+
+# Requirements of pyproject.toml, one per line: those of the build first asked for, of the package and its extras otherwise.
+requirements() {
+  "$VENV/bin/python" - "$1" <<'END'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+if sys.argv[1] == "build":
+    print(*project["build-system"]["requires"], sep="\n")
+else:
+    extras = project["project"]["optional-dependencies"]
+    print(*project["project"]["dependencies"], *extras["train"], *extras["dev"], sep="\n")
+END
+}
+
+command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there; name a Python 3.11 to 3.13 with make PYTHON=..."
+version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$PYTHON is Python $version, geocomm needs 3.11 or later: make PYTHON=..."
+ensure_debian_packages "$version"
+"$VENV/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$VENV"; make_venv; }
+torch_folder "$VENV/bin/python" >/dev/null || install_torch
+torch_folder "$VENV/bin/python" >/dev/null || fail "torch does not import in $VENV: $VENV/bin/python -c 'import torch' says why"
+
+say "installing the packages of pyproject.toml"
+mapfile -t build_requirements < <(requirements build)
+mapfile -t all_requirements < <(requirements all)
+pip_install "${build_requirements[@]}"
+# torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.
+pip_install --no-build-isolation "${all_requirements[@]}"
