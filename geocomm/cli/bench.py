@@ -1,0 +1,78 @@
+"""`geocomm bench wan`: what an all-reduce costs over a link."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from geocomm.wan import WanConfigError, WanError
+from geocomm.wan_topology import Link, link_changes, parse_size
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    bench = typer.Typer(help="Measure geocomm on this machine.", no_args_is_help=True)
+    bench.command("wan")(bench_wan)
+
+    @bench.callback()
+    def _group() -> None:
+        """Measure geocomm on this machine."""
+
+    app.add_typer(bench, name="bench")
+
+
+def bench_wan(
+    rtt: Annotated[str, typer.Option(help="Round-trip time of the link.")] = "100ms",
+    rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
+    loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0%",
+    sites: Annotated[int, typer.Option(min=2, max=8, help="Sites, of one rank each.")] = 2,
+    sizes: Annotated[str, typer.Option(help="Sizes of the fp32 tensor, by commas.")] = "64MiB",
+    codecs: Annotated[str, typer.Option(help="Codecs of geocomm, by commas; none: exact.")] = "none,int8",
+    gloo: Annotated[bool, typer.Option("--gloo/--no-gloo", help="Measure Gloo on the same link.")] = True,
+    one_site: Annotated[
+        bool, typer.Option("--one-site", help="Also compare geocomm without a WAN with Gloo, two ranks on loopback.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Valid operations of each row.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Operations before those.")] = 1,
+    pause: Annotated[float, typer.Option(min=0, help="Seconds between barrier and operation.")] = 0.5,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report here, as PATH and, in JSON, beside it.", metavar="PATH.md")
+    ] = None,
+) -> None:
+    """Time an all-reduce over an emulated link: geocomm, and Gloo, in one run, every result verified.
+
+    Exit status: 0; 1 where a run failed or a result was wrong; 2 for a wrong option; 125 where no WAN can be emulated.
+    """
+    from geocomm.wan_bench import GLOO, BenchError, Effort, bench_link, bench_one_site, max_nmse
+    from geocomm.wan_bench_report import Conditions, rich_tables, write_results
+
+    console = Console(stderr=True)
+    try:
+        link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
+        sizes_bytes = [parse_size(text, "sizes") // 4 * 4 for text in sizes.split(",")]
+        if min(sizes_bytes) < 4:
+            raise WanConfigError(f"sizes: {sizes!r} has a size below one fp32 element, 4 bytes")
+        cases = [codec.strip() for codec in codecs.split(",") if codec.strip()] + [GLOO] * gloo
+        for case in cases:
+            max_nmse(case)
+    except (WanConfigError, BenchError) as error:
+        console.print(f"geocomm bench: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    effort = Effort(repeats=repeats, warmup=warmup, pause_s=pause)
+    conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
+    try:
+        rows = bench_link(link, cases, sizes_bytes, sites=sites, effort=effort)
+        if one_site:
+            rows += bench_one_site(sizes_bytes, effort=effort)
+    except (WanError, BenchError) as error:
+        console.print(f"geocomm bench: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(125 if isinstance(error, WanError) else 1) from error
+    for table in rich_tables(rows):
+        Console().print(table)
+    if out is not None:
+        console.print(f"written: {write_results(rows, conditions, out.parent, out.stem)}", highlight=False)

@@ -1,0 +1,258 @@
+"""All-reduce benchmark: geocomm and Gloo over one emulated link in one run, verified, as time over floor.
+
+Time is latest end minus latest start over the ranks, after a barrier and a pause; data is normal; a row is the median
+of its valid operations. The floor is what an exact fp32 all-reduce cannot beat on that link, headers ignored. An
+operation during which the emulator delivered a packet over 5 ms late is void and repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from geocomm.wan import Link, Topology, WanRun
+
+GLOO = "gloo"
+EXACT = "none"
+MAX_NMSE = {"none": 0.0, "fp16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "int4": 5e-2}
+"""Largest squared error over squared norm of a verified sum of normal data, by codec name. None is bit-exact."""
+
+_TAIL_LINES = 25
+
+
+class BenchError(RuntimeError):
+    """A run failed, or a result was wrong; the message has the case and, of a failed run, the end of its output."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case at one size on one link. Seconds and bytes."""
+
+    link: str
+    sites: int
+    case: str
+    size_bytes: int
+    times_s: tuple[float, ...]
+    """Of the valid operations, in order."""
+    voided: int
+    """Operations left out because a packet was late."""
+    floor_s: float | None
+    """None without a WAN."""
+    wire_bytes: float | None
+    """Sent per site and operation, headers, acknowledgements and resent segments included; None without a WAN."""
+    nmse: float
+    max_lateness_s: float | None
+    gloo_ratio: float | None = None
+    """Median of the paired ratios to Gloo; only of one site, where the cases alternate."""
+    target: float | None = None
+
+    @property
+    def median_s(self) -> float:
+        """Of the valid operations."""
+        return statistics.median(self.times_s)
+
+    @property
+    def ratio(self) -> float | None:
+        """What the target speaks of: time over floor, or over Gloo's where there is no WAN."""
+        return self.gloo_ratio if self.floor_s is None else self.median_s / self.floor_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the derived numbers."""
+        return asdict(self) | {"median_s": self.median_s, "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    repeats: int = 5
+    warmup: int = 1
+    pause_s: float = 0.5
+    seed: int = 1
+
+    def plan(self, cases: Sequence[str], sizes_bytes: Sequence[int], *, interleave: bool) -> dict[str, Any]:
+        """The fields of `wan_bench_worker.Plan`."""
+        own = {"cases": list(cases), "sizes_bytes": list(sizes_bytes), "interleave": interleave}
+        return own | {name: getattr(self, name) for name in ("repeats", "warmup", "pause_s", "seed")}
+
+
+def floor_s(size_bytes: int, sites: int, link: Link) -> float:
+    """Seconds below which no exact all-reduce of `size_bytes` over `sites` sites with such links can be."""
+    direct = size_bytes * 8 / link.rate_bps + link.delay_s
+    if sites == 2:
+        return direct
+    return min(direct, 2 * size_bytes * 8 / (sites * link.rate_bps) + 2 * link.delay_s)
+
+
+def max_nmse(case: str) -> float:
+    """The bound of a case. BenchError: a codec without one."""
+    name = case.partition(":")[0]
+    if case == GLOO:
+        return 0.0
+    if name not in MAX_NMSE:
+        raise BenchError(f"codec {case!r}: its error is not known here; known: {', '.join(MAX_NMSE)}")
+    return MAX_NMSE[name]
+
+
+def describe_link(link: Link) -> str:
+    """`1 Gbit/s, 100 ms RTT, 0.1 % loss`."""
+    rate = f"{link.rate_bps / 1e9:g} Gbit/s" if link.rate_bps >= 1e9 else f"{link.rate_bps / 1e6:g} Mbit/s"
+    loss = f"{link.loss * 100:g} % loss" if link.loss else "no loss"
+    return f"{rate}, {link.delay_s * 2e3:g} ms RTT, {loss}"
+
+
+def bench_link(
+    link: Link, cases: Sequence[str], sizes_bytes: Sequence[int], *, sites: int = 2, effort: Effort | None = None
+) -> list[Row]:
+    """Measure `cases` ("gloo" or codecs of geocomm) with one rank at each of `sites` sites.
+
+    Raises BenchError, WanConfigError, WanUnavailableError.
+    """
+    for case in cases:
+        max_nmse(case)
+    with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
+        command = _worker_command(Path(folder), (effort or Effort()).plan(cases, sizes_bytes, interleave=False))
+        environment = _environment() | {"GEOCOMM_SECURITY": "insecure"}
+        with WanRun(
+            Topology.uniform(sites, link), command, environment=environment, stdout=log, stderr=log, master_port=29511
+        ) as run:
+            status = run.wait()
+        _check_status(status, log, describe_link(link))
+        operations = _read_operations(Path(folder), sites)
+    rows = _rows(operations, describe_link(link), sites)
+    return [replace(row, floor_s=floor_s(row.size_bytes, sites, link)) for row in rows]
+
+
+def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[Row]:
+    """Measure geocomm against Gloo between `ranks` processes of this machine that name no site: plain delegation."""
+    with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
+        command = _worker_command(Path(folder), (effort or Effort()).plan([GLOO, EXACT], sizes_bytes, interleave=True))
+        common = {name: value for name, value in _environment().items() if name != "GEOCOMM_SITE"}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+        common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        processes = [
+            subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=log)
+            for rank in range(ranks)
+        ]
+        try:
+            statuses = _wait_all(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        _check_status(next((s for s in statuses if s), 0), log, "one site")
+        operations = _read_operations(Path(folder), ranks)
+    rows = _rows(operations, f"one site of {ranks} ranks, loopback", 1)
+    gloo = {row.size_bytes: row.times_s for row in rows if row.case == GLOO}
+    return [
+        row if row.case == GLOO else replace(row, gloo_ratio=paired_ratio(row.times_s, gloo[row.size_bytes]))
+        for row in rows
+    ]
+
+
+def paired_ratio(times_s: Iterable[float], base_s: Iterable[float]) -> float:
+    """Median of the ratios of operations that ran next to each other: what drifts with the machine cancels."""
+    return statistics.median(own / base for own, base in zip(times_s, base_s, strict=True))
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what would change the cases."""
+    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _worker_command(folder: Path, plan: Mapping[str, Any]) -> list[str]:
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    return [sys.executable, "-m", "geocomm.wan_bench_worker", str(folder / "plan.json"), str(folder)]
+
+
+def _wait_all(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """The exit statuses; once one process failed, the others have 10 s."""
+    statuses = []
+    failed = False
+    for process in processes:
+        try:
+            statuses.append(process.wait(10 if failed else None))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            statuses.append(process.wait())
+        failed = failed or statuses[-1] != 0
+    return statuses
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_status(status: int, log: IO[str], where: str) -> None:
+    if status != 0:
+        log.seek(0)
+        tail = "".join(log.readlines()[-_TAIL_LINES:])
+        raise BenchError(f"the benchmark of {where} ended with status {status}; the end of its output:\n{tail}")
+
+
+def _read_operations(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
+    """The operations in order, each as its lines by rank."""
+    by_rank = []
+    for rank in range(ranks):
+        text = (folder / f"rank-{rank}.jsonl").read_text(encoding="utf-8")
+        by_rank.append([json.loads(line) for line in text.splitlines()])
+    return [list(lines) for lines in zip(*by_rank, strict=True)]
+
+
+def verify_operation(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Raise BenchError unless all ranks ended with the same bytes, and those are the sum within the case's bound."""
+    case, size = lines[0]["case"], lines[0]["size_bytes"]
+    if len({line["digest"] for line in lines}) > 1:
+        raise BenchError(f"{case}, {size} bytes: the ranks ended with different results")
+    bound = max_nmse(case)
+    for rank, line in enumerate(lines):
+        if bound == 0 and not line["exact"]:
+            raise BenchError(f"{case}, {size} bytes: rank {rank} has a wrong sum (relative error {line['nmse']:.2g})")
+        if bound > 0 and not line["nmse"] <= bound:
+            raise BenchError(
+                f"{case}, {size} bytes: error of rank {rank} is {line['nmse']:.2g}, allowed is {bound:.2g}"
+            )
+
+
+def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: int) -> list[Row]:
+    grouped: dict[tuple[str, int], list[Sequence[Mapping[str, Any]]]] = {}
+    for lines in operations:
+        verify_operation(lines)
+        if not lines[0]["warmup"]:
+            grouped.setdefault((lines[0]["case"], lines[0]["size_bytes"]), []).append(lines)
+    rows = []
+    for (case, size), measured in grouped.items():
+        valid = [lines for lines in measured if lines[0]["on_time"]]
+        if not valid:
+            raise BenchError(f"{case}, {size} bytes on {link}: a packet was late every time; the machine is too busy")
+        first = [lines[0] for lines in valid]
+        wire = [line["wire_bytes"] / sites for line in first if "wire_bytes" in line]
+        rows.append(
+            Row(
+                link=link,
+                sites=sites,
+                case=case,
+                size_bytes=size,
+                times_s=tuple(
+                    max(line["end"] for line in lines) - max(line["start"] for line in lines) for lines in valid
+                ),
+                voided=len(measured) - len(valid),
+                floor_s=None,
+                wire_bytes=statistics.median(wire) if wire else None,
+                nmse=max(line["nmse"] for lines in valid for line in lines),
+                max_lateness_s=first[-1].get("max_lateness_s"),
+            )
+        )
+    return rows

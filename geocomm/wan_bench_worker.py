@@ -1,0 +1,192 @@
+"""One rank of the all-reduce benchmark: `python -m geocomm.wan_bench_worker PLAN OUT`.
+
+`wan_bench` starts it, at every site of an emulated WAN or twice on one machine. PLAN is a JSON file (`Plan`); into the
+folder OUT go one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the barriers,
+and is itself the case "gloo"; every other case has a geocomm group with a codec of its own. All clocks are
+CLOCK_MONOTONIC, which processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from geocomm.wan import CONTROL_VARIABLE, WanControl, WanReport
+
+ELEMENT_BYTES = 4
+_CHUNK_ELEMS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. Every rank gets the same."""
+
+    cases: tuple[str, ...]
+    """"gloo", or a geocomm codec."""
+    sizes_bytes: tuple[int, ...]
+    repeats: int
+    """Valid operations wanted of each case and size."""
+    warmup: int
+    pause_s: float
+    """Between the barrier and the operation."""
+    interleave: bool
+    """Alternate the cases, in turning order, rather than finish one before the next."""
+    seed: int
+
+    def rounds(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """The sizes, each with the cases that are measured together."""
+        for size in self.sizes_bytes:
+            for group in (self.cases,) if self.interleave else ((case,) for case in self.cases):
+                yield size, group
+
+
+def rank_input(plan: Plan, rank: int, size_bytes: int) -> torch.Tensor:
+    """The fp32 tensor that `rank` brings: normal, and known to every rank."""
+    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + size_bytes * 257 + rank)
+    return torch.randn(size_bytes // ELEMENT_BYTES, generator=generator)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the sum must be."""
+
+    total: torch.Tensor
+    """fp32, added in rank order."""
+    magnitude: torch.Tensor | None
+    """Sum of absolute values, where orders of summation may differ: more than two ranks."""
+
+    @classmethod
+    def of(cls, plan: Plan, world_size: int, size_bytes: int) -> Reference:
+        """Computed from the seeds alone."""
+        total = torch.zeros(size_bytes // ELEMENT_BYTES)
+        magnitude = torch.zeros_like(total) if world_size > 2 else None
+        for rank in range(world_size):
+            part = rank_input(plan, rank, size_bytes)
+            total += part
+            if magnitude is not None:
+                magnitude += part.abs()
+        return cls(total, magnitude)
+
+    def is_exact(self, result: torch.Tensor, world_size: int) -> bool:
+        """Bit for bit with two ranks; else within what the order of fp32 additions can change."""
+        if self.magnitude is None:
+            return torch.equal(result, self.total)
+        slack = (2 * world_size * torch.finfo(torch.float32).eps) * self.magnitude
+        return bool(((result - self.total).abs() <= slack).all())
+
+    def nmse(self, result: torch.Tensor) -> float:
+        """Squared error over squared norm, in fp64."""
+        error = norm = 0.0
+        for got, want in zip(result.split(_CHUNK_ELEMS), self.total.split(_CHUNK_ELEMS), strict=True):
+            wanted = want.double()
+            error += float((got.double() - wanted).square().sum())
+            norm += float(wanted.square().sum())
+        return error / norm
+
+
+class Worker:
+    """Runs a plan; collective over all ranks."""
+
+    def __init__(self, plan: Plan, out: TextIO) -> None:
+        """Makes the process groups."""
+        self._plan = plan
+        self._out = out
+        dist.init_process_group("gloo")
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._groups: dict[str, dist.ProcessGroup | None] = {}
+        for case in plan.cases:
+            self._groups[case] = None if case == "gloo" else _geocomm_group(case)
+        path = os.environ.get(CONTROL_VARIABLE)
+        self._control = WanControl(path) if path and self._rank == 0 else None
+
+    def run(self) -> None:
+        """Everything."""
+        for size, cases in self._plan.rounds():
+            own = rank_input(self._plan, self._rank, size)
+            reference = Reference.of(self._plan, self._world_size, size)
+            tensor = torch.empty_like(own)
+            valid = dict.fromkeys(cases, 0)
+            # A few voided operations are made up for; a machine that is busy all the time is not waited for.
+            for attempt in range(self._plan.warmup + 2 * self._plan.repeats):
+                turn = attempt % len(cases)
+                for case in cases[turn:] + cases[:turn]:
+                    warmup = attempt < self._plan.warmup
+                    tensor.copy_(own)
+                    on_time = self._operate(case, size, tensor, reference, warmup)
+                    valid[case] += on_time and not warmup
+                if min(valid.values()) >= self._plan.repeats:
+                    break
+
+    def _operate(self, case: str, size: int, tensor: torch.Tensor, reference: Reference, warmup: bool) -> bool:
+        """One operation; whether no packet of it was late, which rank 0 decides for all."""
+        group = self._groups[case]
+        dist.barrier()
+        time.sleep(self._plan.pause_s)
+        before = self._links()
+        start = time.monotonic()
+        dist.all_reduce(tensor, group=group)
+        end = time.monotonic()
+        dist.barrier()
+        after = self._links()
+        verdict = torch.zeros(1)
+        counters: dict[str, Any] = {}
+        if before is not None and after is not None:
+            counters = {
+                "wire_bytes": sum(link.bytes for link in after.links) - sum(link.bytes for link in before.links),
+                "late_frames": after.late_frames - before.late_frames,
+                "max_lateness_s": after.max_lateness_s,
+            }
+            verdict[0] = counters["late_frames"]
+        dist.broadcast(verdict, 0)
+        line = {
+            "case": case,
+            "size_bytes": size,
+            "warmup": warmup,
+            "on_time": bool(verdict[0] == 0),
+            "start": start,
+            "end": end,
+            "exact": reference.is_exact(tensor, self._world_size),
+            "nmse": reference.nmse(tensor),
+            "digest": hashlib.blake2b(memoryview(tensor.numpy()), digest_size=16).hexdigest(),
+            **counters,
+        }
+        self._out.write(json.dumps(line) + "\n")
+        self._out.flush()
+        return bool(line["on_time"])
+
+    def _links(self) -> WanReport | None:
+        return None if self._control is None else self._control.stats()
+
+
+def _geocomm_group(codec: str) -> dist.ProcessGroup:
+    from geocomm import Options
+
+    group = dist.new_group(backend="geocomm", pg_options=Options(codec=codec))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def main(plan_path: str, out_dir: str) -> None:
+    """The process of one rank; RANK and WORLD_SIZE, or NODE_RANK and NNODES of `geocomm wan`, say which."""
+    os.environ.setdefault("RANK", os.environ.get("NODE_RANK", ""))
+    os.environ.setdefault("WORLD_SIZE", os.environ.get("NNODES", ""))
+    torch.set_num_threads(1)
+    document = json.loads(Path(plan_path).read_text(encoding="utf-8"))
+    plan = Plan(**document | {key: tuple(document[key]) for key in ("cases", "sizes_bytes")})
+    with (Path(out_dir) / f"rank-{os.environ['RANK']}.jsonl").open("w", encoding="utf-8") as out:
+        Worker(plan, out).run()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,47 @@
+"""The benchmark over a real emulated link, small."""
+
+from __future__ import annotations
+
+import pytest
+from wan_support import require_wan
+
+from geocomm.wan import Link
+from geocomm.wan_bench import EXACT, GLOO, BenchError, Effort, bench_link, bench_one_site
+
+pytestmark = [pytest.mark.wan, pytest.mark.multiprocess]
+
+SIZE_BYTES = 1 << 20
+QUICK = Effort(repeats=2, warmup=1, pause_s=0.05)
+
+
+@pytest.mark.timeout(180)
+def test_bench_link_verifies_and_counts_bytes_of_every_case() -> None:
+    require_wan()
+    rows = bench_link(Link(rate_bps=4e8, delay_s=0.01), [EXACT, "int8", GLOO], [SIZE_BYTES], effort=QUICK)
+    by_case = {row.case: row for row in rows}
+    assert list(by_case) == [EXACT, "int8", GLOO]
+    for row in rows:
+        assert row.floor_s is not None
+        assert min(row.times_s) >= (0.01 if row.case == "int8" else row.floor_s)
+        assert row.wire_bytes is not None
+    assert SIZE_BYTES < by_case[EXACT].wire_bytes < 1.3 * SIZE_BYTES
+    assert SIZE_BYTES / 4 < by_case["int8"].wire_bytes < 0.4 * SIZE_BYTES
+    assert by_case[EXACT].nmse == by_case[GLOO].nmse == 0
+    assert 0 < by_case["int8"].nmse < 1e-4
+
+
+@pytest.mark.timeout(180)
+def test_bench_one_site_pairs_geocomm_with_gloo() -> None:
+    rows = bench_one_site([SIZE_BYTES], effort=QUICK)
+    assert {row.case for row in rows} == {EXACT, GLOO}
+    ours = next(row for row in rows if row.case == EXACT)
+    assert ours.floor_s is None
+    assert ours.ratio is not None
+    assert ours.ratio > 0
+
+
+def test_bench_link_worker_that_fails_raises_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_wan()
+    monkeypatch.setenv("GEOCOMM_STREAMS", "no number")
+    with pytest.raises(BenchError, match="GEOCOMM_STREAMS"):
+        bench_link(Link(rate_bps=1e9, delay_s=0.005), [EXACT], [SIZE_BYTES], effort=QUICK)
