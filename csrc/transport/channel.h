@@ -41,15 +41,16 @@ struct OutgoingChunk {
   core::Buffer payload;           // at most kMaxChunkBytes; may be empty; shared, must not change any more
 };
 
-// Takes what a peer sends for one operation. Called from the IO thread, or from inside post_receive() for
-// what had come before; never concurrently for one sink. Must not block, nor call the channel except send().
-// The channel shares ownership until the last chunk or an error, so a sink owns (keeps alive) the memory that
-// place() returns.
+// Takes what a peer sends for one operation. Called from the IO thread, from inside post_receive() for what
+// had come before, or from inside Endpoint::close_group() and abort(); never concurrently for one sink. Must
+// not block, nor call the channel or the endpoint except Channel::send(). The channel shares ownership until
+// the last chunk or an error, so a sink owns (keeps alive) the memory that place() returns. Several chunks
+// are filled at the same time, by different threads: their memory must not overlap.
 class ReceiveSink {
  public:
   virtual ~ReceiveSink() = default;
-  // Where chunk `chunk` of `chunk_bytes` bytes goes: exactly that many bytes, valid until on_chunk() or
-  // on_error(). An error (say, a size that cannot be) fails the operation with that status.
+  // Where chunk `chunk` of `chunk_bytes` bytes goes: exactly that many bytes, valid until on_chunk() or as
+  // long as the sink lives. An error (say, a size that cannot be) fails the operation with that status.
   virtual core::Result<std::span<std::byte>> place(std::uint32_t chunk, std::size_t chunk_bytes) = 0;
   // The chunk is complete in the memory that place() gave.
   virtual void on_chunk(std::uint32_t chunk) = 0;
@@ -79,20 +80,23 @@ class Channel {
   // Queues a chunk (also before the channel is connected). The segments of operations that the peer has
   // posted go first in, first out; of operations that it has not posted yet, at most
   // EndpointOptions::max_unexpected_bytes go out, and those that wait for it never hold up the others.
-  // `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken the whole chunk or the
-  // channel failed; it must not block.
+  // `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken the whole chunk, or when
+  // it was cancelled or the channel failed (also after the caller has forgotten it); it must not block. It
+  // does not run if send() itself fails: InvalidArgument, Aborted (closed group, shut down), or why the
+  // channel failed.
   virtual core::Status send(OutgoingChunk chunk,
                             std::function<void(const core::Status&)> on_sent = nullptr) = 0;
   // Blocks until fewer than EndpointOptions::send_window_bytes are queued.
   virtual core::Status wait_room(core::Deadline deadline) = 0;
-  // From now on the `chunk_count` chunks that the peer sends for `key` go to `sink`. One sink per key at a
-  // time (InvalidArgument otherwise). If the channel has failed, the sink gets on_error() and the call
-  // returns the reason.
+  // From now on the `chunk_count` (at least 1) chunks that the peer sends for `key` go to `sink`. One sink
+  // per key at a time, and none again after cancel() (InvalidArgument otherwise, without on_error()). If the
+  // channel has failed or the group is closed, the sink gets on_error() and the call returns the reason. From
+  // a peer that has left in good order, what it had sent before can still be received.
   virtual core::Status post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
                                     std::shared_ptr<ReceiveSink> sink) = 0;
-  // Forgets a posted receive and what is queued to be sent for `key`; its sink gets no further calls once
-  // this returns (memory from place() may still be written to until the channel lets go of the sink). Later
-  // segments of it are discarded.
+  // Forgets a posted receive, unexpected data, and what is queued to be sent for `key`; its sink gets no
+  // further calls once this returns (memory from place() may still be written to until the channel lets go of
+  // the sink). Later segments of it are discarded.
   virtual void cancel(OpKey key) = 0;
   // Ok while connecting or connected; the reason once failed or closed.
   virtual core::Status status() const = 0;

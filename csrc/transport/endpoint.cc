@@ -228,10 +228,16 @@ void TcpEndpoint::abort(const Status& why) {
     std::lock_guard lock(mutex_);
     if (refusal_.is_ok()) refusal_ = why;
   }
-  context_->loop->run([&] {
+  const auto close_all = [this, why] {
     acceptor_->close();
     for (const ChannelPtr& channel : snapshot()) channel->fail(why);
-  });
+  };
+  // A callback that calls this may be in the middle of a channel.
+  if (context_->loop->in_loop()) {
+    context_->loop->post(close_all);
+  } else {
+    context_->loop->run(close_all);
+  }
 }
 
 Result<ProcessId> random_id() {

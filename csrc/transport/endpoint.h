@@ -48,8 +48,8 @@ class Endpoint {
 
   virtual const ProcessId& id() const = 0;
   virtual std::uint16_t port() const = 0;
-  // From now on peers that present `token` are let in. Peers with an unknown token are refused and told to
-  // try again, since this process may learn the token a moment later.
+  // From now on peers that present `token` are let in (connect() implies it). Peers with an unknown token are
+  // refused and told to try again, since this process may learn the token a moment later.
   virtual void allow(const JobToken& token) = 0;
   // The channel to `peer`, made on first use: the process with the smaller id waits, the other dials (with
   // retries until link_deadline). Returns at once; the channel connects in the background and queues what is
@@ -57,9 +57,11 @@ class Endpoint {
   // Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
   // Ends a group on all channels: posted receives get `why`, queued chunks and unexpected data are dropped,
-  // later segments discarded.
+  // later segments discarded. Once it returns, no sink of the group is called any more.
   virtual void close_group(std::uint64_t group, const core::Status& why) = 0;
-  // Flushes what is queued, says Goodbye, closes. Idempotent. Returns at the deadline at the latest.
+  // Flushes what is queued, says Goodbye, closes. Meanwhile what the peers send still arrives; receives that
+  // are posted at the end get Aborted. Timeout if a peer neither answered nor was lost by the deadline.
+  // Idempotent. Not from a sink or a callback.
   virtual core::Status shutdown(core::Deadline deadline) = 0;
   // Closes everything at once: pending operations get `why`.
   virtual void abort(const core::Status& why) = 0;

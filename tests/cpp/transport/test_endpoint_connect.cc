@@ -1,8 +1,13 @@
 // How processes find each other, and what they say when they do not.
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
+#include <optional>
 #include <thread>
 
 #include "core/crc32c.h"
@@ -176,6 +181,40 @@ TEST(EndpointConnect, test_required_security_refuses_other_addresses) {
   EndpointOptions options;
   options.bind_address = "192.0.2.1";
   EXPECT_EQ(Endpoint::create(options).status().code(), StatusCode::AuthFailed);
+}
+
+// An address of this machine that is not loopback, if it has one.
+std::optional<SocketAddress> outer_address(std::uint16_t port) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return std::nullopt;
+  std::optional<SocketAddress> found;
+  for (const ifaddrs* one = all; one != nullptr && !found; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    sockaddr_in address;
+    std::memcpy(&address, one->ifa_addr, sizeof address);
+    address.sin_port = htons(port);
+    const SocketAddress candidate(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    if (!candidate.is_loopback()) found = candidate;
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+TEST(EndpointConnect, test_required_security_refuses_peers_from_other_addresses) {
+  EndpointOptions options;
+  options.bind_address = "0.0.0.0";
+  auto victim = make_endpoint(options);
+  victim->allow(token(1));
+  const auto address = outer_address(victim->port());
+  if (!address) GTEST_SKIP() << "this machine has only loopback";
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(fd.get(), address->get(), address->size()), 0);
+  RawConnection raw(std::move(fd));
+  ASSERT_TRUE(raw.send(raw_hello(*victim, 0, 1, token(1))));
+  const auto refuse = raw.read_header();
+  ASSERT_TRUE(refuse.has_value());
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::AuthFailed));
 }
 
 TEST(EndpointConnect, test_own_id_is_invalid) {

@@ -181,6 +181,16 @@ TEST_F(LostPeer, test_shutdown_with_a_peer_killed_in_mid_goodbye_does_not_hang) 
   EXPECT_FALSE(sink_->wait().is_ok());
 }
 
+TEST(LostPeerIdle, test_idle_channel_outlives_link_deadline_by_its_heartbeats) {
+  EndpointOptions options;
+  options.link_deadline = 500ms;
+  Pair pair(options);
+  pair.connect();
+  std::this_thread::sleep_for(1500ms);
+  EXPECT_TRUE(pair.low_channel->status().is_ok()) << pair.low_channel->status().to_string();
+  EXPECT_TRUE(pair.high_channel->status().is_ok()) << pair.high_channel->status().to_string();
+}
+
 TEST_F(LostPeer, test_briefly_stopped_peer_is_not_lost) {
   start(20s);
   stop_child();
