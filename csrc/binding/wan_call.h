@@ -1,0 +1,119 @@
+// WanCollectives::Call: one operation on its way: its Work, and what its stages share. Private to the
+// wan_*.cc files.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "binding/staging.h"
+#include "binding/wan_collectives.h"
+
+namespace geocomm::binding {
+
+// Waits for a Work of an inner backend; a null one is already done.
+inline void finish_inner(const WorkPtr& work) {
+  if (work) work->wait();
+}
+
+inline at::Tensor part_view(const at::Tensor& flat_tensor, std::uint64_t begin, std::uint64_t count) {
+  return flat_tensor.narrow(0, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count));
+}
+
+inline std::int64_t signed_size(std::uint64_t n) {
+  return static_cast<std::int64_t>(n);
+}
+
+class WanCollectives::Call {
+ public:
+  Call(WanCollectives& owner, collective::OpKind kind, c10d::OpType type, const char* title,
+       const at::Device& device, Milliseconds timeout, std::uint64_t elements, core::DType dtype,
+       std::optional<std::uint64_t> seq = std::nullopt)
+      : owner_(owner.shared_from_this()),
+        type_(type),
+        title_(title),
+        side_(device),
+        context_{.kind = kind,
+                 .seq = seq ? *seq : owner.next_seq_.fetch_add(1),
+                 .elements = elements,
+                 .dtype = dtype,
+                 .deadline = core::Deadline::after(timeout),
+                 .keep_alive = nullptr} {}
+
+  const DeviceSide& side() const { return side_; }
+  // `state` owns the memory that the exchange touches.
+  collective::OpContext context(std::shared_ptr<void> state) const {
+    auto context = context_;
+    context.keep_alive = std::move(state);
+    return context;
+  }
+
+  // Queues the operation behind those of the group that were issued before.
+  WorkPtr issue(Tensors inputs, Tensors outputs, std::function<void()> pre,
+                std::function<core::Status()> exchange, std::function<void()> post) {
+    auto work = make_work(std::move(inputs), std::move(outputs));
+    StagedOperation operation;
+    if (pre) operation.pre = [side = side_, pre = std::move(pre)] { side.run(pre); };
+    if (exchange) operation.exchange = std::move(exchange);
+    if (post) operation.post = [side = side_, post = std::move(post)] { side.run(post); };
+    operation.to_exception = [call = described()](const core::Status& status) {
+      return to_exception(core::Status(status).with_op(call.title, call.seq));
+    };
+    operation.done = [work, call = described()](std::exception_ptr error) { call.complete(*work, error); };
+    owner_->pipeline_.submit(std::move(operation));
+    return work;
+  }
+
+  // Runs the operation at once, beside those of the group: point-to-point messages, which have no inner
+  // stages.
+  WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<core::Status()> exchange) {
+    auto work = make_work(std::move(inputs), std::move(outputs));
+    blocking_executor().submit(
+        [work, exchange = std::move(exchange), call = described(), side = side_]() mutable {
+          std::exception_ptr error;
+          try {
+            core::Status status;
+            side.run([&] { status = exchange(); });
+            if (!status.is_ok()) error = to_exception(std::move(status).with_op(call.title, call.seq));
+          } catch (...) {
+            error = std::current_exception();
+          }
+          exchange = nullptr;  // frees what it holds before anyone learns that it is done
+          if (error) call.owner->mark_failed(status_of(error));
+          call.complete(*work, error);
+        });
+    return work;
+  }
+
+ private:
+  struct Described {
+    std::shared_ptr<WanCollectives> owner;
+    std::string title;
+    std::int64_t seq;
+    void complete(GeoWork& work, std::exception_ptr error) const {
+      if (error) {
+        const core::Status status = status_of(error).with_op(title, seq);
+        record_error(status);
+        error = to_exception(status);
+      }
+      work.complete(error);
+    }
+  };
+
+  Described described() const { return {owner_, title_, static_cast<std::int64_t>(context_.seq)}; }
+  c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
+    throw_if_error(owner_->failure());
+    return c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
+                                        (std::string("geocomm:") + title_).c_str(), context_.seq,
+                                        std::move(inputs), std::move(outputs), owner_->exposed_);
+  }
+
+  std::shared_ptr<WanCollectives> owner_;
+  c10d::OpType type_;
+  const char* title_;
+  DeviceSide side_;
+  collective::OpContext context_;
+};
+
+}  // namespace geocomm::binding

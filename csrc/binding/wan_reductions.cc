@@ -1,0 +1,323 @@
+// all_reduce, reduce and reduce_scatter of WanCollectives.
+#include <algorithm>
+#include <utility>
+
+#include "binding/wan_call.h"
+#include "core/str.h"
+
+namespace geocomm::binding {
+
+using collective::LaneData;
+using collective::OpKind;
+using core::StatusCode;
+
+// How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
+// since the group's mean is taken once, at the end.
+struct WanCollectives::Reduction {
+  core::DType dtype = core::DType::Float32;
+  collective::ReduceOp op = collective::ReduceOp::Sum;
+  c10d::ReduceOp inner = c10d::ReduceOp::SUM;
+  std::optional<at::Tensor> factor_tensor;
+  std::optional<double> factor;
+
+  bool scales() const { return factor || factor_tensor; }
+  at::Tensor scaled(const at::Tensor& input) const {
+    if (factor_tensor) return input.mul(factor_tensor->to(input.options()));
+    return factor ? input.mul(*factor) : input;
+  }
+};
+
+WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
+                                                       const c10d::ReduceOp& op) const {
+  Reduction reduction;
+  reduction.dtype = reduced_dtype(tensor.scalar_type());
+  const bool floating = core::is_floating(reduction.dtype);
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      break;
+    case c10d::ReduceOp::AVG:
+      if (!floating)
+        throw_status(StatusCode::Unsupported,
+                     "ReduceOp.AVG needs a floating-point tensor; use SUM and divide");
+      reduction.op = collective::ReduceOp::Avg;
+      break;
+    case c10d::ReduceOp::PRODUCT:
+      reduction.op = collective::ReduceOp::Product;
+      reduction.inner = c10d::ReduceOp::PRODUCT;
+      break;
+    case c10d::ReduceOp::MIN:
+      reduction.op = collective::ReduceOp::Min;
+      reduction.inner = c10d::ReduceOp::MIN;
+      break;
+    case c10d::ReduceOp::MAX:
+      reduction.op = collective::ReduceOp::Max;
+      reduction.inner = c10d::ReduceOp::MAX;
+      break;
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR:
+      if (floating)
+        throw_status(StatusCode::InvalidArgument, "bitwise reductions need an integer or bool tensor");
+      reduction.op = op.op_ == c10d::ReduceOp::BAND  ? collective::ReduceOp::BitAnd
+                     : op.op_ == c10d::ReduceOp::BOR ? collective::ReduceOp::BitOr
+                                                     : collective::ReduceOp::BitXor;
+      reduction.inner = op.op_;
+      break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (supplement == nullptr)
+        throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM without a factor");
+      if (supplement->tensor_factor.defined()) {
+        reduction.factor_tensor = supplement->tensor_factor;
+      } else {
+        reduction.factor = supplement->double_factor;
+      }
+      break;
+    }
+    default:
+      throw_status(StatusCode::Unsupported, "unknown ReduceOp");
+  }
+  return reduction;
+}
+
+// All-reduce and reduce share their first two stages: scatter the reduction over the site, then reduce lanes
+// over the WAN.
+namespace {
+
+struct ReduceState {
+  at::Tensor input;  // one-dimensional, padded to the site's parts
+  at::Tensor part;   // this rank's part on its device
+  at::Tensor host;   // the same where the WAN can reach it
+  std::vector<LaneData> lanes;
+};
+
+// `part` holds `mine` at its beginning.
+std::vector<LaneData> lane_data(const collective::Topology& topology, std::uint64_t elements,
+                                std::span<std::byte> part, std::size_t element_bytes,
+                                const std::vector<bool>& receives) {
+  const auto mine = collective::part_of(elements, topology.local_size(), topology.local_rank());
+  std::vector<LaneData> lanes;
+  for (auto& lane : collective::lanes_of(topology, elements)) {
+    if (lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) continue;
+    const auto data =
+        part.subspan((lane.range.begin - mine.begin) * element_bytes, lane.range.size() * element_bytes);
+    lanes.push_back({std::move(lane), receives, data});
+  }
+  return lanes;
+}
+
+at::Tensor padded(const at::Tensor& flat_tensor, std::uint64_t elements) {
+  if (static_cast<std::uint64_t>(flat_tensor.numel()) == elements) return flat_tensor;
+  auto result = at::zeros({signed_size(elements)}, flat_tensor.options());
+  part_view(result, 0, static_cast<std::uint64_t>(flat_tensor.numel())).copy_(flat_tensor);
+  return result;
+}
+
+}  // namespace
+
+WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, op);
+  const auto elements = static_cast<std::uint64_t>(tensor.numel());
+  Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
+            elements, reduction.dtype);
+  if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+  auto state = std::make_shared<ReduceState>();
+  const int local_size = topology().local_size();
+  const auto part_elements = collective::part_size(elements, local_size);
+  const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
+  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
+  const bool in_place = is_flat_view(tensor) && !preserve_inputs_;
+
+  auto pre = [=, this] {
+    auto input = reduction.scaled(flat(tensor));
+    if (alone_in_site()) {
+      const bool owned = in_place || !input.is_alias_of(tensor);
+      state->part = owned ? input : input.clone();
+    } else {
+      state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
+      state->part = at::empty({signed_size(part_elements)}, input.options());
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduction.inner;
+      options.timeout = timeout;
+      finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
+    }
+    state->host = to_host(state->part);
+    const std::vector<bool> everyone(static_cast<std::size_t>(topology().site_count()), true);
+    state->lanes = lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), everyone);
+  };
+  auto exchange = [=, this, context = call.context(state)] {
+    return exchange_->reduce(context, reduction.op, state->lanes);
+  };
+  auto post = [=, this] {
+    from_host(state->part, state->host);
+    at::Tensor result = state->part;
+    if (!alone_in_site()) {
+      const bool direct = in_place && state->input.is_alias_of(tensor);
+      result =
+          direct ? state->input : at::empty({signed_size(part_elements) * local_size}, state->part.options());
+      c10d::AllgatherOptions options;
+      options.timeout = timeout;
+      finish_inner(inner_post->_allgather_base(result, state->part, options));
+    }
+    if (!is_flat_view(tensor) || !result.is_alias_of(tensor))
+      tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+  };
+  return call.issue({tensor}, {tensor}, pre, exchange, post);
+}
+
+WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
+                                             Milliseconds timeout) {
+  const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
+    return t.scalar_type() == tensors.front().scalar_type() && t.device() == tensors.front().device();
+  });
+  if (tensors.size() == 1 || !uniform) {
+    std::vector<WorkPtr> works;
+    for (const auto& tensor : tensors) works.push_back(all_reduce(tensor, op, timeout));
+    return works.size() == 1
+               ? works.front()
+               : join_works(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
+                            "geocomm:all_reduce_coalesced", std::move(works), tensors, exposed_);
+  }
+  // One operation over all of them: one latency instead of one each.
+  Tensors flats;
+  for (const auto& tensor : tensors) flats.push_back(flat(tensor));
+  auto together = at::cat(flats);
+  auto outputs = tensors;
+  auto work = all_reduce(together, op, timeout);
+  auto joined = c10::make_intrusive<GeoWork>(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
+                                             "geocomm:all_reduce_coalesced", work->getSequencenumber(),
+                                             tensors, outputs, exposed_);
+  work->getFuture()->addCallback([joined, together, outputs](at::ivalue::Future& future) {
+    if (future.hasError()) {
+      joined->complete(future.exception_ptr());
+      return;
+    }
+    std::int64_t offset = 0;
+    for (const auto& tensor : outputs) {
+      tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+      offset += tensor.numel();
+    }
+    joined->complete(nullptr);
+  });
+  return joined;
+}
+
+WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root,
+                               Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, op);
+  const auto elements = static_cast<std::uint64_t>(tensor.numel());
+  Call call(*this, OpKind::Reduce, c10d::OpType::REDUCE, "reduce", tensor.device(), timeout, elements,
+            reduction.dtype);
+  if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+  auto state = std::make_shared<ReduceState>();
+  const int local_size = topology().local_size();
+  const auto part_elements = collective::part_size(elements, local_size);
+  const bool at_root_site = topology().site() == topology().site_of(root);
+  const bool is_root = topology().rank() == root;
+  const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
+  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
+
+  auto pre = [=, this] {
+    auto input = reduction.scaled(flat(tensor));
+    if (alone_in_site()) {
+      // Only the root's tensor may change, and only once the result is there.
+      state->part = at_root_site && input.is_alias_of(tensor) ? input.clone() : input;
+    } else {
+      state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
+      state->part = at::empty({signed_size(part_elements)}, input.options());
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduction.inner;
+      options.timeout = timeout;
+      finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
+    }
+    state->host = to_host(state->part);
+    std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
+    root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
+    state->lanes = lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), root_only);
+  };
+  auto exchange = [=, this, context = call.context(state)] {
+    return exchange_->reduce(context, reduction.op, state->lanes);
+  };
+  auto post = [=, this] {
+    if (!at_root_site) return;
+    from_host(state->part, state->host);
+    at::Tensor result = state->part;
+    if (!alone_in_site()) {
+      result = at::empty({signed_size(part_elements) * local_size}, state->part.options());
+      c10d::AllgatherOptions options;
+      options.timeout = timeout;
+      finish_inner(inner_post->_allgather_base(result, state->part, options));
+    }
+    if (is_root) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+  };
+  return call.issue({tensor}, {tensor}, pre, exchange, post);
+}
+
+WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& inputs,
+                                       const c10d::ReduceOp& op, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(output, op);
+  const auto shard = static_cast<std::uint64_t>(output.numel());
+  const auto group_size = static_cast<std::uint64_t>(topology().size());
+  std::uint64_t total = 0;
+  for (const auto& input : inputs) {
+    if (input.scalar_type() != output.scalar_type()) {
+      throw_status(StatusCode::InvalidArgument, "reduce_scatter: input and output differ in dtype");
+    }
+    total += static_cast<std::uint64_t>(input.numel());
+  }
+  const bool uneven =
+      inputs.size() > 1 && std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
+        return static_cast<std::uint64_t>(input.numel()) != shard;
+      });
+  if (total != shard * group_size || uneven) {
+    throw_status(StatusCode::InvalidArgument,
+                 core::str("reduce_scatter: the input has ", total, " elements, expected ", shard,
+                           " (the output's) for each of ", group_size, " ranks"));
+  }
+  Call call(*this, OpKind::ReduceScatter, c10d::OpType::REDUCE_SCATTER, "reduce_scatter", output.device(),
+            timeout, total, reduction.dtype);
+  if (shard == 0) return call.issue(inputs, {output}, nullptr, nullptr, nullptr);
+  struct State {
+    at::Tensor staging, block, host;
+    std::vector<LaneData> lanes;
+  };
+  auto state = std::make_shared<State>();
+  const int local_size = topology().local_size();
+  const auto inner_pre = alone_in_site() ? nullptr : inner(output.device(), false);
+
+  auto pre = [=, this] {
+    const auto layout = collective::reduce_scatter_layout(topology(), shard);
+    Tensors flats;
+    for (const auto& input : inputs) flats.push_back(flat(input));
+    const auto input = reduction.scaled(flats.size() == 1 ? flats.front() : at::cat(flats));
+    state->staging = at::zeros({signed_size(layout.block) * local_size}, input.options());
+    copy_runs(state->staging, input, layout.pack);
+    if (alone_in_site()) {
+      state->block = state->staging;
+    } else {
+      state->block = at::empty({signed_size(layout.block)}, input.options());
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduction.inner;
+      options.timeout = timeout;
+      finish_inner(inner_pre->_reduce_scatter_base(state->block, state->staging, options));
+    }
+    state->host = to_host(state->block);
+    const auto bytes = bytes_of(state->host);
+    const std::size_t element_bytes = output.element_size();
+    for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
+      const auto& lane = layout.lanes[i];
+      std::vector<bool> receives(static_cast<std::size_t>(topology().site_count()), false);
+      receives[static_cast<std::size_t>(topology().site_of(layout.receiver[i]))] = true;
+      const auto data = bytes.subspan(layout.offset[i] * element_bytes, lane.range.size() * element_bytes);
+      state->lanes.push_back({lane, std::move(receives), data});
+    }
+  };
+  auto exchange = [=, this, context = call.context(state)] {
+    return exchange_->reduce(context, reduction.op, state->lanes);
+  };
+  // This rank's own shard stands at the beginning of its block.
+  auto post = [=] { output.copy_(part_view(state->host, 0, shard).view(output.sizes())); };
+  return call.issue(inputs, {output}, pre, exchange, post);
+}
+
+}  // namespace geocomm::binding
