@@ -1,4 +1,4 @@
-"""Builds the native parts (geocomm._C and the WAN emulator) with CMake + ninja; everything else is in pyproject.toml."""
+"""Builds the native parts (geocomm._C, the WAN emulator) with CMake + ninja; everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
