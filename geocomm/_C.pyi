@@ -11,7 +11,10 @@ from torch._C._distributed_c10d import Backend as C10dBackend
 __torch_version__: str
 
 class Endpoint:
-    """This process's listener and its channels to peer processes; shared by all process groups."""
+    """This process's listener and its channels to peer processes; shared by all process groups.
+
+    It closes when the last user is gone: users are the process groups, and whoever called `acquire`.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,8 @@ class Endpoint:
     def id(self) -> bytes: ...
     @property
     def port(self) -> int: ...
-    def shutdown(self, timeout: timedelta) -> None: ...
+    def acquire(self) -> bool: ...
+    def release(self) -> None: ...
     def channel_stats(self) -> list[dict[str, Any]]: ...
 
 class ProcessGroupGeocomm(C10dBackend):

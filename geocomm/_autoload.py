@@ -1,8 +1,8 @@
 """Entry point of the group `torch.backends`: torch calls it at the end of `import torch`.
 
-It only tells torch the backend's name, and can never make `import torch` fail. Nothing is imported at module level (torch is
-half imported at that point, and a user's `import geocomm` may be what began it); the native library is loaded when the first
-process group is made.
+It only tells torch the backend's name, and can never make `import torch` fail. Nothing is imported at module level
+(torch is half imported at that point, and a user's `import geocomm` may be what began it); the native library is loaded
+when the first process group is made.
 """
 
 

@@ -9,7 +9,8 @@ import ipaddress
 import os
 import sys
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,23 @@ import torch.distributed as dist
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native
 from geocomm.options import Options, codec_threads, listen_port
-from geocomm.topology import RankInfo, check, exchange, new_group_identity, own_address, own_versions, sites_of
+from geocomm.topology import (
+    RankInfo,
+    check,
+    exchange,
+    new_group_identity,
+    own_address,
+    own_versions,
+    publish,
+    ranks_text,
+    sites_of,
+)
 
 if TYPE_CHECKING:
     from geocomm._C import Endpoint, ProcessGroupGeocomm
 
 # The inner backend's own watchdog must not end an operation that waits for the WAN.
 _INNER_TIMEOUT_MARGIN = timedelta(minutes=10)
-_EXIT_GRACE = timedelta(seconds=5)
 
 
 @dataclass
@@ -36,26 +46,29 @@ class Group:
     backend: ProcessGroupGeocomm
     store: dist.Store
     options: Options
-    global_ranks: list[int]
+    infos: list[RankInfo]
     splits: int = 0
-    split_of_name: dict[str, ProcessGroupGeocomm | None] = field(default_factory=dict)
+
+    @property
+    def global_ranks(self) -> list[int]:
+        return [info.global_rank for info in self.infos]
 
 
 class Process:
     """What this process has once, whatever its process groups."""
 
     def __init__(self) -> None:
-        self.world_options: Options | None = None
+        self.world: Group | None = None  # the last default process group
         self.past: dict[str, float] = {}  # counters of groups that are gone
         self._groups: list[Group] = []
-        self._endpoint: tuple[tuple[Any, ...], Endpoint] | None = None
+        self._endpoint: tuple[dict[str, Any], Endpoint] | None = None
         self._lock = threading.Lock()
 
-    def endpoint(self, options: Options, host: str) -> Endpoint:
-        """The listener that all groups share; made anew if the options of a later group differ and no group uses it."""
-        loopback = _is_loopback(host) and options.security == "required"
-        wanted = {
-            "bind_address": host if loopback else "",
+    @contextlib.contextmanager
+    def endpoint(self, options: Options, host: str) -> Iterator[Endpoint]:
+        """The listener that all groups share, kept open inside the context; a new one if the last group closed it."""
+        settings = {
+            "bind_address": host if options.security == "required" else "",
             "port": listen_port(options),
             "streams": options.streams or 0,
             "insecure": options.security == "insecure",
@@ -63,45 +76,46 @@ class Process:
             "max_pacing_bps": options.max_pacing_bps or 0,
             "threads": codec_threads(options),
         }
-        key = tuple(wanted.items())
-        self.forget_closed()
         with self._lock:
-            if self._endpoint is not None and self._endpoint[0] != key:
-                if any(group.backend.spans_sites for group in self._groups):
-                    different = [
-                        f"{name} is {new!r} and was {old!r}"
-                        for (name, new), (_, old) in zip(key, self._endpoint[0], strict=True)
-                        if new != old
-                    ]
-                    raise InvalidArgumentError(
-                        "all process groups of a process share its connections, so these options cannot differ between "
-                        f"them: {'; '.join(different)}"
-                    )
-                self._endpoint[1].shutdown(_EXIT_GRACE)
-                self._endpoint = None
-            if self._endpoint is None:
-                self._endpoint = (key, native().Endpoint(**wanted))
-            return self._endpoint[1]
+            endpoint = self._acquire(settings)
+        try:
+            yield endpoint
+        finally:
+            endpoint.release()
+
+    def _acquire(self, settings: dict[str, Any]) -> Endpoint:
+        if self._endpoint is not None and self._endpoint[1].acquire():
+            current, endpoint = self._endpoint
+            if settings == current:
+                return endpoint
+            endpoint.release()
+            different = [
+                f"{name} is {new!r} and was {current[name]!r}" for name, new in settings.items() if new != current[name]
+            ]
+            raise InvalidArgumentError(
+                "all process groups of a process share its connections, so these options cannot differ between them: "
+                + "; ".join(different)
+            )
+        endpoint = native().Endpoint(**settings)
+        endpoint.acquire()
+        self._endpoint = (settings, endpoint)
+        return endpoint
 
     def add(self, group: Group) -> None:
         with self._lock:
             self._groups.append(group)
-
-    def forget_closed(self) -> None:
-        """Drop groups that were shut down, keeping their counters."""
-        with self._lock:
-            for group in [g for g in self._groups if g.backend.closed]:
-                for name, value in group.backend.stats().items():
-                    self.past[name] = self.past.get(name, 0) + value
-                self._groups.remove(group)
 
     def find(self, backend: ProcessGroupGeocomm) -> Group:
         with self._lock:
             return next(group for group in self._groups if group.backend is backend)
 
     def group_stats(self) -> list[dict[str, Any]]:
-        self.forget_closed()
+        """Counters of the living groups that span sites; those of groups that were shut down move to `past`."""
         with self._lock:
+            for group in [g for g in self._groups if g.backend.closed]:
+                for name, value in group.backend.stats().items():
+                    self.past[name] = self.past.get(name, 0) + value
+                self._groups.remove(group)
             return [group.backend.stats() for group in self._groups if group.backend.spans_sites]
 
     def channel_stats(self) -> list[dict[str, Any]]:
@@ -112,13 +126,9 @@ class Process:
         """At exit, for users who never destroy their groups: what is queued still reaches the peers."""
         with self._lock:
             groups, self._groups = self._groups, []
-            endpoint, self._endpoint = self._endpoint, None
-        for group in groups:
+        for group in reversed(groups):
             with contextlib.suppress(Exception):
                 group.backend.shutdown()
-        if endpoint is not None:
-            with contextlib.suppress(Exception):
-                endpoint[1].shutdown(_EXIT_GRACE)
 
 
 process = Process()
@@ -129,33 +139,86 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
     """The creator that torch calls for every process group with the backend "geocomm" (`_autoload` registers it).
 
     backend_options: torch's `_DistributedBackendOptions`. group_options: `geocomm.Options`, or None (then those of the
-    default process group, else of the environment). Raises geocomm's errors, the same on all ranks where they concern all.
+    default process group, else of the environment). Raises geocomm's errors. What is wrong on one rank, or between the
+    ranks, ends the creation on all of them.
     """
-    if group_options is not None and not isinstance(group_options, Options):
-        raise TypeError(
-            f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
-        )
     is_world = not backend_options.global_ranks_in_group
-    options = group_options or (None if is_world else process.world_options) or Options()
-    if is_world:
-        process.world_options = options
+    inherited = None if is_world or process.world is None else process.world.options
+
+    def options_of_group() -> Options:
+        if group_options is not None and not isinstance(group_options, Options):
+            raise TypeError(
+                f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
+            )
+        return group_options or inherited or Options()
+
     global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
-    return _make_group(
-        backend_options.store, backend_options.group_rank, global_ranks, backend_options.timeout, options
-    ).backend
+    made = _make_group(
+        backend_options.store, backend_options.group_rank, global_ranks, backend_options.timeout, options_of_group
+    )
+    if is_world:
+        process.world = made
+    return made.backend
 
 
-def _make_group(store: dist.Store, rank: int, global_ranks: list[int], timeout: timedelta, options: Options) -> Group:
+def _make_group(
+    store: dist.Store, rank: int, global_ranks: list[int], timeout: timedelta, options_of_group: Callable[[], Options]
+) -> Group:
+    with contextlib.ExitStack() as held:
+        try:
+            own, options, endpoint = _introduce(rank, global_ranks[rank], options_of_group, held)
+        except Exception as error:
+            # The others would wait for this rank: tell them, then raise here what it was.
+            publish(
+                store, RankInfo(rank=rank, global_rank=global_ranks[rank], error=f"{type(error).__name__}: {error}")
+            )
+            raise
+        infos = exchange(store, global_ranks, own, timeout)
+        check(infos)
+        site_of_rank, site_names = sites_of(infos)
+        spans_sites = len(site_names) > 1
+        if spans_sites:
+            _check_security(infos, options)
+        backend = native().ProcessGroupGeocomm(
+            rank=rank,
+            size=len(infos),
+            timeout=timeout,
+            inner=_inner_backends(store, rank, site_of_rank, timeout),
+            site_of_rank=site_of_rank,
+            site_names=site_names,
+            endpoint=endpoint if spans_sites else None,
+            group=infos[0].group,
+            token=base64.b64decode(infos[0].token),
+            peers=[(base64.b64decode(i.process_id), i.host, i.port, i.description) for i in infos]
+            if spans_sites
+            else [],
+            codec=options.codec,
+            min_compress_bytes=options.min_compress_bytes,
+            preserve_inputs=options.preserve_inputs,
+            split=_split,
+        )
+    made = Group(backend, store, options, infos)
+    process.add(made)
+    return made
+
+
+def _introduce(
+    rank: int, global_rank: int, options_of_group: Callable[[], Options], held: contextlib.ExitStack
+) -> tuple[RankInfo, Options, Endpoint | None]:
+    """What this rank says of itself, and its endpoint where it may have to cross sites; `held` keeps that open."""
+    options = options_of_group()
     options.validate()
     core = native()
     options = options.replace(codec=core.canonical_codec(options.codec))
     host = options.address or own_address()
-    # Sites are not known yet: a listener is made where the rank may have to cross them.
-    endpoint = process.endpoint(options, host) if options.site is not None else None
+    endpoint = None
+    # Under security=required, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
+    if options.site is not None and (options.security == "insecure" or _is_loopback(host)):
+        endpoint = held.enter_context(process.endpoint(options, host))
     group, token = new_group_identity()
     own = RankInfo(
         rank=rank,
-        global_rank=global_ranks[rank],
+        global_rank=global_rank,
         site=options.site,
         host=host,
         port=endpoint.port if endpoint else 0,
@@ -163,34 +226,11 @@ def _make_group(store: dist.Store, rank: int, global_ranks: list[int], timeout: 
         versions=own_versions(),
         codecs=core.codec_names(),
         agreed=options.agreed(),
+        detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
         group=group,
         token=token,
     )
-    infos = exchange(store, len(global_ranks), own, timeout)
-    check(infos)
-    site_of_rank, site_names = sites_of(infos)
-    spans_sites = len(site_names) > 1
-    if spans_sites:
-        _check_security(infos, options)
-    backend = core.ProcessGroupGeocomm(
-        rank=rank,
-        size=len(infos),
-        timeout=timeout,
-        inner=_inner_backends(store, rank, site_of_rank, timeout),
-        site_of_rank=site_of_rank,
-        site_names=site_names,
-        endpoint=endpoint if spans_sites else None,
-        group=infos[0].group,
-        token=base64.b64decode(infos[0].token),
-        peers=[(base64.b64decode(i.process_id), i.host, i.port, i.description) for i in infos] if spans_sites else [],
-        codec=options.codec,
-        min_compress_bytes=options.min_compress_bytes,
-        preserve_inputs=options.preserve_inputs,
-        split=_split,
-    )
-    made = Group(backend, store, options, global_ranks)
-    process.add(made)
-    return made
+    return own, options, endpoint
 
 
 def _check_security(infos: list[RankInfo], options: Options) -> None:
@@ -198,18 +238,19 @@ def _check_security(infos: list[RankInfo], options: Options) -> None:
     if options.security == "required":
         if outside:
             raise AuthFailedError(
-                f"security=required, but TLS between sites is not in this version, and {outside[0].description} is not on "
-                "loopback. To send plaintext over a network that you trust, set GEOCOMM_SECURITY=insecure on all ranks"
+                f"security=required, but TLS between sites is not in this version, and {outside[0].description} is not "
+                "on loopback. To send plaintext over a network that you trust: GEOCOMM_SECURITY=insecure on every rank"
             )
-        if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        debugged = [info.global_rank for info in infos if info.detail_debugging]
+        if debugged:
             raise UnsupportedError(
-                "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch connect all ranks over plaintext Gloo, which security=required "
-                "forbids across sites; use INFO, or GEOCOMM_SECURITY=insecure"
+                f"TORCH_DISTRIBUTED_DEBUG=DETAIL (on {ranks_text(debugged)}) makes torch connect all ranks over "
+                "plaintext Gloo, which security=required forbids across sites; use INFO, or GEOCOMM_SECURITY=insecure"
             )
     elif outside and int(os.environ.get("LOCAL_RANK", "0") or "0") == 0:
         print(
-            "geocomm: WARNING: security=insecure: everything between the sites travels as PLAINTEXT, and whoever can reach "
-            "the port can try to connect",
+            "geocomm: WARNING: security=insecure: everything between the sites travels as PLAINTEXT, and whoever can "
+            "reach the port can try to connect",
             file=sys.stderr,
         )
 
@@ -235,7 +276,9 @@ def _inner_backends(
 
     def gloo(stage: str) -> Any:
         prefix = dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store)
-        return dist.ProcessGroupGloo(prefix, local_rank, len(members), timeout=timeout + _INNER_TIMEOUT_MARGIN * spans_sites)
+        return dist.ProcessGroupGloo(
+            prefix, local_rank, len(members), timeout=timeout + _INNER_TIMEOUT_MARGIN * spans_sites
+        )
 
     def nccl(stage: str) -> Any:
         prefix = dist.PrefixStore(f"geocomm/inner/{site}/nccl-{stage}/", store)
@@ -255,24 +298,20 @@ def _inner_backends(
 
 
 def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> ProcessGroupGeocomm | None:
-    """Sub-group of `ranks` (of the parent). torch calls it on all ranks of the parent, once per device.
+    """Sub-group of `ranks` (of the parent). torch calls it on all ranks of the parent.
 
-    The store and the name that torch made for the child may differ between ranks, so the child meets in the parent's own
-    store, under the number of the split; the name only tells a second call for the same split from a new one.
+    The store and the name that torch made for the child may differ between ranks, so the child meets in the parent's
+    own store, under the number of the split and its lowest rank.
     """
     group = process.find(parent)
-    if options.group_name in group.split_of_name:
-        return group.split_of_name[options.group_name]
     number = group.splits
     group.splits += 1
     parent_rank = parent.rank()
-    child = None
-    if parent_rank in ranks:
-        store = dist.PrefixStore(f"geocomm/split/{number}/{min(ranks)}/", group.store)
-        global_ranks = [group.global_ranks[rank] for rank in ranks]
-        child = _make_group(store, ranks.index(parent_rank), global_ranks, options._timeout, group.options).backend
-    group.split_of_name[options.group_name] = child
-    return child
+    if parent_rank not in ranks:
+        return None
+    store = dist.PrefixStore(f"geocomm/split/{number}/{min(ranks)}/", group.store)
+    global_ranks = [group.global_ranks[rank] for rank in ranks]
+    return _make_group(store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options).backend
 
 
 __all__ = ["Process", "create_backend", "process"]

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def compress(
-    tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = None, *, seed: int = 0
-) -> torch.Tensor:
+def compress(tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = None, *, seed: int = 0) -> torch.Tensor:
     """Compress a CPU tensor of any shape; returns a uint8 tensor (frames of at most 1 MiB of elements each).
 
     codec: such as "int8", "int4:block=128,round=stochastic", "bf16" (see `codec_names()`); lossy ones take float32,
@@ -26,7 +24,7 @@ def compress(
 
 
 def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Decode what `compress` gave: into `out` (the same dtype and number of elements, any shape), else a new 1-D tensor.
+    """Decode what `compress` gave: into `out` (same dtype and number of elements, any shape), else a new 1-D tensor.
 
     Raises CorruptDataError where the bytes are not a payload, InvalidArgumentError where `out` does not fit.
     """

@@ -1,7 +1,8 @@
 """Exceptions of geocomm: one class per status code of the native core, each also a torch.distributed error.
 
-Code that catches torch's `DistNetworkError` or `DistBackendError` catches these too. Out of autograd's backward (DDP) only
-torch's own class survives, without attributes: the message stands alone, and `geocomm.last_error()` has the record.
+Code that catches torch's `DistNetworkError` or `DistBackendError` catches these too. Out of autograd's backward (DDP)
+only torch's own class survives, without attributes: the message stands alone, and `geocomm.last_error()` has
+the record.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def native() -> ModuleType:
     here = ".".join(torch.__version__.split(".")[:2])
     if here != TORCH_VERSION:
         raise VersionMismatchError(
-            f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install the "
-            f"geocomm wheel for torch {here}, or rebuild it: pip install --no-build-isolation --force-reinstall geocomm"
+            f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install "
+            f"the wheel for torch {here}, or rebuild it: pip install --no-build-isolation --force-reinstall geocomm"
         )
     try:
         from geocomm import _C

@@ -1,7 +1,7 @@
 """Options of the backend: the one place that reads `GEOCOMM_*` variables.
 
-`geocomm.Options(codec="int8")` sets what it is given; every other field comes from its variable, else from the default. An
-explicit argument beats the environment. Pass it as `pg_options` of `init_process_group` or `new_group`.
+`geocomm.Options(codec="int8")` sets what it is given; every other field comes from its variable, else from the default.
+An explicit argument beats the environment. Pass it as `pg_options` of `init_process_group` or `new_group`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from geocomm.wan_topology import parse_duration, parse_rate, parse_size
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 TRANSPORTS = ("tcp",)
 SECURITIES = ("required", "insecure")
+_NO_TLS = (
+    "is set, but TLS between sites is not in this version; leave it out, and set security=insecure "
+    "(GEOCOMM_SECURITY=insecure) only where you trust the network between the sites"
+)
 
 
 class _Unset:
@@ -29,6 +33,7 @@ class _Unset:
 
 
 _UNSET: Any = _Unset()
+_MINUTE = timedelta(minutes=1)
 
 
 def _boolean(text: str) -> bool:
@@ -61,15 +66,17 @@ class Options:
     """
 
     site: str | None = _field(None, "GEOCOMM_SITE", str, "name of this rank's site; unset on all ranks: one site")
-    codec: str = _field("none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128")
+    codec: str = _field(
+        "none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128"
+    )
     transport: str = _field("tcp", "GEOCOMM_TRANSPORT", str, "what crosses the sites: tcp")
     security: str = _field("required", "GEOCOMM_SECURITY", str, "required (loopback only in this version) or insecure")
     streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default 4 (BBR) or 16")
     address: str | None = _field(None, "GEOCOMM_ADDRESS", str, "address that other sites dial; default: the route's")
     port: int | None = _field(None, "GEOCOMM_PORT", int, "listen on port + LOCAL_RANK; default: the kernel chooses")
     threads: int | None = _field(None, "GEOCOMM_THREADS", int, "codec threads; default cores / local ranks")
-    link_deadline: timedelta = _field(
-        timedelta(seconds=60), "GEOCOMM_LINK_DEADLINE", _duration, "silence after which a peer counts as lost"
+    link_deadline: timedelta = _field(  # noqa: RUF009
+        _MINUTE, "GEOCOMM_LINK_DEADLINE", _duration, "silence after which a peer counts as lost"
     )
     min_compress_bytes: int = _field(
         64 * 1024, "GEOCOMM_MIN_COMPRESS_BYTES", parse_size, "smaller reductions go uncompressed"
@@ -81,7 +88,11 @@ class Options:
         None, "GEOCOMM_MAX_PACING_BPS", _rate, "most bits per second to each peer; default: no cap"
     )
 
-    def __post_init__(self) -> None:
+    keys: dataclasses.InitVar[str | None] = None  # refused: TLS is not in this version
+
+    def __post_init__(self, keys: str | None) -> None:
+        if keys is not None:
+            raise _refusal(f"option keys {_NO_TLS}")
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is _UNSET:
                 setattr(self, field.name, _from_environment(field, os.environ))
@@ -91,10 +102,7 @@ class Options:
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
         if os.environ.get("GEOCOMM_KEYS"):
-            raise _refusal(
-                "GEOCOMM_KEYS is set, but TLS between sites is not in this version; unset it, and set "
-                "GEOCOMM_SECURITY=insecure only where you trust the network between the sites"
-            )
+            raise _refusal(f"GEOCOMM_KEYS {_NO_TLS}")
         for name, allowed in (("transport", TRANSPORTS), ("security", SECURITIES)):
             if getattr(self, name) not in allowed:
                 raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
@@ -133,7 +141,9 @@ def log_level() -> int:
     """Level of the native core's log lines, from GEOCOMM_LOG (debug, info, warning, error, off; default warning)."""
     text = os.environ.get("GEOCOMM_LOG", "warning").lower()
     if text not in LOG_LEVELS:
-        raise _refusal(f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{_nearest(text, LOG_LEVELS)}")
+        raise _refusal(
+            f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{_nearest(text, LOG_LEVELS)}"
+        )
     return LOG_LEVELS[text]
 
 

@@ -17,10 +17,10 @@ _TOTALS = (
 def stats() -> dict[str, Any]:
     """Totals of this process since it started, and what its groups and peers have now.
 
-    operations: collectives that crossed sites; raw_bytes_*: tensor bytes that they stood for; wire_bytes_*: bytes of the
-    messages that carried them (TCP/IP headers left out); exposed_seconds: time that callers spent in wait(). groups: one
-    such dict per living process group; peers: one dict per peer process (peer, bytes_sent, bytes_received, payload_sent,
-    payload_received, retransmitted_segments, rtt_us, streams, congestion_control).
+    operations: collectives that crossed sites; raw_bytes_*: tensor bytes that they stood for; wire_bytes_*: bytes of
+    the messages that carried them (TCP/IP headers left out); exposed_seconds: time that callers spent in wait().
+    groups: one such dict per living process group; peers: one dict per peer process (peer, bytes_sent, bytes_received,
+    payload_sent, payload_received, retransmitted_segments, rtt_us, streams, congestion_control).
     """
     from geocomm.backend import process
 

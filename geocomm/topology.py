@@ -25,19 +25,21 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank tells the others of its group."""
+    """What one rank tells the others of its group; `error` alone if it cannot take part."""
 
     rank: int
     global_rank: int
-    site: str | None
-    host: str
-    port: int
-    process_id: str
+    site: str | None = None
+    host: str = ""
+    port: int = 0
+    process_id: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     codecs: list[str] = field(default_factory=list)
     agreed: dict[str, Any] = field(default_factory=dict)
     group: int = 0
     token: str = ""
+    detail_debugging: bool = False
+    error: str = ""
 
     @property
     def description(self) -> str:
@@ -77,24 +79,29 @@ def own_address() -> str:
         return "127.0.0.1"
 
 
-def exchange(store: Store, size: int, own: RankInfo, timeout: timedelta) -> list[RankInfo]:
-    """Publish `own` and read the records of all `size` ranks of the group, in rank order.
+def publish(store: Store, own: RankInfo) -> None:
+    """Tell the other ranks of the group."""
+    store.set(f"geocomm/rank/{own.rank}", json.dumps(asdict(own)))
+
+
+def exchange(store: Store, global_ranks: list[int], own: RankInfo, timeout: timedelta) -> list[RankInfo]:
+    """Publish `own` and read the records of all ranks of the group, in rank order.
 
     Raises CommTimeoutError naming the ranks that did not come within `timeout`.
     """
-    store.set(f"geocomm/rank/{own.rank}", json.dumps(asdict(own)))
-    keys = [f"geocomm/rank/{rank}" for rank in range(size)]
+    publish(store, own)
+    keys = [f"geocomm/rank/{rank}" for rank in range(len(global_ranks))]
     try:
         store.wait(keys, timeout)
     except Exception as error:  # each kind of store has its own
-        missing = [rank for rank, key in enumerate(keys) if not _present(store, key)]
+        missing = [global_ranks[rank] for rank, key in enumerate(keys) if not _present(store, key)]
         if not missing:
             raise
         raise CommTimeoutError(
-            f"rank {own.rank} waited {timeout.total_seconds():g} s for {_ranks(missing)} of a group of {size} to join; "
-            "check that they run, and that all ranks create their process groups in the same order"
+            f"rank {own.global_rank} waited {timeout.total_seconds():g} s for {ranks_text(missing)} to join a group of "
+            f"{len(keys)}; check that they run, and that all ranks create their process groups in the same order"
         ) from error
-    return [RankInfo(**json.loads(store.get(key))) for key in keys]
+    return [RankInfo(**json.loads(record)) for record in store.multi_get(keys)]
 
 
 def _present(store: Store, key: str) -> bool:
@@ -106,11 +113,18 @@ def _present(store: Store, key: str) -> bool:
 
 def check(infos: list[RankInfo]) -> None:
     """Raise what is wrong with the group as a whole: every rank sees the same records and comes to the same verdict."""
+    failed = [info for info in infos if info.error]
+    if failed:
+        raise InvalidArgumentError(
+            f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
+            f"rank {failed[0].global_rank}: {failed[0].error}"
+        )
     _check_equal(infos, "version of {}", lambda info: info.versions, VersionMismatchError)
     if any(info.site is None for info in infos) and any(info.site is not None for info in infos):
         without = [info.global_rank for info in infos if info.site is None]
         raise InvalidArgumentError(
-            f"GEOCOMM_SITE is set on some ranks but not on {_ranks(without)}; set it on every rank, or on none for one site"
+            f"GEOCOMM_SITE is set on some ranks but not on {ranks_text(without)}; set it on every rank, or on none for "
+            "one site"
         )
     if len({info.site for info in infos}) > 1:
         _check_equal(infos, "option {}", lambda info: info.agreed, InvalidArgumentError)
@@ -125,11 +139,12 @@ def _check_equal(
         for info in infos:
             ranks_with[values_of(info).get(name)].append(info.global_rank)
         if len(ranks_with) > 1:
-            sides = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_with.items())
+            sides = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in ranks_with.items())
             raise error(f"the ranks differ in {what.format(name)}: {sides}. Make it the same on all ranks")
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_text(ranks: list[int]) -> str:
+    """For messages: "rank 3", "ranks 1, 2", and not endless where many are meant."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
@@ -144,24 +159,21 @@ def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
 
 
 def device_mesh(device_type: str = "cpu") -> DeviceMesh:
-    """A DeviceMesh over all ranks with the dimensions "site" and "local".
+    """A DeviceMesh over all ranks with the dimensions "site" and "local"; device_type: "cpu" or "cuda".
 
-    Collective: every rank of the default process group calls it. Raises InvalidArgumentError where the sites have
-    different numbers of ranks (a mesh is rectangular) or no process group is there.
+    Collective: every rank of the default process group calls it. Raises InvalidArgumentError where the default process
+    group is not geocomm's, or its sites have different numbers of ranks (a mesh is rectangular).
     """
     import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    if not dist.is_initialized():
-        raise InvalidArgumentError("device_mesh needs the default process group: call init_process_group first")
-    from geocomm.options import Options
+    from geocomm.backend import process
 
-    sites: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(sites, Options().site or "")
-    ranks_of: dict[str | None, list[int]] = {}
-    for rank, site in enumerate(sites):
-        ranks_of.setdefault(site, []).append(rank)
+    if process.world is None or process.world.backend.closed:
+        raise InvalidArgumentError('device_mesh needs the default process group: init_process_group("geocomm") first')
+    ranks_of: dict[str, list[int]] = {}
+    for info in process.world.infos:
+        ranks_of.setdefault(info.site or "", []).append(info.rank)
     if len({len(ranks) for ranks in ranks_of.values()}) > 1:
         sizes = ", ".join(f"{site}: {len(ranks)}" for site, ranks in ranks_of.items())
         raise InvalidArgumentError(f"a mesh needs sites of equal size; ranks per site: {sizes}")

@@ -281,6 +281,9 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     wan = std::make_shared<WanCollectives>(value_or_throw(collective::Exchange::create(std::move(config))),
                                            backends, preserve_inputs);
   }
+  if (process && !process->acquire()) {
+    throw_status(StatusCode::Aborted, "the endpoint closed when its last process group did");
+  }
   return c10::make_intrusive<ProcessGroupGeocomm>(rank, size, timeout, std::move(backends), std::move(wan),
                                                   std::move(process), split_function(split));
 }
@@ -334,12 +337,10 @@ PYBIND11_MODULE(_C, m) {
                                return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
                              })
       .def_property_readonly("port", [](const PyEndpoint& self) { return self.process->endpoint->port(); })
+      .def("acquire", [](const PyEndpoint& self) { return self.process->acquire(); })
       .def(
-          "shutdown",
-          [](const PyEndpoint& self, Milliseconds timeout) {
-            throw_if_error(self.process->endpoint->shutdown(core::Deadline::after(timeout)));
-          },
-          py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+          "release", [](const PyEndpoint& self) { self.process->release(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("channel_stats", &channel_stats);
 
   py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(

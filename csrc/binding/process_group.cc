@@ -80,6 +80,23 @@ ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeou
       process_(std::move(process)),
       split_(std::move(split)) {}
 
+bool ProcessResources::acquire() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  ++users_;
+  return true;
+}
+
+void ProcessResources::release() {
+  {
+    std::lock_guard lock(mutex_);
+    if (--users_ > 0) return;
+    closed_ = true;
+  }
+  const auto status = endpoint->shutdown(core::Deadline::after(kShutdownGrace));
+  if (!status.is_ok()) core::log(core::LogLevel::Info, "closing connections: ", status.to_string());
+}
+
 ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL in torch 2.11 never forwards shutdown(): teardown must work from here
   // alone. Python frees the object with the GIL held, which users' callbacks on other threads may be waiting
@@ -344,12 +361,20 @@ void ProcessGroupGeocomm::setGroupUid(const std::string& uid) {
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupGeocomm::split(
-    const c10::intrusive_ptr<c10d::Store>& /*store*/, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
-  // The store handed in may differ between ranks (its prefix is a hash of names that do): the parent's own is
-  // used instead.
+  // The store's prefix may differ between ranks (a hash of names that do): the parent's own store is used
+  // instead, and this one only tells a new split from the same one for another device type.
   if (!split_) throw_status(StatusCode::Unsupported, "this process group cannot be split");
-  return split_(c10::intrusive_ptr<ProcessGroupGeocomm>::reclaim_copy(this), ranks, options);
+  {
+    std::lock_guard lock(mutex_);
+    if (store && store == split_store_) return split_child_;
+  }
+  auto child = split_(c10::intrusive_ptr<ProcessGroupGeocomm>::reclaim_copy(this), ranks, options);
+  std::lock_guard lock(mutex_);
+  split_store_ = store;
+  split_child_ = child;
+  return child;
 }
 
 c10d::ErrorType ProcessGroupGeocomm::getError() {
@@ -393,6 +418,11 @@ void ProcessGroupGeocomm::shutdown() {
     wan_->abort(core::Status(StatusCode::Aborted, "the process group was shut down"));
   }
   for_each_inner([](c10d::Backend& backend) { backend.shutdown(); });
+  if (process_) process_->release();
+  BackendPtr child;
+  std::lock_guard lock(mutex_);
+  split_store_.reset();
+  child.swap(split_child_);
 }
 
 }  // namespace geocomm::binding

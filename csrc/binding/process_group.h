@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "binding/wan_collectives.h"
@@ -12,13 +13,23 @@
 
 namespace geocomm::binding {
 
-// What a process has once and all its groups share.
+// What a process has once and all its groups share. Its endpoint closes when the last user is gone.
 struct ProcessResources {
   std::unique_ptr<transport::Endpoint> endpoint;
   core::ThreadPool pool;
   core::BufferPool buffers;
-  explicit ProcessResources(std::unique_ptr<transport::Endpoint> e, std::size_t threads)
+  ProcessResources(std::unique_ptr<transport::Endpoint> e, std::size_t threads)
       : endpoint(std::move(e)), pool(threads, "geocomm-codec") {}
+
+  // A process group, or Python while it makes one. False if the endpoint has closed: then a new one is
+  // needed.
+  bool acquire();
+  void release();
+
+ private:
+  std::mutex mutex_;  // guards users_, closed_
+  int users_ = 0;
+  bool closed_ = false;
 };
 
 class ProcessGroupGeocomm : public c10d::Backend {
@@ -31,7 +42,8 @@ class ProcessGroupGeocomm : public c10d::Backend {
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
 
-  // `wan` is null where all ranks are at one site; then `inner` serves everything.
+  // `wan` is null where all ranks are at one site; then `inner` serves everything. `process` must have been
+  // acquired for this group, which releases it.
   ProcessGroupGeocomm(int rank, int size, Milliseconds timeout, InnerBackends inner,
                       std::shared_ptr<WanCollectives> wan, std::shared_ptr<ProcessResources> process,
                       SplitFunction split);
@@ -99,10 +111,13 @@ class ProcessGroupGeocomm : public c10d::Backend {
   const std::shared_ptr<WanCollectives> wan_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
-  mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_
+  mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_, split_store_, split_child_
   bool coalescing_ = false;
   bool closed_ = false;
   std::vector<WorkPtr> coalesced_;
+  // The last split: torch asks once per device type, with the same store.
+  c10::intrusive_ptr<c10d::Store> split_store_;
+  BackendPtr split_child_;
 };
 
 }  // namespace geocomm::binding
