@@ -45,9 +45,10 @@ def arguments(node: ast.FunctionDef) -> list[tuple[str, str, object]]:
         if default is None:
             return "none"
         try:
-            return repr(ast.literal_eval(default))
+            literal = ast.literal_eval(default)
         except ValueError:
             return ...
+        return ... if literal is ... else repr(literal)
 
     plain = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults)) + [*node.args.defaults]
