@@ -16,9 +16,10 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Modules of the user's PYTHONPATH are not the environment's.
 unset PYTHONPATH
 
-say() { echo "setup: $*"; }
+say() { echo "setup: $* (at $SECONDS s)"; }
 fail() { echo "setup: $*" >&2; exit 1; }
-pip_install() { "$VENV/bin/python" -m pip install -qq "$@"; }
+# Nothing that is installed later may replace the torch that is there.
+pip_install() { "$VENV/bin/python" -m pip install -qq --constraint "$VENV/constraints.txt" "$@"; }
 
 # Prints the folder above a usable torch, or fails.
 torch_folder() {
@@ -62,7 +63,7 @@ make_venv() {
 }
 
 install_torch() {
-  if [ -e /proc/driver/nvidia/version ]; then
+  if [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null; then
     say "installing $TORCH for CUDA (several GB)"
     pip_install "$TORCH"
     return
@@ -92,8 +93,11 @@ version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   fail "$PYTHON is Python $version, geocomm needs 3.11 or later: make PYTHON=..."
 ensure_debian_packages "$version"
 "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$VENV"; make_venv; }
-torch_folder "$VENV/bin/python" >/dev/null || install_torch
+touch "$VENV/constraints.txt"
+pip_install "pip>=24"
+torch_folder "$VENV/bin/python" >/dev/null || { : >"$VENV/constraints.txt"; install_torch; }
 torch_folder "$VENV/bin/python" >/dev/null || fail "torch does not import in $VENV: $VENV/bin/python -c 'import torch' says why"
+"$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$VENV/constraints.txt"
 
 say "installing the packages of pyproject.toml"
 mapfile -t build_requirements < <(requirements build)
@@ -101,3 +105,8 @@ mapfile -t all_requirements < <(requirements all)
 pip_install "${build_requirements[@]}"
 # torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.
 pip_install --no-build-isolation "${all_requirements[@]}"
+# What the interpreter below has already is not installed again, but these are called by their names in .venv/bin.
+for tool in ruff clang-format cmake ninja; do
+  [ -x "$VENV/bin/$tool" ] || pip_install --ignore-installed --no-deps \
+    "$(printf '%s\n' "${build_requirements[@]}" "${all_requirements[@]}" | grep -E "^$tool([=>]|$)" | head -n 1)"
+done
