@@ -1,0 +1,89 @@
+"""`geocomm demo`: what geocomm gains, on this machine, in about three minutes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("demo")(demo)
+
+
+def demo(
+    rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
+    rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
+    loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
+    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="20")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
+    ] = None,
+) -> None:
+    """Train a small DeepSeek model over two emulated sites: on Gloo, on geocomm exact, on geocomm int8.
+
+    Ends in a table and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed; 2 for a wrong option or a
+    missing package; 125 where no WAN can be emulated.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+
+    def fail(message: object, status: int) -> typer.Exit:
+        console.print(f"geocomm demo: {message}", style="red", markup=False, highlight=False)
+        return typer.Exit(status)
+
+    missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
+    if missing:
+        raise fail(f"{', '.join(missing)} not installed; pip install 'geocomm[train]'", 2)
+    from geocomm.demo_report import TOO_BUSY, draw, summary_table, write_summary
+    from geocomm.demo_run import DEFAULT_STEPS, VARIANTS, DemoError, run_variant
+    from geocomm.demo_view import DemoView
+    from geocomm.wan import Link, WanConfigError, WanError, check_wan
+    from geocomm.wan_bench import describe_link
+    from geocomm.wan_topology import link_changes
+
+    steps = steps or DEFAULT_STEPS
+    folder = (out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    try:
+        link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
+        check_wan()
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise fail(f"{folder} exists already", 2) from None
+    except (WanError, OSError) as error:
+        raise fail(error, 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2) from None
+
+    conditions = f"two sites, {describe_link(link)}"
+    output = Console()
+    outcomes = []
+    try:
+        with DemoView(VARIANTS, steps, conditions, output) as view:
+            for variant in VARIANTS:
+                outcomes.append(
+                    run_variant(
+                        variant,
+                        folder / variant.folder,
+                        link,
+                        steps,
+                        lambda progress, v=variant: view.update(v, progress),
+                    )
+                )
+    except (DemoError, WanError) as error:
+        raise fail(error, 125 if isinstance(error, WanError) else 1) from None
+
+    sizes = outcomes[0].sizes
+    conditions += (
+        f"; {sizes['parameters'] / 1e6:.1f}M-parameter DeepSeek-V3 architecture, ZeRO-{sizes['zero_stage']}, CPU"
+    )
+    write_summary(outcomes, conditions, folder / "summary.json")
+    draw(outcomes, conditions, folder / "demo.png")
+    output.print()
+    output.print(summary_table(outcomes))
+    output.print(conditions, highlight=False, soft_wrap=True)
+    if not all(outcome.reliable for outcome in outcomes):
+        output.print(TOO_BUSY, style="bold yellow", soft_wrap=True)
+    output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)

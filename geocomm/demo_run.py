@@ -1,0 +1,243 @@
+"""The demo's runs: a small DeepSeek model trained over two emulated sites, on Gloo and on geocomm, one after another.
+
+Each run has a folder: run.yaml (what `geocomm train` was given), log.txt (what it printed), train/metrics.jsonl (its
+own log) and wan.jsonl (the emulator's byte counters, by time). Every figure of the demo is computed from those files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from geocomm.wan import Link, Topology, WanError, WanRun
+
+SITES = 2
+DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
+DEFAULT_STEPS = 20
+MIN_STEPS = 4
+_POLL_S = 0.25
+_TAIL_LINES = 25
+
+
+class DemoError(RuntimeError):
+    """A run failed; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared."""
+
+    name: str
+    folder: str
+    backend: str
+    codec: str | None
+
+
+VARIANTS = (
+    Variant("Gloo", "gloo", "gloo", None),
+    Variant("geocomm, exact", "exact", "geocomm", "none"),
+    Variant("geocomm, int8", "int8", "geocomm", "int8"),
+)
+
+
+@dataclass
+class Progress:
+    """Of a run under way, for the view."""
+
+    state: str = "waiting"
+    """waiting, starting, training, done."""
+    step: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    wan_bytes: int = 0
+    """Sent by both sites since the run began."""
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the files of a finished run say."""
+
+    variant: Variant
+    losses: tuple[float, ...]
+    """Training loss by step."""
+    step_s: tuple[float, ...]
+    tokens_per_step: int
+    wan_bytes_per_step: float
+    """Both directions, headers included; mean over the steps after the second."""
+    held_out_loss: float
+    reliable: bool
+    """False: the machine was too busy to emulate the link in time."""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """`parameters` and the ZeRO stage, as the run logged them."""
+
+    @property
+    def median_step_s(self) -> float:
+        """Without the first step, which also sets things up."""
+        return statistics.median(self.step_s[1:])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """At the median step time."""
+        return self.tokens_per_step / self.median_step_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For summary.json."""
+        return {
+            "name": self.variant.name,
+            "backend": self.variant.backend,
+            "codec": self.variant.codec,
+            "losses": self.losses,
+            "step_seconds": self.step_s,
+            "median_step_seconds": self.median_step_s,
+            "tokens_per_second": self.tokens_per_s,
+            "wan_bytes_per_step": self.wan_bytes_per_step,
+            "held_out_loss": self.held_out_loss,
+            "reliable": self.reliable,
+            **self.sizes,
+        }
+
+
+def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
+    """The fields of `geocomm train` that the demo sets; the same for all variants, but for the backend."""
+    return {
+        "output_dir": str(folder / "train"),
+        "model": {"preset": "tiny"},
+        "data": {"source": "builtin", "sequence_length": 256, "cache_dir": str(folder.parent / "tokens")},
+        "training": {"steps": steps, "micro_batch_size": 4, "zero_stage": 1},
+        "schedule": {"warmup_steps": min(3, steps - 1)},
+        "evaluation": {"max_sequences": 16},
+        "logging": {"every_steps": 1, "progress": False, "tensorboard": False},
+        "distributed": {"backend": variant.backend, "codec": variant.codec, "device": "cpu"},
+    }
+
+
+def run_variant(
+    variant: Variant, folder: Path, link: Link, steps: int, on_progress: Callable[[Progress], None]
+) -> Outcome:
+    """Train in `folder`, which is made. Calls `on_progress` several times a second.
+
+    Raises DemoError where the run failed or its log is not that of a whole run; WanError where no WAN can be emulated.
+    """
+    folder.mkdir(parents=True)
+    config = folder / "run.yaml"
+    config.write_text(yaml.safe_dump(train_config(variant, folder, steps), sort_keys=False), encoding="utf-8")
+    metrics, log_path = folder / "train" / "metrics.jsonl", folder / "log.txt"
+    progress, begin = Progress("starting"), time.monotonic()
+    command = [sys.executable, "-m", "geocomm.train", "--config", str(config)]
+    with (
+        log_path.open("w", encoding="utf-8") as log,
+        (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
+        WanRun(Topology.uniform(SITES, link), command, environment=_environment(), stdout=log, stderr=log) as run,
+    ):
+        while run.process.poll() is None:
+            try:
+                progress.wan_bytes = sum(each.bytes for each in run.control.stats().links)
+                samples.write(json.dumps({"time": time.time(), "bytes": progress.wan_bytes}) + "\n")
+            except WanError:
+                pass  # it ends just now
+            _update(progress, read_entries(metrics))
+            progress.elapsed_s = time.monotonic() - begin
+            on_progress(progress)
+            time.sleep(_POLL_S)
+        status, report = run.wait(), run.report()
+    if status != 0 or report is None:
+        raise DemoError(
+            f"{variant.name}: the run ended with status {status}; the end of {log_path}:\n{_tail(log_path)}"
+        )
+    try:
+        wan = read_entries(folder / "wan.jsonl")
+        outcome = read_outcome(variant, read_entries(metrics), wan, steps, reliable=report.reliable)
+    except DemoError as error:
+        raise DemoError(f"{variant.name}: {error}; the end of {log_path}:\n{_tail(log_path)}") from error
+    _update(progress, read_entries(metrics))
+    progress.state = "done"
+    on_progress(progress)
+    return outcome
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file that may still grow; none where it does not exist yet."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def read_outcome(
+    variant: Variant, metrics: Sequence[dict[str, Any]], wan: Sequence[dict[str, Any]], steps: int, *, reliable: bool
+) -> Outcome:
+    """The figures. DemoError: the log is not that of `steps` steps with finite losses, an evaluation and an end."""
+    of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("start", "step", "eval", "end")}
+    for entry in metrics:
+        of_kind.get(entry["kind"], []).append(entry)
+    logged = of_kind["step"]
+    if [entry["step"] for entry in logged] != list(range(1, steps + 1)):
+        raise DemoError(f"the log has {len(logged)} of {steps} steps")
+    if not of_kind["start"] or not of_kind["eval"] or not of_kind["end"] or not of_kind["end"][-1]["complete"]:
+        raise DemoError("the log has no start, no evaluation or no end")
+    losses = [entry["loss"] for entry in logged] + [of_kind["eval"][-1]["loss"]]
+    if not all(loss is not None and math.isfinite(loss) for loss in losses):
+        raise DemoError("a loss is not a finite number")
+    # A step's entry is written when the next step is done, so these two are the ends of step 2 and of the last one.
+    first, last = logged[0]["time"], logged[-2]["time"]
+    start = of_kind["start"][0]
+    return Outcome(
+        variant=variant,
+        losses=tuple(losses[:-1]),
+        step_s=tuple(entry["step_seconds"] for entry in logged),
+        tokens_per_step=logged[0]["tokens"],
+        wan_bytes_per_step=(bytes_at(wan, last) - bytes_at(wan, first)) / (steps - 2),
+        held_out_loss=losses[-1],
+        reliable=reliable,
+        sizes={"parameters": start["parameters"], "zero_stage": start["config"]["training"]["zero_stage"]},
+    )
+
+
+def bytes_at(samples: Sequence[dict[str, Any]], when: float) -> float:
+    """The byte counter at a time, between samples by interpolation. DemoError: no samples."""
+    if not samples:
+        raise DemoError("the emulator's counters were never read")
+    index = bisect_left([sample["time"] for sample in samples], when)
+    if index in (0, len(samples)):
+        return float(samples[min(index, len(samples) - 1)]["bytes"])
+    before, after = samples[index - 1], samples[index]
+    share = (when - before["time"]) / (after["time"] - before["time"])
+    return float(before["bytes"] + share * (after["bytes"] - before["bytes"]))
+
+
+def _update(progress: Progress, entries: Iterable[dict[str, Any]]) -> None:
+    for entry in entries:
+        if entry["kind"] == "start":
+            progress.state = "training"
+        elif entry["kind"] == "step":
+            progress.step, progress.loss = entry["step"], entry["loss"]
+            progress.step_s, progress.tokens_per_s = entry["step_seconds"], entry["tokens_per_second"]
+
+
+def _environment() -> dict[str, str]:
+    """The sites': this process's, without what would change the comparison; the machine's cores are shared."""
+    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    threads = max(1, len(os.sched_getaffinity(0)) // SITES)
+    return environment | {
+        "GEOCOMM_SECURITY": "insecure",
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])

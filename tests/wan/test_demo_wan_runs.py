@@ -1,0 +1,44 @@
+"""The demo over a real emulated link: a run that fails, and the whole of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from wan_support import geocomm, require_wan
+
+from geocomm.demo_run import DEFAULT_LINK, DemoError, Progress, Variant, run_variant
+
+pytestmark = [pytest.mark.wan, pytest.mark.multiprocess]
+
+
+@pytest.fixture(autouse=True)
+def _wan() -> None:
+    require_wan()
+
+
+@pytest.mark.timeout(180)
+def test_run_that_fails_raises_with_the_end_of_its_log(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    impossible = Variant("impossible", "impossible", "geocomm", "no-such-codec")
+    with pytest.raises(DemoError, match="no-such-codec"):
+        run_variant(impossible, tmp_path / "run", DEFAULT_LINK, 4, seen.append)
+    assert seen
+    assert seen[-1].state != "done"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_demo_command_ends_in_table_and_picture(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = geocomm("demo", "--steps", "4", "--rate", "1gbit", "--rtt", "20ms", "--loss", "0%", "--out", str(out))
+    stdout, stderr = command.communicate(timeout=580)
+    assert command.returncode == 0, stderr
+    assert "geocomm, int8" in stdout
+    assert (out / "demo.png").stat().st_size > 10_000
+    gloo, exact, int8 = json.loads((out / "summary.json").read_text())["runs"]
+    assert len(gloo["losses"]) == 4
+    assert exact["losses"] == pytest.approx(gloo["losses"], abs=1e-3)
+    assert int8["losses"] == pytest.approx(gloo["losses"], abs=0.05)
+    assert int8["wan_bytes_per_step"] < 0.6 * exact["wan_bytes_per_step"]
