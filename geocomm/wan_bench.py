@@ -45,6 +45,8 @@ class Row:
     """Of the valid operations, in order."""
     voided: int
     """Operations left out because a packet was late."""
+    void: bool
+    """Every operation had a late packet: the times are of those, and mean nothing."""
     floor_s: float | None
     """None without a WAN."""
     wire_bytes: float | None
@@ -234,9 +236,8 @@ def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: i
             grouped.setdefault((lines[0]["case"], lines[0]["size_bytes"]), []).append(lines)
     rows = []
     for (case, size), measured in grouped.items():
-        valid = [lines for lines in measured if lines[0]["on_time"]]
-        if not valid:
-            raise BenchError(f"{case}, {size} bytes on {link}: a packet was late every time; the machine is too busy")
+        on_time = [lines for lines in measured if lines[0]["on_time"]]
+        valid = on_time or measured
         first = [lines[0] for lines in valid]
         wire = [line["wire_bytes"] / sites for line in first if "wire_bytes" in line]
         rows.append(
@@ -248,7 +249,8 @@ def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: i
                 times_s=tuple(
                     max(line["end"] for line in lines) - max(line["start"] for line in lines) for lines in valid
                 ),
-                voided=len(measured) - len(valid),
+                voided=len(measured) - len(on_time),
+                void=not on_time,
                 floor_s=None,
                 wire_bytes=statistics.median(wire) if wire else None,
                 nmse=max(line["nmse"] for lines in valid for line in lines),

@@ -18,6 +18,7 @@ from rich.table import Table
 from geocomm.wan_bench import GLOO, Row
 
 _HEADINGS = ("link", "MiB", "what", "n", "median", "min", "max", "floor", "ratio", "target", "MB/site", "error")
+_SHOWN = ("MiB", "what", "n", "median", "floor", "ratio", "target", "MB/site", "error")
 _LEFT = ("link", "what", "target")
 _NOTES = """\
 Time: latest end minus latest start over the ranks, after a barrier and a pause, of an all-reduce of normal fp32 data;
@@ -92,6 +93,13 @@ def case_name(case: str) -> str:
     return "Gloo" if case == GLOO else f"geocomm {case}"
 
 
+def verdict(row: Row) -> str:
+    """`met`, `MISSED`, or `void`, of a row with a target."""
+    if row.void or row.ratio is None or row.target is None:
+        return "void"
+    return "met" if row.ratio <= row.target else "MISSED"
+
+
 def row_cells(row: Row) -> list[str]:
     """In the order of the headings."""
     ratio, target = row.ratio, row.target
@@ -99,13 +107,13 @@ def row_cells(row: Row) -> list[str]:
         row.link if row.sites < 3 else f"{row.sites} sites, {row.link}",
         f"{row.size_bytes / 2**20:g}",
         case_name(row.case),
-        f"{len(row.times_s)}" + (f" ({row.voided} void)" if row.voided else ""),
+        "all void" if row.void else f"{len(row.times_s)}" + (f" ({row.voided} void)" if row.voided else ""),
         f"{row.median_s:.3f}",
         f"{min(row.times_s):.3f}",
         f"{max(row.times_s):.3f}",
         "" if row.floor_s is None else f"{row.floor_s:.3f}",
         "" if ratio is None else f"{ratio:.2f}",
-        "" if target is None or ratio is None else f"≤ {target:g}: {'met' if ratio <= target else 'MISSED'}",
+        "" if target is None or ratio is None else f"≤ {target:g}: {verdict(row)}",
         "" if row.wire_bytes is None else f"{row.wire_bytes / 1e6:.1f}",
         f"{row.nmse:.1e}" if row.nmse > 1e-12 else "exact",
     ]
@@ -115,12 +123,13 @@ def rich_tables(rows: Sequence[Row]) -> list[Table]:
     """For a terminal: one per link."""
     tables: dict[str, Table] = {}
     for row in rows:
-        link, *cells = row_cells(row)
+        cells = dict(zip(_HEADINGS, row_cells(row), strict=True))
+        link = cells["link"]
         if link not in tables:
             tables[link] = Table(title=link, title_justify="left", box=SIMPLE_HEAD)
-            for heading in _HEADINGS[1:]:
+            for heading in _SHOWN:
                 tables[link].add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)
-        tables[link].add_row(*cells)
+        tables[link].add_row(*(cells[heading] for heading in _SHOWN))
     return list(tables.values())
 
 

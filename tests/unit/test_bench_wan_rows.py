@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from geocomm.cli.main import build_app
 from geocomm.wan import Link
 from geocomm.wan_bench import GLOO, BenchError, Row, describe_link, floor_s, paired_ratio, verify_operation
-from geocomm.wan_bench_report import Conditions, markdown, row_cells, write_results
+from geocomm.wan_bench_report import Conditions, markdown, row_cells, verdict, write_results
 from geocomm.wan_bench_worker import Plan, Reference, rank_input
 
 pytestmark = pytest.mark.unit
@@ -30,6 +30,7 @@ def row(**changes: Any) -> Row:
         "size_bytes": 1 << 20,
         "times_s": (0.3, 0.1, 0.2),
         "voided": 1,
+        "void": False,
         "floor_s": 0.1,
         "wire_bytes": 2e6,
         "nmse": 0.0,
@@ -115,6 +116,7 @@ def test_report_says_conditions_and_missed_targets(tmp_path: Path) -> None:
     missed = row(target=1.4)
     text = markdown([missed, row(target=2.5)], conditions)
     assert "MISSED" in row_cells(missed)[9]
+    assert [verdict(r) for r in (missed, row(target=2.5), row(target=2.5, void=True))] == ["MISSED", "met", "void"]
     assert conditions.command in text
     assert conditions.machine in text
     path = write_results([missed], conditions, tmp_path / "new", "today-wan")
