@@ -35,7 +35,7 @@ $(ENVIRONMENT): tools/setup_env.sh pyproject.toml
 # setup.py writes this file last.
 $(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES)
 	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
-	@$(PIP) install --no-build-isolation --no-deps -e .
+	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
 	@touch $@
 
 build: $(NATIVE)

@@ -85,13 +85,16 @@ class CMakeBuild(build_ext):
         )
 
 
-def wheel_version() -> str:
-    """0.1.0+torch2.13.cpu, 0.1.0+torch2.11.cu130: one wheel per torch minor version and CUDA variant."""
+def metadata() -> dict[str, object]:
+    """Version (a wheel: 0.1.0+torch2.13.cpu, 0.1.0+torch2.11.cu130) and requirements, of the torch that is built for."""
     if "sdist" in sys.argv:
-        return VERSION
-    torch_version, torch_cuda = torch_build()
-    variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
-    return f"{VERSION}+torch{'.'.join(torch_version.split('.')[:2])}.{variant}"
+        version, torch = VERSION, "torch>=2.11"
+    else:
+        torch_version, torch_cuda = torch_build()
+        minor = ".".join(torch_version.split(".")[:2])
+        variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
+        version, torch = f"{VERSION}+torch{minor}.{variant}", f"torch=={minor}.*"
+    return {"version": version, "install_requires": [torch, "numpy", "typer>=0.15", "rich>=13"]}
 
 
-setup(version=wheel_version(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})
+setup(**metadata(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})

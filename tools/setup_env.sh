@@ -74,7 +74,7 @@ install_torch() {
   pip_install "$TORCH"
 }
 
-# Requirements of pyproject.toml, one per line: those of the build first asked for, of the package and its extras otherwise.
+# Requirements of pyproject.toml, one per line: `build` those of the build, `extras` what the driver and the tests need.
 requirements() {
   "$VENV/bin/python" - "$1" <<'END'
 import sys, tomllib
@@ -83,7 +83,7 @@ if sys.argv[1] == "build":
     print(*project["build-system"]["requires"], sep="\n")
 else:
     extras = project["project"]["optional-dependencies"]
-    print(*project["project"]["dependencies"], *extras["train"], *extras["dev"], sep="\n")
+    print(*extras["train"], *extras["dev"], sep="\n")
 END
 }
 
@@ -101,12 +101,12 @@ torch_folder "$VENV/bin/python" >/dev/null || fail "torch does not import in $VE
 
 say "installing the packages of pyproject.toml"
 mapfile -t build_requirements < <(requirements build)
-mapfile -t all_requirements < <(requirements all)
+mapfile -t extra_requirements < <(requirements extras)
 pip_install "${build_requirements[@]}"
 # torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.
-pip_install --no-build-isolation "${all_requirements[@]}"
+pip_install --no-build-isolation "${extra_requirements[@]}"
 # What the interpreter below has already is not installed again, but these are called by their names in .venv/bin.
 for tool in ruff clang-format cmake ninja; do
   [ -x "$VENV/bin/$tool" ] || pip_install --ignore-installed --no-deps \
-    "$(printf '%s\n' "${build_requirements[@]}" "${all_requirements[@]}" | grep -E "^$tool([=>]|$)" | head -n 1)"
+    "$(printf '%s\n' "${build_requirements[@]}" "${extra_requirements[@]}" | grep -E "^$tool([=>]|$)" | head -n 1)"
 done
