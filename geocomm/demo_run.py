@@ -27,7 +27,7 @@ DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
 DEFAULT_STEPS = 20
 MIN_STEPS = 4
 _POLL_S = 0.25
-_TAIL_LINES = 25
+_TAIL_LINES = 12
 
 
 class DemoError(RuntimeError):
@@ -240,4 +240,9 @@ def _environment() -> dict[str, str]:
 
 
 def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+    """The last lines of each site and of the emulator: the site that failed first may not have had the last word."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    by_site: dict[str, list[str]] = {}
+    for line in lines:
+        by_site.setdefault(line.partition("] ")[0] if line.startswith("[site") else "", []).append(line)
+    return "\n".join(line for site in sorted(by_site, reverse=True) for line in by_site[site][-_TAIL_LINES:])
