@@ -58,8 +58,8 @@ endef
 test: cpp-test python-test
 	@echo "make test: the C++ and the Python tests passed"
 
-cpp-test: $(ENVIRONMENT)
-	$(call cpp_tests,build/cpp,,,)
+cpp-test: $(NATIVE)
+	$(call cpp_tests,$$(readlink -f build/native),,,)
 
 python-test: $(NATIVE)
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"

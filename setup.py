@@ -57,7 +57,7 @@ def replace_file(source: Path, target: Path) -> None:
 
 
 class CMakeBuild(build_ext):
-    """One CMake build per torch minor version; incremental."""
+    """One CMake build per Python and torch minor version; incremental. The newest is build/native."""
 
     def run(self) -> None:
         torch_version, torch_cuda = torch_build()
@@ -70,6 +70,10 @@ class CMakeBuild(build_ext):
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
+
+        newest = ROOT / "build/native"
+        newest.unlink(missing_ok=True)
+        newest.symlink_to(build_dir.name)
 
         package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
         (package / "_bin").mkdir(parents=True, exist_ok=True)
@@ -86,7 +90,7 @@ class CMakeBuild(build_ext):
 
 
 def metadata() -> dict[str, object]:
-    """Version (a wheel: 0.1.0+torch2.13.cpu, 0.1.0+torch2.11.cu130) and requirements, of the torch that is built for."""
+    """Version (a wheel: 0.1.0+torch2.13.cpu, 0.1.0+torch2.11.cu130) and requirements, by the torch that is there."""
     if "sdist" in sys.argv:
         version, torch = VERSION, "torch>=2.11"
     else:
