@@ -1,0 +1,121 @@
+"""Ranks that do not fit together: every rank gets the same error, at once, naming ranks, option and values."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from harness import Ranks
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _require_refusal(ranks: Ranks, kind: str, *mentions: str, **arguments: object) -> None:
+    outcomes = ranks.try_init(**arguments)
+    for rank, outcome in enumerate(outcomes):
+        message = outcome.require(kind).message
+        for mention in mentions:
+            assert mention in message, f"rank {rank}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "mentions"),
+    [
+        ({"GEOCOMM_CODEC": "int8"}, ["codec", "int8", "none", "rank 2", "ranks 0, 1"]),
+        ({"GEOCOMM_SECURITY": "insecure"}, ["security", "insecure", "required", "rank 2"]),
+        ({"GEOCOMM_MIN_COMPRESS_BYTES": "1kb"}, ["min_compress_bytes", "1000", "65536", "rank 2"]),
+    ],
+)
+def test_init_with_options_that_differ_fails_on_every_rank(variables: dict[str, str], mentions: list[str]) -> None:
+    with Ranks(["a", "b", "b"], environment_of={2: variables}) as ranks:
+        _require_refusal(ranks, "InvalidArgumentError", *mentions)
+
+
+def test_init_with_a_rank_without_site_names_it_on_every_rank() -> None:
+    with Ranks(["a", None, "b", None]) as ranks:
+        _require_refusal(ranks, "InvalidArgumentError", "GEOCOMM_SITE", "ranks 1, 3")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"GEOCOMM_CODEC": "int9"}, {"GEOCOMM_STREAMS": "0"}, {"GEOCOMM_SECURITY": "off"}, {"GEOCOMM_KEYS": "/tmp/keys"}],
+)
+def test_init_with_a_bad_option_on_one_rank_fails_on_every_rank(variables: dict[str, str]) -> None:
+    (name, value) = next(iter(variables.items()))
+    with Ranks(["a", "b"], environment_of={1: variables}) as ranks:
+        outcomes = ranks.try_init()
+        own = outcomes[1].require("InvalidArgumentError").message
+        assert name == "GEOCOMM_CODEC" or name in own
+        assert name == "GEOCOMM_KEYS" or value in own
+        assert "rank 1" in outcomes[0].require("InvalidArgumentError").message
+
+
+def _pretend_version() -> None:
+    import geocomm
+
+    if int(os.environ["RANK"]) == 1:
+        geocomm.__version__ = "9.9.9"
+
+
+def test_init_with_versions_that_differ_fails_on_every_rank() -> None:
+    with Ranks(["a", "a"]) as ranks:
+        ranks.run(_pretend_version)
+        _require_refusal(ranks, "VersionMismatchError", "version of geocomm", "9.9.9", "rank 0", "rank 1")
+
+
+def test_init_outside_loopback_without_tls_says_how_to_go_on() -> None:
+    with Ranks(["a", "b"], environment_of={1: {"GEOCOMM_ADDRESS": "192.0.2.7"}}) as ranks:
+        _require_refusal(ranks, "AuthFailedError", "rank 1", "192.0.2.7", "GEOCOMM_SECURITY=insecure")
+
+
+def test_init_of_one_site_outside_loopback_needs_no_security() -> None:
+    with Ranks(["a", "a"], environment={"GEOCOMM_ADDRESS": "192.0.2.7"}) as ranks:
+        ranks.init()
+        ranks.destroy()
+
+
+def _read_debug_level() -> None:
+    dist.set_debug_level_from_env()
+
+
+def test_init_with_detail_debugging_across_sites_is_refused() -> None:
+    with Ranks(["a", "b"], environment_of={1: {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}}) as ranks:
+        ranks.run(_read_debug_level)
+        _require_refusal(ranks, "UnsupportedError", "TORCH_DISTRIBUTED_DEBUG", "rank 1")
+
+
+def _init_alone(port: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(
+        "geocomm", store=store, rank=int(os.environ["RANK"]), world_size=3, timeout=timedelta(seconds=2)
+    )
+
+
+def test_init_with_a_rank_that_never_comes_names_it() -> None:
+    with Ranks(["a", "b", "b"]) as ranks:
+        port = int(ranks.port)
+        for outcome in ranks.outcomes(_init_alone, port, ranks=[0, 1]):
+            failure = outcome.require("CommTimeoutError")
+            assert "rank 2" in failure.message
+            assert "TimeoutError" in failure.kinds
+
+
+def _pinned_ports() -> int:
+    from geocomm.backend import process
+
+    return process._endpoint[1].port
+
+
+def test_pinned_port_is_port_plus_local_rank() -> None:
+    import socket
+
+    with socket.socket() as probe:  # a range that is free now
+        probe.bind(("127.0.0.1", 0))
+        base = min(probe.getsockname()[1], 65000)
+    local = {rank: {"LOCAL_RANK": str(rank)} for rank in range(2)}
+    with Ranks(["a", "b"], environment={"GEOCOMM_PORT": str(base)}, environment_of=local) as ranks:
+        ranks.init()
+        assert ranks.run(_pinned_ports) == [base, base + 1]
+        ranks.destroy()

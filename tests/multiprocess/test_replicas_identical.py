@@ -1,0 +1,111 @@
+"""After an all-reduce every rank holds the same bits, whatever the codec and the shape of the sites."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Ranks
+
+pytestmark = pytest.mark.multiprocess
+
+LAYOUTS = {
+    "1": ["a", "a"],
+    "2+1": ["a", "b", "a"],
+    "1+1+1": ["a", "b", "c"],
+    "1+2+1+1": ["a", "b", "b", "c", "d"],
+    "1+1+2+1+1": ["a", "b", "c", "d", "e", "c"],
+}
+# Codec and the error that it may make, relative to the largest input, with up to five sites (two roundings).
+CODECS = {
+    "none": 1e-6,
+    "fp16": 3e-3,
+    "bf16": 3e-2,
+    "int8": 3e-2,
+    "int8:round=stochastic": 6e-2,
+    "int4": 1.0,
+    "int4:round=nearest": 0.6,
+}
+_groups: dict[str, dist.ProcessGroup] = {}  # of the rank process
+
+
+@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(request.param) as ranks:
+        ranks.init()
+        yield ranks
+        ranks.destroy()
+
+
+def _hash_of(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _reduce(codec: str, dtype: torch.dtype, elements: int) -> tuple[list[str], float]:
+    """Hashes of sum and mean, and the worst error of the sum relative to the largest input."""
+    import geocomm
+
+    if codec not in _groups:
+        _groups[codec] = dist.new_group(pg_options=geocomm.Options(codec=codec, min_compress_bytes=1024))
+    size = dist.get_world_size()
+    inputs = [
+        torch.randn(elements, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+        for rank in range(size)
+    ]
+    total, mean = inputs[dist.get_rank()].clone(), inputs[dist.get_rank()].clone()
+    dist.all_reduce(total, group=_groups[codec])
+    dist.all_reduce(mean, dist.ReduceOp.AVG, group=_groups[codec])
+    exact = torch.stack([t.double() for t in inputs]).sum(0)
+    largest = max(t.double().abs().max().item() for t in inputs)
+    return [_hash_of(total), _hash_of(mean)], (total.double() - exact).abs().max().item() / largest
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_all_reduce_with_any_codec_leaves_replicas_identical(ranks: Ranks, codec: str) -> None:
+    sites = len(set(ranks.sites))
+    for dtype, elements in ((torch.float32, 1_000), (torch.float32, 300_017), (torch.bfloat16, 300_017)):
+        results = ranks.run(_reduce, codec, dtype, elements)
+        assert all(hashes == results[0][0] for hashes, _ in results)
+        own_rounding = {torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype] * ranks.size
+        bound = own_rounding if sites == 1 else CODECS[codec] * sites + own_rounding
+        assert results[0][1] <= bound
+
+
+def _many_at_once() -> list[str]:
+    import geocomm
+
+    group = dist.new_group(pg_options=geocomm.Options(codec="int8", min_compress_bytes=1024))
+    tensors = [torch.randn(20_000 + 1000 * i, generator=torch.Generator().manual_seed(i)) for i in range(12)]
+    works = [dist.all_reduce(t.mul_(dist.get_rank() + 1), group=group, async_op=True) for t in tensors]
+    for work in works:
+        work.wait()
+    return [_hash_of(t) for t in tensors]
+
+
+def test_many_compressed_all_reduces_in_flight_leave_replicas_identical(ranks: Ranks) -> None:
+    results = ranks.run(_many_at_once)
+    assert all(hashes == results[0] for hashes in results)
+
+
+def _wire_bytes(codec: str) -> tuple[int, int]:
+    import geocomm
+
+    before = geocomm.stats()
+    group = dist.new_group(pg_options=geocomm.Options(codec=codec))
+    dist.all_reduce(torch.randn(1_000_000), group=group)
+    dist.barrier(group)
+    after = geocomm.stats()
+    return (after["raw_bytes_sent"] - before["raw_bytes_sent"], after["wire_bytes_sent"] - before["wire_bytes_sent"])
+
+
+@pytest.mark.parametrize(("codec", "ratio"), [("none", 1.0), ("bf16", 2.0), ("int8", 3.9), ("int4", 7.5)])
+def test_codec_of_a_group_decides_the_bytes_on_the_wire(ranks: Ranks, codec: str, ratio: float) -> None:
+    counted = ranks.run(_wire_bytes, codec)
+    raw, wire = sum(c[0] for c in counted), sum(c[1] for c in counted)
+    if len(set(ranks.sites)) == 1:
+        assert raw == wire == 0
+    else:
+        assert raw / wire == pytest.approx(ratio, rel=0.05)
