@@ -12,7 +12,6 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from geocomm.wan_bench import GLOO, Row
@@ -126,7 +125,7 @@ def rich_tables(rows: Sequence[Row]) -> list[Table]:
         cells = dict(zip(_HEADINGS, row_cells(row), strict=True))
         link = cells["link"]
         if link not in tables:
-            tables[link] = Table(title=link, title_justify="left", box=SIMPLE_HEAD)
+            tables[link] = Table(title=link, title_justify="left", box=None, padding=(0, 1, 0, 0))
             for heading in _SHOWN:
                 tables[link].add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)
         tables[link].add_row(*(cells[heading] for heading in _SHOWN))
