@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import functools
 import ipaddress
 import os
 import sys
@@ -103,6 +104,7 @@ class Process:
 
     def add(self, group: Group) -> None:
         with self._lock:
+            self._forget_closed()
             self._groups.append(group)
 
     def find(self, backend: ProcessGroupGeocomm) -> Group:
@@ -110,13 +112,17 @@ class Process:
             return next(group for group in self._groups if group.backend is backend)
 
     def group_stats(self) -> list[dict[str, Any]]:
-        """Counters of the living groups that span sites; those of groups that were shut down move to `past`."""
+        """Counters of the living groups that span sites."""
         with self._lock:
-            for group in [g for g in self._groups if g.backend.closed]:
-                for name, value in group.backend.stats().items():
-                    self.past[name] = self.past.get(name, 0) + value
-                self._groups.remove(group)
+            self._forget_closed()
             return [group.backend.stats() for group in self._groups if group.backend.spans_sites]
+
+    def _forget_closed(self) -> None:
+        """Lets go of groups that were shut down (their threads end with them), keeping their counters in `past`."""
+        for group in [group for group in self._groups if group.backend.closed]:
+            for name, value in group.backend.stats().items():
+                self.past[name] = self.past.get(name, 0) + value
+            self._groups.remove(group)
 
     def channel_stats(self) -> list[dict[str, Any]]:
         with self._lock:
@@ -262,6 +268,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@functools.cache
+def _gloo_devices() -> list[Any]:
+    """What all inner Gloo groups of this process connect through: a polling thread each, hence shared."""
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if not interfaces:
+        return [dist.ProcessGroupGloo.create_default_device()]
+    return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
+
+
 def _inner_backends(
     store: dist.Store, rank: int, site_of_rank: list[int], timeout: timedelta
 ) -> dict[str, tuple[Any, Any]]:
@@ -276,9 +291,11 @@ def _inner_backends(
 
     def gloo(stage: str) -> Any:
         prefix = dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store)
-        return dist.ProcessGroupGloo(
-            prefix, local_rank, len(members), timeout=timeout + _INNER_TIMEOUT_MARGIN * spans_sites
-        )
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = _gloo_devices()
+        options._threads = 1 if spans_sites else 2 * len(options._devices)  # a stage has one operation at a time
+        options._timeout = timeout
+        return dist.ProcessGroupGloo(prefix, local_rank, len(members), options)
 
     def nccl(stage: str) -> Any:
         prefix = dist.PrefixStore(f"geocomm/inner/{site}/nccl-{stage}/", store)

@@ -76,14 +76,12 @@ class Ranks:
         self.size = len(sites)
         self.time_limit = time_limit
         self._generation = 0
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="geocomm-ranks-")
         self._pipes: list[Connection] = []
         self._processes = []
         for rank, site in enumerate(sites):
             ours, theirs = _CONTEXT.Pipe()
-            variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port), "RANK": str(rank)}
-            variables |= {"WORLD_SIZE": str(self.size), "LOCAL_RANK": "0", "GEOCOMM_THREADS": "1"}
+            variables = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0", "GEOCOMM_THREADS": "1"}
             variables |= {} if site is None else {"GEOCOMM_SITE": site}
             variables |= (environment or {}) | (environment_of or {}).get(rank, {})
             process = _CONTEXT.Process(target=_serve, args=(theirs, str(self._log(rank)), variables), daemon=True)
@@ -111,25 +109,21 @@ class Ranks:
 
     def init(self, **arguments: Any) -> None:
         """`init_process_group("geocomm")` on all ranks; again after `destroy`."""
-        self.run(_init, *self._meeting(), arguments)
+        self.run(_init, self.new_store(), arguments)
 
     def try_init(self, **arguments: Any) -> list[Outcome]:
         """Like `init`, for tests of what goes wrong."""
-        return self.outcomes(_init, *self._meeting(), arguments)
-
-    @property
-    def port(self) -> int:
-        """Of the TCPStore where the ranks meet."""
-        return self._store.port
+        return self.outcomes(_init, self.new_store(), arguments)
 
     def destroy(self) -> None:
         """`destroy_process_group` on all ranks."""
         if any(process.is_alive() for process in self._processes):  # else a hang was reported already
             self.run(_destroy)
 
-    def _meeting(self) -> tuple[int, int]:
+    def new_store(self) -> str:
+        """Path of a new FileStore, where the ranks meet (a TCPStore may wait for a name server at each connection)."""
         self._generation += 1
-        return self._store.port, self._generation
+        return str(Path(self._folder.name) / f"store{self._generation}")
 
     def run(self, function: Callable[..., Any], *arguments: Any, time_limit: float | None = None) -> list[Any]:
         """function(*arguments) on every rank; their results in rank order. Fails with every rank's traceback."""
@@ -239,11 +233,10 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
-def _init(port: int, generation: int, arguments: dict[str, Any]) -> None:
-    store = dist.PrefixStore(str(generation), dist.TCPStore("127.0.0.1", port, is_master=False))
+def _init(path: str, arguments: dict[str, Any]) -> None:
     defaults = {"backend": "geocomm", "timeout": timedelta(seconds=30)}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(**(defaults | arguments), store=store, rank=rank, world_size=size)
+    dist.init_process_group(**(defaults | arguments), store=dist.FileStore(path), rank=rank, world_size=size)
 
 
 def _destroy() -> None:

@@ -86,17 +86,16 @@ def test_init_with_detail_debugging_across_sites_is_refused() -> None:
         _require_refusal(ranks, "UnsupportedError", "TORCH_DISTRIBUTED_DEBUG", "rank 1")
 
 
-def _init_alone(port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+def _init_alone(path: str) -> None:
+    rank = int(os.environ["RANK"])
     dist.init_process_group(
-        "geocomm", store=store, rank=int(os.environ["RANK"]), world_size=3, timeout=timedelta(seconds=2)
+        "geocomm", store=dist.FileStore(path), rank=rank, world_size=3, timeout=timedelta(seconds=2)
     )
 
 
 def test_init_with_a_rank_that_never_comes_names_it() -> None:
     with Ranks(["a", "b", "b"]) as ranks:
-        port = int(ranks.port)
-        for outcome in ranks.outcomes(_init_alone, port, ranks=[0, 1]):
+        for outcome in ranks.outcomes(_init_alone, ranks.new_store(), ranks=[0, 1]):
             failure = outcome.require("CommTimeoutError")
             assert "rank 2" in failure.message
             assert "TimeoutError" in failure.kinds
