@@ -20,7 +20,7 @@ TOO_BUSY = "The machine was too busy to emulate the link in time: do not trust t
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per run; the first one is what the others are compared with."""
     steps = len(outcomes[0].losses)
-    table = Table(title="The same training, three ways", title_justify="left")
+    table = Table(title="The same training, three ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
     headings = ("", "s / step", "speed-up", "WAN MB / step", "tokens / s", f"loss at step {steps}", "held-out loss")
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)

@@ -117,7 +117,7 @@ class Worker:
             tensor = torch.empty_like(own)
             valid = dict.fromkeys(cases, 0)
             # A few voided operations are made up for; a machine that is busy all the time is not waited for.
-            for attempt in range(self._plan.warmup + 2 * self._plan.repeats):
+            for attempt in range(self._plan.warmup + 3 * self._plan.repeats):
                 turn = attempt % len(cases)
                 for case in cases[turn:] + cases[:turn]:
                     warmup = attempt < self._plan.warmup
