@@ -12,6 +12,8 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# DeepSpeed compiles an operator at its first use: in this tree, not in a folder shared with other environments.
+export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
 .PHONY: help build demo test cpp-test python-test bench lint format sanitize asan tsan wheel ecosystem clean
