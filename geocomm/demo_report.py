@@ -87,17 +87,12 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
 
 
 def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    ends = []
     for color, outcome in zip(itertools.cycle(_COLORS), outcomes, strict=False):
         seconds = list(itertools.accumulate(outcome.step_s))
-        axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4)
-        ends.append((seconds[-1], outcome.losses[-1], color, outcome.variant.name))
-    for seconds, loss, color, _name in ends:
-        axes.annotate(f"{seconds:.0f} s", (seconds, loss), xytext=(7, -4), textcoords="offset points", color=color)
-    axes.legend(
-        handles=axes.get_lines(), labels=[end[3] for end in ends], frameon=False, loc="upper right", labelcolor=_INK
-    )
-    axes.set_xlim(0, 1.08 * max(end[0] for end in ends))
+        label = f"{outcome.variant.name}: {seconds[-1]:.0f} s"
+        axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
+    axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
+    axes.set_xlim(left=0)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("training loss")
     axes.grid(axis="y", color="#e5e5e5")
