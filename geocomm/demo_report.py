@@ -11,10 +11,23 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.demo_run import Outcome
+from geocomm.wan import LATENESS_LIMIT_S
 
 _COLORS = ("#b3541e", "#2a6f97", "#2d936c")
 _INK = "#333333"
-TOO_BUSY = "The machine was too busy to emulate the link in time: do not trust these times."
+
+
+def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
+    """What to say where the machine was too busy to emulate the link in time; None where it was not."""
+    if all(outcome.wan.reliable for outcome in outcomes):
+        return None
+    late = sum(outcome.wan.late_frames for outcome in outcomes)
+    frames = sum(link.frames for outcome in outcomes for link in outcome.wan.links)
+    worst = max(outcome.wan.max_lateness_s for outcome in outcomes)
+    return (
+        f"The machine was busy: {late:,} of {frames:,} frames ({late / max(frames, 1):.2%}) crossed the emulated link "
+        f"more than {LATENESS_LIMIT_S * 1e3:g} ms late, at worst {worst * 1e3:.0f} ms. Take the times with care."
+    )
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
@@ -66,9 +79,7 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
         )
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, hspace=0.06)
         title = f"geocomm demo: {conditions}"
-        if not all(outcome.reliable for outcome in outcomes):
-            title += f"\n{TOO_BUSY}"
-        figure.suptitle(title, fontsize=12, color=_INK)
+        figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=_INK)
         _draw_losses(axes["loss"], outcomes)
         base = outcomes[0]
         _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step")

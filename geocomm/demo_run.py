@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from geocomm.wan import Link, Topology, WanError, WanRun
+from geocomm.wan import Link, Topology, WanError, WanReport, WanRun
 
 SITES = 2
 DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
@@ -78,8 +78,8 @@ class Outcome:
     wan_bytes_per_step: float
     """Both directions, headers included; mean over the steps after the second."""
     held_out_loss: float
-    reliable: bool
-    """False: the machine was too busy to emulate the link in time."""
+    wan: WanReport
+    """The emulator's last counters."""
     sizes: dict[str, Any] = field(default_factory=dict)
     """`parameters` and the ZeRO stage, as the run logged them."""
 
@@ -105,7 +105,8 @@ class Outcome:
             "tokens_per_second": self.tokens_per_s,
             "wan_bytes_per_step": self.wan_bytes_per_step,
             "held_out_loss": self.held_out_loss,
-            "reliable": self.reliable,
+            "late_frames": self.wan.late_frames,
+            "max_lateness_seconds": self.wan.max_lateness_s,
             **self.sizes,
         }
 
@@ -158,8 +159,8 @@ def run_variant(
             f"{variant.name}: the run ended with status {status}; the end of {log_path}:\n{_tail(log_path)}"
         )
     try:
-        wan = read_entries(folder / "wan.jsonl")
-        outcome = read_outcome(variant, read_entries(metrics), wan, steps, reliable=report.reliable)
+        samples_read = read_entries(folder / "wan.jsonl")
+        outcome = read_outcome(variant, read_entries(metrics), samples_read, steps, report)
     except DemoError as error:
         raise DemoError(f"{variant.name}: {error}; the end of {log_path}:\n{_tail(log_path)}") from error
     _update(progress, read_entries(metrics))
@@ -177,7 +178,11 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def read_outcome(
-    variant: Variant, metrics: Sequence[dict[str, Any]], wan: Sequence[dict[str, Any]], steps: int, *, reliable: bool
+    variant: Variant,
+    metrics: Sequence[dict[str, Any]],
+    wan_bytes: Sequence[dict[str, Any]],
+    steps: int,
+    report: WanReport,
 ) -> Outcome:
     """The figures. DemoError: the log is not that of `steps` steps with finite losses, an evaluation and an end."""
     of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("start", "step", "eval", "end")}
@@ -199,9 +204,9 @@ def read_outcome(
         losses=tuple(losses[:-1]),
         step_s=tuple(entry["step_seconds"] for entry in logged),
         tokens_per_step=logged[0]["tokens"],
-        wan_bytes_per_step=(bytes_at(wan, last) - bytes_at(wan, first)) / (steps - 2),
+        wan_bytes_per_step=(bytes_at(wan_bytes, last) - bytes_at(wan_bytes, first)) / (steps - 2),
         held_out_loss=losses[-1],
-        reliable=reliable,
+        wan=report,
         sizes={"parameters": start["parameters"], "zero_stage": start["config"]["training"]["zero_stage"]},
     )
 

@@ -39,7 +39,7 @@ def demo(
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
         raise fail(f"{', '.join(missing)} not installed; pip install 'geocomm[train]'", 2)
-    from geocomm.demo_report import TOO_BUSY, draw, summary_table, write_summary
+    from geocomm.demo_report import draw, lateness_note, summary_table, write_summary
     from geocomm.demo_run import DEFAULT_STEPS, VARIANTS, DemoError, run_variant
     from geocomm.demo_view import DemoView
     from geocomm.wan import Link, WanConfigError, WanError, check_wan
@@ -84,6 +84,7 @@ def demo(
     output.print()
     output.print(summary_table(outcomes))
     output.print(conditions, highlight=False, soft_wrap=True)
-    if not all(outcome.reliable for outcome in outcomes):
-        output.print(TOO_BUSY, style="bold yellow", soft_wrap=True)
+    note = lateness_note(outcomes)
+    if note is not None:
+        output.print(note, style="bold yellow", soft_wrap=True)
     output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)

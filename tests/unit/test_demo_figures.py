@@ -12,10 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
-from geocomm.demo_report import TOO_BUSY, draw, summary_table, write_summary
+from geocomm.demo_report import draw, lateness_note, summary_table, write_summary
 from geocomm.demo_run import VARIANTS, DemoError, Outcome, Progress, bytes_at, read_entries, read_outcome, train_config
 from geocomm.demo_view import DemoView
 from geocomm.train.train_config import RunConfig
+from geocomm.wan import WanReport
 
 pytestmark = pytest.mark.unit
 
@@ -47,8 +48,13 @@ def metrics(**changes: Any) -> list[dict[str, Any]]:
     return [entry | changes.get(entry["kind"], {}) for entry in entries]
 
 
+def report(*, reliable: bool = True) -> WanReport:
+    late, worst = (0, 0.001) if reliable else (3, 0.008)
+    return WanReport(("site0", "site1"), (0, 0), 1.0, worst, late, reliable, 0, ())
+
+
 def outcome(number: int, *, reliable: bool = True) -> Outcome:
-    return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, reliable=reliable)
+    return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, report(reliable=reliable))
 
 
 def test_outcome_figures_come_from_the_logs() -> None:
@@ -75,12 +81,12 @@ def test_outcome_figures_come_from_the_logs() -> None:
 )
 def test_outcome_of_a_run_that_is_not_whole_raises(broken: list[dict[str, Any]]) -> None:
     with pytest.raises(DemoError):
-        read_outcome(VARIANTS[0], broken, WAN, STEPS, reliable=True)
+        read_outcome(VARIANTS[0], broken, WAN, STEPS, report())
 
 
 def test_outcome_without_counters_raises() -> None:
     with pytest.raises(DemoError):
-        read_outcome(VARIANTS[0], metrics(), [], STEPS, reliable=True)
+        read_outcome(VARIANTS[0], metrics(), [], STEPS, report())
 
 
 @pytest.mark.parametrize(("when", "expected"), [(-5.0, 0), (3.0, 3000), (4.0, 4000), (999.0, 198_000)])
@@ -117,6 +123,14 @@ def test_table_and_summary_hold_every_run(tmp_path: Path) -> None:
     assert [run["losses"][-1] for run in runs] == [1.0, 1.0, 1.0]
 
 
+def test_lateness_is_noted_with_its_count_and_worst() -> None:
+    assert lateness_note([outcome(0), outcome(1)]) is None
+    note = lateness_note([outcome(0), outcome(1, reliable=False)])
+    assert note is not None
+    assert "3 of" in note
+    assert "8 ms" in note
+
+
 @pytest.mark.parametrize("reliable", [True, False])
 def test_picture_is_a_png_of_the_conditions(tmp_path: Path, reliable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
@@ -129,7 +143,7 @@ def test_picture_is_a_png_of_the_conditions(tmp_path: Path, reliable: bool, monk
     draw([outcome(number, reliable=reliable) for number in range(3)], "a link", tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "a link" in titles[0]
-    assert (TOO_BUSY in titles[0]) != reliable
+    assert ("8 ms" in titles[0]) != reliable
 
 
 def test_view_without_a_terminal_says_changes_in_lines() -> None:
