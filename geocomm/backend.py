@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from geocomm.codec import collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native
 from geocomm.options import Options, codec_threads, listen_port
@@ -215,7 +216,7 @@ def _introduce(
     options = options_of_group()
     options.validate()
     core = native()
-    options = options.replace(codec=core.canonical_codec(options.codec))
+    options = options.replace(codec=collective_codec(options.codec))
     host = options.address or own_address()
     endpoint = None
     # Under security=required, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.

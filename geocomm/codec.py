@@ -34,3 +34,15 @@ def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.
 def codec_names() -> list[str]:
     """The names that a codec string may begin with."""
     return native().codec_names()
+
+
+def collective_codec(codec: str) -> str:
+    """The codec as the backend runs it, in canonical form.
+
+    The backend sees anonymous buffers, so there is no error feedback; four bits rounded to nearest would then lose small
+    values in every step. `int4` therefore rounds stochastically, which is unbiased, unless the string says `round=`.
+    """
+    name, _, settings = codec.partition(":")
+    if name.strip() == "int4" and "round=" not in settings:
+        codec = f"{codec}{',' if settings else ':'}round=stochastic"
+    return native().canonical_codec(codec)
