@@ -1,0 +1,196 @@
+"""geocomm.Options: arguments, GEOCOMM_* variables, validation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from datetime import timedelta
+
+import pytest
+
+from geocomm.errors import InvalidArgumentError
+from geocomm.options import Options, codec_threads, listen_port, log_level
+
+pytestmark = pytest.mark.unit
+
+# Field → (text of its variable, value that it means, another value).
+EVERY_FIELD = {
+    "site": ("berlin", "berlin", "rome"),
+    "codec": ("int8", "int8", "bf16"),
+    "transport": ("tcp", "tcp", "tcp"),
+    "security": ("insecure", "insecure", "required"),
+    "streams": ("8", 8, 3),
+    "address": ("10.0.0.2", "10.0.0.2", "::1"),
+    "port": ("4000", 4000, 5000),
+    "threads": ("2", 2, 7),
+    "link_deadline": ("90s", timedelta(seconds=90), timedelta(seconds=5)),
+    "min_compress_bytes": ("1mib", 1 << 20, 0),
+    "preserve_inputs": ("1", True, False),
+    "max_pacing_bps": ("500mbit", 500_000_000, 10_000),
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [name for name in os.environ if name.startswith("GEOCOMM_")]:
+        monkeypatch.delenv(name)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def variable_of(name: str) -> str:
+    return next(field.metadata["variable"] for field in dataclasses.fields(Options) if field.name == name)
+
+
+def test_options_without_environment_are_the_documented_defaults() -> None:
+    options = Options()
+    options.validate()
+    assert dataclasses.asdict(options) == {
+        "site": None,
+        "codec": "none",
+        "transport": "tcp",
+        "security": "required",
+        "streams": None,
+        "address": None,
+        "port": None,
+        "threads": None,
+        "link_deadline": timedelta(seconds=60),
+        "min_compress_bytes": 64 * 1024,
+        "preserve_inputs": False,
+        "max_pacing_bps": None,
+    }
+
+
+def test_table_of_this_test_covers_every_field() -> None:
+    assert set(EVERY_FIELD) == {field.name for field in dataclasses.fields(Options)}
+    assert all(variable_of(name) == f"GEOCOMM_{name.upper()}" for name in EVERY_FIELD)
+
+
+@pytest.mark.parametrize("name", EVERY_FIELD)
+def test_option_is_read_from_its_variable(environment: pytest.MonkeyPatch, name: str) -> None:
+    text, value, _ = EVERY_FIELD[name]
+    environment.setenv(variable_of(name), text)
+    options = Options()
+    options.validate()
+    assert getattr(options, name) == value
+
+
+@pytest.mark.parametrize("name", EVERY_FIELD)
+def test_option_given_as_argument_beats_its_variable(environment: pytest.MonkeyPatch, name: str) -> None:
+    text, _, other = EVERY_FIELD[name]
+    environment.setenv(variable_of(name), text)
+    options = Options(**{name: other})
+    options.validate()
+    assert getattr(options, name) == other
+
+
+def test_option_none_given_as_argument_beats_its_variable(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("GEOCOMM_SITE", "berlin")
+    assert Options(site=None).site is None
+
+
+def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("GEOCOMM_STREAMS", "")
+    assert Options().streams is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transport", "rdma"),
+        ("security", "insecur"),
+        ("site", "  "),
+        ("site", "x" * 65),
+        ("streams", 0),
+        ("streams", 65),
+        ("streams", True),
+        ("streams", 2.5),
+        ("port", 70_000),
+        ("threads", 0),
+        ("link_deadline", timedelta(milliseconds=5)),
+        ("link_deadline", "60"),
+        ("min_compress_bytes", -1),
+        ("max_pacing_bps", 10),
+        ("preserve_inputs", "yes"),
+        ("codec", None),
+    ],
+)
+def test_validate_of_an_impossible_value_names_field_variable_and_value(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Options(**{name: value}).validate()
+    for mention in (name, variable_of(name), repr(value)):
+        assert mention in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value", "right"), [("security", "insecur", "insecure"), ("transport", "tpc", "tcp")])
+def test_validate_of_a_misspelt_value_offers_the_nearest(name: str, value: str, right: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"did you mean '{right}'"):
+        Options(**{name: value}).validate()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("GEOCOMM_STREAMS", "many"),
+        ("GEOCOMM_PORT", "4000.5"),
+        ("GEOCOMM_LINK_DEADLINE", "soon"),
+        ("GEOCOMM_MIN_COMPRESS_BYTES", "big"),
+        ("GEOCOMM_PRESERVE_INPUTS", "maybe"),
+        ("GEOCOMM_MAX_PACING_BPS", "fast"),
+    ],
+)
+def test_options_with_an_unreadable_variable_name_it(environment: pytest.MonkeyPatch, variable: str, text: str) -> None:
+    environment.setenv(variable, text)
+    with pytest.raises(InvalidArgumentError) as caught:
+        Options()
+    assert variable in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_link_deadline_as_number_is_seconds(environment: pytest.MonkeyPatch) -> None:
+    assert Options(link_deadline=2.5).link_deadline == timedelta(seconds=2.5)
+    environment.setenv("GEOCOMM_LINK_DEADLINE", "45")
+    assert Options().link_deadline == timedelta(seconds=45)
+
+
+def test_keys_are_refused_as_long_as_there_is_no_tls(environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="TLS"):
+        Options(keys="/etc/geocomm")
+    environment.setenv("GEOCOMM_KEYS", "/etc/geocomm")
+    with pytest.raises(InvalidArgumentError, match=r"GEOCOMM_KEYS.*TLS"):
+        Options().validate()
+
+
+def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> None:
+    options = Options(codec="int8", streams=5)
+    environment.setenv("GEOCOMM_STREAMS", "9")
+    assert options.replace(codec="none") == Options(codec="none", streams=5)
+
+
+def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
+    assert not {"site", "address", "port", "threads"} & Options().agreed().keys()
+    assert Options(codec="int8").agreed() != Options().agreed()
+
+
+def test_codec_threads_share_the_cores_among_local_ranks(environment: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert codec_threads(Options()) == cores
+    environment.setenv("LOCAL_WORLD_SIZE", str(4 * cores))
+    assert codec_threads(Options()) == 1
+    assert codec_threads(Options(threads=3)) == 3
+
+
+def test_listen_port_pins_port_plus_local_rank(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("LOCAL_RANK", "3")
+    assert listen_port(Options()) == 0
+    assert listen_port(Options(port=4000)) == 4003
+
+
+def test_log_level_of_an_unknown_name_is_refused(environment: pytest.MonkeyPatch) -> None:
+    assert log_level() == 2
+    environment.setenv("GEOCOMM_LOG", "Debug")
+    assert log_level() == 0
+    environment.setenv("GEOCOMM_LOG", "verbos")
+    with pytest.raises(InvalidArgumentError, match="GEOCOMM_LOG"):
+        log_level()

@@ -1,0 +1,126 @@
+"""Site discovery: what the ranks' records lead to, the same on every rank."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
+from geocomm.topology import RankInfo, check, exchange, own_address, publish, ranks_text, sites_of
+
+pytestmark = pytest.mark.unit
+
+VERSIONS = {"geocomm": "1.0", "protocol": "1", "torch": "2.13"}
+
+
+def infos(*sites: str | None, **changes: object) -> list[RankInfo]:
+    """Records of ranks that agree; global ranks are 10, 11, …"""
+    return [
+        RankInfo(
+            rank,
+            10 + rank,
+            site,
+            "127.0.0.1",
+            4000 + rank,
+            versions=VERSIONS,
+            codecs=["none"],
+            agreed={"codec": "none"},
+        )
+        for rank, site in enumerate(sites)
+    ]
+
+
+def changed(ranks: list[RankInfo], rank: int, **changes: object) -> list[RankInfo]:
+    from dataclasses import replace
+
+    return [replace(info, **changes) if info.rank == rank else info for info in ranks]
+
+
+@pytest.mark.parametrize(
+    ("sites", "expected"),
+    [
+        ([None, None], ([0, 0], [""])),
+        (["a"], ([0], ["a"])),
+        (["b", "a", "b", "c"], ([0, 1, 0, 2], ["b", "a", "c"])),
+    ],
+)
+def test_sites_are_numbered_by_their_lowest_rank(
+    sites: list[str | None], expected: tuple[list[int], list[str]]
+) -> None:
+    ranks = infos(*sites)
+    check(ranks)
+    assert sites_of(ranks) == expected
+
+
+def test_check_with_sites_on_some_ranks_lists_the_others() -> None:
+    with pytest.raises(InvalidArgumentError, match="ranks 11, 13;"):
+        check(infos("a", None, "b", None))
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_check_with_another_version_names_both_sides(name: str) -> None:
+    ranks = changed(infos("a", "a", "a"), 1, versions=VERSIONS | {name: "0.9"})
+    with pytest.raises(VersionMismatchError) as caught:
+        check(ranks)
+    for mention in (name, "0.9", VERSIONS[name], "rank 11", "ranks 10, 12"):
+        assert mention in str(caught.value)
+
+
+def test_check_with_another_option_across_sites_names_both_sides() -> None:
+    ranks = changed(infos("a", "b"), 0, agreed={"codec": "int8"})
+    with pytest.raises(InvalidArgumentError) as caught:
+        check(ranks)
+    for mention in ("codec", "rank 10: int8", "rank 11: none"):
+        assert mention in str(caught.value)
+
+
+def test_check_with_another_option_inside_one_site_is_no_matter() -> None:
+    check(changed(infos("a", "a"), 0, agreed={"codec": "int8"}))
+
+
+def test_check_with_another_set_of_codecs_across_sites_is_a_version_mismatch() -> None:
+    with pytest.raises(VersionMismatchError):
+        check(changed(infos("a", "b"), 0, codecs=["none", "int3"]))
+
+
+def test_check_with_a_rank_that_failed_tells_why() -> None:
+    failed = RankInfo(1, 11, error="InvalidArgumentError: no such codec")
+    with pytest.raises(InvalidArgumentError, match=r"rank 11.*no such codec"):
+        check([infos("a")[0], failed])
+
+
+def test_exchange_gives_the_records_in_rank_order() -> None:
+    store = dist.HashStore()
+    ranks = infos("a", "b", "c")
+    for info in reversed(ranks[1:]):
+        publish(store, info)
+    assert exchange(store, [10, 11, 12], ranks[0], timedelta(seconds=5)) == ranks
+
+
+def test_exchange_without_some_ranks_names_them() -> None:
+    store = dist.HashStore()
+    ranks = infos("a", "b", "c", "d")
+    publish(store, ranks[1])
+    with pytest.raises(CommTimeoutError, match="ranks 12, 13") as caught:
+        exchange(store, [10, 11, 12, 13], ranks[0], timedelta(milliseconds=50))
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_description_says_global_rank_site_and_address() -> None:
+    assert infos("a", "b")[1].description == "rank 11 (site b, 127.0.0.1:4001)"
+
+
+def test_ranks_text_of_many_ranks_stays_short() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 2]) == "ranks 0, 2"
+    assert ranks_text(list(range(100))).endswith("and 92 more")
+
+
+@pytest.mark.parametrize("master", [None, "", "127.0.0.1", "localhost", "no-such-host.invalid"])
+def test_own_address_without_a_route_elsewhere_is_loopback(monkeypatch: pytest.MonkeyPatch, master: str | None) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    if master is not None:
+        monkeypatch.setenv("MASTER_ADDR", master)
+    assert own_address() in ("127.0.0.1", "::1")
