@@ -15,9 +15,11 @@ def pybind11_internals_version() -> str:
     """Version of the pybind11 internals that the imported torch registered with the interpreter."""
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetDict.restype = ctypes.py_object
+    # A borrowed reference: as a py_object result ctypes would give it back once too often, which Python 3.13 dies of.
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p
     api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    names = [str(key) for key in api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())]
+    borrowed = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    names = [str(key) for key in ctypes.cast(borrowed, ctypes.py_object).value]
     for name in names:
         if match := re.match(r"__pybind11_internals_v(\d+)", name):
             return match[1]

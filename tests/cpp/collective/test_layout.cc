@@ -1,6 +1,7 @@
 // The layouts, against brute force: whole collectives are played through with plain vectors.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
