@@ -68,14 +68,14 @@ class DemoView:
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _table(self) -> Group:
-        table = Table(expand=False, box=None, padding=(0, 2, 0, 0))
+        table = Table(expand=False, box=None, padding=(0, 1, 0, 0))
         for heading in ("run", "", "", "step", "loss", "s/step", "tokens/s", "WAN MB", "elapsed"):
             table.add_column(heading, justify="left" if heading in ("run", "") else "right", no_wrap=True)
         for name, progress in self._progress.items():
             table.add_row(
                 Text(name, style="bold"),
                 Text(progress.state, style=_STYLES[progress.state]),
-                ProgressBar(total=self._steps, completed=progress.step, width=20),
+                ProgressBar(total=self._steps, completed=progress.step, width=10),
                 f"{progress.step}/{self._steps}",
                 "" if progress.loss is None else f"{progress.loss:.3f}",
                 "" if progress.step_s is None else f"{progress.step_s:.2f}",
