@@ -261,14 +261,18 @@ def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
     assert arguments[0].lstrip("-") in err
 
 
-# A mount namespace with a /dev/net/tun that everybody may open, which most machines have and containers may not.
+# A mount namespace with a /dev/net/tun that everybody may open, which most machines have and containers may not, and
+# with the source tree where everybody may read it: it may lie in somebody's home.
 _AS_NOBODY = """
 set -e
 mount -t tmpfs -o mode=755 tmpfs "$1"
+mkdir "$1/tree"
+mount --bind "$3" "$1/tree"
+export PYTHONPATH="$1/tree"
 mknod "$1/tun" c 10 200
 chmod "$2" "$1/tun"
 mount --bind "$1/tun" /dev/net/tun
-shift 2
+shift 3
 exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$@"
 """
 
@@ -286,8 +290,19 @@ def _as_nobody(device_mode: str, command: list[str]) -> subprocess.CompletedProc
         os.chown(nobody_home, 65534, 65534)
         try:
             return subprocess.run(
-                ["unshare", "-m", "bash", "-c", _AS_NOBODY, "as-nobody", directory, device_mode, *command],
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": nobody_home, "HOME": nobody_home},
+                [
+                    "unshare",
+                    "-m",
+                    "bash",
+                    "-c",
+                    _AS_NOBODY,
+                    "as-nobody",
+                    directory,
+                    device_mode,
+                    str(REPOSITORY),
+                    *command,
+                ],
+                env=os.environ | {"TMPDIR": nobody_home, "HOME": nobody_home},
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -308,7 +323,7 @@ def _python_of_nobody() -> str:
 
 def test_unprivileged_user_runs_over_a_user_namespace(marker: str) -> None:
     require_setpriv()
-    script = f"id -u; setsid sleep 600 {marker} >/dev/null 2>&1 & exec {_python_of_nobody()} {PROGRAMS} send 3"
+    script = f"id -u; setsid sleep 600 {marker} >/dev/null 2>&1 & exec {_python_of_nobody()} $PYTHONPATH/tests/wan/{PROGRAMS.name} send 3"
     done = _as_nobody(
         "0666", [sys.executable, "-m", "geocomm.cli.main", "wan", "--rtt", "10ms", "--", "bash", "-c", script]
     )
