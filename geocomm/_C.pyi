@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name torch gives its string type)
 from torch._C._distributed_c10d import Backend as C10dBackend
+from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name torch gives its string type)
 
 __torch_version__: str
 

@@ -39,7 +39,7 @@ def codec_names() -> list[str]:
 def collective_codec(codec: str) -> str:
     """The codec as the backend runs it, in canonical form.
 
-    The backend sees anonymous buffers, so there is no error feedback; four bits rounded to nearest would then lose small
+    The backend sees anonymous buffers, so there is no error feedback; four bits rounded to nearest would lose small
     values in every step. `int4` therefore rounds stochastically, which is unbiased, unless the string says `round=`.
     """
     name, _, settings = codec.partition(":")

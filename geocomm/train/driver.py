@@ -47,6 +47,22 @@ def _refuse(message: str, local_rank: int) -> int:
     return EXIT_BAD_INPUT
 
 
+def _check_backend(config: RunConfig) -> None:
+    """Refuse what the geocomm backend would refuse later, when other ranks wait for this one."""
+    if config.distributed.backend != "geocomm":
+        return
+    from geocomm.codec import collective_codec
+    from geocomm.errors import InvalidArgumentError
+    from geocomm.options import Options
+
+    try:
+        options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
+        options.validate()
+        collective_codec(options.codec)
+    except InvalidArgumentError as error:
+        raise BadInput(str(error)) from None
+
+
 class _RankRun:
     """State of one rank between preparation and training."""
 
@@ -75,6 +91,7 @@ class _RankRun:
         """Everything that can be checked without the other ranks."""
         config = load_config(config_path, assignments)
         self._config = config
+        _check_backend(config)
         root = config.output_dir.expanduser() / "checkpoints"
         has_run = (root.parent / METRICS).exists() or root.exists()
         if config.checkpoint.resume == "never" and has_run:
@@ -120,6 +137,8 @@ class _RankRun:
         assert config is not None
         assert data is not None
         os.environ["DS_ACCELERATOR"] = plan.device
+        # DeepSpeed compiles an operator with the ninja of this environment, which need not be activated.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         if config.distributed.codec is not None:
             os.environ["GEOCOMM_CODEC"] = config.distributed.codec
         import deepspeed

@@ -323,7 +323,8 @@ def _python_of_nobody() -> str:
 
 def test_unprivileged_user_runs_over_a_user_namespace(marker: str) -> None:
     require_setpriv()
-    script = f"id -u; setsid sleep 600 {marker} >/dev/null 2>&1 & exec {_python_of_nobody()} $PYTHONPATH/tests/wan/{PROGRAMS.name} send 3"
+    sender = f"{_python_of_nobody()} $PYTHONPATH/tests/wan/{PROGRAMS.name} send 3"
+    script = f"id -u; setsid sleep 600 {marker} >/dev/null 2>&1 & exec {sender}"
     done = _as_nobody(
         "0666", [sys.executable, "-m", "geocomm.cli.main", "wan", "--rtt", "10ms", "--", "bash", "-c", script]
     )
