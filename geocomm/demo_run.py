@@ -24,8 +24,7 @@ from geocomm.wan import Link, Topology, WanError, WanReport, WanRun
 
 SITES = 2
 DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
-DEFAULT_STEPS = 20
-MIN_STEPS = 4
+DEFAULT_STEPS = 16
 _POLL_S = 0.25
 _TAIL_LINES = 12
 

@@ -20,7 +20,7 @@ def demo(
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
-    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="20")] = None,
+    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="16")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
     ] = None,
