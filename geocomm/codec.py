@@ -20,7 +20,7 @@ def compress(tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = N
 
     Raises InvalidArgumentError (unknown codec, wrong residual) or UnsupportedError (dtype or device).
     """
-    return native().compress(tensor.detach(), codec, residual, seed)
+    return native().compress(tensor.detach().resolve_neg(), codec, residual, seed)
 
 
 def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
