@@ -130,9 +130,9 @@ class Worker:
     def _operate(self, case: str, size: int, tensor: torch.Tensor, reference: Reference, warmup: bool) -> bool:
         """One operation; whether no packet of it was late, which rank 0 decides for all."""
         group = self._groups[case]
+        before = self._links()  # ahead of the barrier: after it the others may begin at any time
         dist.barrier()
         time.sleep(self._plan.pause_s)
-        before = self._links()
         start = time.monotonic()
         dist.all_reduce(tensor, group=group)
         end = time.monotonic()
