@@ -24,10 +24,8 @@ def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
     late = sum(outcome.wan.late_frames for outcome in outcomes)
     frames = sum(link.frames for outcome in outcomes for link in outcome.wan.links)
     worst = max(outcome.wan.max_lateness_s for outcome in outcomes)
-    return (
-        f"The machine was busy: {late:,} of {frames:,} frames crossed the emulated link more "
-        f"than {LATENESS_LIMIT_S * 1e3:g} ms late, at worst {worst * 1e3:.0f} ms. Take the times with care."
-    )
+    limit = f"{LATENESS_LIMIT_S * 1e3:g} ms"
+    return f"The machine was busy: {late:,} of {frames:,} emulated frames came over {limit} late (worst: {worst * 1e3:.0f} ms)"
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
