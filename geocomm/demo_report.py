@@ -25,7 +25,8 @@ def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
     frames = sum(link.frames for outcome in outcomes for link in outcome.wan.links)
     worst = max(outcome.wan.max_lateness_s for outcome in outcomes)
     limit = f"{LATENESS_LIMIT_S * 1e3:g} ms"
-    return f"The machine was busy: {late:,} of {frames:,} emulated frames came over {limit} late (worst: {worst * 1e3:.0f} ms)"
+    counted = f"{late:,} of {frames:,} emulated frames"
+    return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
