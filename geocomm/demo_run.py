@@ -116,7 +116,7 @@ def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
         "output_dir": str(folder / "train"),
         "model": {"preset": "tiny"},
         "data": {"source": "builtin", "sequence_length": 256, "cache_dir": str(folder.parent / "tokens")},
-        "training": {"steps": steps, "micro_batch_size": 4, "zero_stage": 1},
+        "training": {"steps": steps, "micro_batch_size": 4, "zero_stage": 0},
         "schedule": {"warmup_steps": min(3, steps - 1)},
         "evaluation": {"max_sequences": 16},
         "logging": {"every_steps": 1, "progress": False, "tensorboard": False},
