@@ -33,8 +33,8 @@ from geocomm.errors import InvalidArgumentError, UnsupportedError
 
 pytestmark = pytest.mark.property
 
-large = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-small = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+large = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+small = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 SMALL_BYTES = 20_000
 seeds = st.integers(0, 2**64 - 1)
 layouts = st.sampled_from(("plain", "transposed", "every second", "offset", "expanded"))
