@@ -1,5 +1,6 @@
 #include "collective/operation.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "collective/descriptor.h"
@@ -17,6 +18,8 @@ namespace {
 // the Exchange together, or less than the second for this one, which keeps every operation moving.
 constexpr std::size_t kSharedQueueBytes = std::size_t{64} << 20;
 constexpr std::size_t kOwnQueueBytes = std::size_t{4} << 20;
+// What a failed operation gives the news of a mismatch to get out.
+constexpr std::chrono::seconds kTellGrace{5};
 // Point-to-point: the two directions between two ranks have numbers of their own.
 constexpr std::uint64_t kDownwardBit = std::uint64_t{1} << 61;
 constexpr std::uint64_t kP2pBit = std::uint64_t{1} << 62;
@@ -117,6 +120,7 @@ Status Operation::run() {
   // Tasks only compute: they end without help from any peer.
   wake_.wait(lock, [&] { return tasks_ == 0; });
   const Status status = error_;
+  if (!status.is_ok()) tell_mismatched(lock);
   lock.unlock();
   if (!status.is_ok()) cancel_all();
   keep_alive_.reset();
@@ -156,6 +160,25 @@ void Operation::fail_locked(Status status) {
   if (ended_ || !error_.is_ok()) return;
   error_ = std::move(status).with_op(std::string(to_string(context_.kind)), shown_seq(context_));
   wake_.notify_all();
+}
+
+// A peer that runs another operation learns of it from a chunk of this one, which must be out before what is
+// queued is cancelled: if none was made yet, an empty one says as much.
+void Operation::tell_mismatched(std::unique_lock<std::mutex>& lock) {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].mismatched || peers_[i].sends == 0 || peers_[i].given > 0) continue;
+    lock.unlock();
+    const Status told = send(i, 0, core::Buffer(), 0);
+    lock.lock();
+    // A channel that takes nothing has failed, and the peer learns it from that.
+    if (!told.is_ok()) --peers_[i].queued;
+  }
+  const auto until = context_.deadline.earlier(core::Deadline::after(kTellGrace));
+  wake_.wait_until(lock, until.when(), [&] {
+    return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+      return !peer.mismatched || peer.taken > 0 || peer.queued == 0;
+    });
+  });
 }
 
 void Operation::cancel_all() {
@@ -238,6 +261,7 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
   {
     std::lock_guard lock(mutex_);
     ++peers_[index].queued;
+    ++peers_[index].given;
     queued_bytes_ += bytes;
   }
   const Peer& peer = peers_[index];
@@ -247,7 +271,9 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
     std::lock_guard lock(self->mutex_);
     --self->peers_[index].queued;
     self->queued_bytes_ -= bytes;
+    self->wake_.notify_all();
     if (status.is_ok()) {
+      ++self->peers_[index].taken;
       self->feed_locked();
     } else {
       self->fail_locked(Status(status).with_peer(self->peer_name(index)));
@@ -306,7 +332,11 @@ Status Operation::timeout_status_locked() const {
       .with_peer(names);
 }
 
-Status Operation::mismatch(std::size_t index, std::uint64_t descriptor, std::uint32_t chunk_count) const {
+Status Operation::mismatch(std::size_t index, std::uint64_t descriptor, std::uint32_t chunk_count) {
+  {
+    std::lock_guard lock(mutex_);
+    peers_[index].mismatched = true;
+  }
   const Peer& peer = peers_[index];
   if (descriptor != peer.receive_descriptor) {
     return Status(StatusCode::InvalidArgument,

@@ -61,6 +61,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
     std::uint32_t arrived = 0;
     std::uint32_t owed_arrived = 0;
     std::uint32_t queued = 0;  // chunks given to the channel, not yet taken by the kernel
+    std::uint32_t given = 0;   // chunks given to the channel
+    std::uint32_t taken = 0;   // of those, taken by the kernel
+    bool mismatched = false;   // it runs another operation of this number
   };
   // A chunk that came.
   struct Arrival {
@@ -112,9 +115,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void run_producer(std::size_t job);
   void end_task_locked();
   void fail_locked(core::Status status);
+  void tell_mismatched(std::unique_lock<std::mutex>& lock);
   void cancel_all();
   core::Status timeout_status_locked() const;
-  core::Status mismatch(std::size_t peer, std::uint64_t descriptor, std::uint32_t chunk_count) const;
+  core::Status mismatch(std::size_t peer, std::uint64_t descriptor, std::uint32_t chunk_count);
   transport::OpKey key(int from, int to) const;
 
   const std::shared_ptr<ExchangeShared> shared_;
