@@ -48,6 +48,10 @@ def _duration(text: str) -> timedelta:
     return timedelta(seconds=float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text, "duration"))
 
 
+def _size(text: str) -> int:
+    return parse_size(text, "size")
+
+
 def _rate(text: str) -> int:
     return round(parse_rate(text))
 
@@ -79,7 +83,7 @@ class Options:
         _MINUTE, "GEOCOMM_LINK_DEADLINE", _duration, "silence after which a peer counts as lost"
     )
     min_compress_bytes: int = _field(
-        64 * 1024, "GEOCOMM_MIN_COMPRESS_BYTES", parse_size, "smaller reductions go uncompressed"
+        64 * 1024, "GEOCOMM_MIN_COMPRESS_BYTES", _size, "smaller reductions go uncompressed"
     )
     preserve_inputs: bool = _field(
         False, "GEOCOMM_PRESERVE_INPUTS", _boolean, "a failed in-place all-reduce leaves its tensor as it was"
@@ -97,7 +101,10 @@ class Options:
             if getattr(self, field.name) is _UNSET:
                 setattr(self, field.name, _from_environment(field, os.environ))
         if isinstance(self.link_deadline, (int, float)) and not isinstance(self.link_deadline, bool):
-            self.link_deadline = timedelta(seconds=self.link_deadline)
+            try:
+                self.link_deadline = timedelta(seconds=self.link_deadline)
+            except (ValueError, OverflowError):  # nan, inf
+                raise _bad(self, "link_deadline", "a time of at least 1 s") from None
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
@@ -168,7 +175,7 @@ def _from_environment(field: dataclasses.Field[Any], environment: Mapping[str, s
         return field.metadata["default"]
     try:
         return field.metadata["parse"](text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _refusal(f"{field.metadata['variable']}={text}: {error}") from None
 
 

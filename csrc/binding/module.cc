@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,9 @@ void translate_exception(std::exception_ptr error) {
 // -------------------------------------------------------------------------------------------------
 
 core::Result<core::DType> compressible_dtype(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) {
+    return core::Status(StatusCode::Unsupported, "cannot compress sparse tensors; use tensor.to_dense()");
+  }
   const auto dtype = moved_dtype(tensor.scalar_type());
   if (dtype == core::DType::UInt8 && tensor.scalar_type() != at::kByte) {
     return core::Status(StatusCode::Unsupported,
@@ -152,7 +156,7 @@ at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::
                            "; out has ", out->numel(), " of ", c10::toString(out->scalar_type()), " on ",
                            out->device().str()));
   }
-  auto target = out->is_contiguous() ? *out : at::empty(out->sizes(), out->options());
+  auto target = is_flat_view(*out) ? *out : at::empty(out->sizes(), out->options());
   throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(target), nullptr));
   if (!target.is_same(*out)) out->copy_(target);
   return *out;
@@ -228,6 +232,24 @@ ProcessGroupGeocomm::SplitFunction split_function(const py::object& callable) {
   };
 }
 
+// Ranks that a rank always has a channel to: its partners in lanes, and those before and after it at its own
+// site.
+std::set<int> neighbours_of(const collective::Topology& topology) {
+  std::set<int> result;
+  for (const auto& lane : collective::lanes_of(topology, std::uint64_t{1} << 30)) {
+    const auto& ranks = lane.rank_of_site;
+    if (ranks[static_cast<std::size_t>(topology.site())] == topology.rank())
+      result.insert(ranks.begin(), ranks.end());
+  }
+  const auto& beside = topology.ranks_of(topology.site());
+  const auto count = beside.size();
+  const auto place = static_cast<std::size_t>(topology.local_rank());
+  result.insert(beside[(place + 1) % count]);
+  result.insert(beside[(place + count - 1) % count]);
+  result.erase(topology.rank());
+  return result;
+}
+
 c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     int rank, int size, Milliseconds timeout,
     const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
@@ -256,17 +278,13 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
       addresses.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description});
     }
     process->endpoint->allow(job);
-    // The ranks that this one exchanges lanes with are dialled now; others when first needed.
+    // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
+    // that each hears of the others' failures; all others when first needed.
     const auto channel_to = [process, addresses, job](int peer) {
       return process->endpoint->connect(addresses[static_cast<std::size_t>(peer)], job);
     };
-    for (const auto& lane : collective::lanes_of(topology, std::uint64_t{1} << 30)) {
-      const auto& ranks = lane.rank_of_site;
-      if (ranks[static_cast<std::size_t>(topology.site())] != rank) continue;
-      for (const int peer : ranks) {
-        if (peer != rank) throw_if_error(channel_to(peer).status());
-      }
-    }
+    std::vector<std::shared_ptr<transport::Channel>> neighbours;
+    for (const int peer : neighbours_of(topology)) neighbours.push_back(value_or_throw(channel_to(peer)));
     const bool on_one_site_only = topology.local_size() == 1;
     if (!on_one_site_only && backends.empty()) {
       throw_status(StatusCode::InvalidArgument, "a site of several ranks needs inner backends");
@@ -278,8 +296,10 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                                       .min_compress_bytes = min_compress_bytes,
                                       .pool = &process->pool,
                                       .buffers = &process->buffers};
-    wan = std::make_shared<WanCollectives>(value_or_throw(collective::Exchange::create(std::move(config))),
-                                           backends, preserve_inputs);
+    wan = std::make_shared<WanCollectives>(
+        value_or_throw(collective::Exchange::create(std::move(config))), backends, preserve_inputs,
+        std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers));
+    wan->start();
   }
   if (process && !process->acquire()) {
     throw_status(StatusCode::Aborted, "the endpoint closed when its last process group did");

@@ -414,8 +414,10 @@ void ProcessGroupGeocomm::shutdown() {
     closed_ = true;
   }
   if (wan_) {
-    if (wan_->failure().is_ok()) wan_->wait_idle(core::Deadline::after(kShutdownGrace));
-    wan_->abort(core::Status(StatusCode::Aborted, "the process group was shut down"));
+    if (!wan_->has_failed() && !wan_->wait_idle(core::Deadline::after(kShutdownGrace))) {
+      wan_->abort(core::Status(StatusCode::Aborted, "the process group was shut down during an operation"));
+    }
+    wan_->leave();
   }
   for_each_inner([](c10d::Backend& backend) { backend.shutdown(); });
   if (process_) process_->release();

@@ -61,9 +61,11 @@ inline void from_host(const at::Tensor& tensor, const at::Tensor& host) {
   if (!tensor.is_same(host)) tensor.copy_(host);
 }
 
-// One-dimensional, contiguous; shares memory with `tensor` where that is contiguous.
+// One-dimensional with stride 1; shares memory with `tensor` where is_flat_view() says so.
 inline at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.contiguous().view({-1});
+  const auto row = tensor.resolve_neg().resolve_conj().contiguous().view({-1});
+  // A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
+  return row.numel() == 1 ? row.as_strided({1}, {1}) : row;
 }
 inline at::Tensor flat_bytes(const at::Tensor& tensor) {
   return flat(tensor).view(at::kByte);
@@ -73,9 +75,10 @@ inline std::span<std::byte> bytes_of(const at::Tensor& host) {
   return {static_cast<std::byte*>(host.data_ptr()), host.nbytes()};
 }
 
-// Whether writing to flat(tensor) writes to the tensor.
+// Whether writing to flat(tensor) writes to the tensor: not where it is strided, lazily negated or
+// conjugated.
 inline bool is_flat_view(const at::Tensor& tensor) {
-  return tensor.is_contiguous();
+  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
 
 // Copies runs of elements; both one-dimensional.

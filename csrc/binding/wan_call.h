@@ -12,11 +12,6 @@
 
 namespace geocomm::binding {
 
-// Waits for a Work of an inner backend; a null one is already done.
-inline void finish_inner(const WorkPtr& work) {
-  if (work) work->wait();
-}
-
 inline at::Tensor part_view(const at::Tensor& flat_tensor, std::uint64_t begin, std::uint64_t count) {
   return flat_tensor.narrow(0, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count));
 }
@@ -51,7 +46,7 @@ class WanCollectives::Call {
 
   // Queues the operation behind those of the group that were issued before.
   WorkPtr issue(Tensors inputs, Tensors outputs, std::function<void()> pre,
-                std::function<core::Status()> exchange, std::function<void()> post) {
+                std::function<core::Status()> exchange, std::function<void()> post) const {
     auto work = make_work(std::move(inputs), std::move(outputs));
     StagedOperation operation;
     if (pre) operation.pre = [side = side_, pre = std::move(pre)] { side.run(pre); };
@@ -67,7 +62,7 @@ class WanCollectives::Call {
 
   // Runs the operation at once, beside those of the group: point-to-point messages, which have no inner
   // stages.
-  WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<core::Status()> exchange) {
+  WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<core::Status()> exchange) const {
     auto work = make_work(std::move(inputs), std::move(outputs));
     blocking_executor().submit(
         [work, exchange = std::move(exchange), call = described(), side = side_]() mutable {
@@ -93,6 +88,10 @@ class WanCollectives::Call {
     std::int64_t seq;
     void complete(GeoWork& work, std::exception_ptr error) const {
       if (error) {
+        {
+          std::lock_guard lock(owner->failed_->mutex);
+          owner->failed_->told = true;
+        }
         const core::Status status = status_of(error).with_op(title, seq);
         record_error(status);
         error = to_exception(status);
@@ -103,7 +102,7 @@ class WanCollectives::Call {
 
   Described described() const { return {owner_, title_, static_cast<std::int64_t>(context_.seq)}; }
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
-    throw_if_error(owner_->failure());
+    owner_->require_working();
     return c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
                                         (std::string("geocomm:") + title_).c_str(), context_.seq,
                                         std::move(inputs), std::move(outputs), owner_->exposed_);

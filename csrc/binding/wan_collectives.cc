@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "binding/wan_call.h"
+#include "core/log.h"
 #include "core/str.h"
 
 namespace geocomm::binding {
@@ -15,6 +17,29 @@ namespace {
 
 // Operations of a group that may be on the WAN at the same time; further ones wait in order.
 constexpr std::size_t kMaxConcurrentExchanges = 16;
+
+// How long an error from inside the site waits for the news of who died: Gloo only knows a closed connection.
+constexpr std::chrono::seconds kNewsGrace{2};
+
+// What the other operations of the group fail with: the same, without the operation that met it.
+core::Status news(const core::Status& cause) {
+  return core::Status(cause.code(), cause.message()).with_peer(cause.peer());
+}
+
+// An inner operation that was given up ends at its own deadline, and its backend's destructor waits for that:
+// both go to a thread of their own.
+void abandon(InnerBackends inner, WorkPtr work) {
+  std::thread([inner = std::move(inner), work = std::move(work)]() mutable {
+    core::set_thread_name("geocomm-abandon");
+    try {
+      work->wait();
+    } catch (const std::exception& e) {
+      core::log(core::LogLevel::Debug, "an operation inside the site that was given up: ", e.what());
+    }
+    work.reset();
+    inner.clear();
+  }).detach();
+}
 
 std::mutex g_error_mutex;  // guards g_error
 std::optional<ErrorRecord> g_error;
@@ -51,8 +76,8 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
           const auto future = work->getFuture();  // not wait(): that would count as the user's waiting
           future->wait();
           if (future->hasError() && !error) error = future->exception_ptr();
-        } else {
-          finish_inner(work);
+        } else if (work) {
+          work->wait();
         }
       } catch (...) {
         if (!error) error = std::current_exception();
@@ -65,12 +90,19 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
 }
 
 WanCollectives::WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner,
-                               bool preserve_inputs)
+                               bool preserve_inputs, std::shared_ptr<FailureNotice> notice)
     : exchange_(std::move(exchange)),
       inner_(std::move(inner)),
       preserve_inputs_(preserve_inputs),
+      notice_(std::move(notice)),
       pipeline_(blocking_executor(), kMaxConcurrentExchanges,
                 [this](const std::exception_ptr& error) { mark_failed(status_of(error)); }) {}
+
+void WanCollectives::start() {
+  notice_->listen([self = weak_from_this()](const core::Status& why) {
+    if (const auto group = self.lock()) group->abort(why);
+  });
+}
 
 BackendPtr WanCollectives::inner(const at::Device& device, bool post) const {
   const auto found = inner_.find(device.type());
@@ -83,33 +115,98 @@ BackendPtr WanCollectives::inner(const at::Device& device, bool post) const {
   return post ? found->second.post : found->second.pre;
 }
 
-core::Status WanCollectives::failure() const {
-  std::lock_guard lock(mutex_);
-  if (failure_.is_ok()) return {};
-  return core::Status(StatusCode::Aborted,
-                      core::str("this process group failed earlier (", failure_.to_string(),
-                                "); destroy it and make a new one"));
+bool WanCollectives::has_failed() const {
+  std::lock_guard lock(failed_->mutex);
+  return !failed_->cause.is_ok();
+}
+
+void WanCollectives::require_working() {
+  std::lock_guard lock(failed_->mutex);
+  if (failed_->cause.is_ok()) return;
+  if (!std::exchange(failed_->told, true)) throw_if_error(news(failed_->cause));
+  throw_status(StatusCode::Aborted,
+               core::str("this process group failed earlier (", failed_->cause.to_string(),
+                         "); destroy it and make a new one"));
 }
 
 core::StatusCode WanCollectives::failure_code() const {
-  std::lock_guard lock(mutex_);
-  return failure_.code();
+  std::lock_guard lock(failed_->mutex);
+  return failed_->cause.code();
 }
 
 // After one failed operation the ranks no longer agree on what comes next, so the group is over.
 void WanCollectives::mark_failed(const core::Status& why) {
   {
-    std::lock_guard lock(mutex_);
-    if (!failure_.is_ok()) return;
-    failure_ = why;
+    std::lock_guard lock(failed_->mutex);
+    if (!failed_->cause.is_ok()) return;
+    failed_->cause = why;
   }
-  exchange_->abort(core::Status(StatusCode::Aborted,
-                                core::str("another operation of the group failed: ", why.to_string())));
+  failed_->changed.notify_all();
+  notice_->send(why);
+  exchange_->abort(news(why));
+}
+
+void WanCollectives::finish_inner(const WorkPtr& work) {
+  if (!work) return;
+  struct End {
+    bool reached = false;  // guarded by failed->mutex
+    std::exception_ptr error;
+    std::shared_ptr<Failure> failed;
+    void reach() {
+      {
+        std::lock_guard lock(failed->mutex);
+        reached = true;
+      }
+      failed->changed.notify_all();
+    }
+  };
+  const auto end = std::make_shared<End>();
+  end->failed = failed_;
+  c10::intrusive_ptr<at::ivalue::Future> future;
+  try {
+    future = work->getFuture();
+  } catch (const std::exception&) {  // some of Gloo's works have none, and do their part in wait()
+  }
+  if (future) {
+    future->addCallback([end](at::ivalue::Future&) { end->reach(); });
+  } else {
+    blocking_executor().submit([end, work, inner = inner_] {
+      try {
+        work->wait();
+      } catch (...) {
+        end->error = std::current_exception();
+      }
+      end->reach();
+    });
+  }
+  {
+    std::unique_lock lock(failed_->mutex);
+    failed_->changed.wait(lock, [&] { return end->reached || !failed_->cause.is_ok(); });
+    if (!end->reached) {
+      if (future) abandon(inner_, work);
+      std::rethrow_exception(to_exception(news(failed_->cause)));
+    }
+  }
+  try {
+    if (future) work->wait();
+    if (end->error) std::rethrow_exception(end->error);
+  } catch (const std::exception&) {
+    std::unique_lock lock(failed_->mutex);
+    failed_->changed.wait_for(lock, kNewsGrace, [&] { return !failed_->cause.is_ok(); });
+    if (failed_->cause.is_ok()) throw;
+    std::rethrow_exception(to_exception(news(failed_->cause)));
+  }
 }
 
 void WanCollectives::abort(const core::Status& why) {
   mark_failed(why);
-  pipeline_.fail(to_exception(why));
+  pipeline_.fail(to_exception(news(why)));
+}
+
+void WanCollectives::leave() {
+  notice_->send(core::Status::ok());
+  notice_->close();
+  abort(core::Status(StatusCode::Aborted, "the process group was shut down"));
 }
 
 }  // namespace geocomm::binding

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/failure_notice.h"
 #include "binding/geo_work.h"
 #include "binding/stage_pipeline.h"
 #include "binding/torch_prelude.h"
@@ -33,7 +35,10 @@ core::GrowingExecutor& blocking_executor();
 
 class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
  public:
-  WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs);
+  WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs,
+                 std::shared_ptr<FailureNotice> notice);
+  // Once, right after construction: hears of the failures of other ranks from now on.
+  void start();
 
   // All take one tensor (or list) per rank on one device, contiguous or not; the sizes must agree over the
   // ranks as for Gloo. They return at once; errors of the operation come out of the Work.
@@ -51,11 +56,13 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
   WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
 
-  // Fails everything in flight and to come.
+  // Fails everything in flight and to come, here and on the other ranks.
   void abort(const core::Status& why);
+  // The end of a group that is idle (or has failed): the other ranks may still be busy with the last
+  // operation.
+  void leave();
   bool wait_idle(core::Deadline deadline) { return pipeline_.wait_idle(deadline); }
-  // Ok, or Aborted with the reason why the group is broken.
-  core::Status failure() const;
+  bool has_failed() const;
   // The code of the operation that broke the group.
   core::StatusCode failure_code() const;
   std::uint64_t sequence() const { return next_seq_.load(); }
@@ -66,20 +73,38 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
  private:
   class Call;
   struct Reduction;
+  struct ReduceTarget;
 
   Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   BackendPtr inner(const at::Device& device, bool post) const;
   bool alone_in_site() const { return topology().local_size() == 1; }
+  // all_reduce and reduce: scatter the reduction over the site, reduce lanes over the WAN, gather in the
+  // site.
+  WorkPtr reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
+                       const ReduceTarget& target, Milliseconds timeout);
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
+  // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.
+  void require_working();
+  // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
+  // wait cannot be interrupted. Throws.
+  void finish_inner(const WorkPtr& work);
 
   const std::unique_ptr<collective::Exchange> exchange_;
   const InnerBackends inner_;
   const bool preserve_inputs_;
   const std::shared_ptr<ExposedTime> exposed_ = std::make_shared<ExposedTime>(0);
   std::atomic<std::uint64_t> next_seq_{1};
-  mutable std::mutex mutex_;  // guards failure_ and p2p_counters_
-  core::Status failure_;
+  // Shared with callbacks of inner works, which may outlive the group.
+  struct Failure {
+    std::mutex mutex;  // guards all below
+    std::condition_variable changed;
+    core::Status cause;
+    bool told = false;  // whether the caller has got it out of an operation
+  };
+  const std::shared_ptr<Failure> failed_ = std::make_shared<Failure>();
+  const std::shared_ptr<FailureNotice> notice_;
+  std::mutex mutex_;                                                  // guards p2p_counters_
   std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
   StagePipeline pipeline_;
 };

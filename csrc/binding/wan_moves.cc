@@ -350,7 +350,7 @@ WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) 
   Call call(*this, OpKind::Barrier, c10d::OpType::BARRIER, "barrier", device, timeout, 0, core::DType::UInt8);
   const auto inner_pre = alone_in_site() ? nullptr : inner(device, false);
   const auto inner_post = alone_in_site() ? nullptr : inner(device, true);
-  const auto inner_barrier = [timeout](const BackendPtr& backend) {
+  const auto inner_barrier = [this, timeout](const BackendPtr& backend) {
     c10d::BarrierOptions options;
     options.timeout = timeout;
     if (backend) finish_inner(backend->barrier(options));

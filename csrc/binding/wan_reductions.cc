@@ -80,8 +80,13 @@ WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
   return reduction;
 }
 
-// All-reduce and reduce share their first two stages: scatter the reduction over the site, then reduce lanes
-// over the WAN.
+// Who ends with the result of an all-reduce or a reduce.
+struct WanCollectives::ReduceTarget {
+  std::vector<bool> receives;  // per site
+  bool writes = false;         // whether this rank's tensor takes it
+  bool in_place = false;       // whether the tensor's own memory may be worked in
+};
+
 namespace {
 
 struct ReduceState {
@@ -117,22 +122,43 @@ at::Tensor padded(const at::Tensor& flat_tensor, std::uint64_t elements) {
 
 WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, op);
+  const Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
+                  static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+  return reduce_lanes(call, tensor, reduction,
+                      {.receives = std::vector<bool>(static_cast<std::size_t>(topology().site_count()), true),
+                       .writes = true,
+                       .in_place = is_flat_view(tensor) && !preserve_inputs_},
+                      timeout);
+}
+
+WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root,
+                               Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, op);
+  const Call call(*this, OpKind::Reduce, c10d::OpType::REDUCE, "reduce", tensor.device(), timeout,
+                  static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+  std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
+  root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
+  return reduce_lanes(
+      call, tensor, reduction,
+      {.receives = std::move(root_only), .writes = topology().rank() == root, .in_place = false}, timeout);
+}
+
+WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
+                                     const ReduceTarget& target, Milliseconds timeout) {
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
-  Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
-            elements, reduction.dtype);
   if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
   auto state = std::make_shared<ReduceState>();
   const int local_size = topology().local_size();
   const auto part_elements = collective::part_size(elements, local_size);
   const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
   const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
-  const bool in_place = is_flat_view(tensor) && !preserve_inputs_;
+  const bool receives = target.receives[static_cast<std::size_t>(topology().site())];
 
   auto pre = [=, this] {
     auto input = reduction.scaled(flat(tensor));
     if (alone_in_site()) {
-      const bool owned = in_place || !input.is_alias_of(tensor);
-      state->part = owned ? input : input.clone();
+      const bool keep = receives && !target.in_place && input.is_alias_of(tensor);
+      state->part = keep ? input.clone() : input;
     } else {
       state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
       state->part = at::empty({signed_size(part_elements)}, input.options());
@@ -142,25 +168,26 @@ WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceO
       finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
     }
     state->host = to_host(state->part);
-    const std::vector<bool> everyone(static_cast<std::size_t>(topology().site_count()), true);
-    state->lanes = lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), everyone);
+    state->lanes =
+        lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
   };
   auto exchange = [=, this, context = call.context(state)] {
     return exchange_->reduce(context, reduction.op, state->lanes);
   };
   auto post = [=, this] {
+    if (!receives) return;
     from_host(state->part, state->host);
     at::Tensor result = state->part;
     if (!alone_in_site()) {
-      const bool direct = in_place && state->input.is_alias_of(tensor);
+      const bool direct = target.in_place && state->input.is_alias_of(tensor);
       result =
           direct ? state->input : at::empty({signed_size(part_elements) * local_size}, state->part.options());
       c10d::AllgatherOptions options;
       options.timeout = timeout;
       finish_inner(inner_post->_allgather_base(result, state->part, options));
     }
-    if (!is_flat_view(tensor) || !result.is_alias_of(tensor))
-      tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+    const bool is_there = target.in_place && result.is_alias_of(tensor);
+    if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
   };
   return call.issue({tensor}, {tensor}, pre, exchange, post);
 }
@@ -200,57 +227,6 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
     joined->complete(nullptr);
   });
   return joined;
-}
-
-WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root,
-                               Milliseconds timeout) {
-  const Reduction reduction = reduction_of(tensor, op);
-  const auto elements = static_cast<std::uint64_t>(tensor.numel());
-  Call call(*this, OpKind::Reduce, c10d::OpType::REDUCE, "reduce", tensor.device(), timeout, elements,
-            reduction.dtype);
-  if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
-  auto state = std::make_shared<ReduceState>();
-  const int local_size = topology().local_size();
-  const auto part_elements = collective::part_size(elements, local_size);
-  const bool at_root_site = topology().site() == topology().site_of(root);
-  const bool is_root = topology().rank() == root;
-  const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
-  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
-
-  auto pre = [=, this] {
-    auto input = reduction.scaled(flat(tensor));
-    if (alone_in_site()) {
-      // Only the root's tensor may change, and only once the result is there.
-      state->part = at_root_site && input.is_alias_of(tensor) ? input.clone() : input;
-    } else {
-      state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
-      state->part = at::empty({signed_size(part_elements)}, input.options());
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = reduction.inner;
-      options.timeout = timeout;
-      finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
-    }
-    state->host = to_host(state->part);
-    std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
-    root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
-    state->lanes = lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), root_only);
-  };
-  auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->reduce(context, reduction.op, state->lanes);
-  };
-  auto post = [=, this] {
-    if (!at_root_site) return;
-    from_host(state->part, state->host);
-    at::Tensor result = state->part;
-    if (!alone_in_site()) {
-      result = at::empty({signed_size(part_elements) * local_size}, state->part.options());
-      c10d::AllgatherOptions options;
-      options.timeout = timeout;
-      finish_inner(inner_post->_allgather_base(result, state->part, options));
-    }
-    if (is_root) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
-  };
-  return call.issue({tensor}, {tensor}, pre, exchange, post);
 }
 
 WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& inputs,

@@ -61,6 +61,32 @@ def _require_lost(outcomes: list[Outcome], lost: int) -> None:
         assert f"rank {lost} (site " in failure.message
 
 
+@pytest.mark.parametrize(
+    ("sites", "lost"),
+    [
+        (["a", "b"], 0),
+        (["a", "b", "c"], 1),
+        (["a", "a", "b", "b"], 3),
+        (["a", "a", "b", "b"], 0),
+        (["a", "b", "a", "b", "a", "b"], 4),
+        (["a", "a", "b", "c", "c"], 2),
+    ],
+)
+def test_rank_that_dies_in_any_shape_of_sites_is_named_by_every_survivor(sites: list[str], lost: int) -> None:
+    """Also by those that never talk to it: they hear it from others, long before their own timeout."""
+    with Ranks(sites, time_limit=LIMIT) as ranks:
+        ranks.init(timeout=timedelta(seconds=120))
+        ranks.run(_all_reduce)
+        survivors = [rank for rank in range(len(sites)) if rank != lost]
+        ranks.begin(_all_reduce, ranks=survivors)
+        time.sleep(0.2)
+        ranks.signal(lost, signal.SIGKILL)
+        outcomes = ranks.finish(ranks=survivors)
+        _require_lost(outcomes, lost)
+        for outcome in outcomes:
+            outcome.require("PeerLostError")
+
+
 @pytest.mark.parametrize("call", [_all_reduce, _all_reduce_by_future, _backward])
 def test_call_in_flight_when_a_rank_dies_names_it_on_every_survivor(three: Ranks, call: object) -> None:
     three.run(_make_model)
@@ -96,8 +122,7 @@ def test_call_when_a_rank_of_the_own_site_dies_fails_on_every_survivor(three: Ra
     time.sleep(0.3)
     three.signal(1, signal.SIGKILL)
     inside, across = three.finish(ranks=[0, 2])
-    inside.require("DistNetworkError")
-    _require_lost([across], 1)
+    _require_lost([inside, across], 1)
 
 
 def _timed(seconds: float) -> float:
@@ -120,17 +145,15 @@ def test_call_that_a_rank_does_not_make_times_out_on_the_others(three: Ranks, ab
     three.begin(_timed, 2.0, ranks=others)
     three.begin(_only_make_group, 2.0, ranks=[absent])
     three.finish(ranks=[absent])
-    failures = [outcome.require("DistNetworkError") for outcome in three.finish(ranks=others)]
-    assert any("CommTimeoutError" in failure.kinds for failure in failures)
+    failures = [outcome.require("CommTimeoutError") for outcome in three.finish(ranks=others)]
     for failure in failures:
-        if "CommTimeoutError" in failure.kinds:
-            assert "TimeoutError" in failure.kinds
-            assert f"rank {absent}" in failure.message
+        assert "TimeoutError" in failure.kinds
+        assert f"rank {absent}" in failure.message or absent == 1
 
 
 def _mismatched(kind: str) -> None:
     rank = dist.get_rank()
-    group = dist.new_group(timeout=timedelta(seconds=10))
+    group = dist.new_group(timeout=timedelta(seconds=120))
     if kind == "collective":
         tensor = torch.ones(1000)
         dist.broadcast(tensor, 0, group=group) if rank == 2 else dist.all_reduce(tensor, group=group)
@@ -143,9 +166,7 @@ def _mismatched(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["collective", "size", "dtype"])
 def test_calls_that_do_not_match_fail_with_both_sides_in_the_message(three: Ranks, kind: str) -> None:
     outcomes = three.outcomes(_mismatched, kind)
-    failures = [outcome.require("DistError") for outcome in outcomes]
-    explained = [failure for failure in failures if "InvalidArgumentError" in failure.kinds]
-    assert explained, [failure.message for failure in failures]
+    explained = [outcome.require("InvalidArgumentError") for outcome in outcomes]
     words = {"collective": ["broadcast", "all_reduce"], "size": ["2000", "1000"], "dtype": ["float64", "float32"]}[kind]
     for failure in explained:
         for word in words:
