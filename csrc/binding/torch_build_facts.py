@@ -1,4 +1,4 @@
-"""What CMake needs to know of the torch it builds for: folder, Python include, extension suffix, pybind11 internals, version."""
+"""Facts of a torch for CMake: folder, Python include, extension suffix, pybind11 internals, version."""
 
 import ctypes
 import os
