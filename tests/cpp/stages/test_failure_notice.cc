@@ -63,7 +63,8 @@ class FailureNoticeTest : public ::testing::Test {
   struct Side {
     std::unique_ptr<transport::Endpoint> endpoint;
     std::shared_ptr<FailureNotice> notice;
-    std::promise<Status> heard;
+    // Shared with the callback, which may run while the test ends.
+    std::shared_ptr<std::promise<Status>> heard = std::make_shared<std::promise<Status>>();
   };
 
   void SetUp() override {
@@ -84,7 +85,7 @@ class FailureNoticeTest : public ::testing::Test {
     for (int i = 0; i < 2; ++i) {
       ASSERT_TRUE(channels[i]->wait_ready(core::Deadline::after(20s)).is_ok());
       sides_[i].notice = std::make_shared<FailureNotice>(7, std::vector{channels[i]}, executor_, buffers_);
-      sides_[i].notice->listen([&side = sides_[i]](const Status& status) { side.heard.set_value(status); });
+      sides_[i].notice->listen([heard = sides_[i].heard](const Status& status) { heard->set_value(status); });
     }
   }
 
@@ -97,7 +98,7 @@ class FailureNoticeTest : public ::testing::Test {
 TEST_F(FailureNoticeTest, test_notice_sent_is_heard_once_with_who_told_it) {
   sides_[0].notice->send(example());
   sides_[0].notice->send(Status(StatusCode::Internal, "only the first counts"));
-  auto future = sides_[1].heard.get_future();
+  auto future = sides_[1].heard->get_future();
   ASSERT_EQ(future.wait_for(20s), std::future_status::ready);
   const auto status = future.get();
   EXPECT_EQ(status.code(), StatusCode::PeerLost);
@@ -107,7 +108,7 @@ TEST_F(FailureNoticeTest, test_notice_sent_is_heard_once_with_who_told_it) {
 
 TEST_F(FailureNoticeTest, test_neighbour_that_dies_is_heard_as_lost) {
   sides_[0].endpoint->abort(Status(StatusCode::Aborted, "as a killed process would"));
-  auto future = sides_[1].heard.get_future();
+  auto future = sides_[1].heard->get_future();
   ASSERT_EQ(future.wait_for(20s), std::future_status::ready);
   const auto status = future.get();
   EXPECT_EQ(status.code(), StatusCode::PeerLost);
@@ -118,7 +119,7 @@ TEST_F(FailureNoticeTest, test_neighbour_that_leaves_in_good_order_is_no_news) {
   sides_[0].notice->send(Status::ok());
   ASSERT_TRUE(sides_[0].endpoint->shutdown(core::Deadline::after(20s)).is_ok());
   ASSERT_TRUE(sides_[1].endpoint->shutdown(core::Deadline::after(20s)).is_ok());
-  EXPECT_EQ(sides_[1].heard.get_future().wait_for(0s), std::future_status::timeout);
+  EXPECT_EQ(sides_[1].heard->get_future().wait_for(0s), std::future_status::timeout);
 }
 
 TEST_F(FailureNoticeTest, test_notice_closed_hears_nothing) {
@@ -126,7 +127,7 @@ TEST_F(FailureNoticeTest, test_notice_closed_hears_nothing) {
   sides_[0].notice->send(example());
   ASSERT_TRUE(sides_[0].endpoint->shutdown(core::Deadline::after(20s)).is_ok());
   ASSERT_TRUE(sides_[1].endpoint->shutdown(core::Deadline::after(20s)).is_ok());
-  EXPECT_EQ(sides_[1].heard.get_future().wait_for(0s), std::future_status::timeout);
+  EXPECT_EQ(sides_[1].heard->get_future().wait_for(0s), std::future_status::timeout);
 }
 
 }  // namespace
