@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import socket
 from datetime import timedelta
 
 import pytest
@@ -107,12 +110,18 @@ def _pinned_ports() -> int:
     return process._endpoint[1].port
 
 
-def test_pinned_port_is_port_plus_local_rank() -> None:
-    import socket
+def _two_free_ports() -> int:
+    """The first of two neighbours below the range that the kernel gives to connections, so that none takes them."""
+    for base in random.SystemRandom().sample(range(20_000, 30_000), 50):
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", base))
+            second.bind(("127.0.0.1", base + 1))
+            return base
+    pytest.fail("no two neighbouring free ports in 20000-30000")
 
-    with socket.socket() as probe:  # a range that is free now
-        probe.bind(("127.0.0.1", 0))
-        base = min(probe.getsockname()[1], 65000)
+
+def test_pinned_port_is_port_plus_local_rank() -> None:
+    base = _two_free_ports()
     local = {rank: {"LOCAL_RANK": str(rank)} for rank in range(2)}
     with Ranks(["a", "b"], environment={"GEOCOMM_PORT": str(base)}, environment_of=local) as ranks:
         ranks.init()
