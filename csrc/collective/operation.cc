@@ -168,10 +168,9 @@ void Operation::tell_mismatched(std::unique_lock<std::mutex>& lock) {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].mismatched || peers_[i].sends == 0 || peers_[i].given > 0) continue;
     lock.unlock();
-    const Status told = send(i, 0, core::Buffer(), 0);
-    lock.lock();
     // A channel that takes nothing has failed, and the peer learns it from that.
-    if (!told.is_ok()) --peers_[i].queued;
+    (void)send(i, 0, core::Buffer(), 0);
+    lock.lock();
   }
   const auto until = context_.deadline.earlier(core::Deadline::after(kTellGrace));
   wake_.wait_until(lock, until.when(), [&] {
@@ -285,7 +284,12 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
                                       .chunk_count = peer.sends,
                                       .payload = payload},
                                      std::move(on_sent));
-  if (!status.is_ok()) return std::move(status).with_peer(peer_name(index));
+  if (!status.is_ok()) {  // on_sent will not run
+    std::lock_guard lock(mutex_);
+    --peers_[index].queued;
+    queued_bytes_ -= bytes;
+    return std::move(status).with_peer(peer_name(index));
+  }
   shared_->raw_bytes_sent += raw_bytes;
   shared_->wire_bytes_sent += bytes;
   return Status::ok();
