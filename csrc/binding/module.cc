@@ -126,7 +126,7 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
                              " elements, got ", residual->numel(), " of ",
                              c10::toString(residual->scalar_type()), " on ", residual->device().str()));
     }
-    options.residual = {static_cast<float*>(residual->data_ptr()),
+    options.feedback = {static_cast<std::byte*>(residual->data_ptr()), core::DType::Float32,
                         static_cast<std::size_t>(residual->numel())};
   }
   const auto source = flat(tensor);

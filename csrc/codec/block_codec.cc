@@ -1,10 +1,9 @@
-#include "codec/block_codec.h"
-
 #include <array>
 #include <cstdint>
 #include <cstring>
 
 #include "codec/block_layout.h"
+#include "codec/payload_codec.h"
 #include "codec/plain_codec.h"
 #include "codec/quantize.h"
 #include "codec/random_bits.h"
@@ -59,7 +58,8 @@ std::size_t encode(const CodecSpec& spec, core::DType dtype, const std::byte* sr
     const std::size_t first = layout.first_element(index);
     const std::size_t length = layout.length(index);
     const std::byte* block_src = src + layout.raw_bytes(first);
-    float* residual = options.residual.empty() ? nullptr : options.residual.data() + first;
+    float* residual =
+        options.feedback.is_on() ? reinterpret_cast<float*>(options.feedback.residual) + first : nullptr;
     std::byte* codes = dst + layout.code_offset(index);
     const std::int32_t peak = load_values(dtype, block_src, residual, length, scratch.values.data());
     std::uint16_t scale_bits = kRawScale;
@@ -130,32 +130,33 @@ core::Status check_and_decode(const FrameView& frame, Sink sink, std::byte* dst)
   return core::Status::ok();
 }
 
-}  // namespace
+std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return BlockLayout(spec.id, spec.block, dtype, elements).max_bytes();
+}
 
-std::size_t encoded_blocks_bytes(const CodecSpec& spec, core::DType dtype, const std::byte* src,
-                                 std::size_t count, const float* residual) {
-  const BlockLayout layout(spec.id, spec.block, dtype, count);
-  Scratch scratch;
-  std::size_t bytes = layout.min_bytes();
-  for (std::size_t index = 0; index < layout.blocks(); ++index) {
-    const std::size_t first = layout.first_element(index);
-    const std::int32_t peak =
-        load_values(dtype, src + layout.raw_bytes(first), residual == nullptr ? nullptr : residual + first,
-                    layout.length(index), scratch.values.data());
-    if (is_raw(peak)) bytes += layout.raw_bytes(layout.length(index));
+std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
+  if (input.spec.id == CodecId::Int8) {
+    return encode<kMaxInt8>(input.spec, input.dtype, input.src, input.elements, input.options, dst);
   }
-  return bytes;
+  if (input.spec.id == CodecId::Int4) {
+    return encode<kMaxInt4>(input.spec, input.dtype, input.src, input.elements, input.options, dst);
+  }
+  return kResortToNone;
 }
 
-std::size_t encode_blocks(const CodecSpec& spec, core::DType dtype, const std::byte* src, std::size_t count,
-                          const CompressOptions& options, std::byte* dst) {
-  return spec.id == CodecId::Int8 ? encode<kMaxInt8>(spec, dtype, src, count, options, dst)
-                                  : encode<kMaxInt4>(spec, dtype, src, count, options, dst);
+bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
+  const BlockLayout layout(spec.id, spec.block, dtype, elements);
+  return bytes >= layout.min_bytes() && bytes <= layout.max_bytes() &&
+         (bytes - layout.min_bytes()) % core::size_of(dtype) == 0;
 }
 
-core::Status decode_blocks(const FrameView& frame, Sink sink, std::byte* dst) {
+core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   return frame.spec.id == CodecId::Int8 ? check_and_decode<kMaxInt8>(frame, sink, dst)
                                         : check_and_decode<kMaxInt4>(frame, sink, dst);
 }
+
+}  // namespace
+
+const PayloadCodec kBlockCodec{bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

@@ -1,8 +1,8 @@
-#include "codec/cast_codec.h"
-
 #include <bit>
 #include <cstdint>
 #include <cstring>
+
+#include "codec/payload_codec.h"
 
 namespace geocomm::codec {
 namespace {
@@ -57,8 +57,6 @@ void with_format(CodecId id, Run&& run) {
   }
 }
 
-}  // namespace
-
 bool cast_fits(CodecId id, core::DType dtype, const std::byte* src, std::size_t count,
                const float* residual) {
   const std::int32_t first_too_large = id == CodecId::Fp16 ? 0x477FF000 : 0x7F7F8000;
@@ -86,5 +84,29 @@ void decode_cast(CodecId id, const std::byte* payload, std::size_t count, Sink s
     with_sink(sink, [&]<Sink kSink>() { decode_loop<kFormat, kSink>(payload, count, dst); });
   });
 }
+
+std::size_t bound_of(const CodecSpec&, core::DType, std::size_t elements) {
+  return elements * sizeof(std::uint16_t);
+}
+
+std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
+  auto* residual = reinterpret_cast<float*>(input.options.feedback.residual);
+  if (!cast_fits(input.spec.id, input.dtype, input.src, input.elements, residual)) return kResortToNone;
+  encode_cast(input.spec.id, input.dtype, input.src, input.elements, residual, dst);
+  return input.elements * sizeof(std::uint16_t);
+}
+
+bool is_possible_size(const CodecSpec&, core::DType, std::size_t elements, std::size_t bytes) {
+  return bytes == elements * sizeof(std::uint16_t);
+}
+
+core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
+  decode_cast(frame.spec.id, frame.payload.data(), frame.elements, sink, dst);
+  return core::Status::ok();
+}
+
+}  // namespace
+
+const PayloadCodec kCastCodec{bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

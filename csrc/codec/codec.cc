@@ -1,13 +1,12 @@
 #include "codec/codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "codec/block_codec.h"
-#include "codec/block_layout.h"
-#include "codec/cast_codec.h"
 #include "codec/elements.h"
-#include "codec/plain_codec.h"
+#include "codec/payload_codec.h"
+#include "codec/plane.h"
 #include "core/crc32c.h"
 #include "core/str.h"
 
@@ -23,8 +22,37 @@ Status too_small(std::size_t needed, std::size_t got) {
                                              " bytes, dst has room for ", got, "; see compress_bound()")};
 }
 
+Status check_settings(const CodecSpec& spec) {
+  if (spec.has_blocks() && !is_valid_block(spec.block)) {
+    return {StatusCode::InvalidArgument,
+            core::str("compress: block of ", spec.block, " elements; it is a power of two from ", kMinBlock,
+                      " to ", kMaxBlock)};
+  }
+  if (!has_stage(spec.entropy)) {
+    return {StatusCode::Unsupported, core::str("compress: codec ", spec.to_string(),
+                                               " needs a stage that this build of geocomm lacks")};
+  }
+  return Status::ok();
+}
+
+Status check_feedback(const ErrorFeedback& feedback, std::size_t elements) {
+  if (!feedback.is_on()) return Status::ok();
+  if (feedback.dtype != DType::Float32 && feedback.dtype != DType::BFloat16) {
+    return {StatusCode::InvalidArgument,
+            core::str("compress: a residual is float32 or bfloat16, got ", core::to_string(feedback.dtype))};
+  }
+  if (feedback.elements != elements) {
+    return {StatusCode::InvalidArgument, core::str("compress: a residual of ", feedback.elements,
+                                                   " elements for ", elements, " of input")};
+  }
+  if (!std::isfinite(feedback.decay)) {
+    return {StatusCode::InvalidArgument, "compress: the decay of the residual is not finite"};
+  }
+  return Status::ok();
+}
+
 Status check_input(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
-                   std::span<const float> residual) {
+                   const ErrorFeedback& feedback) {
   if (src.size() % core::size_of(dtype) != 0) {
     return {StatusCode::InvalidArgument, core::str("compress: ", src.size(), " bytes are not whole ",
                                                    core::to_string(dtype), " elements")};
@@ -34,21 +62,13 @@ Status check_input(const CodecSpec& spec, DType dtype, std::span<const std::byte
     return {StatusCode::InvalidArgument, core::str("compress: ", elements, " elements; a frame has at most ",
                                                    kMaxFrameElements, ", split them")};
   }
-  if (spec.has_blocks() && !is_valid_block(spec.block)) {
-    return {StatusCode::InvalidArgument,
-            core::str("compress: block of ", spec.block, " elements; it is a power of two from ", kMinBlock,
-                      " to ", kMaxBlock)};
-  }
-  if (!core::is_compressible(dtype) && (!spec.is_exact() || !residual.empty())) {
+  GEOCOMM_RETURN_IF_ERROR(check_settings(spec));
+  if (!core::is_compressible(dtype) && (!spec.is_exact() || feedback.is_on())) {
     return {StatusCode::Unsupported,
-            core::str("compress: codec ", spec.to_string(), residual.empty() ? "" : " with a residual",
+            core::str("compress: codec ", spec.to_string(), feedback.is_on() ? " with a residual" : "",
                       " takes float32, float16 or bfloat16, got ", core::to_string(dtype))};
   }
-  if (!residual.empty() && residual.size() != elements) {
-    return {StatusCode::InvalidArgument,
-            core::str("compress: residual of ", residual.size(), " floats for ", elements, " elements")};
-  }
-  return Status::ok();
+  return check_feedback(feedback, elements);
 }
 
 // Copy and crc in turns on pieces that stay in the first-level cache: memory is passed over once.
@@ -76,71 +96,65 @@ core::Result<FrameView> open_frame(std::span<const std::byte> bytes, std::size_t
   return frame;
 }
 
-Status decode(const FrameView& frame, Sink sink, std::byte* dst) {
-  switch (frame.spec.id) {
-    case CodecId::Fp16:
-    case CodecId::Bf16:
-      decode_cast(frame.spec.id, frame.payload.data(), frame.elements, sink, dst);
-      return Status::ok();
-    case CodecId::Int8:
-    case CodecId::Int4:
-      return decode_blocks(frame, sink, dst);
-    case CodecId::None:
-      break;
-  }
-  decode_plain(frame.dtype, frame.payload.data(), frame.elements, sink, dst);
-  return Status::ok();
-}
-
 }  // namespace
 
-std::size_t compress_bound(const CodecSpec& spec, DType dtype, std::size_t elements) {
-  // Fp16 and Bf16 may resort to a frame of None.
-  std::size_t payload = elements * core::size_of(dtype);
-  if (spec.has_blocks()) {
-    const std::uint32_t block = std::clamp(spec.block, kMinBlock, kMaxBlock);
-    payload = BlockLayout(spec.id, block, dtype, elements).max_bytes();
-  } else if (!spec.is_exact()) {
-    payload = std::max(payload, elements * sizeof(std::uint16_t));
+const PayloadCodec& payload_codec(CodecId id) {
+  switch (id) {
+    case CodecId::None:
+      break;
+    case CodecId::Fp16:
+    case CodecId::Bf16:
+      return kCastCodec;
+    case CodecId::Int8:
+    case CodecId::Int4:
+    case CodecId::Bit2:
+    case CodecId::Ternary:
+    case CodecId::Bit1:
+      return kBlockCodec;
+    case CodecId::DeadZone:
+      return kDeadZoneCodec;
+    case CodecId::TopK:
+      return kTopKCodec;
+    case CodecId::Lossless:
+      return kLosslessCodec;
   }
+  return kPlainCodec;
+}
+
+std::size_t compress_bound(const CodecSpec& spec, DType dtype, std::size_t elements) {
+  CodecSpec valid = spec;
+  valid.block = std::clamp(spec.block, kMinBlock, kMaxBlock);
+  // Any codec may resort to a frame of None.
+  const std::size_t payload =
+      std::max(payload_codec(spec.id).bound(valid, dtype, elements), elements * core::size_of(dtype));
   return sizeof(FrameHeader) + payload;
 }
 
 core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
                                    std::span<std::byte> dst, const CompressOptions& options) {
-  GEOCOMM_RETURN_IF_ERROR(check_input(spec, dtype, src, options.residual));
+  GEOCOMM_RETURN_IF_ERROR(check_input(spec, dtype, src, options.feedback));
   const std::size_t elements = src.size() / core::size_of(dtype);
-  float* residual = options.residual.empty() ? nullptr : options.residual.data();
-  CodecSpec used = spec;
-  const bool is_cast = spec.id == CodecId::Fp16 || spec.id == CodecId::Bf16;
-  if (is_cast && !cast_fits(spec.id, dtype, src.data(), elements, residual)) used = CodecSpec{};
-
-  // The size is settled before anything is written: an error leaves the residual as it was.
-  std::size_t payload_bytes = 0;
-  if (used.has_blocks()) {
-    if (dst.size() < compress_bound(used, dtype, elements)) {
-      payload_bytes = encoded_blocks_bytes(used, dtype, src.data(), elements, residual);
-    }
-  } else {
-    payload_bytes = elements * (used.is_exact() ? core::size_of(dtype) : sizeof(std::uint16_t));
+  if (const std::size_t bound = compress_bound(spec, dtype, elements); dst.size() < bound) {
+    return too_small(bound, dst.size());
   }
-  if (dst.size() < sizeof(FrameHeader) + payload_bytes) {
-    return too_small(sizeof(FrameHeader) + payload_bytes, dst.size());
-  }
-
   std::byte* payload = dst.data() + sizeof(FrameHeader);
+  CodecSpec used = spec;
+  std::size_t payload_bytes = kResortToNone;
+  if (spec.id != CodecId::None) {
+    payload_bytes = payload_codec(spec.id).encode({spec, dtype, src.data(), elements, options}, payload);
+  }
   std::uint32_t crc = 0;
-  if (used.is_exact() && residual == nullptr) {
-    crc = copy_with_crc(src, payload);
-  } else {
-    if (used.has_blocks()) {
-      payload_bytes = encode_blocks(used, dtype, src.data(), elements, options, payload);
-    } else if (used.is_exact()) {
-      encode_plain(dtype, src.data(), elements, residual, payload);
-    } else {
-      encode_cast(used.id, dtype, src.data(), elements, residual, payload);
-    }
+  if (payload_bytes != kResortToNone) {
     crc = core::crc32c({payload, payload_bytes});
+  } else {
+    used = CodecSpec{};
+    payload_bytes = src.size();
+    if (options.feedback.is_on()) {
+      kPlainCodec.encode({used, dtype, src.data(), elements, options}, payload);
+      crc = core::crc32c({payload, payload_bytes});
+    } else {
+      crc = copy_with_crc(src, payload);
+    }
   }
   write_frame_header(used, dtype, static_cast<std::uint32_t>(elements), payload_bytes, crc, dst.data());
   return sizeof(FrameHeader) + payload_bytes;
@@ -148,9 +162,9 @@ core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span
 
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const FrameView view, open_frame(frame, 0, dst.size()));
-  if (view.spec.is_exact()) return check_payload_crc(frame, copy_with_crc(view.payload, dst.data()));
+  if (view.spec.id == CodecId::None) return check_payload_crc(frame, copy_with_crc(view.payload, dst.data()));
   GEOCOMM_RETURN_IF_ERROR(verify_payload(frame, view));
-  return decode(view, sink_of(view.dtype), dst.data());
+  return payload_codec(view.spec.id).decode(view, sink_of(view.dtype), dst.data());
 }
 
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode) {
@@ -161,8 +175,8 @@ core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<f
                       core::to_string(view.dtype))};
   }
   GEOCOMM_RETURN_IF_ERROR(verify_payload(frame, view));
-  return decode(view, mode == Accumulate::Add ? Sink::AddToFloat32 : Sink::Float32,
-                std::as_writable_bytes(dst).data());
+  const Sink sink = mode == Accumulate::Add ? Sink::AddToFloat32 : Sink::Float32;
+  return payload_codec(view.spec.id).decode(view, sink, std::as_writable_bytes(dst).data());
 }
 
 }  // namespace geocomm::codec

@@ -3,7 +3,7 @@
 //
 // A frame is independently decodable: a FrameHeader (codec/frame.h) and a payload. Received frames are
 // hostile until proven otherwise: decoders check every size and never read or write outside the spans they
-// were given. All functions are thread-safe and allocate nothing.
+// were given. All functions are thread-safe, and allocate nothing but what thread_scratch.h and zstd keep.
 #pragma once
 
 #include <cstddef>
@@ -17,44 +17,62 @@
 
 namespace geocomm::codec {
 
+// Error feedback (Seide et al.: 1-bit stochastic gradient descent; Interspeech 2014): what the last frame
+// lost is added to this input. On entry the old residual; the frame carries v = input + decay * residual; on
+// exit v - the value that decompress_accumulate() gives, 0 where that is NaN or Inf. Float arithmetic, each
+// operation rounded; a BFloat16 residual is rounded to nearest even when it is stored. Untouched on error.
+struct ErrorFeedback {
+  std::byte* residual = nullptr;             // nullptr: none. Any alignment, does not overlap the rest.
+  core::DType dtype = core::DType::Float32;  // or BFloat16
+  std::size_t elements = 0;                  // as many as the input has
+  float decay = 1.0f;                        // finite
+
+  bool is_on() const { return residual != nullptr; }
+  // That of the elements [first, first + count).
+  ErrorFeedback part(std::size_t first, std::size_t count) const {
+    if (!is_on()) return *this;
+    return {residual + first * core::size_of(dtype), dtype, count, decay};
+  }
+};
+
 struct CompressOptions {
-  // Error feedback: as many floats as there are elements, or empty. On entry the old residual, which is added
-  // to the input before quantizing; on exit what the frame lost: (input + old residual) - the value that
-  // decompress_accumulate() gives, in float; 0 where that is NaN or Inf. Untouched on error.
-  std::span<float> residual = {};
+  ErrorFeedback feedback = {};
   // Stochastic rounding is keyed by (seed, first_element + index): the result depends on nothing else.
   std::uint64_t seed = 0;
   std::uint64_t first_element = 0;
+  // TopK with Select::Global: the magnitude above which elements are chosen, carried from call to call. 0, or
+  // nullptr: found by sampling this input. On exit corrected by how many it let through.
+  float* threshold = nullptr;
 };
 
 // Worst-case size of the frame, header included, in bytes. Cannot fail; 0 elements are allowed.
 std::size_t compress_bound(const CodecSpec& spec, core::DType dtype, std::size_t elements);
 
-// Writes one frame to `dst` and returns its size. `src` holds whole elements of `dtype` (any alignment) and
-// does not overlap `dst`. None takes every dtype; the others, and a residual, take Float32, Float16 and
-// BFloat16 (else Unsupported).
-// NaN and Inf arrive as such and harm no neighbour: Int8 and Int4 carry a block that holds one raw. No finite
-// value arrives as Inf: Fp16 and Bf16 resort to a frame of codec None where a value is beyond their range, so
-// a receiver takes None in place of any codec. -0 may arrive as +0 (Int8, Int4).
-// Error of Int8 and Int4 per element: at most 0.5001 of the block's scale (Nearest) or 1.0001 (Stochastic,
-// unbiased); scale = absmax / 127 or / 7, rounded up to bf16, at least 2^-126.
-// Errors: InvalidArgument (src not whole elements, more than kMaxFrameElements, residual of the wrong length,
-// block out of range), Unsupported, DstTooSmall (never with compress_bound() bytes of room).
+// Writes one frame to `dst`, which has room for compress_bound(), and returns its size. `src` holds whole
+// elements of `dtype` (any alignment) and does not overlap `dst`. None and Lossless take every dtype; the
+// others, and a residual, take Float32, Float16 and BFloat16 (else Unsupported).
+// NaN and Inf arrive as such and harm no neighbour: a block that holds one goes raw. No finite value arrives
+// as Inf: where a codec cannot carry an input (Fp16 and Bf16: a value beyond their range; Lossless: a dtype
+// that it knows nothing of) the frame is one of None, so a receiver takes None in place of any codec. -0 may
+// arrive as +0 but in None and Lossless.
+// Errors per element are stated in docs/codecs.md.
+// Errors: InvalidArgument (src not whole elements, more than kMaxFrameElements, residual of the wrong length
+// or dtype, settings out of range), Unsupported (dtype; a stage that this build lacks), DstTooSmall.
 core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std::span<const std::byte> src,
                                    std::span<std::byte> dst, const CompressOptions& options = {});
 
 // Decodes a frame to elements of the frame's own dtype, rounding to nearest even and never from a finite
 // value to Inf. `dst` (any alignment) must have exactly the frame's elements. Bytes after the frame are left
 // alone. On error `dst` is unspecified. Errors: CorruptData, VersionMismatch, DstTooSmall (dst is too small),
-// InvalidArgument (dst is too large).
+// InvalidArgument (dst is too large), Unsupported (a stage that this build lacks).
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst);
 
 enum class Accumulate : std::uint8_t { Assign, Add };
 
 // Decodes a frame of a Float32, Float16 or BFloat16 source to float, assigning to `dst` or adding to it in
 // one pass. The decoded values are those that decompress() gives *before* rounding to a 16-bit dtype; for
-// None they are exact. On error `dst` is as it was. Errors as decompress(), and Unsupported for a frame of
-// another dtype.
+// None and Lossless they are exact. TopK adds only what it carries: the other elements are not touched. On
+// error `dst` is as it was. Errors as decompress(), and Unsupported for a frame of another dtype.
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode);
 
 }  // namespace geocomm::codec

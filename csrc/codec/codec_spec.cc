@@ -17,10 +17,22 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-constexpr std::array<std::string_view, 5> kNames = {"none", "fp16", "bf16", "int8", "int4"};
-constexpr std::array<std::string_view, 2> kKeys = {"block", "round"};
+constexpr std::array<std::string_view, kCodecCount> kNames = {
+    "none", "fp16", "bf16", "int8", "int4", "bit2", "ternary", "bit1", "deadzone", "topk", "lossless"};
+constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
+                                             {"int8", "int8"},
+                                             {"int4", "int4"},
+                                             {"balanced", "deadzone:step=0.7"},
+                                             {"small", "deadzone:step=1.4"},
+                                             {"tiny", "topk:k=64,values=bit2"}}};
 constexpr std::array<std::string_view, 2> kRoundings = {"nearest", "stochastic"};
+constexpr std::array<std::string_view, 3> kStages = {"none", "huffman", "zstd"};
+constexpr std::array<std::string_view, 2> kSelects = {"chunk", "global"};
+constexpr std::array<std::string_view, 4> kValues = {"fp32", "bf16", "int8", "bit2"};
 constexpr std::array<std::string_view, 7> kBlocks = {"64", "128", "256", "512", "1024", "2048", "4096"};
+constexpr float kMinStep = 0.05f;
+constexpr float kMaxStep = 8.0f;
+constexpr std::uint32_t kMaxK = 2048;
 
 // Levenshtein distance, without regard to case.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -68,20 +80,133 @@ std::size_t index_of(const std::array<std::string_view, kSize>& choices, std::st
   return static_cast<std::size_t>(std::ranges::find(choices, text) - choices.begin());
 }
 
-Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
-  if (key == "round") {
-    const std::size_t rounding = index_of(kRoundings, value);
-    if (rounding == kRoundings.size()) return unknown(whole, "value of 'round'", value, kRoundings);
-    spec.rounding = static_cast<Rounding>(rounding);
-    return Status::ok();
-  }
-  std::uint32_t block = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), block);
-  if (error != std::errc() || end != value.data() + value.size() || !is_valid_block(block)) {
-    return unknown(whole, "value of 'block'", value, kBlocks);
-  }
-  spec.block = block;
+Status bad_value(std::string_view whole, std::string_view key, std::string_view value,
+                 std::string_view wanted) {
+  return {StatusCode::InvalidArgument, core::str("codec ", quoted(whole), ": ", key, "=", quoted(value),
+                                                 " is not possible; it must be ", wanted)};
+}
+
+template <typename T>
+bool parse_number(std::string_view text, T& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+template <typename Enum, std::size_t kSize>
+Status apply_choice(std::string_view whole, std::string_view key, std::string_view value,
+                    const std::array<std::string_view, kSize>& choices, Enum& to) {
+  const std::size_t index = index_of(choices, value);
+  if (index == kSize) return unknown(whole, core::str("value of '", key, "'"), value, choices);
+  to = static_cast<Enum>(index);
   return Status::ok();
+}
+
+std::vector<std::string_view> keys_of(const CodecSpec& spec) {
+  std::vector<std::string_view> keys;
+  if (spec.has_blocks()) keys.push_back("block");
+  if (spec.has_rounding()) keys.push_back("round");
+  if (spec.id == CodecId::DeadZone) keys.push_back("step");
+  if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "select", "values"});
+  return keys;
+}
+
+CodecSpec defaults_of(CodecId id) {
+  CodecSpec spec;
+  spec.id = id;
+  if (id == CodecId::DeadZone) spec.block = kMaxBlock;
+  if (id == CodecId::DeadZone || id == CodecId::TopK || id == CodecId::Lossless) {
+    spec.entropy = Entropy::Huffman;
+  }
+  return spec;
+}
+
+// `key` is one of keys_of(spec).
+Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
+  if (key == "round") return apply_choice(whole, key, value, kRoundings, spec.rounding);
+  if (key == "select") return apply_choice(whole, key, value, kSelects, spec.select);
+  if (key == "values") return apply_choice(whole, key, value, kValues, spec.values);
+  if (key == "step") {
+    if (parse_number(value, spec.step) && spec.step >= kMinStep && spec.step <= kMaxStep) return Status::ok();
+    return bad_value(whole, key, value, "a number from 0.05 to 8, in units of the block's rms");
+  }
+  if (key == "k") {
+    if (parse_number(value, spec.k) && spec.k >= 1 && spec.k <= kMaxK) return Status::ok();
+    return bad_value(whole, key, value, "a whole number from 1 to 2048: how many of each 4096 are kept");
+  }
+  if (parse_number(value, spec.block) && is_valid_block(spec.block)) return Status::ok();
+  return unknown(whole, "value of 'block'", value, kBlocks);
+}
+
+Status apply_stage(std::string_view whole, std::string_view stage, CodecSpec& spec) {
+  GEOCOMM_RETURN_IF_ERROR(apply_choice(whole, "stage", stage, kStages, spec.entropy));
+  if (spec.id == CodecId::None && spec.entropy != Entropy::None) {
+    return {StatusCode::InvalidArgument,
+            core::str("codec ", quoted(whole), ": 'none' takes no stage; write '",
+                      spec.entropy == Entropy::Zstd ? "lossless+zstd" : "lossless", "'")};
+  }
+  if (spec.id == CodecId::TopK && spec.entropy == Entropy::None) {
+    return {StatusCode::InvalidArgument,
+            core::str("codec ", quoted(whole), ": 'topk' packs its places; write 'topk' or 'topk+zstd'")};
+  }
+  return Status::ok();
+}
+
+// What has settings or a stage: name[:key=value,...][+stage].
+core::Result<CodecSpec> parse_codec(std::string_view text) {
+  const std::size_t plus = text.find('+');
+  const std::string_view before = text.substr(0, plus);
+  const std::size_t colon = before.find(':');
+  const std::string_view name = before.substr(0, colon);
+  const std::size_t id = index_of(kNames, name);
+  if (id == kNames.size()) {
+    for (const Preset& preset : kPresets) {
+      if (name != preset.name) continue;
+      return Status(StatusCode::InvalidArgument,
+                    core::str("codec ", quoted(text), ": the preset '", name,
+                              "' takes neither settings nor a stage; it stands for '", preset.codec, "'"));
+    }
+    std::vector<std::string_view> names(kNames.begin(), kNames.end());
+    for (const Preset& preset : kPresets) {
+      if (std::ranges::find(names, preset.name) == names.end()) names.push_back(preset.name);
+    }
+    return unknown(text, "codec", name, names);
+  }
+  CodecSpec spec = defaults_of(static_cast<CodecId>(id));
+  if (colon != std::string_view::npos) {
+    const std::vector<std::string_view> keys = keys_of(spec);
+    if (keys.empty()) {
+      return Status(StatusCode::InvalidArgument, core::str("codec ", quoted(text), ": '", name,
+                                                           "' takes no settings; write '", name, "'"));
+    }
+    std::vector<std::string_view> seen;
+    std::string_view rest = before.substr(colon + 1);
+    for (bool more = true; more;) {
+      const std::size_t comma = rest.find(',');
+      const std::string_view setting = rest.substr(0, comma);
+      more = comma != std::string_view::npos;
+      if (more) rest.remove_prefix(comma + 1);
+      const std::size_t equals = setting.find('=');
+      if (equals == std::string_view::npos) {
+        return Status(StatusCode::InvalidArgument,
+                      core::str("codec ", quoted(text), ": expected key=value, got ", quoted(setting),
+                                "; keys of '", name, "': ", join(keys)));
+      }
+      const std::string_view key = setting.substr(0, equals);
+      if (std::ranges::find(keys, key) == keys.end()) {
+        return unknown(text, core::str("key of '", name, "'"), key, keys);
+      }
+      if (std::ranges::find(seen, key) != seen.end()) {
+        return Status(StatusCode::InvalidArgument,
+                      core::str("codec ", quoted(text), ": '", key, "' is given twice"));
+      }
+      seen.push_back(key);
+      GEOCOMM_RETURN_IF_ERROR(apply_setting(text, key, setting.substr(equals + 1), spec));
+    }
+  }
+  if (plus != std::string_view::npos) {
+    GEOCOMM_RETURN_IF_ERROR(apply_stage(text, text.substr(plus + 1), spec));
+  }
+  return spec;
 }
 
 }  // namespace
@@ -95,59 +220,48 @@ core::Result<CodecSpec> CodecSpec::parse(std::string_view text) {
     return Status(StatusCode::InvalidArgument,
                   core::str("the codec's name is empty; name one of: ", join(kNames)));
   }
-  const std::size_t colon = text.find(':');
-  const std::string_view name = text.substr(0, colon);
-  const std::size_t id = index_of(kNames, name);
-  if (id == kNames.size()) return unknown(text, "codec", name, kNames);
-  CodecSpec spec;
-  spec.id = static_cast<CodecId>(id);
-  if (colon == std::string_view::npos) return spec;
-  if (!spec.has_blocks()) {
-    return Status(StatusCode::InvalidArgument,
-                  core::str("codec ", quoted(text), ": '", name, "' takes no settings; write '", name, "'"));
+  for (const Preset& preset : kPresets) {
+    if (text == preset.name) return parse_codec(preset.codec);
   }
-
-  std::string_view rest = text.substr(colon + 1);
-  std::array<bool, kKeys.size()> seen{};
-  for (bool more = true; more;) {
-    const std::size_t comma = rest.find(',');
-    const std::string_view setting = rest.substr(0, comma);
-    more = comma != std::string_view::npos;
-    if (more) rest.remove_prefix(comma + 1);
-    const std::size_t equals = setting.find('=');
-    if (equals == std::string_view::npos) {
-      return Status(StatusCode::InvalidArgument,
-                    core::str("codec ", quoted(text), ": expected key=value, got ", quoted(setting),
-                              "; keys of '", name, "': ", join(kKeys)));
-    }
-    const std::string_view key = setting.substr(0, equals);
-    const std::size_t index = index_of(kKeys, key);
-    if (index == kKeys.size()) return unknown(text, core::str("key of '", name, "'"), key, kKeys);
-    if (std::exchange(seen[index], true)) {
-      return Status(StatusCode::InvalidArgument,
-                    core::str("codec ", quoted(text), ": '", key, "' is given twice"));
-    }
-    GEOCOMM_RETURN_IF_ERROR(apply_setting(text, key, setting.substr(equals + 1), spec));
-  }
-  return spec;
+  return parse_codec(text);
 }
 
 std::string CodecSpec::to_string() const {
+  const CodecSpec defaults = defaults_of(id);
   std::string text{kNames[static_cast<std::size_t>(id)]};
-  if (!has_blocks()) return text;
   char separator = ':';
-  if (block != kDefaultBlock) {
-    text += core::str(separator, "block=", block);
+  const auto add = [&](std::string_view key, const auto& value) {
+    text += core::str(separator, key, "=", value);
     separator = ',';
+  };
+  if (has_blocks() && block != defaults.block) add("block", block);
+  if (has_rounding() && rounding != defaults.rounding) {
+    add("round", kRoundings[static_cast<std::size_t>(rounding)]);
   }
-  if (rounding != Rounding::Nearest) {
-    text += core::str(separator, "round=", kRoundings[static_cast<std::size_t>(rounding)]);
+  if (id == CodecId::DeadZone && step != defaults.step) {
+    std::array<char, 32> number{};
+    const auto end = std::to_chars(number.data(), number.data() + number.size(), step).ptr;
+    add("step", std::string_view(number.data(), static_cast<std::size_t>(end - number.data())));
   }
+  if (id == CodecId::TopK) {
+    if (k != defaults.k) add("k", k);
+    if (select != defaults.select) add("select", kSelects[static_cast<std::size_t>(select)]);
+    if (values != defaults.values) add("values", kValues[static_cast<std::size_t>(values)]);
+  }
+  if (entropy != defaults.entropy) text += core::str('+', kStages[static_cast<std::size_t>(entropy)]);
   return text;
+}
+
+bool same_frames(const CodecSpec& a, const CodecSpec& b) {
+  return a.id == b.id && a.entropy == b.entropy && (!a.has_blocks() || a.block == b.block);
 }
 
 std::vector<std::string> codec_names() {
   return {kNames.begin(), kNames.end()};
+}
+
+std::vector<Preset> presets() {
+  return {kPresets.begin(), kPresets.end()};
 }
 
 }  // namespace geocomm::codec

@@ -1,5 +1,5 @@
-// CodecSpec: which codec, with which settings. Its string form is what users write: "int8",
-// "int4:block=128,round=nearest".
+// CodecSpec: which codec, with which settings, and which entropy stage. Its string form is what users write:
+// "int8", "int4:block=128,round=nearest+huffman", "balanced".
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,19 @@ namespace geocomm::codec {
 
 // The values stand on the wire (docs/wire-format.md): never renumber.
 enum class CodecId : std::uint8_t {
-  None = 0,  // the elements as they are
-  Fp16 = 1,  // cast to IEEE half, round to nearest even
-  Bf16 = 2,  // cast to bfloat16, round to nearest even
-  Int8 = 3,  // per block: bf16 scale = absmax / 127, q in [-127, 127]
-  Int4 = 4,  // per block: bf16 scale = absmax / 7, q in [-7, 7], two per byte
+  None = 0,      // the elements as they are
+  Fp16 = 1,      // cast to IEEE half, round to nearest even
+  Bf16 = 2,      // cast to bfloat16, round to nearest even
+  Int8 = 3,      // per block: bf16 scale = absmax / 127, q in [-127, 127]
+  Int4 = 4,      // per block: bf16 scale = absmax / 7, q in [-7, 7], two per byte
+  Bit2 = 5,      // per block: bf16 scale = rms, the four Lloyd-Max levels of a Gaussian, four per byte
+  Ternary = 6,   // per block: bf16 scale = rms, the three Lloyd-Max levels of a Gaussian, five per byte
+  Bit1 = 7,      // per block: bf16 scale = mean magnitude, the sign, eight per byte
+  DeadZone = 8,  // per block: bf16 step = f * rms, a wide zero bin; a bitmap and the values that are not zero
+  TopK = 9,      // the largest elements: their places, and their values in a codec of their own
+  Lossless = 10  // byte planes of the element's bits
 };
+inline constexpr std::uint8_t kCodecCount = 11;
 
 // Elements per scale: a power of two in this range.
 inline constexpr std::uint32_t kMinBlock = 64;
@@ -28,25 +35,64 @@ bool is_valid_block(std::uint32_t block);
 
 enum class Rounding : std::uint8_t { Nearest = 0, Stochastic = 1 };
 
-// Grammar: name[:key=value,...]. Keys: `block` (power of two, 64-4096, default 256; int8 and int4), `round`
-// (nearest | stochastic; int8 and int4; default nearest). A name that is not a codec, a key that the codec
-// does not take, or a bad value is InvalidArgument with the nearest right spelling and the list of the right
-// ones.
+// What packs the symbols that the lossy stage leaves. On the wire.
+enum class Entropy : std::uint8_t { None = 0, Huffman = 1, Zstd = 2 };
+
+// How TopK chooses. Chunk: the k largest of every 4096 elements. Global: all above one threshold, which is
+// carried from call to call so that k of 4096 pass on average.
+enum class Select : std::uint8_t { Chunk = 0, Global = 1 };
+// How TopK carries what it chose. On the wire.
+enum class Values : std::uint8_t { Fp32 = 0, Bf16 = 1, Int8 = 2, Bit2 = 3 };
+inline constexpr std::uint32_t kTopKChunk = 4096;
+
+// Grammar: name[:key=value,...][+stage].
+//   name   a codec: none, fp16, bf16, int8, int4, bit2, ternary, bit1, deadzone, topk, lossless; or a preset,
+//          which takes neither settings nor a stage (presets())
+//   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone 4096.
+//          int8, int4, bit2, ternary, bit1, deadzone
+//   round  nearest (default) | stochastic. int8, int4
+//   step   step of deadzone in units of the block's rms, 0.05 to 8; default 0.7
+//   k      elements kept of each 4096, 1 to 2048; default 64. topk
+//   select chunk (default) | global. topk
+//   values fp32 | bf16 | int8 (default) | bit2. topk
+//   stage  none | huffman | zstd. Default huffman for deadzone, topk and lossless, none for the others. The
+//          codec none takes no stage: lossless is what it would be. topk has no stage none.
+// What is not known, a key that the codec does not take, or a bad value is InvalidArgument with the nearest
+// right spelling and the list of the right ones.
 struct CodecSpec {
   CodecId id = CodecId::None;
   Rounding rounding = Rounding::Nearest;
-  std::uint32_t block = kDefaultBlock;  // elements per scale; ignored by None, Fp16, Bf16
+  Entropy entropy = Entropy::None;
+  std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
+  float step = 0.7f;                    // DeadZone; not in frames
+  std::uint32_t k = 64;                 // TopK; not in frames
+  Select select = Select::Chunk;        // TopK; not in frames
+  Values values = Values::Int8;         // TopK; not in frames
 
   static core::Result<CodecSpec> parse(std::string_view text);
   // Canonical: parse(to_string()) gives the same spec; defaults are left out.
   std::string to_string() const;
-  bool is_exact() const { return id == CodecId::None; }
+  // Nothing is lost.
+  bool is_exact() const { return id == CodecId::None || id == CodecId::Lossless; }
   // Whether the codec works on blocks that have a scale.
-  bool has_blocks() const { return id == CodecId::Int8 || id == CodecId::Int4; }
+  bool has_blocks() const { return id >= CodecId::Int8 && id <= CodecId::DeadZone; }
+  bool has_rounding() const { return id == CodecId::Int8 || id == CodecId::Int4; }
+  // Drops so much that only error feedback keeps what it drops.
+  bool needs_feedback() const { return id == CodecId::TopK; }
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 
-// Names that parse() takes, in order of CodecId.
+// Whether two specs, as far as a frame's header tells them, are the same: id, block and stage.
+bool same_frames(const CodecSpec& a, const CodecSpec& b);
+
+// Names of codecs, in order of CodecId.
 std::vector<std::string> codec_names();
+
+// What users choose from who do not want to learn the table: a name, and the codec that it stands for.
+struct Preset {
+  std::string_view name;
+  std::string_view codec;
+};
+std::vector<Preset> presets();
 
 }  // namespace geocomm::codec

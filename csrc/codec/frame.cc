@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "codec/block_layout.h"
+#include "codec/payload_codec.h"
 #include "core/crc32c.h"
 #include "core/str.h"
 
@@ -26,46 +26,47 @@ std::uint32_t crc_of(const FrameHeader& header) {
   return core::crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, header_crc)));
 }
 
+// Byte 7: rounding in bit 0, the entropy stage in bits 1 and 2.
+constexpr std::uint8_t kRoundingMask = 1;
+constexpr int kEntropyShift = 1;
+
+// What the header says of the codec; settings that frames do not hold are the defaults.
+CodecSpec spec_of(const FrameHeader& header) {
+  CodecSpec spec;
+  spec.id = static_cast<CodecId>(header.codec);
+  spec.rounding = static_cast<Rounding>(header.flags & kRoundingMask);
+  spec.entropy = static_cast<Entropy>(header.flags >> kEntropyShift);
+  if (spec.has_blocks()) spec.block = header.block;
+  return spec;
+}
+
 Status check_fields(const FrameHeader& header) {
-  if (header.codec > static_cast<std::uint8_t>(CodecId::Int4)) {
+  if (header.codec >= kCodecCount) {
     return corrupt("unknown codec ", int{header.codec}, "; both ends must run the same geocomm");
   }
   if (!core::is_valid_dtype(header.dtype)) return corrupt("unknown dtype ", int{header.dtype});
-  if (header.rounding > static_cast<std::uint8_t>(Rounding::Stochastic)) {
-    return corrupt("unknown rounding ", int{header.rounding});
+  if (header.flags >> kEntropyShift > static_cast<int>(Entropy::Zstd)) {
+    return corrupt("unknown flags ", int{header.flags});
   }
-  const CodecSpec spec{.id = static_cast<CodecId>(header.codec)};
+  const CodecSpec spec = spec_of(header);
+  if (spec.rounding != Rounding::Nearest && !spec.has_rounding()) {
+    return corrupt("codec ", spec.to_string(), " has no rounding");
+  }
+  if ((spec.id == CodecId::None && spec.entropy != Entropy::None) ||
+      (spec.id == CodecId::TopK && spec.entropy == Entropy::None)) {
+    return corrupt("codec ", int{header.codec}, " with flags ", int{header.flags});
+  }
   if (spec.has_blocks() ? !is_valid_block(header.block) : header.block != 0) {
     return corrupt("block of ", header.block, " elements for codec ", spec.to_string());
   }
   const auto dtype = static_cast<core::DType>(header.dtype);
-  if (!spec.is_exact() && !core::is_compressible(dtype)) {
+  if (spec.id != CodecId::None && !core::is_compressible(dtype)) {
     return corrupt("codec ", spec.to_string(), " does not carry ", core::to_string(dtype));
   }
   if (header.elements > kMaxFrameElements) {
     return corrupt(header.elements, " elements; at most ", kMaxFrameElements, " are allowed");
   }
   return Status::ok();
-}
-
-// Precondition: check_fields() accepted the header.
-bool is_possible_size(const FrameHeader& header) {
-  const auto dtype = static_cast<core::DType>(header.dtype);
-  const auto id = static_cast<CodecId>(header.codec);
-  switch (id) {
-    case CodecId::None:
-      return header.payload_bytes == header.elements * core::size_of(dtype);
-    case CodecId::Fp16:
-    case CodecId::Bf16:
-      return header.payload_bytes == header.elements * sizeof(std::uint16_t);
-    case CodecId::Int8:
-    case CodecId::Int4: {
-      const BlockLayout layout(id, header.block, dtype, header.elements);
-      return header.payload_bytes >= layout.min_bytes() && header.payload_bytes <= layout.max_bytes() &&
-             (header.payload_bytes - layout.min_bytes()) % core::size_of(dtype) == 0;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -88,7 +89,9 @@ core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
     return corrupt("header crc 0x", std::hex, header.header_crc, ", expected 0x", expected);
   }
   GEOCOMM_RETURN_IF_ERROR(check_fields(header));
-  if (!is_possible_size(header)) {
+  const CodecSpec spec = spec_of(header);
+  const auto dtype = static_cast<core::DType>(header.dtype);
+  if (!payload_codec(spec.id).is_possible_size(spec, dtype, header.elements, header.payload_bytes)) {
     return corrupt("payload of ", header.payload_bytes, " bytes does not fit ", header.elements, " elements");
   }
   const auto rest = bytes.subspan(sizeof(FrameHeader));
@@ -96,10 +99,8 @@ core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
     return corrupt("truncated: payload of ", header.payload_bytes, " bytes, got ", rest.size());
   }
   FrameView frame;
-  frame.spec.id = static_cast<CodecId>(header.codec);
-  frame.spec.rounding = static_cast<Rounding>(header.rounding);
-  if (frame.spec.has_blocks()) frame.spec.block = header.block;
-  frame.dtype = static_cast<core::DType>(header.dtype);
+  frame.spec = spec;
+  frame.dtype = dtype;
   frame.elements = header.elements;
   frame.payload = rest.first(static_cast<std::size_t>(header.payload_bytes));
   return frame;
@@ -124,7 +125,8 @@ void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t 
   header.version = kFrameVersion;
   header.codec = static_cast<std::uint8_t>(spec.id);
   header.dtype = static_cast<std::uint8_t>(dtype);
-  header.rounding = static_cast<std::uint8_t>(spec.has_blocks() ? spec.rounding : Rounding::Nearest);
+  header.flags = static_cast<std::uint8_t>(static_cast<int>(spec.entropy) << kEntropyShift);
+  if (spec.has_rounding()) header.flags |= static_cast<std::uint8_t>(spec.rounding);
   header.block = spec.has_blocks() ? spec.block : 0;
   header.elements = elements;
   header.payload_bytes = payload_bytes;

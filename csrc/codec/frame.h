@@ -19,10 +19,10 @@ inline constexpr std::uint32_t kMaxFrameElements = std::uint32_t{1} << 26;
 struct FrameHeader {
   std::uint32_t magic;
   std::uint8_t version;
-  std::uint8_t codec;     // CodecId
-  std::uint8_t dtype;     // core::DType of the source
-  std::uint8_t rounding;  // Rounding, for information
-  std::uint32_t block;    // elements per block, 0 where the codec has none
+  std::uint8_t codec;   // CodecId
+  std::uint8_t dtype;   // core::DType of the source
+  std::uint8_t flags;   // bit 0: Rounding, for information; bits 1, 2: Entropy
+  std::uint32_t block;  // elements per block, 0 where the codec has none
   std::uint32_t elements;
   std::uint64_t payload_bytes;
   std::uint32_t payload_crc;  // CRC-32C of the payload
@@ -32,7 +32,7 @@ static_assert(sizeof(FrameHeader) == 32);
 
 // A parsed, checked frame: `payload` lies inside the bytes that were parsed; sizes fit each other.
 struct FrameView {
-  CodecSpec spec;
+  CodecSpec spec;  // settings that frames do not hold (step, k, select, values) are the defaults
   core::DType dtype = core::DType::Float32;
   std::uint32_t elements = 0;
   std::span<const std::byte> payload;

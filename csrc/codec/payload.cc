@@ -108,9 +108,10 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
     return Status(StatusCode::InvalidArgument, core::str("compress: ", src.size(), " bytes are not whole ",
                                                          core::to_string(dtype), " elements"));
   }
-  if (!options.residual.empty() && options.residual.size() != elements) {
-    return Status(StatusCode::InvalidArgument, core::str("compress: residual of ", options.residual.size(),
-                                                         " floats for ", elements, " elements"));
+  if (options.feedback.is_on() && options.feedback.elements != elements) {
+    return Status(StatusCode::InvalidArgument,
+                  core::str("compress: a residual of ", options.feedback.elements, " elements for ", elements,
+                            " of input"));
   }
   if (const std::size_t bound = payload_bound(spec, dtype, elements); dst.size() < bound) {
     return Status(StatusCode::DstTooSmall, core::str("compress: the payload may take ", bound,
@@ -127,7 +128,7 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
     part.first_element += first;
-    if (!options.residual.empty()) part.residual = options.residual.subspan(first, count);
+    part.feedback = options.feedback.part(first, count);
     const std::size_t room = std::min(stride, dst.size() - index * stride);
     sizes[index] =
         compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),

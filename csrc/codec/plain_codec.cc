@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "codec/payload_codec.h"
+
 namespace geocomm::codec {
 namespace {
 
@@ -47,5 +49,30 @@ void decode_plain(core::DType dtype, const std::byte* payload, std::size_t count
     with_sink(sink, [&]<Sink kSink>() { decode_loop<kType, kSink>(payload, count, dst); });
   });
 }
+
+namespace {
+
+std::size_t bound_of(const CodecSpec&, core::DType dtype, std::size_t elements) {
+  return elements * core::size_of(dtype);
+}
+
+std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
+  encode_plain(input.dtype, input.src, input.elements,
+               reinterpret_cast<float*>(input.options.feedback.residual), dst);
+  return bound_of(input.spec, input.dtype, input.elements);
+}
+
+bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
+  return bytes == bound_of(spec, dtype, elements);
+}
+
+core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
+  decode_plain(frame.dtype, frame.payload.data(), frame.elements, sink, dst);
+  return core::Status::ok();
+}
+
+}  // namespace
+
+const PayloadCodec kPlainCodec{bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

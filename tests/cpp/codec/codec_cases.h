@@ -38,6 +38,10 @@ inline constexpr std::string_view kAllSpecs[] = {"none",           "fp16",
                                                  "int4",           "int4:block=64,round=stochastic",
                                                  "int4:block=4096"};
 
+inline ErrorFeedback feedback(std::vector<float>& residual) {
+  return {reinterpret_cast<std::byte*>(residual.data()), DType::Float32, residual.size()};
+}
+
 inline CodecSpec spec_of(std::string_view text) {
   auto spec = CodecSpec::parse(text);
   EXPECT_TRUE(spec.is_ok()) << spec.status().to_string();

@@ -17,7 +17,7 @@ TEST_P(Feedback, test_new_residual_is_what_the_frame_lost) {
       const auto values = to_floats(src, dtype);
       const auto old = gaussian(length, 0.01f, 5);
       auto residual = old;
-      const Bytes frame = compressed(spec_, dtype, src, {.residual = residual, .seed = 3});
+      const Bytes frame = compressed(spec_, dtype, src, {.feedback = feedback(residual), .seed = 3});
       const auto decoded = accumulated(frame, length);
       for (std::size_t i = 0; i < length; ++i) {
         const float sum = values[i] + old[i];
@@ -30,7 +30,7 @@ TEST_P(Feedback, test_new_residual_is_what_the_frame_lost) {
 TEST_P(Feedback, test_residual_of_zeros_gives_the_bytes_of_none) {
   const Bytes src = to_bytes(gaussian(1000));
   std::vector<float> residual(1000, 0.0f);
-  EXPECT_EQ(compressed(spec_, DType::Float32, src, {.residual = residual, .seed = 9}),
+  EXPECT_EQ(compressed(spec_, DType::Float32, src, {.feedback = feedback(residual), .seed = 9}),
             compressed(spec_, DType::Float32, src, {.seed = 9}));
 }
 
@@ -43,8 +43,9 @@ TEST_P(Feedback, test_rounds_of_the_same_input_lose_nothing_in_sum) {
   std::vector<float> residual(kLength, 0.0f);
   std::vector<double> arrived(kLength, 0.0);
   for (int round = 0; round < kRounds; ++round) {
-    const Bytes frame = compressed(spec_, DType::Float32, src,
-                                   {.residual = residual, .seed = static_cast<std::uint64_t>(round)});
+    const Bytes frame =
+        compressed(spec_, DType::Float32, src,
+                   {.feedback = feedback(residual), .seed = static_cast<std::uint64_t>(round)});
     const auto decoded = accumulated(frame, kLength);
     for (std::size_t i = 0; i < kLength; ++i) arrived[i] += decoded[i];
   }
@@ -62,7 +63,7 @@ TEST_P(Feedback, test_nan_and_inf_leave_a_residual_of_zero_and_no_trace) {
   auto residual = gaussian(600, 0.01f, 2);
   residual[300] = kNan;  // a caller's broken residual heals
   const auto old = residual;
-  const Bytes frame = compressed(spec_, DType::Float32, to_bytes(values), {.residual = residual});
+  const Bytes frame = compressed(spec_, DType::Float32, to_bytes(values), {.feedback = feedback(residual)});
   const auto decoded = accumulated(frame, 600);
   EXPECT_TRUE(std::isnan(decoded[10]));
   EXPECT_EQ(decoded[11], kInf);
@@ -84,7 +85,7 @@ TEST_P(Feedback, test_raw_16_bit_values_keep_what_rounding_lost) {
     std::vector<float> old(100, 1e-4f);
     old[1] = values[1] / 256;
     auto residual = old;
-    const Bytes frame = compressed(spec_, dtype, to_bytes(values, dtype), {.residual = residual});
+    const Bytes frame = compressed(spec_, dtype, to_bytes(values, dtype), {.feedback = feedback(residual)});
     const auto decoded = accumulated(frame, 100);
     EXPECT_EQ(decoded[0], kInf);
     EXPECT_EQ(residual[0], 0.0f);

@@ -64,11 +64,13 @@ TEST_P(Payload, test_any_number_of_threads_gives_the_same_bytes_and_residual) {
   values[kPerFrame + 5] = kNan;
   const Bytes src = to_bytes(values);
   std::vector<float> expected_residual(values.size(), 0.01f);
-  const Bytes expected = payload_of(spec_, DType::Float32, src, {.residual = expected_residual, .seed = 8});
+  const Bytes expected =
+      payload_of(spec_, DType::Float32, src, {.feedback = feedback(expected_residual), .seed = 8});
   for (const std::size_t threads : {1u, 2u, 5u}) {
     core::ThreadPool pool(threads, "codec");
     std::vector<float> residual(values.size(), 0.01f);
-    EXPECT_EQ(payload_of(spec_, DType::Float32, src, {.residual = residual, .seed = 8}, &pool), expected);
+    EXPECT_EQ(payload_of(spec_, DType::Float32, src, {.feedback = feedback(residual), .seed = 8}, &pool),
+              expected);
     EXPECT_TRUE(same_bits(residual, expected_residual));
   }
 }
@@ -100,7 +102,7 @@ TEST(PayloadErrors, test_compress_into_less_than_the_bound_leaves_the_residual) 
   const Bytes src = to_bytes(gaussian(1000));
   std::vector<float> residual(1000, 0.5f);
   Bytes dst(payload_bound(spec_of("int8"), DType::Float32, 1000) - 1);
-  const CompressOptions options{.residual = residual};
+  const CompressOptions options{.feedback = feedback(residual)};
   EXPECT_EQ(compress_payload(spec_of("int8"), DType::Float32, src, dst, options).status().code(),
             StatusCode::DstTooSmall);
   EXPECT_TRUE(same_bits(residual, std::vector<float>(1000, 0.5f)));
@@ -113,8 +115,9 @@ TEST(PayloadErrors, test_compress_of_bad_arguments_is_refused) {
   const CodecSpec int8 = spec_of("int8");
   EXPECT_EQ(compress_payload(int8, DType::Float32, std::span(src).first(63), dst).status().code(),
             StatusCode::InvalidArgument);
-  EXPECT_EQ(compress_payload(int8, DType::Float32, src, dst, {.residual = residual}).status().code(),
-            StatusCode::InvalidArgument);
+  EXPECT_EQ(
+      compress_payload(int8, DType::Float32, src, dst, {.feedback = feedback(residual)}).status().code(),
+      StatusCode::InvalidArgument);
   EXPECT_EQ(compress_payload(int8, DType::Int32, src, dst).status().code(), StatusCode::Unsupported);
 }
 

@@ -1,0 +1,73 @@
+#include "core/cpu.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "core/str.h"
+
+namespace geocomm::core {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"scalar", "avx2", "avx512"};
+
+// The compiler's run-time reads CPUID once and asks the operating system whether it saves the wide registers.
+CpuLevel detect() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") &&
+                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("popcnt") &&
+                    __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
+  if (!avx2) return CpuLevel::Scalar;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+                      __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("avx512vpopcntdq") &&
+                      __builtin_cpu_supports("vpclmulqdq");
+  return avx512 ? CpuLevel::Avx512 : CpuLevel::Avx2;
+#else
+  return CpuLevel::Scalar;
+#endif
+}
+
+std::atomic<CpuLevel>& level_in_use() {
+  static std::atomic<CpuLevel> level{detected_cpu_level()};
+  return level;
+}
+
+}  // namespace
+
+CpuLevel detected_cpu_level() {
+  static const CpuLevel level = detect();
+  return level;
+}
+
+CpuLevel cpu_level() {
+  return level_in_use().load(std::memory_order_relaxed);
+}
+
+Status force_cpu_level(CpuLevel level) {
+  if (level > detected_cpu_level()) {
+    return {StatusCode::InvalidArgument,
+            str("CPU level ", to_string(level), " was asked for, but this machine has ",
+                to_string(detected_cpu_level()), " only; leave GEOCOMM_CPU unset for the best there is")};
+  }
+  level_in_use().store(level, std::memory_order_relaxed);
+  return Status::ok();
+}
+
+std::string_view to_string(CpuLevel level) {
+  return kNames[static_cast<std::size_t>(level)];
+}
+
+Result<CpuLevel> parse_cpu_level(std::string_view text) {
+  const auto found = std::ranges::find(kNames, text);
+  if (found == kNames.end()) {
+    return Status(StatusCode::InvalidArgument,
+                  str("'", text, "' is not a CPU level; use scalar, avx2 or avx512"));
+  }
+  return static_cast<CpuLevel>(found - kNames.begin());
+}
+
+}  // namespace geocomm::core
