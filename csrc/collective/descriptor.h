@@ -21,8 +21,8 @@ struct Descriptor {
   std::uint64_t amount = 0;
 };
 
-// Equal descriptors give equal bits; different ones differ but for amounts that agree in their low 41 bits
-// and are both beyond 2^41, and for codec settings that the codec ignores. docs/wire-format.md has the table.
+// Equal descriptors give equal bits; different ones differ but for amounts that agree in their low 40 bits
+// and are both beyond 2^40, and for codec settings that frames do not hold. docs/wire-format.md has the table.
 std::uint64_t pack_descriptor(const Descriptor& descriptor);
 
 // "all_reduce(sum, float32, 1048576 elements, int8)", "broadcast(float32, 4096 bytes to this peer)". Takes

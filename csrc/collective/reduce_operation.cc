@@ -23,7 +23,8 @@ namespace {
 codec::CodecSpec codec_for(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
   const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
   const bool large = context.elements * core::size_of(context.dtype) >= config.min_compress_bytes;
-  return sums && large && core::is_compressible(context.dtype) ? config.codec : codec::CodecSpec{};
+  const bool fits = core::is_compressible(context.dtype) && (sums || config.codec.is_exact());
+  return large && fits ? config.codec : codec::CodecSpec{};
 }
 
 std::vector<PlannedLane> shapes_of(std::span<const LaneData> lanes) {
@@ -181,10 +182,12 @@ Status ReduceOperation::finish(std::size_t c) {
   return status;
 }
 
-// The peers' elements are read where they came in, this rank's own where they are.
+// The peers' elements are read where they came in (Lossless: where they are unpacked to), this rank's own
+// where they are.
 Status ReduceOperation::reduce_exactly(const PlannedChunk& chunk, ChunkState& state) {
   const std::span<std::byte> data = data_of(chunk);
   std::vector<const std::byte*> sources;
+  std::vector<Buffer> unpacked;
   for (std::size_t site = 0; site < state.frames.size(); ++site) {
     if (static_cast<int>(site) == own_site()) {
       sources.push_back(data.data());
@@ -192,10 +195,17 @@ Status ReduceOperation::reduce_exactly(const PlannedChunk& chunk, ChunkState& st
     }
     GEOCOMM_ASSIGN_OR_RETURN(const codec::FrameView view,
                              check_frame(state.frames[site], context().dtype, chunk, static_cast<int>(site)));
-    if (Status sound = codec::verify_payload(state.frames[site].span(), view); !sound.is_ok()) {
-      return std::move(sound).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+    Status sound;
+    if (view.spec.id == codec::CodecId::None) {
+      sound = codec::verify_payload(state.frames[site].span(), view);
+      sources.push_back(view.payload.data());
+    } else {
+      Buffer& elements = unpacked.emplace_back(buffers().acquire(data.size()));
+      elements.resize(data.size());
+      sound = codec::decompress(state.frames[site].span(), elements.span());
+      sources.push_back(elements.data());
     }
-    sources.push_back(view.payload.data());
+    if (!sound.is_ok()) return std::move(sound).with_peer(site_peer_name(chunk, static_cast<int>(site)));
   }
   Buffer scratch;
   std::span<std::byte> sums = data;
@@ -294,8 +304,7 @@ Result<codec::FrameView> ReduceOperation::check_frame(const Buffer& frame, DType
   if (!view.is_ok()) return Status(view.status()).with_peer(site_peer_name(chunk, site));
   // Codecs may resort to None, but not to each other.
   const bool codec_fits =
-      view->spec.is_exact() ||
-      (view->spec.id == codec_.id && (!codec_.has_blocks() || view->spec.block == codec_.block));
+      view->spec.id == codec::CodecId::None || codec::same_frames(view->spec, codec_);
   if (!codec_fits || view->dtype != dtype || view->elements != chunk.range.size() ||
       codec::frame_bytes(*view) != frame.size()) {
     return Status(StatusCode::CorruptData,

@@ -40,8 +40,10 @@ TEST(Descriptor, any_field_that_differs_changes_the_bits) {
   with([](Descriptor& d) { d.codec.block = 64; });
   with([](Descriptor& d) { d.codec.block = 4096; });
   with([](Descriptor& d) { d.codec.rounding = codec::Rounding::Stochastic; });
+  with([](Descriptor& d) { d.codec.entropy = codec::Entropy::Huffman; });
+  with([](Descriptor& d) { d.codec.entropy = codec::Entropy::Zstd; });
   with([](Descriptor& d) { d.amount += 1; });
-  with([](Descriptor& d) { d.amount += std::uint64_t{1} << 41; });
+  with([](Descriptor& d) { d.amount += std::uint64_t{1} << 40; });
   std::set<std::uint64_t> bits;
   for (const Descriptor& d : all) bits.insert(pack_descriptor(d));
   EXPECT_EQ(bits.size(), all.size());
