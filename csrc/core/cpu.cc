@@ -4,6 +4,10 @@
 #include <array>
 #include <atomic>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "core/str.h"
 
 namespace geocomm::core {
@@ -11,14 +15,23 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kNames = {"scalar", "avx2", "avx512"};
 
+#if defined(__x86_64__)
+// By hand: older compilers do not know these two names.
+bool has_f16c_and_lzcnt() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_F16C) == 0) return false;
+  return __get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_LZCNT) != 0;
+}
+#endif
+
 // The compiler's run-time reads CPUID once and asks the operating system whether it saves the wide registers.
 CpuLevel detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") &&
-                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("popcnt") &&
-                    __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") &&
+                    __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2") &&
+                    has_f16c_and_lzcnt();
   if (!avx2) return CpuLevel::Scalar;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
