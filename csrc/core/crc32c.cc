@@ -4,6 +4,10 @@
 #include <bit>
 #include <cstring>
 
+#include "core/cpu.h"
+#include "core/crc32c_kernels.h"
+#include "core/crc32c_polynomial.h"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #endif
@@ -13,7 +17,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "words are read as little-endian");
 
-constexpr std::uint32_t kPolynomial = 0x82F63B78;  // reflected
 using Table = std::array<std::uint32_t, 256>;
 
 // tables[k][b]: the state after byte b followed by k zero bytes.
@@ -21,7 +24,7 @@ constexpr std::array<Table, 8> make_slices() {
   std::array<Table, 8> tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     std::uint32_t state = byte;
-    for (int bit = 0; bit < 8; ++bit) state = (state >> 1) ^ ((state & 1) ? kPolynomial : 0);
+    for (int bit = 0; bit < 8; ++bit) state = crc32c_times_x(state);
     tables[0][byte] = state;
   }
   for (std::size_t k = 1; k < 8; ++k) {
@@ -104,18 +107,52 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state
 }
 #endif
 
+// x to the power of 8 * 2^k: a state times that is the state 2^k zero bytes later.
+constexpr std::array<std::uint32_t, 64> make_byte_powers() {
+  std::array<std::uint32_t, 64> powers{};
+  powers[0] = crc32c_x_power(8);
+  for (std::size_t k = 1; k < 64; ++k) powers[k] = crc32c_multiply(powers[k - 1], powers[k - 1]);
+  return powers;
+}
+constexpr std::array<std::uint32_t, 64> kBytePowers = make_byte_powers();
+
+Crc32cUpdate best_update() {
+  static const bool kHasCrc = crc32c_sse42() != nullptr;
+  if (!kHasCrc) return update_portable;
+  switch (cpu_level()) {
+    case CpuLevel::Avx512:
+      return crc32c_avx512();
+    case CpuLevel::Avx2:
+      return crc32c_avx2();
+    case CpuLevel::Scalar:
+      break;
+  }
+  return crc32c_sse42();
+}
+
 }  // namespace
 
-std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous) {
+Crc32cUpdate crc32c_sse42() {
 #if defined(__x86_64__)
-  static const bool kHasCrc = __builtin_cpu_supports("sse4.2");
-  if (kHasCrc) return ~update_sse42(~previous, data.data(), data.size());
+  return __builtin_cpu_supports("sse4.2") ? update_sse42 : nullptr;
+#else
+  return nullptr;
 #endif
-  return crc32c_portable(data, previous);
+}
+
+std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous) {
+  return ~best_update()(~previous, data.data(), data.size());
 }
 
 std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous) {
   return ~update_portable(~previous, data.data(), data.size());
+}
+
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
+  for (std::size_t k = 0; second_bytes != 0; ++k, second_bytes >>= 1) {
+    if ((second_bytes & 1) != 0) first = crc32c_multiply(kBytePowers[k], first);
+  }
+  return first ^ second;
 }
 
 }  // namespace geocomm::core

@@ -8,9 +8,13 @@
 
 namespace geocomm::core {
 
-// Continues from `previous` (0 to begin). Uses the CPU's crc32 instruction where there is one.
+// Continues from `previous` (0 to begin). As fast as cpu_level() allows, and with the CPU's crc32 instruction
+// at every level, where there is one.
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous = 0);
 // The same without that instruction: the reference.
 std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous = 0);
+
+// The CRC of two pieces one after the other, from the CRC of each.
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes);
 
 }  // namespace geocomm::core

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/cpu.h"
 #include "core/crc32c.h"
 
 namespace geocomm::core {
@@ -21,8 +22,21 @@ std::vector<std::byte> pattern(std::size_t size) {
   return data;
 }
 
+// Calls `check` at each level this machine has, then goes back to the level in use.
+template <typename Check>
+void at_every_level(Check check) {
+  const CpuLevel before = cpu_level();
+  for (const CpuLevel level : {CpuLevel::Scalar, CpuLevel::Avx2, CpuLevel::Avx512}) {
+    if (level > detected_cpu_level()) break;
+    ASSERT_TRUE(force_cpu_level(level).is_ok());
+    SCOPED_TRACE(to_string(level));
+    check();
+  }
+  ASSERT_TRUE(force_cpu_level(before).is_ok());
+}
+
 void expect_both(std::span<const std::byte> data, std::uint32_t expected) {
-  EXPECT_EQ(crc32c(data), expected);
+  at_every_level([&] { EXPECT_EQ(crc32c(data), expected); });
   EXPECT_EQ(crc32c_portable(data), expected);
 }
 
@@ -46,20 +60,62 @@ TEST(Crc32c, test_crc32c_no_bytes_keeps_previous) {
 }
 
 TEST(Crc32c, test_crc32c_any_length_and_alignment_equals_portable) {
-  const auto data = pattern(20000);
-  for (const std::size_t size : {0, 1, 7, 8, 9, 63, 1024, 3071, 3072, 3073, 6143, 6144, 9999, 19990}) {
-    for (std::size_t offset = 0; offset < 9; ++offset) {
+  const auto data = pattern(2100);
+  for (const std::size_t offset : {0, 1, 3, 8, 17, 63}) {
+    const auto from = std::span(data).subspan(offset);
+    std::vector<std::uint32_t> expected(2001);
+    for (std::size_t size = 0; size < 2000; ++size) {
+      expected[size + 1] = crc32c_portable(from.subspan(size, 1), expected[size]);
+    }
+    at_every_level([&] {
+      for (std::size_t size = 0; size <= 2000; ++size) {
+        ASSERT_EQ(crc32c(from.first(size)), expected[size]) << size << " bytes at " << offset;
+      }
+    });
+  }
+}
+
+// Around the units of the fast paths.
+TEST(Crc32c, test_crc32c_long_data_equals_portable) {
+  const auto data = pattern(70000);
+  for (const std::size_t size :
+       {3071, 3072, 3073, 4096, 6143, 9999, 13311, 13312, 13313, 16384, 40001, 69990}) {
+    for (const std::size_t offset : {0, 1, 7}) {
       const auto part = std::span(data).subspan(offset, size);
-      EXPECT_EQ(crc32c(part), crc32c_portable(part)) << size << " bytes at " << offset;
+      const std::uint32_t expected = crc32c_portable(part);
+      at_every_level([&] { EXPECT_EQ(crc32c(part), expected) << size << " bytes at " << offset; });
     }
   }
 }
 
 TEST(Crc32c, test_crc32c_continued_equals_whole) {
+  const auto data = pattern(30000);
+  const std::uint32_t whole = crc32c_portable(data);
+  at_every_level([&] {
+    for (const std::size_t cut : {0, 1, 8, 256, 3072, 5000, 14000, 29999, 30000}) {
+      EXPECT_EQ(crc32c(std::span(data).subspan(cut), crc32c(std::span(data).first(cut))), whole);
+    }
+  });
+}
+
+TEST(Crc32c, test_crc32c_combine_equals_whole) {
   const auto data = pattern(10000);
   const std::uint32_t whole = crc32c(data);
-  for (const std::size_t cut : {0, 1, 8, 3072, 5000, 9999, 10000}) {
-    EXPECT_EQ(crc32c(std::span(data).subspan(cut), crc32c(std::span(data).first(cut))), whole);
+  for (const std::size_t cut : {0, 1, 2, 8, 255, 256, 4097, 9999, 10000}) {
+    const std::uint32_t first = crc32c(std::span(data).first(cut));
+    const std::uint32_t second = crc32c(std::span(data).subspan(cut));
+    EXPECT_EQ(crc32c_combine(first, second, data.size() - cut), whole) << "cut at " << cut;
+  }
+}
+
+// Shifts by sums of lengths agree, also where no buffer is that long.
+TEST(Crc32c, test_crc32c_combine_with_long_pieces_is_associative) {
+  constexpr std::uint64_t kHuge = 0xFEDCBA9876543210;
+  for (const std::uint64_t length :
+       {std::uint64_t{1}, std::uint64_t{1} << 33, std::uint64_t{0x0123456789ABCDEF}}) {
+    const std::uint32_t one_by_one = crc32c_combine(crc32c_combine(0x12345678, 0x9ABCDEF0, kHuge), 7, length);
+    const std::uint32_t last_two = crc32c_combine(0x9ABCDEF0, 7, length);
+    EXPECT_EQ(crc32c_combine(0x12345678, last_two, kHuge + length), one_by_one);
   }
 }
 

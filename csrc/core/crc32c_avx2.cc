@@ -1,0 +1,114 @@
+#include "core/crc32c_kernels.h"
+
+#ifdef __AVX2__
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "core/crc32c_polynomial.h"
+#endif
+
+namespace geocomm::core {
+
+#ifdef __AVX2__
+namespace {
+
+// The crc32 instruction and the carry-less multiplier are different units, so both run at once, each on its
+// part of a stripe: first three lanes for crc32 (three cycles of latency), then one part for four
+// accumulators of 16 bytes that fold 64 bytes ahead. A step takes 64 bytes there and kWords words of each
+// lane.
+constexpr std::size_t kFold = 64;
+constexpr std::size_t kWords = 6;
+
+template <std::size_t Steps>
+struct Stripe {
+  static constexpr std::size_t kLane = Steps * kWords * 8;
+  static constexpr std::size_t kFolded = Steps * kFold;
+  static constexpr std::size_t kBytes = 3 * kLane + kFolded;
+};
+
+std::uint64_t load64(const std::byte* from) {
+  std::uint64_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+__m128i load128(const std::byte* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+
+template <std::uint64_t Bytes>
+__m128i fold(__m128i accumulator, __m128i next) {
+  const __m128i factors = _mm_set_epi64x(static_cast<long long>(crc32c_fold_factor_second(Bytes)),
+                                         static_cast<long long>(crc32c_fold_factor_first(Bytes)));
+  const __m128i first = _mm_clmulepi64_si128(accumulator, factors, 0x00);
+  const __m128i second = _mm_clmulepi64_si128(accumulator, factors, 0x11);
+  return _mm_xor_si128(_mm_xor_si128(first, second), next);
+}
+
+// To be reduced by _mm_crc32_u64.
+template <std::uint64_t Bytes>
+std::uint64_t shifted(std::uint64_t state) {
+  const __m128i factor = _mm_cvtsi64_si128(static_cast<long long>(crc32c_shift_factor(Bytes)));
+  const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<long long>(state)), factor, 0);
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(product));
+}
+
+template <std::size_t Steps>
+std::uint64_t update_stripe(std::uint64_t state, const std::byte* data) {
+  using S = Stripe<Steps>;
+  std::uint64_t lanes[3] = {state, 0, 0};
+  const std::byte* const folded = data + 3 * S::kLane;
+  __m128i accumulators[4];
+  for (std::size_t j = 0; j < 4; ++j) accumulators[j] = load128(folded + 16 * j);
+  for (std::size_t step = 0; step < Steps; ++step) {
+    if (step > 0) {
+      for (std::size_t j = 0; j < 4; ++j) {
+        accumulators[j] = fold<kFold>(accumulators[j], load128(folded + step * kFold + 16 * j));
+      }
+    }
+    const std::byte* const words = data + step * kWords * 8;
+    for (std::size_t i = 0; i < kWords; ++i) {
+      for (std::size_t lane = 0; lane < 3; ++lane) {
+        lanes[lane] = _mm_crc32_u64(lanes[lane], load64(words + lane * S::kLane + 8 * i));
+      }
+    }
+  }
+  __m128i sum = fold<16>(accumulators[0], accumulators[1]);
+  sum = fold<16>(sum, accumulators[2]);
+  sum = fold<16>(sum, accumulators[3]);
+  const std::uint64_t ahead = shifted<2 * S::kLane + S::kFolded>(lanes[0]) ^
+                              shifted<S::kLane + S::kFolded>(lanes[1]) ^ shifted<S::kFolded>(lanes[2]);
+  const std::uint64_t half = _mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_cvtsi128_si64(sum)));
+  const std::uint64_t last = _mm_crc32_u64(half, static_cast<std::uint64_t>(_mm_extract_epi64(sum, 1)));
+  return _mm_crc32_u64(0, ahead) ^ last;
+}
+
+template <std::size_t Steps>
+void update_stripes(std::uint64_t& state, const std::byte*& data, std::size_t& size) {
+  constexpr std::size_t kBytes = Stripe<Steps>::kBytes;
+  for (; size >= kBytes; data += kBytes, size -= kBytes) state = update_stripe<Steps>(state, data);
+}
+
+std::uint32_t update_avx2(std::uint32_t initial, const std::byte* data, std::size_t size) {
+  std::uint64_t state = initial;
+  update_stripes<64>(state, data, size);
+  update_stripes<8>(state, data, size);
+  return crc32c_sse42()(static_cast<std::uint32_t>(state), data, size);
+}
+
+}  // namespace
+
+Crc32cUpdate crc32c_avx2() {
+  return update_avx2;
+}
+
+#else
+
+Crc32cUpdate crc32c_avx2() {
+  return nullptr;
+}
+
+#endif
+
+}  // namespace geocomm::core
