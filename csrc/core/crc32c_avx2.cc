@@ -39,8 +39,9 @@ __m128i load128(const std::byte* from) {
 
 template <std::uint64_t Bytes>
 __m128i fold(__m128i accumulator, __m128i next) {
-  const __m128i factors = _mm_set_epi64x(static_cast<long long>(crc32c_fold_factor_second(Bytes)),
-                                         static_cast<long long>(crc32c_fold_factor_first(Bytes)));
+  constexpr auto kFirst = static_cast<long long>(crc32c_fold_factor_first(Bytes));
+  constexpr auto kSecond = static_cast<long long>(crc32c_fold_factor_second(Bytes));
+  const __m128i factors = _mm_set_epi64x(kSecond, kFirst);
   const __m128i first = _mm_clmulepi64_si128(accumulator, factors, 0x00);
   const __m128i second = _mm_clmulepi64_si128(accumulator, factors, 0x11);
   return _mm_xor_si128(_mm_xor_si128(first, second), next);
@@ -49,7 +50,8 @@ __m128i fold(__m128i accumulator, __m128i next) {
 // To be reduced by _mm_crc32_u64.
 template <std::uint64_t Bytes>
 std::uint64_t shifted(std::uint64_t state) {
-  const __m128i factor = _mm_cvtsi64_si128(static_cast<long long>(crc32c_shift_factor(Bytes)));
+  constexpr auto kFactor = static_cast<long long>(crc32c_shift_factor(Bytes));
+  const __m128i factor = _mm_cvtsi64_si128(kFactor);
   const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<long long>(state)), factor, 0);
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(product));
 }

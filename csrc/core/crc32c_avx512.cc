@@ -27,8 +27,9 @@ __m512i fold(__m512i accumulator, __m512i factors, __m512i next) {
 
 template <std::uint64_t Bytes>
 __m128i factors_for() {
-  return _mm_set_epi64x(static_cast<long long>(crc32c_fold_factor_second(Bytes)),
-                        static_cast<long long>(crc32c_fold_factor_first(Bytes)));
+  constexpr auto kFirst = static_cast<long long>(crc32c_fold_factor_first(Bytes));
+  constexpr auto kSecond = static_cast<long long>(crc32c_fold_factor_second(Bytes));
+  return _mm_set_epi64x(kSecond, kFirst);
 }
 
 template <std::uint64_t Bytes>

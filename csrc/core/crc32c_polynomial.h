@@ -25,7 +25,7 @@ constexpr std::uint32_t crc32c_multiply(std::uint32_t a, std::uint32_t b) {
 }
 
 // x^n
-consteval std::uint32_t crc32c_x_power(std::uint64_t n) {
+constexpr std::uint32_t crc32c_x_power(std::uint64_t n) {
   std::uint32_t power = std::uint32_t{1} << 31;
   for (std::uint32_t square = power >> 1; n != 0; n >>= 1, square = crc32c_multiply(square, square)) {
     if ((n & 1) != 0) power = crc32c_multiply(power, square);
@@ -38,16 +38,16 @@ consteval std::uint32_t crc32c_x_power(std::uint64_t n) {
 
 // The factor for _mm_crc32_u64(0, clmul(state, factor)), which moves a state over `bytes` zero bytes: the
 // instruction multiplies by x^32.
-consteval std::uint64_t crc32c_shift_factor(std::uint64_t bytes) {
+constexpr std::uint64_t crc32c_shift_factor(std::uint64_t bytes) {
   return crc32c_x_power(8 * bytes - 33);
 }
 
 // The factors for the first and the second 8 bytes of a 16-byte accumulator that moves on by `bytes` (16 or
 // more).
-consteval std::uint64_t crc32c_fold_factor_first(std::uint64_t bytes) {
+constexpr std::uint64_t crc32c_fold_factor_first(std::uint64_t bytes) {
   return std::uint64_t{crc32c_x_power(8 * bytes + 63)} << 32;
 }
-consteval std::uint64_t crc32c_fold_factor_second(std::uint64_t bytes) {
+constexpr std::uint64_t crc32c_fold_factor_second(std::uint64_t bytes) {
   return std::uint64_t{crc32c_x_power(8 * bytes - 1)} << 32;
 }
 
