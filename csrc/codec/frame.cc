@@ -135,4 +135,19 @@ void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t 
   std::memcpy(to, &header, sizeof(header));
 }
 
+core::Result<std::size_t> seal_frame(std::span<std::byte> bytes) {
+  FrameHeader header;
+  if (bytes.size() < sizeof(header)) return corrupt("no room for a header");
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.payload_bytes > bytes.size() - sizeof(header)) {
+    return corrupt("payload of ", header.payload_bytes, " bytes in ", bytes.size());
+  }
+  const auto payload = bytes.subspan(sizeof(header), static_cast<std::size_t>(header.payload_bytes));
+  header.payload_crc = core::crc32c(payload);
+  header.header_crc = crc_of(header);
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  GEOCOMM_ASSIGN_OR_RETURN(const FrameView frame, parse_frame(bytes));
+  return frame_bytes(frame);
+}
+
 }  // namespace geocomm::codec

@@ -49,6 +49,9 @@ core::Status check_payload_crc(std::span<const std::byte> bytes, std::uint32_t a
 // Writes the header of a frame whose payload, already written, has these bytes and this crc.
 void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t elements,
                         std::uint64_t payload_bytes, std::uint32_t payload_crc, std::byte* to);
+// For a frame written by an accelerator, which leaves both crcs to the host: sets them, and returns the size
+// of the frame. `bytes` begins with the frame and may be longer. CorruptData: that is no frame.
+core::Result<std::size_t> seal_frame(std::span<std::byte> bytes);
 inline std::size_t frame_bytes(const FrameView& frame) {
   return sizeof(FrameHeader) + frame.payload.size();
 }

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "codec/plane.h"
+#include "collective/frame_operation.h"
 #include "collective/move_operation.h"
 #include "collective/operation.h"
 #include "collective/reduce_operation.h"
@@ -28,7 +30,7 @@ Status invalid(std::string message) {
   return {StatusCode::InvalidArgument, std::move(message)};
 }
 
-Status check_lane(const Topology& topology, const LaneData& lane, core::DType dtype) {
+Status check_lane(const Topology& topology, const LaneData& lane) {
   const auto sites = static_cast<std::size_t>(topology.site_count());
   if (lane.lane.rank_of_site.size() != sites || lane.receives.size() != sites) {
     return invalid(str("a lane names ", lane.lane.rank_of_site.size(), " ranks and ", lane.receives.size(),
@@ -44,9 +46,13 @@ Status check_lane(const Topology& topology, const LaneData& lane, core::DType dt
   if (lane.lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) {
     return invalid(str("rank ", topology.rank(), " was given a lane in which it takes no part"));
   }
+  if (lane.lane.range.end < lane.lane.range.begin) return invalid("a lane ends before it begins");
+  return Status::ok();
+}
+
+Status check_data(const LaneData& lane, core::DType dtype) {
   const std::size_t element_bytes = core::size_of(dtype);
-  if (lane.lane.range.end < lane.lane.range.begin ||
-      lane.data.size() != lane.lane.range.size() * element_bytes) {
+  if (lane.data.size() != lane.lane.range.size() * element_bytes) {
     return invalid(str("a lane of ", lane.lane.range.size(), " elements of ", core::to_string(dtype),
                        " was given ", lane.data.size(), " bytes of data"));
   }
@@ -70,10 +76,26 @@ class ExchangeImpl final : public Exchange {
   Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) override {
     Status status = check_reduction(context.dtype, op);
     for (const LaneData& lane : lanes) {
-      if (status.is_ok()) status = check_lane(topology(), lane, context.dtype);
+      if (status.is_ok()) status = check_lane(topology(), lane);
+      if (status.is_ok()) status = check_data(lane, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
     return run(context, std::make_shared<ReduceOperation>(shared_, context, op, lanes));
+  }
+
+  core::Result<FramePlan> plan_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
+                                      core::BufferPool& memory) override {
+    Status status = check_reduction(context.dtype, op);
+    for (const LaneData& lane : lanes) {
+      if (status.is_ok()) status = check_lane(topology(), lane);
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    return collective::plan_frames(shared_->config, context, op, lanes, memory);
+  }
+
+  Status exchange_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
+                         FramePlan& plan, FrameMaker& maker) override {
+    return run(context, std::make_shared<FrameOperation>(shared_, context, op, lanes, plan, maker));
   }
 
   Status move(const OpContext& context, std::span<const SendPiece> sends,
@@ -147,6 +169,16 @@ Result<std::unique_ptr<Exchange>> Exchange::create(ExchangeConfig config) {
   }
   if (config.codec.has_blocks() && !codec::is_valid_block(config.codec.block)) {
     return invalid(str("codec block of ", config.codec.block, " elements"));
+  }
+  if (config.codec.needs_feedback()) {
+    return Status(StatusCode::Unsupported,
+                  str("codec ", config.codec.to_string(),
+                      " drops so much that it needs a residual, and "
+                      "collectives have none; use geocomm.compress(tensor, codec, residual=...)"));
+  }
+  if (!codec::has_stage(config.codec.entropy)) {
+    return Status(StatusCode::Unsupported, str("codec ", config.codec.to_string(),
+                                               " needs an entropy stage that this build of geocomm lacks"));
   }
   return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config)));
 }

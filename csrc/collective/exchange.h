@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "codec/codec.h"
 #include "codec/codec_spec.h"
 #include "collective/layout.h"
 #include "collective/op_kind.h"
@@ -59,6 +60,46 @@ struct ReceivePiece {
   std::span<std::byte> data;
 };
 
+// A reduction whose frames someone else makes and uses up: an accelerator, on which the data is, and which
+// reaches the memory of the frames. The steps of one chunk, in this order:
+//   1. `contributes`: its elements are encoded to `contribution` (options: contribution_options)
+//   2. the exchange sends that, and fills `frames`
+//   3. `reduces`: the sum in order of the sites of the decoded frames, of this rank's own elements as they
+//      are where its own entry of `frames` is empty; divided by `divisor`
+//   4. `owns`: that sum, Float32, is encoded to `result` (options: result_options); the exchange sends it
+//   5. `receives`: the decoded `result` where there is one, else the sum of step 3, is the chunk's result,
+//      rounded to the dtype
+// Frames are written without crcs (codec::seal_frame()). A frame of codec None may come in place of any.
+struct FrameChunk {
+  std::size_t lane = 0;  // index in the list of lanes
+  Interval range;        // elements, from the start of the lane
+  bool contributes = false;
+  bool reduces = false;
+  bool owns = false;
+  bool receives = false;
+  codec::CompressOptions contribution_options;
+  codec::CompressOptions result_options;
+  core::Buffer contribution;         // room for compress_bound(codec, dtype)
+  std::vector<core::Buffer> frames;  // by site, where `reduces`; sizes are set when they come
+  core::Buffer result;               // room for compress_bound(codec, Float32), where it is made or comes
+};
+struct FramePlan {
+  codec::CodecSpec codec;
+  int divisor = 1;
+  bool has_results = false;  // some chunk has an owner
+  std::vector<FrameChunk> chunks;
+};
+// What the exchange tells whoever makes the frames.
+class FrameMaker {
+ public:
+  virtual ~FrameMaker() = default;
+  // `frames` of all chunks are there: step 3 may begin. Once, on any thread; must not block.
+  virtual void contributions_arrived() = 0;
+  // Blocks until the results that this rank owns are made. At most once, on the thread that called
+  // exchange_frames(), after contributions_arrived().
+  virtual core::Status wait_for_results(core::Deadline deadline) = 0;
+};
+
 // Counters since the start of the process group. Bytes are payloads of WAN messages: raw = the elements they
 // stand for.
 struct ExchangeStats {
@@ -97,6 +138,16 @@ class Exchange {
   // broadcast-all (N-1)S bytes out, one latency; owner-reduces 2S(N-1)/N bytes out, two latencies, one
   // requantization.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
+
+  // The same for data on an accelerator. plan_frames() takes lanes without data and acquires the frames'
+  // memory from `memory`; Unsupported: the operation is exact (Exchange::reduce() on host memory carries it
+  // out). exchange_frames() takes step 1 as done, and returns when `frames` and the results of others have
+  // come; they were checked against crc and header, but may still not decode. Ranks that call reduce() and
+  // ranks that call exchange_frames() work together.
+  virtual core::Result<FramePlan> plan_frames(const OpContext& context, ReduceOp op,
+                                              std::span<const LaneData> lanes, core::BufferPool& memory) = 0;
+  virtual core::Status exchange_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
+                                       FramePlan& plan, FrameMaker& maker) = 0;
 
   // Sends and receives bytes, exactly, all at once. The pieces between two ranks are matched in order, and
   // the sizes must agree. Pieces of this rank itself are not allowed.

@@ -113,9 +113,19 @@ Status Operation::run() {
   std::unique_lock lock(mutex_);
   started_ = true;
   feed_locked();
-  const bool in_time =
-      wake_.wait_until(lock, context_.deadline.when(), [&] { return !error_.is_ok() || pending_ == 0; });
-  if (!in_time) fail_locked(timeout_status_locked());
+  const auto is_over = [&] { return !error_.is_ok() || pending_ == 0; };
+  while (!is_over()) {
+    const bool in_time = wake_.wait_until(lock, context_.deadline.when(),
+                                          [&] { return is_over() || waiting_thread_task_ != nullptr; });
+    if (!in_time) {
+      fail_locked(timeout_status_locked());
+    } else if (const auto task = std::exchange(waiting_thread_task_, nullptr); task && !is_over()) {
+      lock.unlock();
+      Status status = task();
+      lock.lock();
+      if (!status.is_ok()) fail_locked(std::move(status));
+    }
+  }
   ended_ = true;
   // Tasks only compute: they end without help from any peer.
   wake_.wait(lock, [&] { return tasks_ == 0; });
@@ -192,7 +202,8 @@ void Operation::cancel_all() {
 }
 
 bool Operation::may_produce_locked() const {
-  return started_ && !ended_ && error_.is_ok() && next_producer_ < producers_ &&
+  return started_ && !ended_ && error_.is_ok() &&
+         next_producer_ < std::min(producers_, released_producers_) &&
          producing_ <= config().pool->thread_count() &&
          (queued_bytes_ < kOwnQueueBytes || shared_->queued_bytes < kSharedQueueBytes);
 }
@@ -248,6 +259,16 @@ void Operation::submit_finish_locked(std::function<Status()> task) {
 
 void Operation::finished_locked() {
   if (--pending_ == 0) wake_.notify_all();
+}
+
+void Operation::call_waiting_thread_locked(std::function<Status()> task) {
+  waiting_thread_task_ = std::move(task);
+  wake_.notify_all();
+}
+
+void Operation::release_producers_locked() {
+  released_producers_ = producers_;
+  feed_locked();
 }
 
 void Operation::end_task_locked() {

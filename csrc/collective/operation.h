@@ -93,6 +93,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void submit_finish_locked(std::function<core::Status()> task);
   // One of the `finishes` is done. `mutex_` must be held.
   void finished_locked();
+  // Runs `task`, which may block until context().deadline, on the thread that waits in run(); its error ends
+  // the operation. One at a time. `mutex_` must be held.
+  void call_waiting_thread_locked(std::function<core::Status()> task);
+  // Producers from `first` on wait until they are released. For constructors; `mutex_` must be held else.
+  void hold_producers_locked(std::size_t first) { released_producers_ = first; }
+  void release_producers_locked();
   // Sends one chunk; `mutex_` must not be held.
   core::Status send(std::size_t peer, std::uint32_t chunk, const core::Buffer& payload,
                     std::uint64_t raw_bytes);
@@ -132,7 +138,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool ended_ = false;  // run() has its result: no new tasks, no more changes of error_
   bool started_ = false;
   std::size_t pending_ = 0;  // producers and finishes that are not done
+  std::function<core::Status()> waiting_thread_task_;
   std::size_t next_producer_ = 0;
+  std::size_t released_producers_ = ~std::size_t{0};
   std::size_t producing_ = 0;
   std::size_t tasks_ = 0;  // submitted and not ended
   std::size_t queued_bytes_ = 0;

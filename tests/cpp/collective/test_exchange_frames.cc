@@ -1,0 +1,206 @@
+// Exchange::exchange_frames(), with a thread in the part of the accelerator: whatever ranks use it and
+// whatever ranks reduce host memory, all end with the same bits.
+#include <condition_variable>
+#include <mutex>
+
+#include "codec/codec.h"
+#include "collective/reduction.h"
+#include "exchange_fixture.h"
+
+namespace geocomm::collective::testing {
+namespace {
+
+using codec::Accumulate;
+
+// Does what FrameChunk says, by the host's codecs.
+class Accelerator final : public FrameMaker {
+ public:
+  Accelerator(FramePlan& plan, std::vector<LaneData>& lanes, DType dtype)
+      : plan_(plan), lanes_(lanes), dtype_(dtype) {
+    for (FrameChunk& chunk : plan_.chunks) {
+      Bytes& own = own_frames_.emplace_back();
+      if (!chunk.contributes) continue;
+      encode(data_of(chunk), dtype_, chunk.contribution_options, chunk.contribution);
+      // The exchange sets the crcs of the original while this thread may read.
+      const auto room = chunk.contribution.room();
+      own.assign(room.begin(), room.end());
+    }
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Accelerator() override {
+    {
+      std::lock_guard lock(mutex_);
+      abandoned_ = true;
+      changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void contributions_arrived() override {
+    std::lock_guard lock(mutex_);
+    arrived_ = true;
+    changed_.notify_all();
+  }
+
+  Status wait_for_results(Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(arrived_);
+    if (changed_.wait_until(lock, deadline.when(), [&] { return made_; })) return Status::ok();
+    return {StatusCode::Timeout, "the accelerator is late"};
+  }
+
+  // Step 5.
+  void finish() {
+    thread_.join();
+    for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+      FrameChunk& chunk = plan_.chunks[c];
+      if (!chunk.receives) continue;
+      if (chunk.result.data() != nullptr) {
+        sums_[c].resize(chunk.range.size());
+        const Status decoded =
+            codec::decompress_accumulate(chunk.result.room(), sums_[c], Accumulate::Assign);
+        EXPECT_TRUE(decoded.is_ok()) << decoded.to_string();
+      }
+      store_sums(dtype_, sums_[c], data_of(chunk).data());
+    }
+  }
+
+ private:
+  void run() {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return arrived_ || abandoned_; });
+      if (!arrived_) return;
+    }
+    sums_.resize(plan_.chunks.size());
+    for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+      FrameChunk& chunk = plan_.chunks[c];
+      if (!chunk.reduces) continue;
+      sums_[c].resize(chunk.range.size());
+      for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
+        const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
+        const core::Buffer& frame = chunk.frames[site];
+        if (frame.data() == nullptr) {
+          accumulate_elements(dtype_, data_of(chunk).data(), sums_[c], mode);
+        } else {
+          const bool own = frame.data() == chunk.contribution.data();
+          const Status decoded = codec::decompress_accumulate(
+              own ? std::span<const std::byte>(own_frames_[c]) : frame.room(), sums_[c], mode);
+          EXPECT_TRUE(decoded.is_ok()) << decoded.to_string();
+        }
+      }
+      divide(sums_[c], plan_.divisor);
+      if (chunk.owns) {
+        encode(std::as_writable_bytes(std::span(sums_[c])), DType::Float32, chunk.result_options,
+               chunk.result);
+      }
+    }
+    std::lock_guard lock(mutex_);
+    made_ = true;
+    changed_.notify_all();
+  }
+
+  void encode(std::span<const std::byte> elements, DType dtype, const codec::CompressOptions& options,
+              core::Buffer& frame) {
+    const auto bytes = codec::compress(plan_.codec, dtype, elements, frame.room(), options);
+    EXPECT_TRUE(bytes.is_ok()) << bytes.status().to_string();
+  }
+
+  std::span<std::byte> data_of(const FrameChunk& chunk) {
+    const std::size_t size = core::size_of(dtype_);
+    return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+  }
+
+  FramePlan& plan_;
+  std::vector<LaneData>& lanes_;
+  const DType dtype_;
+  std::vector<Bytes> own_frames_;
+  std::vector<std::vector<float>> sums_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  bool arrived_ = false;
+  bool made_ = false;
+  bool abandoned_ = false;  // the exchange failed
+  std::thread thread_;
+};
+
+Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp op,
+                        std::vector<LaneData>& lanes) {
+  core::BufferPool memory;
+  auto plan = exchange.plan_frames(context, op, lanes, memory);
+  if (!plan.is_ok()) return plan.status();
+  Accelerator accelerator(*plan, lanes, context.dtype);
+  GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, lanes, *plan, accelerator));
+  accelerator.finish();
+  return Status::ok();
+}
+
+ExchangeGroup::Tune with_codec(const char* text, std::size_t broadcast_all_below_bytes) {
+  return [=](int, ExchangeConfig& config) {
+    config.codec = codec::CodecSpec::parse(text).value();
+    config.min_compress_bytes = 0;
+    config.broadcast_all_below_bytes = broadcast_all_below_bytes;
+    config.chunk_bytes = 4096;
+  };
+}
+
+class ExchangeFrames : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_it) {
+  for (const std::vector<int>& sizes : std::vector<std::vector<int>>{{1, 1}, {1, 2, 1}, {1, 1, 1, 1}}) {
+    for (const char* text : {"int8", "int4:round=stochastic", "bf16", "balanced", "int8+huffman"}) {
+      ExchangeGroup group(sizes, with_codec(text, GetParam()));
+      std::uint64_t seq = 0;
+      for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+        for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
+          std::vector<Bytes> expected;
+          // Nobody, every second rank, all: seeds depend on the operation's number, so only codecs that round
+          // to nearest compare across runs.
+          for (const int which : {0, 1, 2}) {
+            SiteVectors data(group.topology(0), dtype, 9001, 7);
+            const std::uint64_t number = ++seq;
+            expect_all_ok(group.run([&](int rank) {
+              auto lanes = data.lanes(rank);
+              const auto context = context_of(OpKind::AllReduce, number, dtype, data.elements());
+              const bool by_frames = which == 2 || (which == 1 && rank % 2 == 1);
+              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, lanes)
+                               : group.exchange(rank).reduce(context, op, lanes);
+            }));
+            for (const Bytes& output : data.outputs()) ASSERT_TRUE(output == data.outputs()[0]) << text;
+            if (std::string_view(text).find("stochastic") == std::string_view::npos) {
+              expected.push_back(data.outputs()[0]);
+            }
+          }
+          for (const Bytes& output : expected) ASSERT_TRUE(output == expected[0]) << text;
+        }
+      }
+    }
+  }
+}
+
+// Below: always broadcast-all; above: with three sites and more, chunks have owners.
+INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames, ::testing::Values(std::size_t{1} << 60, 0));
+
+TEST(ExchangeFramesErrors, exact_reductions_are_refused_and_a_lost_peer_ends_it) {
+  ExchangeGroup group({1, 1}, with_codec("int8", 0));
+  core::BufferPool memory;
+  SiteVectors data(group.topology(0), DType::Float32, 5000, 1);
+  auto lanes = data.lanes(0);
+  const auto minimum = context_of(OpKind::AllReduce, 1, DType::Float32, 5000);
+  EXPECT_EQ(group.exchange(0).plan_frames(minimum, ReduceOp::Min, lanes, memory).status().code(),
+            StatusCode::Unsupported);
+
+  expect_all_ok(group.run([&](int rank) {
+    auto mine = data.lanes(rank);
+    const auto context = context_of(OpKind::AllReduce, 2, DType::Float32, 5000);
+    return reduce_by_frames(group.exchange(rank), context, ReduceOp::Sum, mine);
+  }));
+  const auto late = context_of(OpKind::AllReduce, 3, DType::Float32, 5000, Deadline::after(200ms));
+  EXPECT_EQ(reduce_by_frames(group.exchange(0), late, ReduceOp::Sum, lanes).code(), StatusCode::Timeout);
+  group.at(1).endpoint->abort(Status(StatusCode::Aborted, "gone"));
+  const auto lost = context_of(OpKind::AllReduce, 4, DType::Float32, 5000);
+  EXPECT_EQ(reduce_by_frames(group.exchange(0), lost, ReduceOp::Sum, lanes).code(), StatusCode::PeerLost);
+}
+
+}  // namespace
+}  // namespace geocomm::collective::testing
