@@ -12,12 +12,17 @@ constexpr std::align_val_t kAlignment{64};
 constexpr std::size_t kMinCapacity = 4096;
 }  // namespace
 
+MemorySource heap_memory() {
+  return {[](std::size_t bytes) { return static_cast<std::byte*>(::operator new(bytes, kAlignment)); },
+          [](std::byte* memory, std::size_t) { ::operator delete(memory, kAlignment); }};
+}
+
 // Free blocks by power of two. Outlives the pool while buffers are out.
 struct BufferPool::Shelf {
-  explicit Shelf(std::size_t max_cached) : max_cached_bytes(max_cached) {}
+  Shelf(std::size_t max_cached, MemorySource memory) : max_cached_bytes(max_cached), source(memory) {}
   ~Shelf() {
-    for (auto& blocks : free_blocks) {
-      for (std::byte* block : blocks) ::operator delete(block, kAlignment);
+    for (std::size_t bits = 0; bits < free_blocks.size(); ++bits) {
+      for (std::byte* block : free_blocks[bits]) source.free(block, std::size_t{1} << bits);
     }
   }
 
@@ -33,7 +38,7 @@ struct BufferPool::Shelf {
         return block;
       }
     }
-    return static_cast<std::byte*>(::operator new(capacity, kAlignment));
+    return source.allocate(capacity);
   }
 
   void give_back(std::byte* block, std::size_t capacity) {
@@ -46,17 +51,19 @@ struct BufferPool::Shelf {
         return;
       }
     }
-    ::operator delete(block, kAlignment);
+    source.free(block, capacity);
   }
 
   const std::size_t max_cached_bytes;
+  const MemorySource source;
   mutable std::mutex mutex;  // guards all below
   std::array<std::vector<std::byte*>, 64> free_blocks;
   std::size_t cached_bytes = 0;
   std::size_t outstanding_bytes = 0;
 };
 
-BufferPool::BufferPool(std::size_t max_cached_bytes) : shelf_(std::make_shared<Shelf>(max_cached_bytes)) {}
+BufferPool::BufferPool(std::size_t max_cached_bytes, MemorySource source)
+    : shelf_(std::make_shared<Shelf>(max_cached_bytes, source)) {}
 
 Buffer BufferPool::acquire(std::size_t capacity) {
   const std::size_t rounded = std::bit_ceil(std::max(capacity, kMinCapacity));

@@ -36,10 +36,19 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
+// Where a pool's memory comes from. Both are thread-safe; `allocate` aborts the process rather than fail.
+struct MemorySource {
+  std::byte* (*allocate)(std::size_t bytes) = nullptr;  // aligned to 64
+  void (*free)(std::byte* memory, std::size_t bytes) = nullptr;
+};
+// Of the heap.
+MemorySource heap_memory();
+
 // Thread-safe. Buffers may outlive the pool. At most `max_cached_bytes` lie idle; more are freed at once.
 class BufferPool {
  public:
-  explicit BufferPool(std::size_t max_cached_bytes = std::size_t{256} << 20);
+  explicit BufferPool(std::size_t max_cached_bytes = std::size_t{256} << 20,
+                      MemorySource source = heap_memory());
 
   // A buffer with room for `capacity` bytes and size 0; its content is unspecified. Sizes are rounded up to a
   // power of two (at least 4 KiB). Aborts the process if memory is exhausted, as operator new would; callers

@@ -58,6 +58,27 @@ TEST(BufferPool, test_buffer_outlives_its_pool) {
   EXPECT_EQ(buffer.data()[99], std::byte{1});
 }
 
+std::size_t g_allocated = 0;
+
+TEST(BufferPool, test_memory_comes_from_the_source_and_goes_back_with_the_pool_or_the_last_buffer) {
+  const MemorySource counting{[](std::size_t bytes) {
+                                g_allocated += bytes;
+                                return heap_memory().allocate(bytes);
+                              },
+                              [](std::byte* memory, std::size_t bytes) {
+                                g_allocated -= bytes;
+                                heap_memory().free(memory, bytes);
+                              }};
+  auto pool = std::make_unique<BufferPool>(std::size_t{8192}, counting);
+  Buffer kept = pool->acquire(5000);
+  pool->acquire(4096);
+  EXPECT_EQ(g_allocated, 8192u + 4096u);  // the second one is cached
+  pool.reset();
+  EXPECT_EQ(g_allocated, 8192u + 4096u);  // a buffer is out
+  kept = {};
+  EXPECT_EQ(g_allocated, 0u);
+}
+
 TEST(BufferPool, test_acquire_from_many_threads_never_shares_a_block) {
   BufferPool pool(1 << 16);
   std::vector<std::thread> threads;
