@@ -1,4 +1,4 @@
-// Where things lie in the payload of an Int8 or Int4 frame: the scales of all blocks, the codes of all
+// Where things lie in the payload of a block codec: the scales of all blocks, the plane of the codes of all
 // blocks, then the elements of the raw blocks. docs/wire-format.md has the table.
 #pragma once
 
@@ -13,11 +13,26 @@ namespace geocomm::codec {
 // The bf16 pattern of +Inf in place of a scale: the block is raw, its codes are zero and mean nothing.
 inline constexpr std::uint16_t kRawScale = 0x7F80;
 
+constexpr std::size_t codes_per_byte(CodecId id) {
+  switch (id) {
+    case CodecId::Int4:
+      return 2;
+    case CodecId::Bit2:
+      return 4;
+    case CodecId::Ternary:
+      return 5;
+    case CodecId::Bit1:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
 class BlockLayout {
  public:
-  // `block` is valid (is_valid_block).
+  // `id` is one of Int8 to Bit1, `block` is valid (is_valid_block).
   BlockLayout(CodecId id, std::uint32_t block, core::DType dtype, std::size_t elements)
-      : int4_(id == CodecId::Int4),
+      : codes_per_byte_(codes_per_byte(id)),
         block_(block),
         element_bytes_(core::size_of(dtype)),
         elements_(elements) {}
@@ -29,21 +44,24 @@ class BlockLayout {
     const std::size_t left = elements_ - first_element(index);
     return left < block_ ? left : block_;
   }
-  std::size_t code_bytes(std::size_t length) const { return int4_ ? (length + 1) / 2 : length; }
   std::size_t raw_bytes(std::size_t length) const { return length * element_bytes_; }
 
-  // Offsets in the payload.
-  std::size_t scale_offset(std::size_t index) const { return index * sizeof(std::uint16_t); }
-  std::size_t code_offset(std::size_t index) const {
-    return scale_offset(blocks()) + code_bytes(first_element(index));  // block is even
+  // Bytes of codes: of a block of that length, of all before block `index`, of the whole plane.
+  std::size_t code_bytes(std::size_t length) const {
+    return (length + codes_per_byte_ - 1) / codes_per_byte_;
   }
-  std::size_t raw_offset() const { return scale_offset(blocks()) + code_bytes(elements_); }
-  // Payload sizes with no raw block and with raw blocks only.
-  std::size_t min_bytes() const { return raw_offset(); }
-  std::size_t max_bytes() const { return raw_offset() + raw_bytes(elements_); }
+  std::size_t code_offset(std::size_t index) const { return index * code_bytes(block_); }
+  std::size_t plane_bytes() const {
+    const std::size_t whole = elements_ / block_;
+    return code_offset(whole) + code_bytes(elements_ - first_element(whole));
+  }
+
+  // The scales are the payload's beginning.
+  std::size_t scale_offset(std::size_t index) const { return index * sizeof(std::uint16_t); }
+  std::size_t scale_bytes() const { return scale_offset(blocks()); }
 
  private:
-  bool int4_;
+  std::size_t codes_per_byte_;
   std::size_t block_;
   std::size_t element_bytes_;
   std::size_t elements_;

@@ -1,107 +1,124 @@
-#include <bit>
+// Fp16, Bf16: elements rounded to 16-bit words. With a stage the words go as two planes, of which the high
+// bytes are coded.
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 
+#include "codec/kernels/cast_kernels.h"
 #include "codec/payload_codec.h"
+#include "codec/plane.h"
+#include "codec/thread_scratch.h"
+#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
-template <core::DType kType, bool kFeedback>
-float load_value(const std::byte* src, const float* residual, std::size_t index) {
-  if constexpr (kFeedback) return load_element<kType>(src, index) + residual[index];
-  return load_element<kType>(src, index);
-}
+constexpr std::size_t kWordBytes = sizeof(std::uint16_t);
+// Words between the cast and the split, which stay in the first-level cache.
+constexpr std::size_t kPiece = 4096;
+using Piece = std::array<std::byte, kPiece * kWordBytes>;
 
 // The dtype whose casts are the codec's.
 constexpr core::DType format_of(CodecId id) {
   return id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16;
 }
 
-// Magnitudes from `first_too_large` up to Inf are finite and would become Inf. Signed compares: SSE2 has no
-// others.
-template <core::DType kType, bool kFeedback>
-bool all_fit(std::int32_t first_too_large, const std::byte* src, std::size_t count, const float* residual) {
-  std::int32_t bad = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = load_value<kType, kFeedback>(src, residual, i);
-    const std::int32_t magnitude = std::bit_cast<std::int32_t>(value) & 0x7FFFFFFF;
-    bad |= static_cast<std::int32_t>(magnitude >= first_too_large) &
-           static_cast<std::int32_t>(magnitude < static_cast<std::int32_t>(core::kFloatInfBits));
-  }
-  return bad == 0;
-}
-
-template <core::DType kFormat, core::DType kType, bool kFeedback>
-void encode_loop(const std::byte* __restrict src, std::size_t count, float* __restrict residual,
-                 std::byte* __restrict dst) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = load_value<kType, kFeedback>(src, residual, i);
-    const std::uint16_t bits = narrow<kFormat>(value);
-    std::memcpy(dst + 2 * i, &bits, 2);
-    if constexpr (kFeedback) residual[i] = residual_of(value, widen<kFormat>(bits));
-  }
-}
-
-template <core::DType kFormat, Sink kSink>
-void decode_loop(const std::byte* __restrict payload, std::size_t count, std::byte* __restrict dst) {
-  for (std::size_t i = 0; i < count; ++i) put<kSink>(dst, i, load_element<kFormat>(payload, i));
-}
-
-template <typename Run>
-void with_format(CodecId id, Run&& run) {
-  if (id == CodecId::Fp16) {
-    run.template operator()<format_of(CodecId::Fp16)>();
-  } else {
-    run.template operator()<format_of(CodecId::Bf16)>();
-  }
-}
-
-bool cast_fits(CodecId id, core::DType dtype, const std::byte* src, std::size_t count,
-               const float* residual) {
-  const std::int32_t first_too_large = id == CodecId::Fp16 ? 0x477FF000 : 0x7F7F8000;
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return residual != nullptr ? all_fit<kType, true>(first_too_large, src, count, residual)
-                               : all_fit<kType, false>(first_too_large, src, count, residual);
+bool all_fit(const FrameInput& input) {
+  const ErrorFeedback& feedback = input.options.feedback;
+  const auto residual = static_cast<std::size_t>(residual_kind(feedback));
+  bool fits = true;
+  cast_in_steps(input.elements, [&](const CastKernels& kernels, std::size_t first, std::size_t count) {
+    const std::byte* src = input.src + first * core::size_of(input.dtype);
+    fits &= kernels.all_fit[compressible_index(input.dtype)][residual](
+        src, feedback.part(first, count).residual, feedback.decay, count,
+        first_too_large(format_of(input.spec.id)));
   });
+  return fits;
 }
 
-void encode_cast(CodecId id, core::DType dtype, const std::byte* src, std::size_t count, float* residual,
-                 std::byte* dst) {
-  with_format(id, [&]<core::DType kFormat>() {
-    with_compressible(dtype, [&]<core::DType kType>() {
-      if (residual != nullptr) {
-        encode_loop<kFormat, kType, true>(src, count, residual, dst);
-      } else {
-        encode_loop<kFormat, kType, false>(src, count, residual, dst);
-      }
+// The elements [begin, begin + count) to words. Returns whether all fitted.
+bool encode_words(const FrameInput& input, std::size_t begin, std::size_t count, std::byte* words) {
+  const ErrorFeedback& feedback = input.options.feedback;
+  const std::size_t format = cast_format_index(format_of(input.spec.id));
+  const auto residual = static_cast<std::size_t>(residual_kind(feedback));
+  bool fits = true;
+  cast_in_steps(count, [&](const CastKernels& kernels, std::size_t first, std::size_t length) {
+    const std::byte* src = input.src + (begin + first) * core::size_of(input.dtype);
+    fits &= kernels.encode[format][compressible_index(input.dtype)][residual](
+        src, feedback.part(begin + first, length).residual, feedback.decay, length,
+        words + first * kWordBytes);
+  });
+  return fits;
+}
+
+// The same to two planes.
+bool encode_planes(const FrameInput& input, std::byte* high, std::byte* low) {
+  alignas(64) Piece words;
+  bool fits = true;
+  for (std::size_t begin = 0; begin < input.elements && fits; begin += kPiece) {
+    const std::size_t count = std::min(kPiece, input.elements - begin);
+    fits = encode_words(input, begin, count, words.data());
+    cast_in_steps(count, [&](const CastKernels& kernels, std::size_t first, std::size_t length) {
+      kernels.split(words.data() + first * kWordBytes, length, high + begin + first, low + begin + first);
     });
-  });
+  }
+  return fits;
 }
 
-void decode_cast(CodecId id, const std::byte* payload, std::size_t count, Sink sink, std::byte* dst) {
-  with_format(id, [&]<core::DType kFormat>() {
-    with_sink(sink, [&]<Sink kSink>() { decode_loop<kFormat, kSink>(payload, count, dst); });
-  });
+void decode_planes(const FrameView& frame, const std::byte* high, const std::byte* low, Sink sink,
+                   std::byte* dst) {
+  alignas(64) Piece words;
+  for (std::size_t begin = 0; begin < frame.elements; begin += kPiece) {
+    const std::size_t count = std::min(kPiece, frame.elements - begin);
+    cast_in_steps(count, [&](const CastKernels& kernels, std::size_t first, std::size_t length) {
+      kernels.join(high + begin + first, low + begin + first, length, words.data() + first * kWordBytes);
+    });
+    decode_words(format_of(frame.spec.id), words.data(), count, sink, dst + begin * element_bytes(sink));
+  }
 }
 
-std::size_t bound_of(const CodecSpec&, core::DType, std::size_t elements) {
-  return elements * sizeof(std::uint16_t);
+std::size_t bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
+  return elements + plane_bound(spec.entropy, elements);
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
-  auto* residual = reinterpret_cast<float*>(input.options.feedback.residual);
-  if (!cast_fits(input.spec.id, input.dtype, input.src, input.elements, residual)) return kResortToNone;
-  encode_cast(input.spec.id, input.dtype, input.src, input.elements, residual, dst);
-  return input.elements * sizeof(std::uint16_t);
+  // Without a residual it is enough to find out on the way.
+  if (input.options.feedback.is_on() && !all_fit(input)) return kResortToNone;
+  const std::size_t elements = input.elements;
+  if (input.spec.entropy == Entropy::None) {
+    return encode_words(input, 0, elements, dst) ? elements * kWordBytes : kResortToNone;
+  }
+  const auto planes = thread_scratch(ScratchUse::Codes, 2 * elements);
+  const auto high = planes.first(elements);
+  const auto low = planes.subspan(elements);
+  if (!encode_planes(input, high.data(), low.data())) return kResortToNone;
+  const std::size_t coded_bytes = encode_plane(input.spec.entropy, high, dst);
+  if (elements > 0) std::memcpy(dst + coded_bytes, low.data(), elements);
+  return coded_bytes + elements;
 }
 
-bool is_possible_size(const CodecSpec&, core::DType, std::size_t elements, std::size_t bytes) {
-  return bytes == elements * sizeof(std::uint16_t);
+bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
+  if (spec.entropy == Entropy::None) return bytes == elements * kWordBytes;
+  return bytes >= elements && bytes <= bound_of(spec, dtype, elements);
 }
 
 core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
-  decode_cast(frame.spec.id, frame.payload.data(), frame.elements, sink, dst);
+  const std::size_t elements = frame.elements;
+  if (frame.spec.entropy == Entropy::None) {
+    decode_words(format_of(frame.spec.id), frame.payload.data(), elements, sink, dst);
+    return core::Status::ok();
+  }
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bytes,
+                           coded_plane_bytes(frame.spec.entropy, frame.payload, elements));
+  if (frame.payload.size() - coded_bytes != elements) {
+    return {core::StatusCode::CorruptData,
+            core::str("codec frame: payload of ", frame.payload.size(), " bytes, its planes take ",
+                      coded_bytes, " and ", elements)};
+  }
+  const auto high = thread_scratch(ScratchUse::Codes, elements);
+  GEOCOMM_RETURN_IF_ERROR(decode_plane(frame.spec.entropy, frame.payload.first(coded_bytes), high));
+  decode_planes(frame, high.data(), frame.payload.data() + coded_bytes, sink, dst);
   return core::Status::ok();
 }
 

@@ -1,4 +1,4 @@
-// Elements in unaligned memory to floats and back, one at a time, for loops that vectorize.
+// Elements and residuals in unaligned memory to floats and back, one at a time, for loops that vectorize.
 #pragma once
 
 #include <bit>
@@ -6,10 +6,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "codec/codec.h"
 #include "core/dtype.h"
 #include "core/half.h"
 
 namespace geocomm::codec {
+
+// For tables: Float32, Float16, BFloat16.
+inline constexpr std::size_t kCompressibles = 3;
+constexpr std::size_t compressible_index(core::DType dtype) {
+  return dtype == core::DType::Float16 ? 1 : dtype == core::DType::BFloat16 ? 2 : 0;
+}
 
 // Calls `run.template operator()<kType>()` for the compressible dtype at hand.
 template <typename Run>
@@ -67,14 +74,61 @@ void store_element(std::byte* base, std::size_t index, float value) {
   }
 }
 
+// How error feedback lies in memory.
+enum class Residual : std::uint8_t { None, Float32, BFloat16 };
+inline constexpr std::size_t kResidualKinds = 3;
+
+inline Residual residual_kind(const ErrorFeedback& feedback) {
+  if (!feedback.is_on()) return Residual::None;
+  return feedback.dtype == core::DType::BFloat16 ? Residual::BFloat16 : Residual::Float32;
+}
+
+// Calls `run.template operator()<kResidual>()` for the residual at hand.
+template <typename Run>
+decltype(auto) with_residual(Residual residual, Run&& run) {
+  switch (residual) {
+    case Residual::Float32:
+      return run.template operator()<Residual::Float32>();
+    case Residual::BFloat16:
+      return run.template operator()<Residual::BFloat16>();
+    case Residual::None:
+      break;
+  }
+  return run.template operator()<Residual::None>();
+}
+
+// v = input + decay * residual, each operation rounded; without a residual the input.
+template <core::DType kType, Residual kResidual>
+float load_value(const std::byte* src, const std::byte* residual, float decay, std::size_t index) {
+  const float input = load_element<kType>(src, index);
+  if constexpr (kResidual == Residual::Float32) {
+    return input + decay * load_element<core::DType::Float32>(residual, index);
+  } else if constexpr (kResidual == Residual::BFloat16) {
+    return input + decay * load_element<core::DType::BFloat16>(residual, index);
+  } else {
+    return input;
+  }
+}
+
 // What error feedback keeps: 0 where there is no difference to speak of.
 inline float residual_of(float value, float decoded) {
   const bool finite = core::is_finite_bits(std::bit_cast<std::uint32_t>(value));
   return std::bit_cast<float>(core::select_bits(finite, std::bit_cast<std::uint32_t>(value - decoded), 0));
 }
 
+// A BFloat16 residual saturates: it never becomes Inf.
+template <Residual kResidual>
+void store_residual(std::byte* residual, std::size_t index, float value, float decoded) {
+  if constexpr (kResidual == Residual::Float32) {
+    store_element<core::DType::Float32>(residual, index, residual_of(value, decoded));
+  } else if constexpr (kResidual == Residual::BFloat16) {
+    store_element<core::DType::BFloat16>(residual, index, residual_of(value, decoded));
+  }
+}
+
 // Where decoded values go: stored as elements of a dtype, or added to floats.
 enum class Sink : std::uint8_t { Float32, Float16, BFloat16, AddToFloat32 };
+inline constexpr std::size_t kSinks = 4;
 
 constexpr Sink sink_of(core::DType dtype) {
   return dtype == core::DType::Float16    ? Sink::Float16

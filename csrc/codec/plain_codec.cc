@@ -2,41 +2,40 @@
 
 #include <cstring>
 
+#include "codec/kernels/cast_kernels.h"
 #include "codec/payload_codec.h"
 
 namespace geocomm::codec {
 namespace {
 
-template <core::DType kType>
-void encode_with_feedback(const std::byte* __restrict src, std::size_t count, float* __restrict residual,
-                          std::byte* __restrict dst) {
+template <core::DType kType, Residual kResidual>
+void encode_with_feedback(const std::byte* __restrict src, std::size_t count, std::byte* __restrict residual,
+                          float decay, std::byte* __restrict dst) {
   for (std::size_t i = 0; i < count; ++i) {
-    const float value = load_element<kType>(src, i) + residual[i];
+    const float value = load_value<kType, kResidual>(src, residual, decay, i);
     store_element<kType>(dst, i, value);
     if constexpr (kType == core::DType::Float32) {
-      residual[i] = 0.0f;
+      store_residual<kResidual>(residual, i, value, value);
     } else {
-      residual[i] = residual_of(value, widen<kType>(narrow_saturated<kType>(value)));
+      store_residual<kResidual>(residual, i, value, widen<kType>(narrow_saturated<kType>(value)));
     }
   }
 }
 
-template <core::DType kType, Sink kSink>
-void decode_loop(const std::byte* __restrict payload, std::size_t count, std::byte* __restrict dst) {
-  for (std::size_t i = 0; i < count; ++i) put<kSink>(dst, i, load_element<kType>(payload, i));
-}
-
 }  // namespace
 
-void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, float* residual,
+void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, const ErrorFeedback& feedback,
                   std::byte* dst) {
   if (count == 0) return;
-  if (residual == nullptr) {
+  if (!feedback.is_on()) {
     std::memcpy(dst, src, count * core::size_of(dtype));
     return;
   }
-  with_compressible(dtype,
-                    [&]<core::DType kType>() { encode_with_feedback<kType>(src, count, residual, dst); });
+  with_compressible(dtype, [&]<core::DType kType>() {
+    with_residual(residual_kind(feedback), [&]<Residual kResidual>() {
+      encode_with_feedback<kType, kResidual>(src, count, feedback.residual, feedback.decay, dst);
+    });
+  });
 }
 
 void decode_plain(core::DType dtype, const std::byte* payload, std::size_t count, Sink sink, std::byte* dst) {
@@ -45,8 +44,14 @@ void decode_plain(core::DType dtype, const std::byte* payload, std::size_t count
     std::memcpy(dst, payload, count * core::size_of(dtype));
     return;
   }
-  with_compressible(dtype, [&]<core::DType kType>() {
-    with_sink(sink, [&]<Sink kSink>() { decode_loop<kType, kSink>(payload, count, dst); });
+  if (dtype != core::DType::Float32) {
+    decode_words(dtype, payload, count, sink, dst);
+    return;
+  }
+  with_sink(sink, [&]<Sink kSink>() {
+    const std::byte* __restrict from = payload;
+    std::byte* __restrict to = dst;
+    for (std::size_t i = 0; i < count; ++i) put<kSink>(to, i, load_element<core::DType::Float32>(from, i));
   });
 }
 
@@ -57,8 +62,7 @@ std::size_t bound_of(const CodecSpec&, core::DType dtype, std::size_t elements) 
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
-  encode_plain(input.dtype, input.src, input.elements,
-               reinterpret_cast<float*>(input.options.feedback.residual), dst);
+  encode_plain(input.dtype, input.src, input.elements, input.options.feedback, dst);
   return bound_of(input.spec, input.dtype, input.elements);
 }
 

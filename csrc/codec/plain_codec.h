@@ -3,14 +3,16 @@
 
 #include <cstddef>
 
+#include "codec/codec.h"
 #include "codec/elements.h"
 #include "core/dtype.h"
 
 namespace geocomm::codec {
 
-// Writes `count` elements to `dst`. With a residual (nullptr: none) the compressible elements written are
-// input + residual, and the residual becomes what rounding to `dtype` lost, 0 where the sum is NaN or Inf.
-void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, float* residual,
+// Writes `count` elements to `dst`. With `feedback`, that of these elements (ErrorFeedback::part), the
+// compressible elements written are input + decay * residual, and the residual becomes what rounding to
+// `dtype` lost, 0 where the sum is NaN or Inf.
+void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, const ErrorFeedback& feedback,
                   std::byte* dst);
 
 // Takes `count` elements of a compressible dtype to `dst`. To their own dtype they go bit for bit.
