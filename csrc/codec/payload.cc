@@ -90,6 +90,31 @@ core::Result<PayloadInfo> walk(std::span<const std::byte> payload, const Visit& 
   return info;
 }
 
+// Runs decode(frame, element_bytes) on every frame. element_bytes: of an element in `dst`, 0: as in the
+// payload.
+template <typename Decode>
+Status decode_frames(std::span<const std::byte> payload, std::size_t element_bytes, std::size_t dst_bytes,
+                     core::ThreadPool* pool, const Decode& decode) {
+  std::vector<PlacedFrame> frames;
+  GEOCOMM_ASSIGN_OR_RETURN(const PayloadInfo info,
+                           walk(payload, [&](const PlacedFrame& frame) { frames.push_back(frame); }));
+  if (element_bytes == 0) element_bytes = core::size_of(info.dtype);
+  if (const std::uint64_t expected = info.elements * element_bytes; dst_bytes != expected) {
+    return {dst_bytes < expected ? StatusCode::DstTooSmall : StatusCode::InvalidArgument,
+            core::str("decompress: the payload holds ", info.elements, " elements of ",
+                      core::to_string(info.dtype), " that take ", expected, " bytes, dst has ", dst_bytes)};
+  }
+  std::vector<Status> statuses(frames.size());
+  SharedJobs::run(pool, frames.size(),
+                  [&](std::size_t index) { statuses[index] = decode(frames[index], element_bytes); });
+  for (std::size_t index = 0; index < statuses.size(); ++index) {
+    if (!statuses[index].is_ok()) {
+      return {statuses[index].code(), core::str("payload: frame ", index, ": ", statuses[index].message())};
+    }
+  }
+  return Status::ok();
+}
+
 }  // namespace
 
 std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
@@ -150,28 +175,20 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
 
 core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
                                 core::ThreadPool* pool) {
-  std::vector<PlacedFrame> frames;
-  GEOCOMM_ASSIGN_OR_RETURN(const PayloadInfo info,
-                           walk(payload, [&](const PlacedFrame& frame) { frames.push_back(frame); }));
-  if (dst.size() != info.raw_bytes) {
-    return {dst.size() < info.raw_bytes ? StatusCode::DstTooSmall : StatusCode::InvalidArgument,
-            core::str("decompress: the payload holds ", info.elements, " elements of ",
-                      core::to_string(info.dtype), " (", info.raw_bytes, " bytes), dst has ", dst.size(),
-                      " bytes")};
-  }
-  const std::size_t element_bytes = core::size_of(info.dtype);
-  std::vector<Status> statuses(frames.size());
-  SharedJobs::run(pool, frames.size(), [&](std::size_t index) {
-    const PlacedFrame& frame = frames[index];
-    statuses[index] = decompress(
-        frame.bytes, dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes));
-  });
-  for (std::size_t index = 0; index < statuses.size(); ++index) {
-    if (!statuses[index].is_ok()) {
-      return {statuses[index].code(), core::str("payload: frame ", index, ": ", statuses[index].message())};
-    }
-  }
-  return Status::ok();
+  return decode_frames(
+      payload, 0, dst.size(), pool, [&](const PlacedFrame& frame, std::size_t element_bytes) {
+        return decompress(frame.bytes,
+                          dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes));
+      });
+}
+
+core::Status accumulate_payload(std::span<const std::byte> payload, std::span<float> sum,
+                                core::ThreadPool* pool) {
+  return decode_frames(payload, sizeof(float), sum.size_bytes(), pool,
+                       [&](const PlacedFrame& frame, std::size_t) {
+                         return decompress_accumulate(
+                             frame.bytes, sum.subspan(frame.first_element, frame.elements), Accumulate::Add);
+                       });
 }
 
 }  // namespace geocomm::codec

@@ -48,4 +48,9 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload);
 core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
                                 core::ThreadPool* pool = nullptr);
 
+// Decodes a payload of Float32, Float16 or BFloat16 elements and adds it to `sum`, which has as many, in one
+// pass. On error some frames may have been added. Errors as decompress_accumulate().
+core::Status accumulate_payload(std::span<const std::byte> payload, std::span<float> sum,
+                                core::ThreadPool* pool = nullptr);
+
 }  // namespace geocomm::codec
