@@ -30,7 +30,7 @@ constexpr std::size_t codes_per_byte(CodecId id) {
 
 class BlockLayout {
  public:
-  // `id` is one of Int8 to Bit1, `block` is valid (is_valid_block).
+  // `id` is one that has blocks (DeadZone: a code takes a byte), `block` is valid (is_valid_block).
   BlockLayout(CodecId id, std::uint32_t block, core::DType dtype, std::size_t elements)
       : codes_per_byte_(codes_per_byte(id)),
         block_(block),
