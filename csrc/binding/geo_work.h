@@ -28,10 +28,21 @@ class GeoWork : public c10d::Work {
         result_(c10::make_intrusive<at::ivalue::Future>(c10::IntType::get())),
         exposed_(std::move(exposed)) {}
 
+  // For an operation that is enqueued as a whole, at most once and before complete(): the Future completes,
+  // as NCCL's does, and whoever waits for it makes a stream wait for what the current stream holds now. An
+  // error that comes later is thrown by wait() if it is known by then, and by the next operation.
+  void complete_on_stream() {
+    on_stream_ = true;
+    future_->markCompleted(at::IValue(outputs_));
+  }
+
   // Exactly once. Runs the user's callbacks inline: never call it from a thread that other operations need.
   void complete(std::exception_ptr error) {
     finish(error);
-    if (error) {
+    if (on_stream_) {
+      const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+      result_->markCompleted(at::IValue(static_cast<std::int64_t>(result)));
+    } else if (error) {
       future_->setErrorIfNeeded(error);
       result_->markCompleted(at::IValue(static_cast<std::int64_t>(c10d::WorkResult::COMM_ERROR)));
     } else {
@@ -47,10 +58,20 @@ class GeoWork : public c10d::Work {
       std::chrono::steady_clock::time_point begin;
       ExposedTime* exposed;
     } count{begin, exposed_.get()};
-    return Work::wait(timeout);
+    // Else the stages have synchronised their stream when the work completes: nothing is left for the
+    // caller's stream to wait for.
+    if (!on_stream_) return Work::wait(timeout);
+    if (timeout != kNoTimeout) Work::wait(timeout);
+    if (const auto error = exception()) std::rethrow_exception(error);
+    future_->wait();  // blocks the current streams, not the host
+    return true;
   }
-  // The stages have synchronised their stream when the work completes: nothing is left for the caller's
-  // stream to wait for.
+  bool is_on_stream() const { return on_stream_; }
+  // Blocks the host until complete(); does not throw.
+  std::exception_ptr wait_for_end() {
+    result_->wait();
+    return exception();
+  }
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -74,6 +95,7 @@ class GeoWork : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> result_;
   const std::shared_ptr<ExposedTime> exposed_;
   int source_rank_ = -1;
+  bool on_stream_ = false;  // set before the work is handed out
 };
 
 // Done when all of `works` are; fails with the first error among them. Takes geocomm's and inner backends'

@@ -13,41 +13,14 @@
 
 namespace geocomm::binding {
 
-// Runs the stages of one operation on its device. CPU: nothing to do. Accelerator: on a stream of its own,
-// after what the caller's stream held when the operation was issued; each stage ends synchronised, so that
-// the host may read and write.
-class DeviceSide {
- public:
-  explicit DeviceSide(const at::Device& device) {
-    if (device.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl impl(device.type());
-    stream_ = impl.getStreamFromGlobalPool(device);
-    issued_ = std::make_shared<c10::Event>(device.type());
-    issued_->record(impl.getStream(device));
-  }
-
-  template <typename F>
-  void run(F&& stage) const {
-    if (!stream_) {
-      stage();
-      return;
-    }
-    const c10::StreamGuard guard(*stream_);
-    issued_->block(*stream_);
-    stage();
-    stream_->synchronize();
-  }
-
- private:
-  std::optional<c10::Stream> stream_;
-  std::shared_ptr<c10::Event> issued_;
-};
+// Copies between devices are only enqueued, on the current stream.
+constexpr bool kNonBlocking = true;
 
 // The tensor itself on CPU; else a pinned copy of it.
 inline at::Tensor to_host(const at::Tensor& tensor) {
   if (tensor.device().is_cpu()) return tensor;
   auto host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
-  host.copy_(tensor);
+  host.copy_(tensor, kNonBlocking);
   return host;
 }
 
@@ -58,7 +31,7 @@ inline at::Tensor host_room_for(const at::Tensor& tensor) {
 }
 
 inline void from_host(const at::Tensor& tensor, const at::Tensor& host) {
-  if (!tensor.is_same(host)) tensor.copy_(host);
+  if (!tensor.is_same(host)) tensor.copy_(host, kNonBlocking);
 }
 
 // One-dimensional with stride 1; shares memory with `tensor` where is_flat_view() says so.
@@ -87,7 +60,7 @@ inline void copy_runs(const at::Tensor& to, const at::Tensor& from,
   for (const auto& run : runs) {
     const auto count = static_cast<std::int64_t>(run.count);
     to.narrow(0, static_cast<std::int64_t>(run.to), count)
-        .copy_(from.narrow(0, static_cast<std::int64_t>(run.from), count));
+        .copy_(from.narrow(0, static_cast<std::int64_t>(run.from), count), kNonBlocking);
   }
 }
 

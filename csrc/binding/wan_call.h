@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "binding/device_side.h"
 #include "binding/staging.h"
 #include "binding/wan_collectives.h"
 
@@ -47,37 +48,63 @@ class WanCollectives::Call {
   // Queues the operation behind those of the group that were issued before.
   WorkPtr issue(Tensors inputs, Tensors outputs, std::function<void()> pre,
                 std::function<core::Status()> exchange, std::function<void()> post) const {
-    auto work = make_work(std::move(inputs), std::move(outputs));
+    auto work = make_work(inputs, outputs);
     StagedOperation operation;
-    if (pre) operation.pre = [side = side_, pre = std::move(pre)] { side.run(pre); };
-    if (exchange) operation.exchange = std::move(exchange);
-    if (post) operation.post = [side = side_, post = std::move(post)] { side.run(post); };
     operation.to_exception = [call = described()](const core::Status& status) {
       return to_exception(core::Status(status).with_op(call.title, call.seq));
     };
+    if (side_.is_ordered()) {
+      const auto on_stream = std::make_shared<StreamOperation>(side_.stream());
+      operation.exchange = [on_stream, exchange = std::move(exchange)] { return on_stream->run(exchange); };
+      operation.done = [work, on_stream, call = described()](std::exception_ptr error) {
+        call.complete(*work, on_stream->end(error));
+      };
+      enqueue(*on_stream, *work, pre, post, inputs, outputs,
+              [&] { owner_->pipeline_.submit(std::move(operation)); });
+      return work;
+    }
+    if (pre) operation.pre = [side = side_, pre = std::move(pre)] { side.run(pre); };
+    if (exchange) operation.exchange = std::move(exchange);
+    if (post) operation.post = [side = side_, post = std::move(post)] { side.run(post); };
     operation.done = [work, call = described()](std::exception_ptr error) { call.complete(*work, error); };
     owner_->pipeline_.submit(std::move(operation));
     return work;
   }
 
-  // Runs the operation at once, beside those of the group: point-to-point messages, which have no inner
-  // stages.
-  WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<core::Status()> exchange) const {
-    auto work = make_work(std::move(inputs), std::move(outputs));
-    blocking_executor().submit(
-        [work, exchange = std::move(exchange), call = described(), side = side_]() mutable {
-          std::exception_ptr error;
-          try {
-            core::Status status;
-            side.run([&] { status = exchange(); });
-            if (!status.is_ok()) error = to_exception(std::move(status).with_op(call.title, call.seq));
-          } catch (...) {
-            error = std::current_exception();
-          }
-          exchange = nullptr;  // frees what it holds before anyone learns that it is done
-          if (error) call.owner->mark_failed(status_of(error));
-          call.complete(*work, error);
-        });
+  // Runs the operation at once, beside those of the group: point-to-point messages, which have no stages
+  // inside a site.
+  WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<void()> pre,
+                       std::function<core::Status()> exchange, std::function<void()> post) const {
+    auto work = make_work(inputs, outputs);
+    const auto on_stream = side_.is_ordered() ? std::make_shared<StreamOperation>(side_.stream()) : nullptr;
+    auto run = [=, exchange = std::move(exchange), call = described(), side = side_]() mutable {
+      std::exception_ptr error;
+      try {
+        core::Status status;
+        if (on_stream) {
+          status = on_stream->run(exchange);
+        } else {
+          side.run(pre);
+          status = exchange();
+          if (status.is_ok() && post) side.run(post);
+        }
+        if (!status.is_ok()) error = to_exception(std::move(status).with_op(call.title, call.seq));
+      } catch (...) {
+        error = std::current_exception();
+      }
+      if (on_stream) error = on_stream->end(error);
+      pre = nullptr;  // frees what they hold before anyone learns that it is done
+      exchange = nullptr;
+      post = nullptr;
+      if (error) call.owner->mark_failed(status_of(error));
+      call.complete(*work, error);
+    };
+    if (on_stream) {
+      enqueue(*on_stream, *work, pre, post, inputs, outputs,
+              [&] { blocking_executor().submit(std::move(run)); });
+    } else {
+      blocking_executor().submit(std::move(run));
+    }
     return work;
   }
 
@@ -99,6 +126,45 @@ class WanCollectives::Call {
       work.complete(error);
     }
   };
+
+  // On the caller's thread; nothing here waits. `submit` hands the exchange to its thread. The group's
+  // operations are enqueued one by one, so that the inner backends see them in order of issue.
+  void enqueue(StreamOperation& on_stream, GeoWork& work, const std::function<void()>& pre,
+               const std::function<void()>& post, const Tensors& inputs, const Tensors& outputs,
+               const std::function<void()>& submit) const {
+    std::lock_guard lock(owner_->enqueue_mutex_);
+    const c10::StreamGuard guard(on_stream.stream());
+    StreamOperation::current() = &on_stream;
+    side_.follow_caller();
+    std::exception_ptr error;
+    try {
+      if (pre) pre();
+      on_stream.mark_ready();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (error) {  // there is nothing to exchange: the operation and the group fail
+      on_stream.mark_ready();
+      owner_->mark_failed(status_of(error));
+    }
+    submit();
+    if (!error) {
+      try {
+        if (post) {
+          on_stream.close(0);
+          post();
+        }
+      } catch (...) {
+        error = std::current_exception();
+        owner_->mark_failed(status_of(error));
+      }
+    }
+    StreamOperation::current() = nullptr;
+    side_.keep_for_stream(inputs);
+    side_.keep_for_stream(outputs);
+    work.complete_on_stream();
+    on_stream.mark_finish(error);  // from here on the work may be completed by another thread
+  }
 
   Described described() const { return {owner_, title_, static_cast<std::int64_t>(context_.seq)}; }
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {

@@ -68,11 +68,25 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
                    Tensors outputs, std::shared_ptr<ExposedTime> exposed) {
   auto joined =
       c10::make_intrusive<GeoWork>(rank, type, title, 0, Tensors{}, std::move(outputs), std::move(exposed));
-  blocking_executor().submit([joined, works = std::move(works)]() mutable {
+  const bool on_stream = !works.empty() && std::ranges::all_of(works, [](const WorkPtr& work) {
+    const auto* own = dynamic_cast<const GeoWork*>(work.get());
+    return own != nullptr && own->is_on_stream();
+  });
+  if (on_stream) {
+    // A stream that waits for all of them; never the caller's, nor a device's default stream.
+    const at::Device device = joined->result().front().device();
+    const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+    for (const auto& work : works) work->getFuture()->wait();
+    joined->complete_on_stream();
+  }
+  blocking_executor().submit([joined, on_stream, works = std::move(works)]() mutable {
     std::exception_ptr error;
     for (auto& work : works) {
       try {
-        if (work && dynamic_cast<GeoWork*>(work.get()) != nullptr) {
+        auto* own = dynamic_cast<GeoWork*>(work.get());
+        if (own != nullptr && on_stream) {
+          if (const auto failure = own->wait_for_end(); failure && !error) error = failure;
+        } else if (own != nullptr) {
           const auto future = work->getFuture();  // not wait(): that would count as the user's waiting
           future->wait();
           if (future->hasError() && !error) error = future->exception_ptr();
@@ -148,6 +162,10 @@ void WanCollectives::mark_failed(const core::Status& why) {
 
 void WanCollectives::finish_inner(const WorkPtr& work) {
   if (!work) return;
+  if (StreamOperation::current() != nullptr) {
+    work->wait();  // makes the stream wait, not the host
+    return;
+  }
   struct End {
     bool reached = false;  // guarded by failed->mutex
     std::exception_ptr error;

@@ -1,8 +1,7 @@
 // WanCollectives: every collective of a group that spans sites, as three stages (inner → WAN → inner). See
 // stage_pipeline.h for their order and collective/layout.h for who owns what in between.
 //
-// Tensors on an accelerator go through host memory: the stages run on a stream of their own, after what the
-// caller had enqueued, and the work is done when that stream is, so wait() blocks the host.
+// Tensors on an accelerator: see device_side.h.
 #pragma once
 
 #include <atomic>
@@ -106,6 +105,7 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   const std::shared_ptr<FailureNotice> notice_;
   std::mutex mutex_;                                                  // guards p2p_counters_
   std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
+  std::mutex enqueue_mutex_;  // held while an operation is enqueued on a stream
   StagePipeline pipeline_;
 };
 

@@ -45,9 +45,9 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
 
   auto pre = [=, this] {
     state->layout = collective::all_gather_layout(topology(), shard);
-    state->source = to_host(flat(input));
     state->host = host_room_for(at::empty({signed_size(state->layout.block)}, input.options()));
-    part_view(state->host, 0, shard).copy_(state->source);
+    state->source = part_view(state->host, 0, shard);
+    state->source.copy_(flat(input), kNonBlocking);
     const std::size_t element_bytes = input.element_size();
     for (const auto& piece : state->layout.sends) {
       state->sends.push_back(
@@ -66,7 +66,7 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
   auto post = [=, this] {
     auto gathered = state->host;
     if (!alone_in_site()) {
-      auto block = state->host.to(input.device()).view(at::kByte);
+      auto block = state->host.to(input.device(), kNonBlocking).view(at::kByte);
       gathered = at::empty({block.numel() * local_size}, block.options());
       c10d::AllgatherOptions options;
       options.timeout = timeout;
@@ -212,7 +212,7 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
     for (std::size_t rank = 0; rank < state->remote.size(); ++rank) {
       const auto& room = state->remote[rank];
       if (room.defined() && !room.is_alias_of(outputs[rank]))
-        outputs[rank].copy_(room.view(outputs[rank].sizes()));
+        outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
     }
   };
   return call.issue({input}, outputs, pre, exchange, post);
@@ -249,7 +249,7 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
   };
   auto post = [=, this] {
     if (!at_root_site) {
-      if (!state->own.is_alias_of(output)) output.copy_(state->own.view(output.sizes()));
+      if (!state->own.is_alias_of(output)) output.copy_(state->own.view(output.sizes()), kNonBlocking);
       return;
     }
     if (alone_in_site()) {
@@ -339,7 +339,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
     for (std::size_t rank = 0; rank < state->rooms.size(); ++rank) {
       const auto& room = state->rooms[rank];
       if (room.defined() && !room.is_alias_of(outputs[rank]))
-        outputs[rank].copy_(room.view(outputs[rank].sizes()));
+        outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
     }
   };
   return call.issue(inputs, outputs, pre, exchange, post);
@@ -347,7 +347,9 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
 
 WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) {
   const auto& topo = topology();
-  Call call(*this, OpKind::Barrier, c10d::OpType::BARRIER, "barrier", device, timeout, 0, core::DType::UInt8);
+  // A barrier blocks the host, on whatever device its inner part is: no stream is involved.
+  Call call(*this, OpKind::Barrier, c10d::OpType::BARRIER, "barrier", at::kCPU, timeout, 0,
+            core::DType::UInt8);
   const auto inner_pre = alone_in_site() ? nullptr : inner(device, false);
   const auto inner_post = alone_in_site() ? nullptr : inner(device, true);
   const auto inner_barrier = [this, timeout](const BackendPtr& backend) {
@@ -398,19 +400,21 @@ WorkPtr WanCollectives::point_to_point(const at::Tensor& tensor, int peer, int t
     at::Tensor device, host;
   };
   auto state = std::make_shared<State>();
-  auto exchange = [=, this, context = call.context(state)]() -> core::Status {
+  auto pre = [=] {
     state->device = flat(tensor);
     state->host = sends ? to_host(state->device) : host_room_for(state->device);
+  };
+  auto exchange = [=, this, context = call.context(state)] {
     const SendPiece out{peer, bytes_of(state->host)};
     const ReceivePiece in{peer, bytes_of(state->host)};
-    const auto status =
-        sends ? exchange_->move(context, {&out, 1}, {}) : exchange_->move(context, {}, {&in, 1});
-    if (sends || !status.is_ok()) return status;
+    return sends ? exchange_->move(context, {&out, 1}, {}) : exchange_->move(context, {}, {&in, 1});
+  };
+  auto post = [=] {
     from_host(state->device, state->host);
     if (!state->device.is_alias_of(tensor)) tensor.copy_(state->device.view(tensor.sizes()));
-    return status;
   };
-  return call.issue_beside({tensor}, {tensor}, exchange);
+  if (sends) return call.issue_beside({tensor}, {tensor}, pre, exchange, nullptr);
+  return call.issue_beside({tensor}, {tensor}, pre, exchange, post);
 }
 
 }  // namespace geocomm::binding

@@ -292,7 +292,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& 
     return exchange_->reduce(context, reduction.op, state->lanes);
   };
   // This rank's own shard stands at the beginning of its block.
-  auto post = [=] { output.copy_(part_view(state->host, 0, shard).view(output.sizes())); };
+  auto post = [=] { output.copy_(part_view(state->host, 0, shard).view(output.sizes()), kNonBlocking); };
   return call.issue(inputs, {output}, pre, exchange, post);
 }
 
