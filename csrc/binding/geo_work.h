@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -102,5 +103,10 @@ class GeoWork : public c10d::Work {
 // works alike.
 WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
                    Tensors outputs, std::shared_ptr<ExposedTime> exposed);
+
+// Completes `joined` after all of `works`, which it also takes, and after `then`, if they succeeded. Works on
+// streams: `then` is enqueued at once, on a stream that waits for them.
+void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
+                    std::function<void()> then);
 
 }  // namespace geocomm::binding

@@ -68,6 +68,12 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
                    Tensors outputs, std::shared_ptr<ExposedTime> exposed) {
   auto joined =
       c10::make_intrusive<GeoWork>(rank, type, title, 0, Tensors{}, std::move(outputs), std::move(exposed));
+  complete_after(joined, std::move(works), nullptr);
+  return joined;
+}
+
+void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
+                    std::function<void()> then) {
   const bool on_stream = !works.empty() && std::ranges::all_of(works, [](const WorkPtr& work) {
     const auto* own = dynamic_cast<const GeoWork*>(work.get());
     return own != nullptr && own->is_on_stream();
@@ -77,12 +83,13 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
     const at::Device device = joined->result().front().device();
     const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
     for (const auto& work : works) work->getFuture()->wait();
+    if (then) then();
     joined->complete_on_stream();
   }
-  blocking_executor().submit([joined, on_stream, works = std::move(works)]() mutable {
+  blocking_executor().submit([joined, on_stream, works = std::move(works), then = std::move(then)]() mutable {
     std::exception_ptr error;
-    for (auto& work : works) {
-      try {
+    try {
+      for (auto& work : works) {
         auto* own = dynamic_cast<GeoWork*>(work.get());
         if (own != nullptr && on_stream) {
           if (const auto failure = own->wait_for_end(); failure && !error) error = failure;
@@ -93,14 +100,15 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
         } else if (work) {
           work->wait();
         }
-      } catch (...) {
-        if (!error) error = std::current_exception();
       }
+      if (!on_stream && !error && then) then();
+    } catch (...) {
+      if (!error) error = std::current_exception();
     }
     works.clear();
+    then = nullptr;
     joined->complete(error);
   });
-  return joined;
 }
 
 WanCollectives::WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner,

@@ -214,17 +214,12 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
   auto joined = c10::make_intrusive<GeoWork>(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
                                              "geocomm:all_reduce_coalesced", work->getSequencenumber(),
                                              tensors, outputs, exposed_);
-  work->getFuture()->addCallback([joined, together, outputs](at::ivalue::Future& future) {
-    if (future.hasError()) {
-      joined->complete(future.exception_ptr());
-      return;
-    }
+  complete_after(joined, {work}, [together, outputs] {
     std::int64_t offset = 0;
     for (const auto& tensor : outputs) {
       tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
       offset += tensor.numel();
     }
-    joined->complete(nullptr);
   });
   return joined;
 }
