@@ -88,23 +88,28 @@ void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkP
   }
   blocking_executor().submit([joined, on_stream, works = std::move(works), then = std::move(then)]() mutable {
     std::exception_ptr error;
-    try {
-      for (auto& work : works) {
+    const auto attempt = [&error](const auto& step) {
+      try {
+        step();
+      } catch (...) {
+        if (!error) error = std::current_exception();
+      }
+    };
+    for (auto& work : works) {
+      attempt([&] {
         auto* own = dynamic_cast<GeoWork*>(work.get());
         if (own != nullptr && on_stream) {
-          if (const auto failure = own->wait_for_end(); failure && !error) error = failure;
+          if (const auto failure = own->wait_for_end()) std::rethrow_exception(failure);
         } else if (own != nullptr) {
           const auto future = work->getFuture();  // not wait(): that would count as the user's waiting
           future->wait();
-          if (future->hasError() && !error) error = future->exception_ptr();
+          if (future->hasError()) std::rethrow_exception(future->exception_ptr());
         } else if (work) {
           work->wait();
         }
-      }
-      if (!on_stream && !error && then) then();
-    } catch (...) {
-      if (!error) error = std::current_exception();
+      });
     }
+    if (!on_stream && !error && then) attempt(then);
     works.clear();
     then = nullptr;
     joined->complete(error);
