@@ -114,6 +114,8 @@ constexpr BlockKernels make_block_kernels() {
 
 // nullptr where the architecture lacks the level.
 const BlockKernels* block_kernels_scalar();
+const BlockKernels* block_kernels_avx2();
+const BlockKernels* block_kernels_avx512();
 
 // Of core::cpu_level().
 const BlockKernels& block_kernels();

@@ -6,6 +6,7 @@
 
 #include "codec/block_layout.h"
 #include "codec/kernels/block_kernels.h"
+#include "core/cpu.h"
 #include "core/philox.h"
 
 namespace geocomm::codec {
@@ -251,7 +252,10 @@ const BlockKernels* block_kernels_scalar() {
 }
 
 const BlockKernels& block_kernels() {
-  return kKernels;
+  const BlockKernels* kernels = nullptr;
+  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = block_kernels_avx512();
+  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = block_kernels_avx2();
+  return kernels != nullptr ? *kernels : kKernels;
 }
 
 }  // namespace geocomm::codec

@@ -50,6 +50,8 @@ struct CastKernels {
 
 // nullptr where the architecture lacks the level.
 const CastKernels* cast_kernels_scalar();
+const CastKernels* cast_kernels_avx2();
+const CastKernels* cast_kernels_avx512();
 
 // Of core::cpu_level().
 const CastKernels& cast_kernels();

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "codec/kernels/cast_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -84,7 +85,10 @@ const CastKernels* cast_kernels_scalar() {
 }
 
 const CastKernels& cast_kernels() {
-  return kKernels;
+  const CastKernels* kernels = nullptr;
+  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = cast_kernels_avx512();
+  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = cast_kernels_avx2();
+  return kernels != nullptr ? *kernels : kKernels;
 }
 
 }  // namespace geocomm::codec

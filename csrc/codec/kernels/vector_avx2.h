@@ -1,0 +1,145 @@
+// Vectors of eight floats or 32-bit integers, as block_simd.h and cast_simd.h take them. For files that are
+// compiled for AVX2: all is local to the file, since its code must not be shared with others.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace geocomm::codec {
+namespace {
+
+struct Avx2 {
+  using Floats = __m256;
+  using Ints = __m256i;
+  static constexpr std::size_t kLanes = 8;
+
+  static Floats load(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
+  static void store(std::byte* to, Floats a) { _mm256_storeu_ps(reinterpret_cast<float*>(to), a); }
+  static Ints load_ints(const std::byte* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  static void store_ints(std::byte* to, Ints a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a); }
+  static Floats set(float a) { return _mm256_set1_ps(a); }
+  static Ints set_int(std::int32_t a) { return _mm256_set1_epi32(a); }
+  static Ints bits(Floats a) { return _mm256_castps_si256(a); }
+  static Floats floats(Ints a) { return _mm256_castsi256_ps(a); }
+
+  static Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  static Ints min(Ints a, Ints b) { return _mm256_min_epi32(a, b); }
+  static Ints max(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+  template <int kBits>
+  static Ints shift_left(Ints a) {
+    return _mm256_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static Ints shift_right(Ints a) {
+    return _mm256_srli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static Ints shift_right_signed(Ints a) {
+    return _mm256_srai_epi32(a, kBits);
+  }
+  // All ones where it is true.
+  static Ints greater(Ints a, Ints b) { return _mm256_cmpgt_epi32(a, b); }
+  static Ints greater_equal(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+  static Ints select(Ints mask, Ints yes, Ints no) { return _mm256_blendv_epi8(no, yes, mask); }
+  static bool any(Ints mask) { return _mm256_testz_si256(mask, mask) == 0; }
+  // To the nearest integer, ties to even.
+  static Ints round(Floats a) { return _mm256_cvtps_epi32(a); }
+  static Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
+
+  static std::int32_t largest(Ints a) {
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1)));
+  }
+  // Adds the upper half to the lower until one is left.
+  static float fold(Floats a) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
+  }
+
+  // Bytes and 16-bit words, one per lane.
+  static Ints load_bytes(const std::byte* from) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Ints load_words(const std::byte* from) { return _mm256_cvtepu16_epi32(load_packed(from)); }
+  // Lanes from 0 to 65535.
+  static void store_words(std::byte* to, Ints a) {
+    const __m256i packed = _mm256_packus_epi32(a, a);
+    store_packed(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+  }
+  static Floats load_half(const std::byte* from) { return _mm256_cvtph_ps(load_packed(from)); }
+  // Quiets NaN.
+  static void store_half(std::byte* to, Floats a) { store_packed(to, _mm256_cvtps_ph(a, kNearest)); }
+  static Floats rounded_to_half(Floats a) { return _mm256_cvtph_ps(_mm256_cvtps_ph(a, kNearest)); }
+  // The lanes, from -128 to 127, of four vectors.
+  static void store_bytes(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    store_ints(to, _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  }
+
+  // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
+  static void store_signs(std::byte* to, Floats a) { *to = static_cast<std::byte>(_mm256_movemask_ps(a)); }
+  static Floats with_signs(const std::byte* from, Floats magnitude) {
+    const __m256i bits = _mm256_set1_epi32(static_cast<int>(*from));
+    const __m256i at_top = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
+    return _mm256_or_ps(magnitude, _mm256_and_ps(floats(at_top), _mm256_set1_ps(-0.0f)));
+  }
+  // table[code & 3]
+  static Floats look_up(Floats table, Ints codes) { return _mm256_permutevar_ps(table, codes); }
+  static Floats set_table(float a, float b, float c, float d) {
+    return _mm256_setr_ps(a, b, c, d, a, b, c, d);
+  }
+
+  // Bytes: the high and the low ones of 16-bit words rotated left by one bit, and back.
+  static constexpr std::size_t kWordsAtOnce = 32;
+  static void split_words(const std::byte* words, std::byte* high, std::byte* low) {
+    const Ints a = rotated_left(load_ints(words));
+    const Ints b = rotated_left(load_ints(words + 32));
+    const Ints mask = _mm256_set1_epi16(0xFF);
+    const Ints highs = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    const Ints lows = _mm256_packus_epi16(a & mask, b & mask);
+    store_ints(high, _mm256_permute4x64_epi64(highs, 0xD8));
+    store_ints(low, _mm256_permute4x64_epi64(lows, 0xD8));
+  }
+  static void join_words(const std::byte* high, const std::byte* low, std::byte* words) {
+    const Ints highs = _mm256_permute4x64_epi64(load_ints(high), 0xD8);
+    const Ints lows = _mm256_permute4x64_epi64(load_ints(low), 0xD8);
+    store_ints(words, rotated_right(_mm256_unpacklo_epi8(lows, highs)));
+    store_ints(words + 32, rotated_right(_mm256_unpackhi_epi8(lows, highs)));
+  }
+
+  // Philox: 64-bit lanes of which the low halves count.
+  static constexpr std::size_t kWideLanes = 4;
+  static Ints set_wide(std::uint64_t a) { return _mm256_set1_epi64x(static_cast<long long>(a)); }
+  static Ints count_from(std::uint64_t first) { return set_wide(first) + _mm256_setr_epi64x(0, 1, 2, 3); }
+  static Ints multiply(Ints a, Ints b) { return _mm256_mul_epu32(a, b); }
+  static Ints high_half(Ints a) { return _mm256_srli_epi64(a, 32); }
+  static Ints exclusive_or(Ints a, Ints b, Ints c) { return a ^ b ^ c; }
+  // Writes a, b, c, d of each lane, one lane after the other.
+  static void store_quads(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+    const Ints ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xAA);
+    const Ints cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xAA);
+    const Ints even = _mm256_unpacklo_epi64(ab, cd);  // of lanes 0 and 2
+    const Ints odd = _mm256_unpackhi_epi64(ab, cd);
+    store_ints(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    store_ints(to + 32, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+
+ private:
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+  static __m128i load_packed(const std::byte* from) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  static void store_packed(std::byte* to, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), a); }
+  static Ints rotated_left(Ints a) { return _mm256_slli_epi16(a, 1) | _mm256_srli_epi16(a, 15); }
+  static Ints rotated_right(Ints a) { return _mm256_srli_epi16(a, 1) | _mm256_slli_epi16(a, 15); }
+};
+
+}  // namespace
+}  // namespace geocomm::codec

@@ -1,0 +1,141 @@
+// Vectors of sixteen floats or 32-bit integers: what vector_avx2.h has, for files that are compiled for
+// AVX-512.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace geocomm::codec {
+namespace {
+
+struct Avx512 {
+  using Floats = __m512;
+  using Ints = __m512i;
+  static constexpr std::size_t kLanes = 16;
+
+  static Floats load(const std::byte* from) { return _mm512_loadu_ps(from); }
+  static void store(std::byte* to, Floats a) { _mm512_storeu_ps(to, a); }
+  static Ints load_ints(const std::byte* from) { return _mm512_loadu_si512(from); }
+  static void store_ints(std::byte* to, Ints a) { _mm512_storeu_si512(to, a); }
+  static Floats set(float a) { return _mm512_set1_ps(a); }
+  static Ints set_int(std::int32_t a) { return _mm512_set1_epi32(a); }
+  static Ints bits(Floats a) { return _mm512_castps_si512(a); }
+  static Floats floats(Ints a) { return _mm512_castsi512_ps(a); }
+
+  static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static Ints min(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
+  static Ints max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+  template <int kBits>
+  static Ints shift_left(Ints a) {
+    return _mm512_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static Ints shift_right(Ints a) {
+    return _mm512_srli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static Ints shift_right_signed(Ints a) {
+    return _mm512_srai_epi32(a, kBits);
+  }
+  // All ones where it is true.
+  static Ints greater(Ints a, Ints b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
+  static Ints greater_equal(Floats a, Floats b) {
+    return _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ));
+  }
+  static Ints select(Ints mask, Ints yes, Ints no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
+  static bool any(Ints mask) { return _mm512_test_epi32_mask(mask, mask) != 0; }
+  // To the nearest integer, ties to even.
+  static Ints round(Floats a) { return _mm512_cvtps_epi32(a); }
+  static Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+
+  static std::int32_t largest(Ints a) { return _mm512_reduce_max_epi32(a); }
+  // Adds the upper half to the lower until one is left.
+  static float fold(Floats a) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
+  }
+
+  // Bytes and 16-bit words, one per lane.
+  static Ints load_bytes(const std::byte* from) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Ints load_words(const std::byte* from) { return _mm512_cvtepu16_epi32(load_packed(from)); }
+  // Lanes from 0 to 65535.
+  static void store_words(std::byte* to, Ints a) { store_packed(to, _mm512_cvtepi32_epi16(a)); }
+  static Floats load_half(const std::byte* from) { return _mm512_cvtph_ps(load_packed(from)); }
+  // Quiets NaN.
+  static void store_half(std::byte* to, Floats a) { store_packed(to, _mm512_cvtps_ph(a, kNearest)); }
+  static Floats rounded_to_half(Floats a) { return _mm512_cvtph_ps(_mm512_cvtps_ph(a, kNearest)); }
+  // The lanes, from -128 to 127, of four vectors.
+  static void store_bytes(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+    const Ints packed = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    store_ints(to, _mm512_permutexvar_epi32(order, packed));
+  }
+
+  // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
+  static void store_signs(std::byte* to, Floats a) {
+    const auto signs = static_cast<std::uint16_t>(_mm512_movepi32_mask(bits(a)));
+    std::memcpy(to, &signs, sizeof(signs));
+  }
+  static Floats with_signs(const std::byte* from, Floats magnitude) {
+    std::uint16_t signs;
+    std::memcpy(&signs, from, sizeof(signs));
+    const Ints m = bits(magnitude);
+    return floats(_mm512_mask_or_epi32(m, signs, m, set_int(INT32_MIN)));
+  }
+  // table[code & 3]
+  static Floats look_up(Floats table, Ints codes) { return _mm512_permutevar_ps(table, codes); }
+  static Floats set_table(float a, float b, float c, float d) {
+    return _mm512_broadcast_f32x4(_mm_setr_ps(a, b, c, d));
+  }
+
+  // Bytes: the high and the low ones of 16-bit words rotated left by one bit, and back.
+  static constexpr std::size_t kWordsAtOnce = 32;
+  static void split_words(const std::byte* words, std::byte* high, std::byte* low) {
+    const Ints a = load_ints(words);
+    const Ints rotated = _mm512_slli_epi16(a, 1) | _mm512_srli_epi16(a, 15);
+    store_packed(high, _mm512_cvtepi16_epi8(_mm512_srli_epi16(rotated, 8)));
+    store_packed(low, _mm512_cvtepi16_epi8(rotated));
+  }
+  static void join_words(const std::byte* high, const std::byte* low, std::byte* words) {
+    const Ints highs = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_packed(high)), 8);
+    const Ints rotated = highs | _mm512_cvtepu8_epi16(load_packed(low));
+    store_ints(words, _mm512_srli_epi16(rotated, 1) | _mm512_slli_epi16(rotated, 15));
+  }
+
+  // Philox: 64-bit lanes of which the low halves count.
+  static constexpr std::size_t kWideLanes = 8;
+  static Ints set_wide(std::uint64_t a) { return _mm512_set1_epi64(static_cast<long long>(a)); }
+  static Ints count_from(std::uint64_t first) {
+    return set_wide(first) + _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  }
+  static Ints multiply(Ints a, Ints b) { return _mm512_mul_epu32(a, b); }
+  static Ints high_half(Ints a) { return _mm512_srli_epi64(a, 32); }
+  static Ints exclusive_or(Ints a, Ints b, Ints c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  // Writes a, b, c, d of each lane, one lane after the other.
+  static void store_quads(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+    const Ints ab = _mm512_mask_blend_epi32(0xAAAA, a, _mm512_slli_epi64(b, 32));
+    const Ints cd = _mm512_mask_blend_epi32(0xAAAA, c, _mm512_slli_epi64(d, 32));
+    store_ints(to, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), cd));
+    store_ints(to + 64, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), cd));
+  }
+
+ private:
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+  static __m256i load_packed(const std::byte* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  static void store_packed(std::byte* to, __m256i a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a);
+  }
+};
+
+}  // namespace
+}  // namespace geocomm::codec
