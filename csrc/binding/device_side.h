@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "binding/comm_error.h"
 #include "binding/stream_gate.h"
@@ -76,6 +77,17 @@ class StreamOperation {
     changed_.notify_all();
   }
 
+  // Before mark_finish(). `memory` is let go once the device has passed `finish`; `check` is asked then
+  // whether what the device did was sound.
+  void hold(std::shared_ptr<void> memory) { held_.push_back(std::move(memory)); }
+  void check_at_end(std::function<core::Status()> check) { check_ = std::move(check); }
+
+  // What stopped the enqueueing, if anything did.
+  std::exception_ptr error() {
+    std::lock_guard lock(mutex_);
+    return error_;
+  }
+
   // By threads that may block. Runs the exchange once `ready` has passed, then opens all gates.
   core::Status run(const std::function<core::Status()>& exchange) {
     wait_on_host(ready_);
@@ -93,9 +105,11 @@ class StreamOperation {
     }
     try {
       wait_on_host(finish_);
-    } catch (...) {  // a kernel, anybody's, has failed
+      if (!failure && check_) throw_if_error(check_());
+    } catch (...) {  // a kernel, anybody's, has failed; or what was received does not decode
       if (!failure) failure = std::current_exception();
     }
+    held_.clear();
     return failure;
   }
   void open() {
@@ -109,6 +123,8 @@ class StreamOperation {
   std::array<std::shared_ptr<StreamGate>, kGates> gates_;
   c10::Event ready_;
   c10::Event finish_;
+  std::vector<std::shared_ptr<void>> held_;
+  std::function<core::Status()> check_;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   bool enqueued_ = false;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "binding/device_reduction.h"
 #include "binding/wan_call.h"
 #include "core/str.h"
 
@@ -94,6 +95,7 @@ struct ReduceState {
   at::Tensor part;   // this rank's part on its device
   at::Tensor host;   // the same where the WAN can reach it
   std::vector<LaneData> lanes;
+  std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
 };
 
 // `part` holds `mine` at its beginning.
@@ -154,7 +156,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
   const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
   const bool receives = target.receives[static_cast<std::size_t>(topology().site())];
 
-  auto pre = [=, this] {
+  auto pre = [=, this, call_context = call.context(nullptr)] {
     auto input = reduction.scaled(flat(tensor));
     if (alone_in_site()) {
       const bool keep = receives && !target.in_place && input.is_alias_of(tensor);
@@ -167,16 +169,25 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
       options.timeout = timeout;
       finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
     }
+    state->on_device = DeviceReduction::create(
+        *exchange_, call_context, reduction.op,
+        lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+    if (state->on_device) {
+      state->on_device->enqueue_contributions();
+      return;
+    }
     state->host = to_host(state->part);
     state->lanes =
         lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
   };
   auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->reduce(context, reduction.op, state->lanes);
+    return state->on_device ? state->on_device->exchange()
+                            : exchange_->reduce(context, reduction.op, state->lanes);
   };
   auto post = [=, this] {
+    if (state->on_device) state->on_device->enqueue_results();
     if (!receives) return;
-    from_host(state->part, state->host);
+    if (!state->on_device) from_host(state->part, state->host);
     at::Tensor result = state->part;
     if (!alone_in_site()) {
       const bool direct = target.in_place && state->input.is_alias_of(tensor);
@@ -251,12 +262,13 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& 
   struct State {
     at::Tensor staging, block, host;
     std::vector<LaneData> lanes;
+    std::shared_ptr<DeviceReduction> on_device;
   };
   auto state = std::make_shared<State>();
   const int local_size = topology().local_size();
   const auto inner_pre = alone_in_site() ? nullptr : inner(output.device(), false);
 
-  auto pre = [=, this] {
+  auto pre = [=, this, call_context = call.context(nullptr)] {
     const auto layout = collective::reduce_scatter_layout(topology(), shard);
     Tensors flats;
     for (const auto& input : inputs) flats.push_back(flat(input));
@@ -272,22 +284,37 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& 
       options.timeout = timeout;
       finish_inner(inner_pre->_reduce_scatter_base(state->block, state->staging, options));
     }
-    state->host = to_host(state->block);
-    const auto bytes = bytes_of(state->host);
-    const std::size_t element_bytes = output.element_size();
-    for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
-      const auto& lane = layout.lanes[i];
-      std::vector<bool> receives(static_cast<std::size_t>(topology().site_count()), false);
-      receives[static_cast<std::size_t>(topology().site_of(layout.receiver[i]))] = true;
-      const auto data = bytes.subspan(layout.offset[i] * element_bytes, lane.range.size() * element_bytes);
-      state->lanes.push_back({lane, std::move(receives), data});
+    const auto lanes_in = [&](std::span<std::byte> bytes) {
+      const std::size_t element_bytes = output.element_size();
+      std::vector<LaneData> lanes;
+      for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
+        const auto& lane = layout.lanes[i];
+        std::vector<bool> receives(static_cast<std::size_t>(topology().site_count()), false);
+        receives[static_cast<std::size_t>(topology().site_of(layout.receiver[i]))] = true;
+        const auto data = bytes.subspan(layout.offset[i] * element_bytes, lane.range.size() * element_bytes);
+        lanes.push_back({lane, std::move(receives), data});
+      }
+      return lanes;
+    };
+    state->on_device =
+        DeviceReduction::create(*exchange_, call_context, reduction.op, lanes_in(bytes_of(state->block)));
+    if (state->on_device) {
+      state->on_device->enqueue_contributions();
+      return;
     }
+    state->host = to_host(state->block);
+    state->lanes = lanes_in(bytes_of(state->host));
   };
   auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->reduce(context, reduction.op, state->lanes);
+    return state->on_device ? state->on_device->exchange()
+                            : exchange_->reduce(context, reduction.op, state->lanes);
   };
   // This rank's own shard stands at the beginning of its block.
-  auto post = [=] { output.copy_(part_view(state->host, 0, shard).view(output.sizes()), kNonBlocking); };
+  auto post = [=] {
+    if (state->on_device) state->on_device->enqueue_results();
+    const auto& block = state->on_device ? state->block : state->host;
+    output.copy_(part_view(block, 0, shard).view(output.sizes()), kNonBlocking);
+  };
   return call.issue(inputs, {output}, pre, exchange, post);
 }
 
