@@ -1,0 +1,132 @@
+#include "codec/top_k_threshold.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "codec/elements.h"
+#include "codec/thread_scratch.h"
+#include "codec/top_k_format.h"
+#include "codec/top_k_select.h"
+#include "core/philox.h"
+
+namespace geocomm::codec {
+namespace {
+
+constexpr float kLeast = std::numeric_limits<float>::denorm_min();
+constexpr float kMost = std::numeric_limits<float>::max();
+constexpr double kFarOff = 8.0;
+
+// The sample: runs of 64 elements, one in each of as many equal parts, at a place of the part that is drawn
+// by Philox, so that no period of the data falls in with the sample's. Few elements are all looked at.
+constexpr std::uint64_t kRun = 64;
+constexpr std::uint64_t kElementsPerRun = 1024;
+constexpr std::uint64_t kFewestRuns = 64;
+constexpr std::uint64_t kMostRuns = 1024;
+
+struct Sampling {
+  std::uint64_t runs = 1;
+  std::uint64_t part = 0;  // elements from one run's part to the next
+  std::uint64_t run = 0;   // elements of a run
+
+  explicit Sampling(std::uint64_t elements) {
+    run = elements;
+    if (elements <= kFewestRuns * kRun) return;
+    runs = std::clamp(elements / kElementsPerRun, kFewestRuns, kMostRuns);
+    part = elements / runs;
+    run = kRun;
+  }
+  std::uint64_t first(std::uint64_t index) const {
+    if (part == 0) return 0;
+    const std::uint32_t draw = core::philox4x32({static_cast<std::uint32_t>(index), 0, 0, 0}, {0, 0})[0];
+    const std::uint64_t places = std::min(part - run + 1, std::uint64_t{1} << 32);
+    return index * part + ((places * draw) >> 32);
+  }
+  std::uint64_t size() const { return runs * run; }
+};
+
+template <core::DType kType, Residual kResidual>
+void sample(const Sampling& sampling, const std::byte* src, const ErrorFeedback& feedback, float* values) {
+  for (std::uint64_t index = 0; index < sampling.runs; ++index) {
+    const std::uint64_t first = sampling.first(index);
+    for (std::uint64_t i = 0; i < sampling.run; ++i) {
+      const float value = load_value<kType, kResidual>(src, feedback.residual, feedback.decay, first + i);
+      *values++ = std::isnan(value) ? std::bit_cast<float>(kCanonicalNan) : value;
+    }
+  }
+}
+
+// Just below the magnitude that the right share of the sample reaches.
+float find_threshold(const CodecSpec& spec, core::DType dtype, const std::byte* src, std::uint64_t elements,
+                     const ErrorFeedback& feedback) {
+  if (elements == 0) return kLeast;
+  const Sampling sampling(elements);
+  const auto count = static_cast<std::size_t>(sampling.size());
+  auto* values = reinterpret_cast<float*>(thread_scratch(ScratchUse::Values, count * sizeof(float)).data());
+  with_compressible(dtype, [&]<core::DType kType>() {
+    with_residual(residual_kind(feedback),
+                  [&]<Residual kResidual>() { sample<kType, kResidual>(sampling, src, feedback, values); });
+  });
+  const std::size_t rank = share_of(std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2), count);
+  std::int32_t bits = 0;
+  if (rank < count) {
+    const Cut cut = cut_largest(values, count, rank, -1);
+    bits = cut.equal == 0 ? cut.above : cut.above - 1;
+  }
+  return std::clamp(std::bit_cast<float>(std::clamp<std::int32_t>(bits, 0, core::kFloatInfBits - 1)), kLeast,
+                    kMost);
+}
+
+// log2 of a positive normal number, to 1e-9: of a mantissa near 1 by the series of the inverse hyperbolic
+// tangent. The library's own differs from machine to machine.
+double log2_of(double x) {
+  constexpr std::uint64_t kOneBits = std::uint64_t{1023} << 52;
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  double exponent = static_cast<double>(bits >> 52) - 1023.0;
+  double mantissa = std::bit_cast<double>((bits & ((std::uint64_t{1} << 52) - 1)) | kOneBits);
+  if (mantissa > 1.4142135623730951) {
+    mantissa = mantissa * 0.5;
+    exponent = exponent + 1.0;
+  }
+  const double s = (mantissa - 1.0) / (mantissa + 1.0);
+  const double square = s * s;
+  double sum = 0.0;
+  for (const double odd : {11.0, 9.0, 7.0, 5.0, 3.0, 1.0}) sum = sum * square + 1.0 / odd;
+  constexpr double kTwoOverLn2 = 2.8853900817779268;
+  return exponent + kTwoOverLn2 * s * sum;
+}
+
+}  // namespace
+
+GlobalThreshold::GlobalThreshold(const CodecSpec& spec, core::DType dtype, const std::byte* src,
+                                 std::uint64_t elements, const CompressOptions& options)
+    : elements_(elements) {
+  const double k = static_cast<double>(std::clamp<std::uint32_t>(spec.k, 1, kTopKChunk / 2));
+  target_ = std::max(static_cast<double>(elements) * k / kTopKChunk, 1.0);
+  // Where nearly all chunks give what they may, the count says nothing about the threshold any more.
+  const double limit = 0.9 * static_cast<double>(frame_limit(spec, elements));
+  too_many_ = limit > 1.5 * target_ ? std::min(limit, kFarOff * target_) : kFarOff * target_;
+  const float carried = options.threshold != nullptr ? *options.threshold : 0.0f;
+  is_carried_ = carried > 0.0f && carried <= kMost;
+  value_ = is_carried_ ? carried : find_threshold(spec, dtype, src, elements, options.feedback);
+}
+
+// Supposing that magnitudes fall off as exp(-(t / scale)^p), the share that passes tells the scale, and the
+// scale the threshold: t' = t * (log(share wanted) / log(share found))^(1 / p). p is 1 for a Laplacian and
+// tends to 2 for a Gaussian; 4/3 converges for both, and for heavier tails.
+float GlobalThreshold::corrected(std::uint64_t chosen) const {
+  if (elements_ == 0) return is_carried_ ? value_ : 0.0f;
+  const double found = static_cast<double>(chosen);
+  if (is_carried_ && (found > too_many_ || kFarOff * found < target_)) return 0.0f;
+  // Half an element more keeps both shares between 0 and 1.
+  const double all = static_cast<double>(elements_) + 1.0;
+  const double wanted_log = log2_of(all / (target_ + 0.5));
+  const double found_log = log2_of(all / (found + 0.5));
+  const double ratio = std::clamp(wanted_log / found_log, 1.0 / kFarOff, kFarOff);
+  const double factor = std::sqrt(ratio * std::sqrt(ratio));
+  const double next = std::clamp(static_cast<double>(value_) * factor, double{kLeast}, double{kMost});
+  return static_cast<float>(next);
+}
+
+}  // namespace geocomm::codec
