@@ -28,6 +28,15 @@ CODECS = {
     "int8:round=stochastic": 6e-2,
     "int4": 1.0,
     "int4:round=nearest": 0.6,
+    "lossless": 1e-6,
+    "int8+huffman": 3e-2,
+    "bf16+zstd": 3e-2,
+    "balanced": 1.5,
+    "small": 3.0,
+    # What these clip is of the order of the largest input.
+    "bit2": 3.0,
+    "ternary": 3.0,
+    "bit1": 3.0,
 }
 _groups: dict[str, dist.ProcessGroup] = {}  # of the rank process
 

@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "tools": {"tools", "core"},
 }
 # Of libraries that are neither C++'s nor Linux's; the binding may also use torch and its pybind11.
-MAY_USE = {"codec": ("cuda",), "transport": ("openssl/", "ucp/", "ucs/"), "binding": ("cuda",)}
+MAY_USE = {"codec": ("cuda", "zstd"), "transport": ("openssl/", "ucp/", "ucs/"), "binding": ("cuda",)}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
 MOST_FILES_WITH_TORCH = 3
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
