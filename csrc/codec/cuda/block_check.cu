@@ -1,0 +1,84 @@
+// Checks of received blocks that come before anything is written: scales, packed bytes, and that the raw
+// blocks take just what the frame has.
+#include "codec/cuda/block_coders.cuh"
+#include "codec/cuda/block_place.cuh"
+#include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+template <typename Coder>
+__global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
+  if (*args.verdict != 0) return;
+  const std::uint64_t threads = std::uint64_t{gridDim.x} * kBlockThreads;
+  const std::uint64_t blocks = args.plan.blocks();
+  std::uint64_t block = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  for (; block < blocks; block += threads) {
+    const std::uint64_t frame = args.plan.frames == 1 ? 0 : block / args.plan.full.blocks;
+    const std::uint64_t index = block - frame * args.plan.full.blocks;
+    FrameRecord& record = args.workspace.records[frame];
+    if (record.is_plain != 0) continue;
+    const std::uint32_t scale = load_u16(args.payload + record.offset + sizeof(FrameHeader) + 2 * index);
+    if (scale == kRawScale) {
+      const std::uint64_t left = args.plan.extent(frame).elements - index * args.plan.block;
+      atomicAdd(&record.raw_elements,
+                left < args.plan.block ? static_cast<std::uint32_t>(left) : args.plan.block);
+    } else if (!is_valid_scale<Coder::kId>(scale)) {
+      report(args.verdict, Fault::Scale, static_cast<std::uint32_t>(frame));
+    }
+  }
+}
+
+template <typename Coder>
+__global__ void __launch_bounds__(kBlockThreads) check_codes(Decode args) {
+  if (*args.verdict != 0) return;
+  const std::uint64_t warps = std::uint64_t{gridDim.x} * kBlockWarps;
+  std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
+  BlockPlace place;
+  for (; find_block(args.plan, warp, place); warp += warps) {
+    const FrameRecord& record = args.workspace.records[place.frame];
+    if (record.is_plain != 0 || place.length == 0) continue;
+    const std::uint8_t* packed = args.payload + record.offset + sizeof(FrameHeader) +
+                                 args.plan.extent(place.frame).codes_at +
+                                 std::uint64_t{place.index} * args.plan.block_code_bytes;
+    const unsigned bytes = Coder::packed_bytes(place.length);
+    bool valid = true;
+    for (unsigned at = place.u; at < bytes; at += place.lanes)
+      valid = valid && packed[at] <= Coder::kLargestByte;
+    if (!valid) report(args.verdict, Fault::Code, place.frame);
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads) check_sizes(Decode args) {
+  const std::uint64_t frame = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  if (frame >= args.plan.frames || *args.verdict != 0) return;
+  const FrameRecord& record = args.workspace.records[frame];
+  if (record.is_plain != 0) return;
+  const std::uint64_t expected =
+      args.plan.extent(frame).bytes + std::uint64_t{record.raw_elements} * args.plan.element_bytes;
+  if (record.payload_bytes != expected)
+    report(args.verdict, Fault::RawSize, static_cast<std::uint32_t>(frame));
+}
+
+template <typename Coder>
+core::Status check(const Decode& args, Stream stream) {
+  const std::uint64_t scales = (args.plan.blocks() + kBlockThreads - 1) / kBlockThreads;
+  GEOCOMM_RETURN_IF_ERROR(
+      launch(check_scales<Coder>, Grid{persistent_blocks(scales, 8), kBlockThreads}, stream, args));
+  if constexpr (Coder::kLargestByte < 255) {
+    const std::uint64_t warps = (warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps;
+    GEOCOMM_RETURN_IF_ERROR(
+        launch(check_codes<Coder>, Grid{persistent_blocks(warps, 8), kBlockThreads}, stream, args));
+  }
+  const Grid grid{(args.plan.frames + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
+  return launch(check_sizes, grid, stream, args);
+}
+
+}  // namespace
+
+core::Status check_blocks(CodecId id, const Decode& args, Stream stream) {
+  return with_coder(id, [&]<typename Coder>() { return check<Coder>(args, stream); });
+}
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,94 @@
+// Frames of the block codecs to elements. All of the payload has been checked before.
+#include <cstdint>
+
+#include "codec/cuda/block_coders.cuh"
+#include "codec/cuda/block_place.cuh"
+#include "codec/cuda/kernels.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+template <typename Coder>
+__device__ void unpack(const std::uint8_t* packed, unsigned length, const BlockPlace& place,
+                       std::uint8_t* staged) {
+  const unsigned bytes = Coder::packed_bytes(length);
+  if (bytes % 4 == 0 && is_aligned(packed, 4)) {
+    for (unsigned at = 4 * place.u; at < bytes; at += 4 * place.lanes) {
+      Coder::unpack_word(word_at(packed, at), staged, at, bytes);
+    }
+  } else {
+    for (unsigned at = place.u; at < bytes; at += place.lanes) {
+      Coder::unpack_byte(packed[at], staged, at, bytes);
+    }
+  }
+}
+
+// kSmall: blocks of at most 256 elements.
+template <typename Coder, Sink kSink, bool kSmall>
+__global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
+  constexpr unsigned kStaged = kSmall ? 2 * kRow + 2 * kStagedPad : kMaxBlock + kStagedPad;
+  __shared__ __align__(16) std::uint8_t staged_of_warps[kBlockWarps][kStaged];
+
+  if (*args.verdict != 0) return;
+  BlockPlace place;
+  const std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
+  if (!find_block(args.plan, warp, place)) return;
+  const unsigned lane = threadIdx.x % kWarp;
+  std::uint8_t* staged =
+      staged_of_warps[threadIdx.x / kWarp] + lane / place.lanes * (args.plan.block + kStagedPad);
+  const FrameRecord& record = args.workspace.records[place.frame];
+  const FrameExtent& extent = args.plan.extent(place.frame);
+  const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
+
+  const std::uint8_t* plain = nullptr;  // the block's elements as they are
+  std::uint32_t bits = 0;               // of the scale
+  if (record.is_plain != 0) {
+    plain = payload + std::uint64_t{place.index} * args.plan.block * args.plan.element_bytes;
+  } else {
+    if (place.length > 0) bits = load_u16(payload + 2 * place.index);
+    // The whole warp counts, for the one or the other of its blocks.
+    for (unsigned half = 0; half < kWarp / place.lanes; ++half) {
+      const int lane_of_half = static_cast<int>(half * place.lanes);
+      if (__shfl_sync(kFullMask, bits, lane_of_half) != kRawScale) continue;
+      const unsigned index = __shfl_sync(kFullMask, place.index, lane_of_half);
+      const unsigned before = raw_blocks_before(payload, index);
+      if (index != place.index) continue;
+      plain = payload + extent.bytes + std::uint64_t{before} * args.plan.block * args.plan.element_bytes;
+    }
+    if (plain == nullptr && place.length > 0) {
+      const std::uint8_t* packed =
+          payload + extent.codes_at + std::uint64_t{place.index} * args.plan.block_code_bytes;
+      unpack<Coder>(packed, place.length, place, staged);
+    }
+  }
+  __syncwarp();
+  const Scale scale{bits, bfloat16_bits_to_float(bits)};
+  for (unsigned row = 0; row < place.rows; ++row) {
+    const unsigned count = place.count(row);
+    if (count == 0) break;
+    const std::uint64_t element = place.first + place.offset(row);
+    if (plain != nullptr) {
+      put_plain<kSink>(args.dtype, plain + std::uint64_t{place.offset(row)} * args.plan.element_bytes,
+                       args.dst, element, count);
+    } else {
+      put_quad<kSink>(args.dst, element, Coder::decoded(word_at(staged, place.offset(row)), scale), count);
+    }
+  }
+}
+
+template <typename Coder>
+core::Status launch_decode(const Decode& args, Stream stream) {
+  const Grid grid{(warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+  return with_sink(args.sink, [&]<Sink kSink>() {
+    return args.plan.block <= 2 * kRow ? launch(decode<Coder, kSink, true>, grid, stream, args)
+                                       : launch(decode<Coder, kSink, false>, grid, stream, args);
+  });
+}
+
+}  // namespace
+
+core::Status decode_blocks(CodecId id, const Decode& args, Stream stream) {
+  return with_coder(id, [&]<typename Coder>() { return launch_decode<Coder>(args, stream); });
+}
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,151 @@
+// Quantizes blocks to where they lie if no block of the payload is raw. A raw block gets its scale and codes
+// of zero, is counted, and its residual stays as it is: what it carries is written later
+// (block_raw.cu), when the layout is known.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/block_coders.cuh"
+#include "codec/cuda/block_place.cuh"
+#include "codec/cuda/kernels.h"
+
+namespace geocomm::codec::cuda {
+
+// The 64 random bits of the elements [element, element + 4).
+__device__ __forceinline__ uint2 random_bits(std::uint64_t element, std::uint64_t seed) {
+  if (element % 4 == 0) {
+    const RandomWords words = philox(element / 8, seed);
+    return element / 4 % 2 == 0 ? uint2{words.w[0], words.w[1]} : uint2{words.w[2], words.w[3]};
+  }
+  std::uint32_t bits[4];
+#pragma unroll 1
+  for (unsigned c = 0; c < 4; ++c) {
+    const RandomWords words = philox((element + c) / 8, seed);
+    const unsigned word = (element + c) % 8;
+    const std::uint32_t low = word < 2 ? words.w[0] : words.w[1];
+    const std::uint32_t high = word < 6 ? words.w[2] : words.w[3];
+    bits[c] = (word < 4 ? low : high) >> (word % 2 * 16) & 0xFFFFu;
+  }
+  return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+}
+
+// kHeld: blocks of at most 256 elements, whose values stay in registers between the passes over a block.
+// Those of larger ones are loaded again, from the caches.
+template <typename Coder, core::DType kType, bool kFeedback, bool kHeld>
+__global__ void __launch_bounds__(kBlockThreads) encode_blocks(BlockEncode args) {
+  constexpr unsigned kMostRows = kHeld ? 2 : 1;
+  constexpr unsigned kStaged = kHeld ? 2 * kRow + 2 * kStagedPad : kMaxBlock + kStagedPad;
+  __shared__ __align__(16) std::uint8_t staged_of_warps[kBlockWarps][kStaged];
+
+  BlockPlace place;
+  const std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
+  if (!find_block(args.plan, warp, place)) return;
+  const unsigned pitch = args.plan.block + kStagedPad;
+  std::uint8_t* staged = staged_of_warps[threadIdx.x / kWarp] + threadIdx.x % kWarp / place.lanes * pitch;
+
+  Quad held[kMostRows];
+  const auto load = [&](unsigned row) {
+    return load_values<kType, kFeedback>(args.src, args.residual, place.first + place.offset(row),
+                                         place.count(row));
+  };
+  if constexpr (kHeld) {
+#pragma unroll
+    for (unsigned row = 0; row < kMostRows; ++row) {
+      if (row < place.rows) held[row] = load(row);
+    }
+  }
+  const auto for_rows = [&](auto&& body) {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (unsigned row = 0; row < kMostRows; ++row) {
+        if (row < place.rows) body(row, held[row]);
+      }
+    } else {
+      for (unsigned row = 0; row < place.rows; ++row) body(row, load(row));
+    }
+  };
+
+  std::uint32_t peak = 0;
+  for_rows([&](unsigned, const Quad& values) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const std::uint32_t magnitude = __float_as_uint(values.v[c]) & kMagnitude;
+      peak = magnitude > peak ? magnitude : peak;
+    }
+  });
+  peak = reduce_lanes(peak, place.lanes, [](std::uint32_t a, std::uint32_t b) { return a > b ? a : b; });
+  const bool is_raw = peak >= kInfBits;
+
+  Scale scale;
+  if constexpr (Coder::kNeedsSum) {
+    Quad sums = {};
+    for_rows([&](unsigned, const Quad& values) { Coder::add(values, peak, sums); });
+    scale = Coder::scale_of_sum(fold(sums, place.lanes), peak, place.length);
+  } else {
+    scale = Coder::scale_of_peak(peak);
+  }
+
+  for_rows([&](unsigned row, const Quad& values) {
+    const std::uint64_t element = place.first + place.offset(row);
+    std::uint32_t codes;
+    if constexpr (Coder::kHasRounding) {
+      codes = args.is_stochastic ? Coder::codes_stochastic(
+                                       values, scale, random_bits(args.first_element + element, args.seed))
+                                 : Coder::codes(values, scale);
+    } else {
+      codes = Coder::codes(values, scale);
+    }
+    *reinterpret_cast<std::uint32_t*>(staged + place.offset(row)) = codes;
+    if constexpr (kFeedback) {
+      if (!is_raw) {
+        store_residual(args.residual, element, values, Coder::decoded(codes, scale), place.count(row));
+      }
+    }
+  });
+  if (place.u < kStagedPad / 4) {
+    *reinterpret_cast<std::uint32_t*>(staged + args.plan.block + 4 * place.u) = Coder::kNeutral;
+  }
+  __syncwarp();
+  if (place.length == 0) return;
+
+  std::uint8_t* payload = args.dst + place.frame * args.plan.frame_stride + sizeof(FrameHeader);
+  std::uint8_t* packed = payload + args.plan.extent(place.frame).codes_at +
+                         std::uint64_t{place.index} * args.plan.block_code_bytes;
+  const unsigned bytes = Coder::packed_bytes(place.length);
+  if (bytes % 4 == 0 && is_aligned(packed, 4)) {
+    for (unsigned at = 4 * place.u; at < bytes; at += 4 * place.lanes) {
+      *reinterpret_cast<std::uint32_t*>(packed + at) = is_raw ? 0u : Coder::pack_word(staged, at, bytes);
+    }
+  } else {
+    for (unsigned at = place.u; at < bytes; at += place.lanes) {
+      packed[at] = static_cast<std::uint8_t>(is_raw ? 0u : Coder::pack_byte(staged, at, bytes));
+    }
+  }
+  if (place.u == 0) {
+    const std::uint32_t bits = is_raw ? kRawScale : scale.bits;
+    payload[2 * place.index] = static_cast<std::uint8_t>(bits);
+    payload[2 * place.index + 1] = static_cast<std::uint8_t>(bits >> 8);
+    if (is_raw) {
+      atomicAdd(&args.workspace.records[place.frame].raw_elements, place.length);
+      args.workspace.state->irregular = 1;
+    }
+  }
+}
+
+template <typename Coder, core::DType kType, bool kFeedback>
+core::Status launch_encode_blocks(const BlockEncode& args, Stream stream) {
+  const Grid grid{(warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+  return args.plan.block <= 2 * kRow
+             ? launch(encode_blocks<Coder, kType, kFeedback, true>, grid, stream, args)
+             : launch(encode_blocks<Coder, kType, kFeedback, false>, grid, stream, args);
+}
+
+template <typename Coder>
+core::Status launch_encode_blocks(const BlockEncode& args, core::DType dtype, Stream stream) {
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return args.residual.data != nullptr ? launch_encode_blocks<Coder, kType, true>(args, stream)
+                                         : launch_encode_blocks<Coder, kType, false>(args, stream);
+  });
+}
+
+}  // namespace geocomm::codec::cuda

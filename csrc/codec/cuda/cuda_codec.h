@@ -1,0 +1,86 @@
+// The codecs on a CUDA device: the bytes that the CPU gives, made and read where the tensors are.
+//
+// Everything is enqueued on the caller's stream: no function allocates, waits for the device, or copies
+// between host and device. All memory is the caller's, on the current device. Results that only the device
+// knows (sizes, whether received bytes were sound) are words in device memory. Thread-safe; calls that share
+// memory are ordered by the stream.
+//
+// Codecs: none, fp16, bf16, int8, int4, bit2, ternary, bit1, all without an entropy stage.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "codec/codec.h"
+#include "codec/codec_spec.h"
+#include "codec/elements.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+struct CUstream_st;
+
+namespace geocomm::codec::cuda {
+
+using Stream = ::CUstream_st*;  // cudaStream_t
+
+// How elements are cut into frames: as codec/payload.h does it, or one frame of up to kMaxFrameElements, as a
+// chunk of a collective is.
+enum class Framing : std::uint8_t { Payload, SingleFrame };
+
+// Whose business the checksums of frames are. Host: they are neither made nor checked on the device; the host
+// does, with seal_frame() and verify_frame(), on the bytes that it moves anyway.
+enum class Checksums : std::uint8_t { Device, Host };
+
+struct EncodeOptions {
+  ErrorFeedback feedback = {};  // the residual is on the device, aligned to its elements
+  std::uint64_t seed = 0;       // as in CompressOptions
+  std::uint64_t first_element = 0;
+  Framing framing = Framing::Payload;
+  Checksums checksums = Checksums::Device;
+  // nullptr, or on the device, one per frame: the offset in dst at which the frame ends.
+  std::uint64_t* frame_ends_dev = nullptr;
+};
+
+struct DecodeOptions {
+  Framing framing = Framing::Payload;
+  Checksums checksums = Checksums::Device;
+};
+
+bool is_supported(const CodecSpec& spec, core::DType dtype);
+
+// Frames that so many elements make.
+std::uint64_t frame_count(core::DType dtype, std::uint64_t elements, Framing framing);
+// Room that `dst` needs: the worst case.
+std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
+// Workspace for either direction; at its largest a little more than the payload itself in its usual size.
+std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
+                            Framing framing);
+
+// Enqueues the encoding of `elements` at `src_dev` (aligned to its elements; 16 bytes for full speed) to
+// `dst_dev` (aligned to 16, of encoded_bound() bytes). `*bytes_out_dev` becomes the payload's size. The
+// workspace is aligned to 16 and free again when the stream has passed. Errors: InvalidArgument, Unsupported,
+// DstTooSmall, Driver. Nothing overlaps.
+core::Status compress_payload(const CodecSpec& spec, core::DType dtype, const std::byte* src_dev,
+                              std::uint64_t elements, std::span<std::byte> dst_dev,
+                              const EncodeOptions& options, std::span<std::byte> workspace_dev,
+                              std::uint64_t* bytes_out_dev, Stream stream);
+
+// Enqueues the decoding of received bytes, any alignment, which have to hold exactly `elements` of `dtype` in
+// frames of `spec` (or of None). `sink`: sink_of(dtype), Float32 or AddToFloat32; ignored for a dtype that
+// only None carries. `dst_dev` is aligned to its elements. Every check is made on the device before the first
+// byte is written; what was found stands in `*verdict_dev` (see to_status()). Unless it is 0 nothing was
+// written. Errors: as above; they concern the arguments only.
+core::Status decompress_payload(const CodecSpec& spec, core::DType dtype,
+                                std::span<const std::byte> payload_dev, std::byte* dst_dev,
+                                std::uint64_t elements, Sink sink, const DecodeOptions& options,
+                                std::span<std::byte> workspace_dev, std::uint64_t* verdict_dev,
+                                Stream stream);
+
+// What decompress_payload() left in its verdict, once the host has it. Ok, CorruptData or VersionMismatch.
+core::Status to_status(std::uint64_t verdict);
+
+// On the host: fills in both checksums of a frame made with Checksums::Host. The bytes are exactly the frame.
+void seal_frame(std::span<std::byte> frame);
+
+}  // namespace geocomm::codec::cuda

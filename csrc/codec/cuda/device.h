@@ -1,0 +1,223 @@
+// What kernels share: floats as the CPU has them, bit for bit, and loads and stores of four elements.
+//
+// All float arithmetic is spelled with the __f*_rn intrinsics, which nvcc neither fuses nor flushes, so the
+// bytes do not depend on its flags. The device makes its own NaN (0x7FFFFFFF) where an x86 keeps the
+// operand's: load_value() mends that.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/kernels.h"
+#include "codec/cuda/launch.h"
+#include "core/dtype.h"
+
+namespace geocomm::codec::cuda {
+
+inline constexpr unsigned kWarp = 32;
+inline constexpr unsigned kFullMask = 0xFFFFFFFFu;
+inline constexpr std::uint32_t kInfBits = 0x7F800000;
+inline constexpr std::uint32_t kMagnitude = 0x7FFFFFFF;
+
+template <core::DType kType>
+inline constexpr unsigned kElementBytes = core::size_of(kType);
+
+template <typename T>
+__device__ __forceinline__ T select(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
+
+__device__ __forceinline__ float half_bits_to_float(std::uint16_t bits) {
+  const std::uint32_t magnitude = bits & 0x7FFFu;
+  const std::uint32_t nan = ((bits & 0x8000u) << 16) | kInfBits | (magnitude << 13);
+  const float value = __half2float(__ushort_as_half(bits));
+  return select(magnitude > 0x7C00u, __uint_as_float(nan), value);
+}
+
+__device__ __forceinline__ std::uint16_t float_to_half_bits(float value) {
+  const std::uint32_t bits = __float_as_uint(value);
+  const std::uint32_t nan = ((bits >> 16) & 0x8000u) | 0x7E00u | ((bits >> 13) & 0x3FFu);
+  const std::uint32_t half = __half_as_ushort(__float2half_rn(value));
+  return static_cast<std::uint16_t>(select((bits & kMagnitude) > kInfBits, nan, half));
+}
+
+__device__ __forceinline__ float bfloat16_bits_to_float(std::uint32_t bits) {
+  return __uint_as_float(bits << 16);
+}
+
+__device__ __forceinline__ std::uint16_t float_to_bfloat16_bits(float value) {
+  const std::uint32_t bits = __float_as_uint(value);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<std::uint16_t>(select((bits & kMagnitude) > kInfBits, (bits >> 16) | 0x40u, rounded));
+}
+
+__device__ __forceinline__ bool is_finite(float value) {
+  return (__float_as_uint(value) & kMagnitude) < kInfBits;
+}
+
+template <core::DType kType>
+__device__ __forceinline__ float widen(std::uint16_t bits) {
+  if constexpr (kType == core::DType::Float16) return half_bits_to_float(bits);
+  return bfloat16_bits_to_float(bits);
+}
+
+template <core::DType kType>
+__device__ __forceinline__ std::uint16_t narrow(float value) {
+  if constexpr (kType == core::DType::Float16) return float_to_half_bits(value);
+  return float_to_bfloat16_bits(value);
+}
+
+// A finite value beyond the range becomes the largest finite one.
+template <core::DType kType>
+__device__ __forceinline__ std::uint16_t narrow_saturated(float value) {
+  constexpr std::uint32_t kInf = kType == core::DType::Float16 ? 0x7C00u : 0x7F80u;
+  const std::uint32_t bits = narrow<kType>(value);
+  const bool overflowed = (bits & 0x7FFFu) == kInf && is_finite(value);
+  return static_cast<std::uint16_t>(bits - (overflowed ? 1u : 0u));
+}
+
+// Four consecutive elements, as a thread takes them.
+struct Quad {
+  float v[4];
+};
+
+__device__ __forceinline__ bool is_aligned(const void* address, unsigned bytes) {
+  return (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1)) == 0;
+}
+
+// `count` of the four are there (the rest becomes 0); `vector`: the address is aligned to all four.
+template <core::DType kType>
+__device__ __forceinline__ Quad load_quad(const std::uint8_t* from, unsigned count, bool vector) {
+  Quad quad;
+  if constexpr (kType == core::DType::Float32) {
+    if (count == 4 && vector) {
+      const float4 loaded = *reinterpret_cast<const float4*>(from);
+      return {{loaded.x, loaded.y, loaded.z, loaded.w}};
+    }
+    const auto* elements = reinterpret_cast<const float*>(from);
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) quad.v[c] = c < count ? elements[c] : 0.0f;
+  } else {
+    if (count == 4 && vector) {
+      const uint2 loaded = *reinterpret_cast<const uint2*>(from);
+      return {{widen<kType>(static_cast<std::uint16_t>(loaded.x)),
+               widen<kType>(static_cast<std::uint16_t>(loaded.x >> 16)),
+               widen<kType>(static_cast<std::uint16_t>(loaded.y)),
+               widen<kType>(static_cast<std::uint16_t>(loaded.y >> 16))}};
+    }
+    const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) quad.v[c] = c < count ? widen<kType>(elements[c]) : 0.0f;
+  }
+  return quad;
+}
+
+__device__ __forceinline__ std::uint32_t pair(std::uint16_t low, std::uint16_t high) {
+  return low | (std::uint32_t{high} << 16);
+}
+
+// To a 16-bit type it saturates.
+template <core::DType kType>
+__device__ __forceinline__ void store_quad(std::uint8_t* to, const Quad& quad, unsigned count, bool vector) {
+  if constexpr (kType == core::DType::Float32) {
+    if (count == 4 && vector) {
+      *reinterpret_cast<float4*>(to) = {quad.v[0], quad.v[1], quad.v[2], quad.v[3]};
+      return;
+    }
+    auto* elements = reinterpret_cast<float*>(to);
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) {
+      if (c < count) elements[c] = quad.v[c];
+    }
+  } else {
+    std::uint16_t bits[4];
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) bits[c] = narrow_saturated<kType>(quad.v[c]);
+    if (count == 4 && vector) {
+      *reinterpret_cast<uint2*>(to) = {pair(bits[0], bits[1]), pair(bits[2], bits[3])};
+      return;
+    }
+    auto* elements = reinterpret_cast<std::uint16_t*>(to);
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) {
+      if (c < count) elements[c] = bits[c];
+    }
+  }
+}
+
+__device__ __forceinline__ bool is_nan(float value) {
+  return (__float_as_uint(value) & kMagnitude) > kInfBits;
+}
+
+// input + decay * residual. A NaN is the input's, else the residual's, made quiet, else what an x86 gives for
+// an invalid operation.
+__device__ __forceinline__ float add_residual(float input, float decay, float residual) {
+  const float value = __fadd_rn(input, __fmul_rn(decay, residual));
+  if (!is_nan(value)) return value;
+  if (is_nan(input)) return __uint_as_float(__float_as_uint(input) | 0x400000u);
+  if (is_nan(residual)) return __uint_as_float(__float_as_uint(residual) | 0x400000u);
+  return __uint_as_float(0xFFC00000u);
+}
+
+// The values that a frame carries: input, plus the decayed residual where there is one. `element` counts from
+// the payload's beginning.
+template <core::DType kType, bool kFeedback>
+__device__ __forceinline__ Quad load_values(const std::uint8_t* src, const ResidualView& residual,
+                                            std::uint64_t element, unsigned count) {
+  const std::uint8_t* from = src + element * kElementBytes<kType>;
+  Quad quad = load_quad<kType>(from, count, is_aligned(src, 4 * kElementBytes<kType>) && element % 4 == 0);
+  if constexpr (kFeedback) {
+    const bool vector = is_aligned(residual.data, 16) && element % 4 == 0;
+    const Quad old = residual.is_bfloat16
+                         ? load_quad<core::DType::BFloat16>(residual.at(element), count, vector)
+                         : load_quad<core::DType::Float32>(residual.at(element), count, vector);
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) quad.v[c] = add_residual(quad.v[c], residual.decay, old.v[c]);
+  }
+  return quad;
+}
+
+// What error feedback keeps: 0 where there is no difference to speak of. A BFloat16 residual saturates.
+__device__ __forceinline__ void store_residual(const ResidualView& residual, std::uint64_t element,
+                                               const Quad& values, const Quad& decoded, unsigned count) {
+  Quad kept;
+#pragma unroll
+  for (unsigned c = 0; c < 4; ++c) {
+    kept.v[c] = is_finite(values.v[c]) ? __fsub_rn(values.v[c], decoded.v[c]) : 0.0f;
+  }
+  const bool vector = is_aligned(residual.data, 16) && element % 4 == 0;
+  if (residual.is_bfloat16) {
+    store_quad<core::DType::BFloat16>(residual.at(element), kept, count, vector);
+  } else {
+    store_quad<core::DType::Float32>(residual.at(element), kept, count, vector);
+  }
+}
+
+struct RandomWords {
+  std::uint32_t w[4];
+};
+
+// Philox4x32-10, as core/philox.h.
+__device__ __forceinline__ RandomWords philox(std::uint64_t counter, std::uint64_t key) {
+  std::uint32_t a = static_cast<std::uint32_t>(counter);
+  std::uint32_t b = static_cast<std::uint32_t>(counter >> 32);
+  std::uint32_t c = 0;
+  std::uint32_t d = 0;
+  auto k0 = static_cast<std::uint32_t>(key);
+  auto k1 = static_cast<std::uint32_t>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const std::uint32_t high_a = __umulhi(0xD2511F53u, a);
+    const std::uint32_t high_c = __umulhi(0xCD9E8D57u, c);
+    const std::uint32_t low_a = 0xD2511F53u * a;
+    const std::uint32_t low_c = 0xCD9E8D57u * c;
+    a = high_c ^ b ^ k0;
+    b = low_c;
+    c = high_a ^ d ^ k1;
+    d = low_a;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{a, b, c, d}};
+}
+
+}  // namespace geocomm::codec::cuda

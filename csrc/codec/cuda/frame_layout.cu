@@ -1,0 +1,121 @@
+// Where frames lie once it is known which of them are larger than usual, and their way there.
+#include "codec/cuda/device.h"
+#include "codec/cuda/kernels.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+constexpr unsigned kLayoutThreads = 256;
+constexpr unsigned kMoveThreads = 256;
+constexpr std::uint64_t kUnit = 16;  // bytes that a thread moves at once
+
+__global__ void clear(PayloadPlan plan, Workspace workspace) {
+  const std::uint64_t index = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (index == 0) *workspace.state = {0, plan.frames, {0, 0}};
+  if (index < plan.frames) workspace.records[index] = {};
+}
+
+__device__ std::uint64_t payload_bytes_of(const LayoutArgs& args, std::uint32_t frame) {
+  const FrameExtent& extent = args.plan.extent(frame);
+  const FrameRecord& record = args.workspace.records[frame];
+  const std::uint64_t element_bytes = args.plan.element_bytes;
+  if (!args.is_cast) return extent.bytes + record.raw_elements * element_bytes;
+  return record.raw_elements != 0 ? extent.elements * element_bytes : extent.bytes;
+}
+
+// The sum of `value` over the threads before this one; all threads of the block call it.
+__device__ std::uint64_t sum_before(std::uint64_t value, std::uint64_t& total) {
+  __shared__ std::uint64_t of_warps[kLayoutThreads / kWarp];
+  const unsigned lane = threadIdx.x % kWarp;
+  std::uint64_t sum = value;
+#pragma unroll
+  for (unsigned distance = 1; distance < kWarp; distance *= 2) {
+    const std::uint64_t other = __shfl_up_sync(kFullMask, sum, distance);
+    if (lane >= distance) sum += other;
+  }
+  __syncthreads();
+  if (lane == kWarp - 1) of_warps[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  std::uint64_t before = 0;
+  total = 0;
+  for (unsigned warp = 0; warp < kLayoutThreads / kWarp; ++warp) {
+    if (warp < threadIdx.x / kWarp) before += of_warps[warp];
+    total += of_warps[warp];
+  }
+  return before + sum - value;
+}
+
+__global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
+  std::uint64_t end = 0;
+  for (std::uint32_t first = 0; first < args.plan.frames; first += kLayoutThreads) {
+    const std::uint32_t frame = first + threadIdx.x;
+    const bool is_there = frame < args.plan.frames;
+    const std::uint64_t payload_bytes = is_there ? payload_bytes_of(args, frame) : 0;
+    const std::uint64_t bytes = is_there ? sizeof(FrameHeader) + payload_bytes : 0;
+    std::uint64_t total;
+    const std::uint64_t offset = end + sum_before(bytes, total);
+    end += total;
+    if (!is_there) continue;
+    FrameRecord& record = args.workspace.records[frame];
+    record.offset = offset;
+    record.payload_bytes = payload_bytes;
+    record.is_plain = args.is_cast && record.raw_elements != 0 ? 1 : 0;
+    if (offset != frame * args.plan.frame_stride) atomicMin(&args.workspace.state->first_moved, frame);
+    if (args.frame_ends != nullptr) args.frame_ends[frame] = offset + bytes;
+  }
+  if (threadIdx.x == 0) *args.bytes_out = end;
+}
+
+// The bytes [begin, begin + kUnit) of the regular layout, cut at its end.
+__device__ void copy_unit(const std::uint8_t* from, std::uint8_t* to, std::uint64_t begin,
+                          std::uint64_t end) {
+  if (end - begin >= kUnit) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  } else {
+    for (std::uint64_t i = 0; i < end - begin; ++i) to[i] = from[i];
+  }
+}
+
+template <bool kToWorkspace>
+__global__ void __launch_bounds__(kMoveThreads)
+    move(std::uint8_t* dst, PayloadPlan plan, Workspace workspace) {
+  const std::uint32_t first = workspace.state->first_moved;
+  if (first == plan.frames) return;
+  const std::uint64_t end = plan.bytes();
+  const std::uint64_t threads = std::uint64_t{gridDim.x} * kMoveThreads;
+  std::uint64_t at =
+      first * plan.frame_stride + (std::uint64_t{blockIdx.x} * kMoveThreads + threadIdx.x) * kUnit;
+  for (; at < end; at += threads * kUnit) {
+    if constexpr (kToWorkspace) {
+      copy_unit(dst + at, workspace.shifted + at, at, end);
+    } else {
+      const std::uint64_t frame = plan.frames == 1 ? 0 : at / plan.frame_stride;
+      const std::uint64_t last = plan.frames - 1;
+      const std::uint64_t of = frame < last ? frame : last;
+      std::uint8_t* to = dst + workspace.records[of].offset + (at - of * plan.frame_stride);
+      copy_unit(workspace.shifted + at, to, at, end);
+    }
+  }
+}
+
+}  // namespace
+
+core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, Stream stream) {
+  const Grid grid{(plan.frames + kLayoutThreads - 1) / kLayoutThreads, kLayoutThreads};
+  return launch(clear, grid, stream, plan, workspace);
+}
+
+core::Status lay_out_frames(const LayoutArgs& args, Stream stream) {
+  return launch(lay_out, Grid{1, kLayoutThreads}, stream, args);
+}
+
+core::Status move_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
+                         Stream stream) {
+  if (plan.frames == 1) return core::Status::ok();
+  const std::uint64_t work = (plan.bytes() + kMoveThreads * kUnit - 1) / (kMoveThreads * kUnit);
+  const Grid grid{persistent_blocks(work, 8), kMoveThreads};
+  GEOCOMM_RETURN_IF_ERROR(launch(move<true>, grid, stream, dst, plan, workspace));
+  return launch(move<false>, grid, stream, dst, plan, workspace);
+}
+
+}  // namespace geocomm::codec::cuda

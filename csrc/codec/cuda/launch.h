@@ -1,0 +1,73 @@
+// The one way in which kernels are started: kernel<<<...>>> under nvcc. The tests compile the same files as
+// C++, with a header in front that stands for the device (tests/cpp/cuda/simt.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#include "codec/cuda/cuda_codec.h"
+#include "core/status.h"
+
+namespace geocomm::codec::cuda {
+
+struct Grid {
+  std::uint64_t blocks = 0;  // 0: nothing is started
+  unsigned threads = 0;
+  std::size_t shared_bytes = 0;  // dynamic, at most 48 KiB
+};
+
+#ifdef __CUDACC__
+template <typename... Parameters>
+core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream, Parameters... arguments) {
+  if (grid.blocks == 0) return core::Status::ok();
+  kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, grid.shared_bytes, stream>>>(arguments...);
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return core::Status::ok();
+  return {core::StatusCode::Driver, std::string("CUDA refused a kernel: ") + cudaGetErrorString(error)};
+}
+
+// Multiprocessors of the current device: what a kernel that loops over its work is sized by.
+inline unsigned multiprocessors() {
+  int device = 0;
+  int count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+  return static_cast<unsigned>(count);
+}
+#else
+template <typename... Parameters>
+core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream, Parameters... arguments) {
+  if (grid.blocks == 0) return core::Status::ok();
+  simt::launch([&] { kernel(arguments...); }, {static_cast<unsigned>(grid.blocks)}, {grid.threads},
+               grid.shared_bytes);
+  return core::Status::ok();
+}
+
+inline unsigned multiprocessors() {
+  return 1;
+}
+#endif
+
+// Blocks for `work` pieces, each block taking one after the other, that fill the device and no more.
+inline std::uint64_t persistent_blocks(std::uint64_t work, unsigned blocks_per_multiprocessor) {
+  const std::uint64_t most = std::uint64_t{multiprocessors()} * blocks_per_multiprocessor;
+  return work < most ? work : most;
+}
+
+}  // namespace geocomm::codec::cuda
+
+// Dynamic shared memory of a kernel, aligned to 16.
+#ifdef __CUDACC__
+#define GEOCOMM_DYNAMIC_SHARED(type, name)                                \
+  extern __shared__ __align__(16) unsigned char geocomm_dynamic_shared[]; \
+  type* const name = reinterpret_cast<type*>(geocomm_dynamic_shared)
+#else
+#define GEOCOMM_DYNAMIC_SHARED(type, name) \
+  type* const name = static_cast<type*>(::geocomm::simt::dynamic_shared())
+#endif

@@ -1,0 +1,80 @@
+// Where things lie in a payload, computed once on the host and handed to every kernel by value. Regular
+// frames are those of the codec without raw blocks; what makes a frame larger, or one of None, is only known
+// on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/codec_spec.h"
+#include "codec/cuda/cuda_codec.h"
+#include "codec/frame.h"
+#include "core/dtype.h"
+
+#ifdef __CUDACC__
+#define GEOCOMM_HOST_DEVICE __host__ __device__
+#else
+#define GEOCOMM_HOST_DEVICE
+#endif
+
+namespace geocomm::codec::cuda {
+
+struct FrameExtent {
+  std::uint32_t elements;
+  std::uint32_t blocks;    // 0 where the codec has none
+  std::uint32_t codes_at;  // offset in the frame's payload
+  std::uint32_t bytes;     // of the payload of a regular frame; raw blocks follow there
+};
+
+struct PayloadPlan {
+  std::uint64_t elements;
+  std::uint64_t frame_elements;  // of every frame but the last
+  std::uint64_t frame_stride;    // bytes of such a frame, if regular
+  std::uint32_t frames;
+  std::uint32_t block;
+  std::uint32_t block_code_bytes;  // of a whole block
+  std::uint32_t element_bytes;
+  FrameExtent full;
+  FrameExtent last;
+
+  GEOCOMM_HOST_DEVICE std::uint64_t blocks() const {
+    return std::uint64_t{frames - 1} * full.blocks + last.blocks;
+  }
+  // All regular.
+  GEOCOMM_HOST_DEVICE std::uint64_t bytes() const {
+    return (frames - 1) * frame_stride + sizeof(FrameHeader) + last.bytes;
+  }
+  GEOCOMM_HOST_DEVICE const FrameExtent& extent(std::uint64_t frame) const {
+    return frame + 1 == frames ? last : full;
+  }
+};
+
+PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
+
+// What the device finds out about a frame.
+struct FrameRecord {
+  std::uint64_t offset;         // of its header in the payload
+  std::uint64_t payload_bytes;  // after the header
+  std::uint32_t raw_elements;   // in raw blocks; a cast's frame: not 0 if a value is beyond its range
+  std::uint32_t is_plain;       // 1: a frame of None in place of the codec's
+  std::uint32_t crc;            // of the payload, without crc32c's inversions, as its pieces are added
+  std::uint32_t expected_crc;   // decoding: what the header says
+};
+static_assert(sizeof(FrameRecord) == 32);
+
+// What it finds out about the payload.
+struct PayloadState {
+  std::uint32_t irregular;    // 1: some frame is not as the plan has it
+  std::uint32_t first_moved;  // the first frame that does not begin where the plan has it; frames: none
+  std::uint32_t reserved[2];
+};
+
+// The caller's workspace: the state, a record per frame, room to move encoded blocks through.
+struct Workspace {
+  PayloadState* state;
+  FrameRecord* records;
+  std::uint8_t* shifted;  // of shifted_bytes()
+};
+Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev);
+std::size_t bytes_of_workspace(const CodecSpec& spec, const PayloadPlan& plan);
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,149 @@
+// The CUDA codecs as functions from bytes to bytes, on the stand-in for a device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "codec/cuda/cuda_codec.h"
+#include "codec/payload.h"
+#include "codec_cases.h"
+
+namespace geocomm::codec {
+
+inline constexpr std::string_view kCudaSpecs[] = {"none",
+                                                  "fp16",
+                                                  "bf16",
+                                                  "int8",
+                                                  "int8:block=64",
+                                                  "int8:block=128",
+                                                  "int8:block=512",
+                                                  "int8:round=stochastic",
+                                                  "int4",
+                                                  "int4:block=64,round=stochastic",
+                                                  "int4:block=4096",
+                                                  "bit2",
+                                                  "bit2:block=64",
+                                                  "bit2:block=1024",
+                                                  "ternary",
+                                                  "ternary:block=64",
+                                                  "ternary:block=4096",
+                                                  "bit1",
+                                                  "bit1:block=64",
+                                                  "bit1:block=2048"};
+
+// Memory as the device has it: aligned to 256, and watched to its last byte by AddressSanitizer.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::size_t bytes)
+      : memory_(static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256))),
+        data_(memory_.get()),
+        bytes_(bytes) {
+    std::memset(data_, 0x5A, bytes);
+  }
+  // `shift` bytes off the alignment.
+  explicit DeviceBytes(std::span<const std::byte> content, std::size_t shift = 0)
+      : DeviceBytes(content.size() + shift) {
+    data_ += shift;
+    bytes_ -= shift;
+    if (!content.empty()) std::memcpy(data_, content.data(), content.size());
+  }
+  std::byte* data() const { return data_; }
+  std::span<std::byte> span() const { return {data_, bytes_}; }
+  Bytes bytes() const { return {data_, data_ + bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+struct CudaCase {
+  CodecSpec spec;
+  DType dtype = DType::Float32;
+  Bytes src;
+  std::size_t shift = 0;  // of the source
+  cuda::EncodeOptions options = {};
+  Bytes residual = {};
+  std::size_t elements() const { return src.size() / core::size_of(dtype); }
+};
+
+struct Encoded {
+  Bytes payload;
+  Bytes residual;
+  std::vector<std::uint64_t> frame_ends;
+};
+
+inline Encoded encode_on_device(const CudaCase& test) {
+  const std::size_t elements = test.elements();
+  const DeviceBytes src(test.src, test.shift);
+  const DeviceBytes residual(test.residual);
+  const DeviceBytes dst(cuda::encoded_bound(test.spec, test.dtype, elements, test.options.framing));
+  const DeviceBytes workspace(cuda::workspace_bytes(test.spec, test.dtype, elements, test.options.framing));
+  Encoded encoded;
+  encoded.frame_ends.resize(cuda::frame_count(test.dtype, elements, test.options.framing));
+  cuda::EncodeOptions options = test.options;
+  options.frame_ends_dev = encoded.frame_ends.data();
+  if (!test.residual.empty()) options.feedback.residual = residual.data();
+  options.feedback.elements = elements;
+  std::uint64_t bytes = ~std::uint64_t{0};
+  const auto status = cuda::compress_payload(test.spec, test.dtype, src.data(), elements, dst.span(), options,
+                                             workspace.span(), &bytes, nullptr);
+  EXPECT_TRUE(status.is_ok()) << status.to_string();
+  EXPECT_LE(bytes, dst.span().size());
+  const Bytes all = dst.bytes();
+  encoded.payload.assign(
+      all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(bytes, all.size())));
+  encoded.residual = residual.bytes();
+  return encoded;
+}
+
+inline Encoded encode_on_host(const CudaCase& test) {
+  Encoded encoded;
+  encoded.residual = test.residual;
+  CompressOptions options;
+  options.seed = test.options.seed;
+  options.first_element = test.options.first_element;
+  if (!test.residual.empty()) {
+    options.feedback = test.options.feedback;
+    options.feedback.residual = encoded.residual.data();
+    options.feedback.elements = test.elements();
+  }
+  encoded.payload.resize(cuda::encoded_bound(test.spec, test.dtype, test.elements(), test.options.framing));
+  const auto size = test.options.framing == cuda::Framing::Payload
+                        ? compress_payload(test.spec, test.dtype, test.src, encoded.payload, options)
+                        : compress(test.spec, test.dtype, test.src, encoded.payload, options);
+  EXPECT_TRUE(size.is_ok()) << size.status().to_string();
+  encoded.payload.resize(size.is_ok() ? *size : 0);
+  return encoded;
+}
+
+struct Decoded {
+  std::uint64_t verdict = 0;
+  Bytes elements;
+};
+
+// Onto `old`, which has the sink's size.
+inline Decoded decode_on_device(const CodecSpec& spec, DType dtype, std::span<const std::byte> payload,
+                                const Bytes& old, std::uint64_t elements, Sink sink,
+                                const cuda::DecodeOptions& options = {}, std::size_t shift = 0) {
+  const DeviceBytes src(payload, shift);
+  const DeviceBytes dst(old);
+  const DeviceBytes workspace(cuda::workspace_bytes(spec, dtype, elements, options.framing));
+  Decoded decoded;
+  decoded.verdict = ~std::uint64_t{0};
+  const auto status = cuda::decompress_payload(spec, dtype, src.span(), dst.data(), elements, sink, options,
+                                               workspace.span(), &decoded.verdict, nullptr);
+  EXPECT_TRUE(status.is_ok()) << status.to_string();
+  decoded.elements = dst.bytes();
+  return decoded;
+}
+
+}  // namespace geocomm::codec
