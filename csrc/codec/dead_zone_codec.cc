@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "codec/bitmap.h"
 #include "codec/block_layout.h"
 #include "codec/kernels/dead_zone_kernels.h"
 #include "codec/payload_codec.h"
@@ -27,10 +28,6 @@ constexpr std::uint16_t kMaxStepBits = 0x7BFF;  // 255/128 * 2^120: any code tim
 
 BlockLayout layout_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   return BlockLayout(spec.id, spec.block, dtype, elements);
-}
-
-std::size_t bitmap_bytes(std::size_t elements) {
-  return (elements + 7) / 8;
 }
 
 std::size_t padded(std::size_t elements) {
@@ -166,14 +163,14 @@ bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elem
 }
 
 // The steps are in range, and raw blocks have no bits set; returns the raw elements' count.
-core::Result<std::size_t> check_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout,
-                                       const FrameView& frame, const std::byte* bitmap) {
+core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameView& frame,
+                                       std::span<const std::byte> bitmap) {
   std::size_t raw_elements = 0;
   for (std::size_t index = 0; index < layout.blocks(); ++index) {
     const auto bits = load_unaligned<std::uint16_t>(frame.payload.data() + layout.scale_offset(index));
     const std::size_t length = layout.length(index);
     if (bits == kRawScale) {
-      if (kernels.count_bits(bitmap + layout.first_element(index) / 8, bitmap_bytes(length)) != 0) {
+      if (count_bits(bitmap.subspan(layout.first_element(index) / 8, bitmap_bytes(length))) != 0) {
         return corrupt("raw block ", index, " has codes as well");
       }
       raw_elements += length;
@@ -223,15 +220,13 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bitmap, coded_plane_bytes(stage, rest, bitmap.size()));
   GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_bitmap), bitmap));
   rest = rest.subspan(coded_bitmap);
-  if (frame.elements % 8 != 0 && static_cast<unsigned>(bitmap.back()) >> frame.elements % 8 != 0) {
+  if (has_bits_beyond(bitmap, frame.elements)) {
     return corrupt("the bitmap has bits beyond ", frame.elements, " elements");
   }
   std::memset(bitmap.data() + bitmap.size(), 0, kDeadZoneUnit / 8);  // the kernels take whole units
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements,
-                           check_blocks(kernels, layout, frame, bitmap.data()));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements, check_blocks(layout, frame, bitmap));
 
-  const auto codes = thread_scratch(ScratchUse::Values, frame.elements)
-                         .first(kernels.count_bits(bitmap.data(), bitmap.size()));
+  const auto codes = thread_scratch(ScratchUse::Values, frame.elements).first(count_bits(bitmap));
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, coded_plane_bytes(stage, rest, codes.size()));
   const auto raw = rest.subspan(coded_codes);
   if (raw.size() != layout.raw_bytes(raw_elements)) {

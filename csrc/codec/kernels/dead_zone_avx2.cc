@@ -232,21 +232,7 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
   return dequantize_as<Sink::Float32>(bitmap, codes, count, step, dst);
 }
 
-std::size_t count_bits(const std::byte* bitmap, std::size_t bytes) {
-  std::size_t bits = 0;
-  std::size_t at = 0;
-  for (; at + 8 <= bytes; at += 8) {
-    std::uint64_t word;
-    __builtin_memcpy(&word, bitmap + at, sizeof(word));
-    bits += static_cast<std::size_t>(_mm_popcnt_u64(word));
-  }
-  for (; at < bytes; ++at) {
-    bits += static_cast<std::size_t>(_mm_popcnt_u32(static_cast<std::uint32_t>(bitmap[at])));
-  }
-  return bits;
-}
-
-constexpr DeadZoneKernels kAvx2{peak, load, sum_of_squares, quantize, dequantize, count_bits};
+constexpr DeadZoneKernels kAvx2{peak, load, sum_of_squares, quantize, dequantize};
 
 }  // namespace
 

@@ -209,17 +209,7 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
   return dequantize_as<Sink::Float32>(bitmap, codes, count, step, dst);
 }
 
-std::size_t count_bits(const std::byte* bitmap, std::size_t bytes) {
-  __m512i sums = _mm512_setzero_si512();
-  for (std::size_t at = 0; at < bytes; at += 64) {
-    const std::size_t left = bytes - at;
-    const __mmask64 there = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
-    sums = _mm512_add_epi64(sums, _mm512_popcnt_epi64(_mm512_maskz_loadu_epi8(there, bitmap + at)));
-  }
-  return static_cast<std::size_t>(_mm512_reduce_add_epi64(sums));
-}
-
-constexpr DeadZoneKernels kAvx512{peak, load, sum_of_squares, quantize, dequantize, count_bits};
+constexpr DeadZoneKernels kAvx512{peak, load, sum_of_squares, quantize, dequantize};
 
 }  // namespace
 

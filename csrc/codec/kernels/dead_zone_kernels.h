@@ -44,8 +44,6 @@ struct DeadZoneKernels {
   // the last are read as well.
   std::size_t (*dequantize)(const std::byte* bitmap, const std::byte* codes, std::size_t count, float step,
                             Sink sink, std::byte* dst);
-  // Set bits of any number of bytes.
-  std::size_t (*count_bits)(const std::byte* bitmap, std::size_t bytes);
 };
 
 // Those of core::cpu_level().

@@ -97,14 +97,17 @@ std::size_t quantize(const std::byte* floats, std::size_t count, const DeadZoneS
 template <Sink kSink>
 std::size_t dequantize_as(const std::byte* __restrict bitmap, const std::byte* __restrict codes,
                           std::size_t count, float step, std::byte* __restrict dst) {
+  std::array<std::int8_t, kDeadZoneUnit> unit;
   const std::byte* next = codes;
-  for (std::size_t first = 0; first < count; first += 8) {
-    const auto bits = static_cast<unsigned>(bitmap[first / 8]);
-    for (unsigned i = 0; i < 8; ++i) {
+  for (std::size_t first = 0; first < count; first += kDeadZoneUnit) {
+    const auto bits = load_unaligned<std::uint64_t>(bitmap + first / 8);
+    for (std::size_t i = 0; i < kDeadZoneUnit; ++i) {
       const bool is_set = (bits >> i & 1u) != 0;
-      const auto code = static_cast<float>(static_cast<std::int8_t>(*next));
-      put<kSink>(dst, first + i, is_set ? code * step : 0.0f);
+      unit[i] = static_cast<std::int8_t>(static_cast<int>(*next) & -static_cast<int>(is_set));
       next += is_set ? 1 : 0;
+    }
+    for (std::size_t i = 0; i < kDeadZoneUnit; ++i) {
+      put<kSink>(dst, first + i, static_cast<float>(unit[i]) * step);
     }
   }
   return static_cast<std::size_t>(next - codes);
@@ -115,19 +118,7 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
   return with_sink(sink, [&]<Sink kSink>() { return dequantize_as<kSink>(bitmap, codes, count, step, dst); });
 }
 
-std::size_t count_bits(const std::byte* bitmap, std::size_t bytes) {
-  std::size_t bits = 0;
-  std::size_t at = 0;
-  for (; at + 8 <= bytes; at += 8) {
-    bits += static_cast<std::size_t>(std::popcount(load_unaligned<std::uint64_t>(bitmap + at)));
-  }
-  for (; at < bytes; ++at) {
-    bits += static_cast<std::size_t>(std::popcount(static_cast<std::uint8_t>(bitmap[at])));
-  }
-  return bits;
-}
-
-constexpr DeadZoneKernels kScalar{peak, load, sum_of_squares, quantize, dequantize, count_bits};
+constexpr DeadZoneKernels kScalar{peak, load, sum_of_squares, quantize, dequantize};
 
 const DeadZoneKernels& or_scalar(const DeadZoneKernels* kernels) {
   return kernels != nullptr ? *kernels : kScalar;
