@@ -198,8 +198,8 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
   const Workspace workspace = cut_workspace(plan, workspace_dev.data());
   const bool has_checksums = options.checksums == Checksums::Device;
   const FindArgs find{
-      words(payload_dev.data()),     payload_dev.size(),  plan,          workspace,  header_of(spec, dtype),
-      header_of(CodecSpec{}, dtype), spec.has_rounding(), has_checksums, verdict_dev};
+      words(payload_dev.data()),     payload_dev.size(),  plan,          workspace,   header_of(spec, dtype),
+      header_of(CodecSpec{}, dtype), spec.has_rounding(), has_checksums, verdict_dev, options.may_be_longer};
   const Decode args{find.payload, words(dst_dev), dtype, sink, plan, workspace, verdict_dev};
   GEOCOMM_RETURN_IF_ERROR(find_frames(find, stream));
   if (has_checksums) {

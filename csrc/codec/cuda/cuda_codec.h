@@ -45,6 +45,8 @@ struct EncodeOptions {
 struct DecodeOptions {
   Framing framing = Framing::Payload;
   Checksums checksums = Checksums::Device;
+  // The bytes are room that the frames need not fill: how much they do is not known when it is enqueued.
+  bool may_be_longer = false;
 };
 
 bool is_supported(const CodecSpec& spec, core::DType dtype);
@@ -67,10 +69,10 @@ core::Status compress_payload(const CodecSpec& spec, core::DType dtype, const st
                               std::uint64_t* bytes_out_dev, Stream stream);
 
 // Enqueues the decoding of received bytes, any alignment, which have to hold exactly `elements` of `dtype` in
-// frames of `spec` (or of None). `sink`: sink_of(dtype), Float32 or AddToFloat32; ignored for a dtype that
-// only None carries. `dst_dev` is aligned to its elements. Every check is made on the device before the first
-// byte is written; what was found stands in `*verdict_dev` (see to_status()). Unless it is 0 nothing was
-// written. Errors: as above; they concern the arguments only.
+// frames of `spec` (or of None), and nothing else unless `may_be_longer`. `sink`: sink_of(dtype), Float32 or
+// AddToFloat32; ignored for a dtype that only None carries. `dst_dev` is aligned to its elements. Every check
+// is made on the device before the first byte is written; what was found stands in `*verdict_dev` (see
+// to_status()). Unless it is 0 nothing was written. Errors: as above; they concern the arguments only.
 core::Status decompress_payload(const CodecSpec& spec, core::DType dtype,
                                 std::span<const std::byte> payload_dev, std::byte* dst_dev,
                                 std::uint64_t elements, Sink sink, const DecodeOptions& options,

@@ -126,7 +126,8 @@ __global__ void __launch_bounds__(kThreads) find(FindArgs args) {
     offset = next_offset;
     first = sound + 1;
   }
-  if (threadIdx.x == 0 && offset != args.payload_bytes) report(args.verdict, Fault::Trailing, frames - 1);
+  const bool is_longer = offset != args.payload_bytes && !args.may_be_longer;
+  if (threadIdx.x == 0 && is_longer) report(args.verdict, Fault::Trailing, frames - 1);
 }
 
 __global__ void __launch_bounds__(kThreads) check(FindArgs args) {

@@ -105,6 +105,7 @@ struct FindArgs {
   bool takes_any_rounding;
   bool has_checksums;
   std::uint64_t* verdict;
+  bool may_be_longer;  // bytes behind the last frame are nobody's business
 };
 // Reads and checks the headers, into the records.
 core::Status find_frames(const FindArgs& args, Stream stream);
