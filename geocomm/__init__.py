@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from geocomm.codec import codec_names, compress, decompress
+    from geocomm.codec import codec_names, codec_presets, compress, compress_bound, decompress
     from geocomm.errors import (
         AbortedError,
         AuthFailedError,
@@ -35,7 +35,9 @@ _MODULE_OF = {
     "Options": "options",
     "compress": "codec",
     "decompress": "codec",
+    "compress_bound": "codec",
     "codec_names": "codec",
+    "codec_presets": "codec",
     "stats": "telemetry",
     "last_error": "telemetry",
     "device_mesh": "topology",
@@ -69,7 +71,9 @@ __all__ = [
     "VersionMismatchError",
     "__version__",
     "codec_names",
+    "codec_presets",
     "compress",
+    "compress_bound",
     "decompress",
     "device_mesh",
     "last_error",

@@ -2,47 +2,113 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
+from geocomm.errors import InvalidArgumentError, UnsupportedError
 from geocomm.native import native
+from geocomm.options import LOG_LEVELS
 
 if TYPE_CHECKING:
     import torch
 
 
-def compress(tensor: torch.Tensor, codec: str, residual: torch.Tensor | None = None, *, seed: int = 0) -> torch.Tensor:
+def compress(
+    tensor: torch.Tensor,
+    codec: str,
+    residual: torch.Tensor | None = None,
+    *,
+    seed: int = 0,
+    decay: float = 1.0,
+    threshold: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    threads: int | None = None,
+) -> torch.Tensor:
     """Compress a CPU tensor of any shape; returns a uint8 tensor (frames of at most 1 MiB of elements each).
 
-    codec: such as "int8", "int4:block=128,round=stochastic", "bf16" (see `codec_names()`); lossy ones take float32,
-    float16 and bfloat16, "none" takes every dtype. residual: float32, as many elements, contiguous: error feedback
-    (Seide et al. 2014) is added before quantizing, and what was lost is left in it, in place. seed: of stochastic
-    rounding; the same seed gives the same bytes.
+    codec: a preset ("balanced", see `codec_presets()`) or a codec with settings ("int8", "int4:block=128+huffman", see
+    docs/codecs.md). Lossy ones take float32, float16 and bfloat16, "none" and "lossless" take every dtype.
+    residual: error feedback (Seide et al. 2014). float32 or bfloat16, contiguous, as many elements, zeros at first:
+    decay * residual is added before quantizing, and what was lost is left in it, in place. Keep one per tensor, from
+    call to call. "tiny" and "topk" refuse to work without.
+    seed: of stochastic rounding; the same seed gives the same bytes.
+    threshold: one float32, 0 at first, carried from call to call by "topk:select=global".
+    out: uint8, contiguous, of at least `compress_bound(tensor, codec)` bytes: the result is a view of its beginning.
+    threads: at most so many; default GEOCOMM_THREADS, else this process's share of the cores. The bytes do not depend
+    on them.
 
-    Raises InvalidArgumentError (unknown codec, wrong residual) or UnsupportedError (dtype or device).
+    Raises InvalidArgumentError (unknown codec, wrong or missing residual) or UnsupportedError (dtype or device).
     """
-    return native().compress(tensor.detach().resolve_neg(), codec, residual, seed)
+    return native().compress(
+        tensor.detach().resolve_neg(), codec, residual, seed, decay, threshold, out, _threads(threads)
+    )
 
 
-def decompress(payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def compress_bound(tensor: torch.Tensor, codec: str) -> int:
+    """The most bytes that `compress` can give for a tensor of this size and dtype."""
+    return native().compress_bound(tensor, codec)
+
+
+def decompress(
+    payload: torch.Tensor, out: torch.Tensor | None = None, *, add: bool = False, threads: int | None = None
+) -> torch.Tensor:
     """Decode what `compress` gave: into `out` (same dtype and number of elements, any shape), else a new 1-D tensor.
+
+    add: add it to `out`, which is float32 and contiguous, in one pass; the payload's dtype may be float32, float16 or
+    bfloat16. What "topk" left out is not touched.
 
     Raises CorruptDataError where the bytes are not a payload, InvalidArgumentError where `out` does not fit.
     """
-    return native().decompress(payload, out)
+    return native().decompress(payload, out, add, _threads(threads))
 
 
 def codec_names() -> list[str]:
-    """The names that a codec string may begin with."""
+    """The codecs: names that a codec string may begin with."""
     return native().codec_names()
+
+
+def codec_presets() -> dict[str, str]:
+    """The presets, each with the codec that it stands for."""
+    return dict(native().codec_presets())
 
 
 def collective_codec(codec: str) -> str:
     """The codec as the backend runs it, in canonical form.
 
-    The backend sees anonymous buffers, so there is no error feedback; four bits rounded to nearest would lose small
-    values in every step. `int4` therefore rounds stochastically, which is unbiased, unless the string says `round=`.
+    The backend sees anonymous buffers, so there is no error feedback: what only works with it is refused. Four bits
+    rounded to nearest would lose small values in every step: `int4` therefore rounds stochastically, which is unbiased,
+    unless the string says `round=`. A dead zone cannot be unbiased, and a log line says so.
     """
-    name, _, settings = codec.partition(":")
-    if name.strip() == "int4" and "round=" not in settings:
-        codec = f"{codec}{',' if settings else ':'}round=stochastic"
-    return native().canonical_codec(codec)
+    canonical = native().canonical_codec(codec)
+    settings, plus, stage = canonical.partition("+")
+    name = settings.partition(":")[0]
+    if native().needs_feedback(codec):
+        raise UnsupportedError(
+            f"codec {codec!r} drops most elements and needs error feedback, which the backend cannot give: it does not "
+            "know which tensor a buffer belongs to. Take another codec here ('small' is the smallest that works), or "
+            "pass a residual to geocomm.compress in code of your own"
+        )
+    if name == "int4" and "round=" not in codec:
+        separator = "," if ":" in settings else ":"
+        return native().canonical_codec(f"{settings}{separator}round=stochastic{plus}{stage}")
+    if name == "deadzone":
+        _warn_of_dead_zone(codec)
+    return canonical
+
+
+@functools.cache
+def _warn_of_dead_zone(codec: str) -> None:
+    native().log(
+        LOG_LEVELS["warning"],
+        f"codec {codec!r}: the backend has no error feedback, so gradients that stay small in every step never cross "
+        "the sites. Compare a run with codec int8 before you trust it",
+    )
+
+
+def _threads(threads: int | None) -> int:
+    """As the native module takes it: 0 for its own default."""
+    if threads is None:
+        return 0
+    if threads < 1:
+        raise InvalidArgumentError(f"threads is {threads}; it must be 1 or more")
+    return threads

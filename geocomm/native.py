@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from geocomm.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
-from geocomm.options import log_level
+from geocomm.options import cpu_level, log_level, tensor_threads
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def native() -> ModuleType:
     """The module geocomm._C.
 
-    Raises VersionMismatchError for another torch minor version than it was built for (loading it would crash), and
-    InternalError where the installation is broken.
+    Raises VersionMismatchError for another torch minor version than it was built for (loading it would crash),
+    InternalError where the installation is broken, and InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_THREADS or
+    GEOCOMM_LOG that cannot be.
     """
     import torch
 
@@ -39,4 +40,7 @@ def native() -> ModuleType:
         raise InternalError(f"geocomm's native module does not load: {error}; reinstall geocomm") from error
     _C.set_error_classes(CLASS_OF_CODE)
     _C.set_log_level(log_level())
+    _C.set_codec_threads(tensor_threads())
+    if level := cpu_level():
+        _C.set_cpu_level(level)
     return _C

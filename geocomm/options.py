@@ -16,6 +16,8 @@ from typing import Any
 
 from geocomm.wan_topology import parse_duration, parse_rate, parse_size
 
+CPU_LEVELS = ("scalar", "avx2", "avx512")
+MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 TRANSPORTS = ("tcp",)
 SECURITIES = ("required", "insecure")
@@ -115,7 +117,7 @@ class Options:
                 raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip() or len(self.site) > 64):
             raise _bad(self, "site", "a name of 1 to 64 characters")
-        for name, low, high in (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, 1024)):
+        for name, low, high in (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, MAX_THREADS)):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or not low <= value <= high):
                 raise _bad(self, name, f"a whole number from {low} to {high}")
@@ -154,10 +156,35 @@ def log_level() -> int:
     return LOG_LEVELS[text]
 
 
+def cpu_level() -> str | None:
+    """The most that the codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512); None: all that it has."""
+    text = os.environ.get("GEOCOMM_CPU", "").lower()
+    if not text:
+        return None
+    if text not in CPU_LEVELS:
+        raise _refusal(
+            f"GEOCOMM_CPU is {text!r}; it must be one of {', '.join(CPU_LEVELS)}{_nearest(text, CPU_LEVELS)}"
+        )
+    return text
+
+
 def codec_threads(options: Options) -> int:
     """Codec threads of this process: as asked for, else its share of the cores."""
-    if options.threads is not None:
-        return options.threads
+    return options.threads if options.threads is not None else _share_of_cores()
+
+
+def tensor_threads() -> int:
+    """Codec threads of `geocomm.compress`, which has no options: GEOCOMM_THREADS, else the share of the cores."""
+    field = next(field for field in dataclasses.fields(Options) if field.name == "threads")
+    threads = _from_environment(field, os.environ)
+    if threads is None:
+        return _share_of_cores()
+    if not 1 <= threads <= MAX_THREADS:
+        raise _refusal(f"GEOCOMM_THREADS is {threads}; it must be a whole number from 1 to {MAX_THREADS}")
+    return threads
+
+
+def _share_of_cores() -> int:
     local_ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or "1"), 1)
     return max(1, math.floor(len(os.sched_getaffinity(0)) / local_ranks))
 

@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "binding/process_group.h"
-#include "binding/staging.h"
-#include "codec/payload.h"
+#include "binding/tensor_codec.h"
+#include "codec/codec_spec.h"
+#include "core/cpu.h"
 #include "core/log.h"
 #include "core/str.h"
 
@@ -64,102 +65,6 @@ void translate_exception(std::exception_ptr error) {
   } catch (const StatusCarrier& carrier) {
     raise_in_python(carrier.status);
   }
-}
-
-// ---- tensor codec
-// -------------------------------------------------------------------------------------------------
-
-core::Result<core::DType> compressible_dtype(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided) {
-    return core::Status(StatusCode::Unsupported, "cannot compress sparse tensors; use tensor.to_dense()");
-  }
-  const auto dtype = moved_dtype(tensor.scalar_type());
-  if (dtype == core::DType::UInt8 && tensor.scalar_type() != at::kByte) {
-    return core::Status(StatusCode::Unsupported,
-                        core::str("cannot compress tensors of dtype ", c10::toString(tensor.scalar_type())));
-  }
-  if (!tensor.device().is_cpu()) {
-    return core::Status(
-        StatusCode::Unsupported,
-        core::str("cannot compress a tensor on ", tensor.device().str(), "; move it to the CPU first"));
-  }
-  return dtype;
-}
-
-at::ScalarType scalar_type_of(core::DType dtype) {
-  switch (dtype) {
-    case core::DType::Float32:
-      return at::kFloat;
-    case core::DType::Float64:
-      return at::kDouble;
-    case core::DType::Float16:
-      return at::kHalf;
-    case core::DType::BFloat16:
-      return at::kBFloat16;
-    case core::DType::Int8:
-      return at::kChar;
-    case core::DType::UInt8:
-      return at::kByte;
-    case core::DType::Int16:
-      return at::kShort;
-    case core::DType::Int32:
-      return at::kInt;
-    case core::DType::Int64:
-      return at::kLong;
-    case core::DType::Bool:
-      return at::kBool;
-  }
-  return at::kByte;
-}
-
-at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
-                           const std::optional<at::Tensor>& residual, std::uint64_t seed) {
-  const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
-  const auto dtype = value_or_throw(compressible_dtype(tensor));
-  codec::CompressOptions options;
-  options.seed = seed;
-  if (residual) {
-    if (residual->scalar_type() != at::kFloat || !residual->device().is_cpu() || !residual->is_contiguous() ||
-        residual->numel() != tensor.numel()) {
-      throw_status(StatusCode::InvalidArgument,
-                   core::str("residual must be a contiguous float32 CPU tensor of ", tensor.numel(),
-                             " elements, got ", residual->numel(), " of ",
-                             c10::toString(residual->scalar_type()), " on ", residual->device().str()));
-    }
-    options.feedback = {static_cast<std::byte*>(residual->data_ptr()), core::DType::Float32,
-                        static_cast<std::size_t>(residual->numel())};
-  }
-  const auto source = flat(tensor);
-  const auto bound = codec::payload_bound(spec, dtype, static_cast<std::size_t>(source.numel()));
-  auto payload = at::empty({static_cast<std::int64_t>(bound)}, at::kByte);
-  const auto size = value_or_throw(
-      codec::compress_payload(spec, dtype, bytes_of(source), bytes_of(payload), options, nullptr));
-  return payload.narrow(0, 0, static_cast<std::int64_t>(size)).clone();
-}
-
-at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::Tensor>& out) {
-  if (payload.scalar_type() != at::kByte || !payload.device().is_cpu() || !payload.is_contiguous()) {
-    throw_status(StatusCode::InvalidArgument,
-                 "payload must be a contiguous uint8 CPU tensor, as geocomm.compress gives");
-  }
-  const auto info = value_or_throw(codec::inspect_payload(bytes_of(payload)));
-  const auto type = scalar_type_of(info.dtype);
-  if (!out) {
-    auto result = at::empty({static_cast<std::int64_t>(info.elements)}, type);
-    throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(result), nullptr));
-    return result;
-  }
-  if (out->scalar_type() != type || static_cast<std::uint64_t>(out->numel()) != info.elements ||
-      !out->device().is_cpu()) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("the payload holds ", info.elements, " elements of ", core::to_string(info.dtype),
-                           "; out has ", out->numel(), " of ", c10::toString(out->scalar_type()), " on ",
-                           out->device().str()));
-  }
-  auto target = is_flat_view(*out) ? *out : at::empty(out->sizes(), out->options());
-  throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(target), nullptr));
-  if (!target.is_same(*out)) out->copy_(target);
-  return *out;
 }
 
 // ---- process resources
@@ -388,14 +293,40 @@ PYBIND11_MODULE(_C, m) {
       .def("stats", &group_stats);
 
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
-        py::arg("seed") = 0, py::call_guard<py::gil_scoped_release>());
+        py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),
+        py::arg("out") = py::none(), py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
   m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
-        py::call_guard<py::gil_scoped_release>());
+        py::arg("add") = false, py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
+  m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
+  m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
   m.def(
       "canonical_codec",
       [](const std::string& codec) { return value_or_throw(codec::CodecSpec::parse(codec)).to_string(); },
       py::arg("codec"));
+  m.def(
+      "needs_feedback",
+      [](const std::string& codec) {
+        return value_or_throw(codec::CodecSpec::parse(codec)).needs_feedback();
+      },
+      py::arg("codec"));
+  m.def(
+      "is_exact",
+      [](const std::string& codec) { return value_or_throw(codec::CodecSpec::parse(codec)).is_exact(); },
+      py::arg("codec"));
   m.def("codec_names", &codec::codec_names);
+  m.def("codec_presets", [] {
+    std::vector<std::pair<std::string, std::string>> result;
+    for (const auto& preset : codec::presets()) result.emplace_back(preset.name, preset.codec);
+    return result;
+  });
+  m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });
+  m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });
+  m.def(
+      "set_cpu_level",
+      [](const std::string& level) {
+        throw_if_error(core::force_cpu_level(value_or_throw(core::parse_cpu_level(level))));
+      },
+      py::arg("level"));
   m.def(
       "set_error_classes",
       [](const std::map<std::string, py::object>& classes) { error_classes() = classes; },
@@ -404,4 +335,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "set_log_level", [](int level) { core::set_log_level(static_cast<core::LogLevel>(level)); },
       py::arg("level"));
+  m.def(
+      "log", [](int level, const std::string& line) { core::log(static_cast<core::LogLevel>(level), line); },
+      py::arg("level"), py::arg("line"));
 }

@@ -1,9 +1,12 @@
 """The codec string as the backend runs it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from geocomm.codec import collective_codec
-from geocomm.errors import InvalidArgumentError
+from geocomm.errors import InvalidArgumentError, UnsupportedError
 
 pytestmark = pytest.mark.unit
 
@@ -12,12 +15,19 @@ pytestmark = pytest.mark.unit
     ("asked", "runs"),
     [
         ("none", "none"),
+        ("lossless", "lossless"),
         ("int8", "int8"),
+        ("int8+huffman", "int8+huffman"),
         ("int8:round=stochastic", "int8:round=stochastic"),
         ("int4", "int4:round=stochastic"),
+        ("int4+huffman", "int4:round=stochastic+huffman"),
         ("int4:block=128", "int4:block=128,round=stochastic"),
+        ("int4:block=128+huffman", "int4:block=128,round=stochastic+huffman"),
         ("int4:round=nearest", "int4"),
         ("int4:round=nearest,block=64", "int4:block=64"),
+        ("balanced", "deadzone"),
+        ("small", "deadzone:step=1.4"),
+        ("bit1:block=256", "bit1"),
     ],
 )
 def test_collective_codec_without_rounding_int4_is_unbiased(asked: str, runs: str) -> None:
@@ -27,3 +37,19 @@ def test_collective_codec_without_rounding_int4_is_unbiased(asked: str, runs: st
 def test_collective_codec_unknown_name_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="int4"):
         collective_codec("int5")
+
+
+@pytest.mark.parametrize("codec", ["tiny", "topk", "topk:k=2048,values=fp32"])
+def test_collective_codec_that_needs_error_feedback_is_refused(codec: str) -> None:
+    with pytest.raises(UnsupportedError, match="residual"):
+        collective_codec(codec)
+
+
+def test_dead_zone_without_error_feedback_is_warned_of_once() -> None:
+    program = (
+        "from geocomm.codec import collective_codec\n"
+        "for codec in ('int8', 'lossless', 'balanced', 'balanced', 'balanced'): collective_codec(codec)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("geocomm warning: codec 'balanced'")

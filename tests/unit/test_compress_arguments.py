@@ -1,0 +1,140 @@
+"""Arguments of geocomm.compress and decompress, and what the environment sets for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import geocomm
+from geocomm.errors import InvalidArgumentError, UnsupportedError
+from geocomm.native import native
+
+pytestmark = pytest.mark.unit
+
+
+def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment | variables
+    )
+
+
+def test_presets_are_codecs_and_none_needs_more_than_its_name() -> None:
+    presets = geocomm.codec_presets()
+    assert list(presets) == ["lossless", "int8", "int4", "balanced", "small", "tiny"]
+    for preset, codec in presets.items():
+        assert native().canonical_codec(preset) == native().canonical_codec(codec)
+        geocomm.compress(torch.ones(300), preset, torch.zeros(300))
+
+
+@pytest.mark.parametrize("codec", ["tiny", "topk"])
+def test_codec_that_needs_error_feedback_without_residual_says_what_to_pass(codec: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"residual=torch\.zeros\(5\)"):
+        geocomm.compress(torch.ones(5), codec)
+
+
+@pytest.mark.parametrize("decay", [float("nan"), float("inf"), 1e300])
+def test_decay_that_is_not_finite_is_refused(decay: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="decay"):
+        geocomm.compress(torch.ones(5), "int8", torch.zeros(5), decay=decay)
+
+
+def test_decay_scales_the_residual_that_is_added() -> None:
+    residual = torch.full((4,), 8.0)
+    assert geocomm.decompress(geocomm.compress(torch.ones(4), "bf16", residual, decay=0.25)).tolist() == [3.0] * 4
+    assert residual.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "threshold", [torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(0), torch.ones(1, device="meta")]
+)
+def test_threshold_that_is_not_one_float32_is_refused(threshold: torch.Tensor) -> None:
+    with pytest.raises(InvalidArgumentError, match="threshold"):
+        geocomm.compress(torch.ones(5), "topk:select=global", torch.zeros(5), threshold=threshold)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_out_that_is_too_small_is_refused_and_left(size: int) -> None:
+    out = torch.full((size,), 7, dtype=torch.uint8)
+    with pytest.raises(InvalidArgumentError, match="out has"):
+        geocomm.compress(torch.ones(300), "int8", out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("out", [torch.zeros(9999), torch.zeros(9999, dtype=torch.uint8)[::2]])
+def test_out_that_is_not_contiguous_bytes_is_refused(out: torch.Tensor) -> None:
+    with pytest.raises(InvalidArgumentError, match="out must be"):
+        geocomm.compress(torch.ones(300), "int8", out=out)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_threads_out_of_range_are_refused(threads: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="threads"):
+        geocomm.compress(torch.ones(5), "int8", threads=threads)
+    with pytest.raises(InvalidArgumentError, match="threads"):
+        geocomm.decompress(geocomm.compress(torch.ones(5), "int8"), threads=threads)
+
+
+def test_tensor_on_another_device_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="meta"):
+        geocomm.compress(torch.ones(5, device="meta"), "int8")
+
+
+@pytest.mark.parametrize("out", [None, torch.zeros(5, dtype=torch.float64), torch.zeros(4), torch.zeros(10)[::2]])
+def test_add_into_anything_but_as_many_contiguous_floats_is_refused(out: torch.Tensor | None) -> None:
+    payload = geocomm.compress(torch.ones(5), "int8")
+    with pytest.raises(InvalidArgumentError, match="to add to"):
+        geocomm.decompress(payload, out=out, add=True)
+
+
+def test_add_of_a_dtype_that_is_not_added_is_unsupported() -> None:
+    payload = geocomm.compress(torch.ones(5, dtype=torch.int32), "none")
+    with pytest.raises(UnsupportedError):
+        geocomm.decompress(payload, out=torch.zeros(5), add=True)
+
+
+def test_cpu_level_beyond_the_machines_is_refused_and_leaves_the_level() -> None:
+    before = native().cpu_level()
+    with pytest.raises(InvalidArgumentError, match="avx1024"):
+        native().set_cpu_level("avx1024")
+    assert native().cpu_level() == before
+
+
+def test_geocomm_cpu_is_applied_when_the_module_is_first_used() -> None:
+    program = "from geocomm.native import native; print(native().cpu_level())"
+    assert run(program, GEOCOMM_CPU="scalar").stdout.strip() == "scalar"
+    assert run(program, GEOCOMM_CPU="").stdout.strip() == native().detected_cpu_level()
+    assert run(program).stdout.strip() == native().detected_cpu_level()
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"GEOCOMM_CPU": "avx22"}, "did you mean 'avx2'"),
+        ({"GEOCOMM_THREADS": "0"}, "from 1 to 1024"),
+        ({"GEOCOMM_THREADS": "many"}, "GEOCOMM_THREADS=many"),
+    ],
+)
+def test_bad_variable_is_refused_with_the_right_spelling(variables: dict[str, str], said: str) -> None:
+    ended = run("import torch, geocomm; geocomm.compress(torch.ones(3), 'int8')", **variables)
+    assert "InvalidArgumentError" in ended.stderr
+    assert said in ended.stderr
+
+
+def test_geocomm_threads_counts_the_caller_and_starts_threads_only_when_needed() -> None:
+    program = (
+        "import os, torch, geocomm\n"
+        "torch.set_num_threads(1)\n"
+        "threads = lambda: len(os.listdir('/proc/self/task'))\n"
+        "tensor = torch.ones(1 << 20)\n"
+        "geocomm.codec_names()\n"
+        "before = threads()\n"
+        "geocomm.compress(tensor, 'int8')\n"
+        "print(threads() - before)"
+    )
+    assert run(program, GEOCOMM_THREADS="3").stdout.strip() == "2"
+    assert run(program, GEOCOMM_THREADS="1").stdout.strip() == "0"
