@@ -1,0 +1,79 @@
+"""`geocomm codecs`: what each codec makes of data, on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("codecs")(codecs)
+
+
+def codecs(
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(help="A codec or preset, such as 'int4:block=64+huffman'; may be repeated. Default: a choice."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Measure on a .npy, .pt or .safetensors file, or on raw float32 numbers.")
+    ] = None,
+    elements: Annotated[
+        int, typer.Option(min=1, max=1 << 28, help="Random numbers, or at most so many of the file.")
+    ] = 1 << 22,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each codec is timed.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of the codecs.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw error over ratio into PATH.", metavar="PATH.png")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the presets and codecs with their ratio, error and speed, measured on the spot and verified.
+
+    Random numbers are normal ones: gradients compress better (see docs/codecs.md). Exit status: 0; 1 where a codec gave
+    back something wrong; 2 for a wrong option or file.
+    """
+    from geocomm.codec_bench import CodecBenchError, default_codecs, measure
+    from geocomm.codec_data import CodecDataError, from_file, gaussian
+    from geocomm.codec_report import NOTES, rich_table
+    from geocomm.errors import GeocommError
+    from geocomm.native import native
+
+    try:
+        data = gaussian(elements, seed) if file is None else from_file(file, elements)
+        rows = measure(codec or default_codecs(), data, rounds=rounds, threads=threads)
+    except (CodecDataError, GeocommError) as error:
+        _fail(str(error), 2)
+    except CodecBenchError as error:
+        _fail(str(error), 1)
+    if as_json:
+        conditions = {"data": data.description, "cpu": native().cpu_level(), "threads": threads, "rounds": rounds}
+        print(json.dumps({"conditions": conditions, "rows": [row.to_dict() for row in rows]}, indent=1))
+    else:
+        console = Console()
+        console.print(rich_table(rows, data))
+        console.print(f"\n{NOTES}", highlight=False, style="dim")
+        console.print(f"{threads} thread(s), CPU level {native().cpu_level()}", highlight=False, style="dim")
+    if plot is not None:
+        _draw(plot, rows, data)
+
+
+def _draw(path: Path, rows: list, data: object) -> None:
+    from geocomm.codec_report import plot
+
+    try:
+        plot(rows, data, path)
+    except ImportError:
+        _fail("--plot needs matplotlib: pip install matplotlib", 2)
+    except (OSError, ValueError) as error:
+        _fail(f"--plot {path}: {error}", 2)
+    Console(stderr=True).print(f"written: {path}", highlight=False)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True).print(f"geocomm codecs: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(status)
