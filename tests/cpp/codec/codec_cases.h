@@ -32,11 +32,23 @@ using Bytes = std::vector<std::byte>;
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr DType kFloatTypes[] = {DType::Float32, DType::Float16, DType::BFloat16};
-inline constexpr std::string_view kAllSpecs[] = {"none",           "fp16",
-                                                 "bf16",           "int8",
-                                                 "int8:block=64",  "int8:round=stochastic",
-                                                 "int4",           "int4:block=64,round=stochastic",
-                                                 "int4:block=4096"};
+inline constexpr std::string_view kAllSpecs[] = {"none",
+                                                 "fp16",
+                                                 "bf16",
+                                                 "bf16+huffman",
+                                                 "int8",
+                                                 "int8:block=64",
+                                                 "int8:round=stochastic",
+                                                 "int8+huffman",
+                                                 "int4",
+                                                 "int4:block=64,round=stochastic",
+                                                 "int4:block=4096",
+                                                 "bit2",
+                                                 "bit2:block=64+huffman",
+                                                 "ternary",
+                                                 "ternary:block=64",
+                                                 "bit1",
+                                                 "bit1:block=64"};
 
 inline ErrorFeedback feedback(std::vector<float>& residual) {
   return {reinterpret_cast<std::byte*>(residual.data()), DType::Float32, residual.size()};
