@@ -202,14 +202,14 @@ class VectorCoder {
         table_(V::set_table(kBit2Low * scale.scale, kBit2High * scale.scale, -(kBit2Low * scale.scale),
                             -(kBit2High * scale.scale))) {}
 
-  // `random`: of the vector's first element.
-  Ints codes(Floats value, const std::byte* random) const {
+  // The vector's first element is element `at` of the block. `random`: the block's, nullptr for the rest.
+  Ints codes(Floats value, const std::byte* random, std::size_t at) const {
     if constexpr (kCoder == Coder::Int8 || kCoder == Coder::Int4) {
       return V::round(value * inverse_);
     } else if constexpr (kCoder == Coder::Int8Stochastic || kCoder == Coder::Int4Stochastic) {
       constexpr std::int32_t kMax = kCoder == Coder::Int8Stochastic ? kMaxInt8 : kMaxInt4;
       const Ints fixed = V::round(value * inverse_ * V::set(32768.0f));
-      const Ints added = V::add(fixed, V::template shift_right<1>(V::load_words(random)));
+      const Ints added = V::add(fixed, V::template shift_right<1>(V::load_words(random + 2 * at)));
       const Ints code = V::template shift_right_signed<15>(added);
       return V::max(V::min(code, V::set_int(kMax)), V::set_int(-kMax));
     } else {
@@ -250,7 +250,7 @@ void quantize(const std::byte* values, std::size_t count, const BlockScale& scal
     for (std::size_t part = 0; part < 4; ++part) {
       const std::size_t at = i + part * V::kLanes;
       const auto value = V::load(values + 4 * at);
-      code[part] = coder.codes(value, random + 2 * at);
+      code[part] = coder.codes(value, random, at);
       if constexpr (kResidual != Residual::None) {
         store_residuals<V, kResidual, true>(residual, at, value, coder.decoded(code[part]));
       }
