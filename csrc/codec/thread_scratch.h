@@ -9,6 +9,13 @@
 #include <memory>
 #include <span>
 
+#if __has_include(<sanitizer/asan_interface.h>)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#endif
+
 namespace geocomm::codec {
 
 enum class ScratchUse : std::uint8_t { Codes, Bitmap, Values, Indices, Places, Coded };
@@ -25,12 +32,15 @@ inline std::span<std::byte> thread_scratch(ScratchUse use, std::size_t bytes) {
   };
   thread_local std::array<Buffer, kScratchUses> buffers;
   Buffer& buffer = buffers[static_cast<std::size_t>(use)];
-  if (buffer.capacity < bytes) {
+  if (buffer.memory == nullptr || buffer.capacity < bytes) {
     buffer.memory = std::make_unique_for_overwrite<std::byte[]>(bytes + 2 * kAlignment);
     const auto address = reinterpret_cast<std::uintptr_t>(buffer.memory.get());
     buffer.aligned = buffer.memory.get() + (kAlignment - address % kAlignment) % kAlignment;
     buffer.capacity = bytes;
   }
+  // So that AddressSanitizer sees an overrun in a buffer that has grown larger before.
+  ASAN_UNPOISON_MEMORY_REGION(buffer.aligned, bytes + kAlignment);
+  ASAN_POISON_MEMORY_REGION(buffer.aligned + bytes + kAlignment, buffer.capacity - bytes);
   return {buffer.aligned, bytes};
 }
 
