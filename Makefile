@@ -6,7 +6,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/__init__.py
-CXX_FILES := $(shell find csrc tests/cpp \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
+CXX_FILES := $(shell find csrc tests/cpp tests/fuzz \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
 # Newer kernels place memory where older ThreadSanitizers do not expect it, unless told not to.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
@@ -17,16 +17,18 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench lint format sanitize asan tsan wheel ecosystem clean
+.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long wheel ecosystem clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo       train a small DeepSeek model over two emulated sites, on Gloo and on geocomm (some minutes)"
 	@echo "make test       all tests but the slow ones"
 	@echo "make bench      all-reduce over an emulated WAN, geocomm against Gloo"
+	@echo "make bench-codec  what every codec costs, as a ratio to a copy and to torch and zstd"
 	@echo "make build      .venv and the native module, for working in the tree"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
+	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
 	@echo "make ecosystem  the tests marked slow"
 	@echo "make wheel      sdist and wheel in dist/"
 	@echo "make clean      remove build/ and dist/ (not .venv)"
@@ -76,6 +78,9 @@ ecosystem: $(NATIVE)
 bench: $(NATIVE)
 	@$(PY) benchmarks/bench_wan.py
 
+bench-codec: $(NATIVE)
+	@$(PY) -m pytest -q benchmarks/bench_codec.py --benchmark-disable-gc --benchmark-columns=median,min,rounds
+
 lint: $(ENVIRONMENT)
 	@echo "lint: ruff"
 	@$(PY) -m ruff check -q
@@ -97,6 +102,14 @@ asan: $(ENVIRONMENT)
 
 tsan: $(ENVIRONMENT)
 	$(call cpp_tests,build/tsan, under ThreadSanitizer,-DGEOCOMM_SANITIZE=thread,$(FIXED_ADDRESSES))
+
+fuzz: $(ENVIRONMENT)
+	@tests/fuzz/run.sh smoke
+
+FUZZ_MINUTES ?= 5
+fuzz-long: $(ENVIRONMENT)
+	@tests/fuzz/run.sh long $(FUZZ_MINUTES)
+	@tests/fuzz/run.sh merge
 
 comma := ,
 

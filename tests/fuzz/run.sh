@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets with Clang and runs them, several at a time; README.md says what they check.
+#
+#   tests/fuzz/run.sh smoke             every target, about a minute in all; says so and succeeds where there is no Clang
+#   tests/fuzz/run.sh long MINUTES [TARGET...]    so many minutes for each target
+#   tests/fuzz/run.sh merge [TARGET...] puts what has new coverage into tests/fuzz/corpus, as few inputs as will do
+#
+# JOBS (default: one per core) targets run at a time. What the runs keep is in build/fuzz: corpus/TARGET, logs/TARGET, and
+# findings/TARGET-*, the inputs that end a target.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+FOLDER=build/fuzz
+FUZZ=$FOLDER/native/tests/fuzz/geocomm_fuzz
+JOBS=${JOBS:-$(nproc)}
+SMOKE_SECONDS=60
+MAX_INPUT_BYTES=49152
+export UBSAN_OPTIONS=print_stacktrace=1
+# Large blocks that were freed would fill the memory limit.
+export ASAN_OPTIONS=quarantine_size_mb=32
+
+say() { echo "fuzz: $*"; }
+
+# Prints a Clang that has libFuzzer, or fails.
+find_clang() {
+  local clang
+  for clang in ${CLANGXX:-} clang++ clang++-{21,20,19,18,17,16,15,14}; do
+    command -v "$clang" >/dev/null || continue
+    if echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+      "$clang" -x c++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null; then
+      echo "$clang"
+      return
+    fi
+  done
+  return 1
+}
+
+build() {
+  say "building the targets with $1"
+  cmake -S . -B $FOLDER/native -G Ninja -DCMAKE_CXX_COMPILER="$1" -DGEOCOMM_FUZZ=ON -DGEOCOMM_TESTS=OFF \
+    -DGEOCOMM_TOOLS=OFF >/dev/null
+  cmake --build $FOLDER/native --target geocomm_fuzz make_seeds -- --quiet
+  rm -rf $FOLDER/seeds
+  $FOLDER/native/tests/fuzz/make_seeds $FOLDER/seeds
+}
+
+# fuzz_one SECONDS TARGET: what is found goes to build/fuzz/corpus; the corpus of the repository is only read.
+fuzz_one() {
+  local seconds=$1 target=$2 log=$FOLDER/logs/$2 dictionary=()
+  mkdir -p $FOLDER/{corpus,seeds}/"$target" $FOLDER/{logs,findings}
+  [ -f "tests/fuzz/$target.dict" ] && dictionary=("-dict=tests/fuzz/$target.dict")
+  if "$FUZZ" --target="$target" -max_total_time="$seconds" -max_len=$MAX_INPUT_BYTES -timeout=30 -rss_limit_mb=2048 \
+    -malloc_limit_mb=64 -entropic_scale_per_exec_time=1 -print_final_stats=1 -artifact_prefix="$FOLDER/findings/$target-" "${dictionary[@]}" \
+    "$FOLDER/corpus/$target" "tests/fuzz/corpus/$target" "$FOLDER/seeds/$target" >"$log" 2>&1; then
+    say "$target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs in $seconds s," \
+      "coverage $(sed -n 's/.*DONE *cov: \([0-9]*\).*/\1/p' "$log")"
+  else
+    tail -n 40 "$log"
+    say "$target FAILED; all output: $log" >&2
+    return 1
+  fi
+}
+
+# fuzz_all SECONDS TARGET...: in turns, so that all have the same share of the machine.
+fuzz_all() {
+  local seconds=$1
+  shift
+  printf '%s\n' "$@" | xargs -P "$JOBS" -I{} bash -c "$(declare -f say fuzz_one)
+    FOLDER=$FOLDER FUZZ=$FUZZ MAX_INPUT_BYTES=$MAX_INPUT_BYTES
+    fuzz_one $seconds {}"
+}
+
+# Findings that were mended stay, as regression_*.
+merge_one() {
+  local target=$1 kept=tests/fuzz/corpus/$1 merged=$FOLDER/merged/$1
+  rm -rf "$merged"
+  mkdir -p "$merged" "$kept" $FOLDER/{corpus,seeds}/"$target"
+  "$FUZZ" --target="$target" -merge=1 -use_counters=0 -max_len=$MAX_INPUT_BYTES "$merged" "$kept" "$FOLDER/corpus/$target" \
+    "$FOLDER/seeds/$target" >"$FOLDER/logs/merge_$target" 2>&1
+  find "$kept" -type f ! -name 'regression_*' -delete
+  cp "$merged"/* "$kept"
+  say "$target: $(find "$kept" -type f | wc -l) inputs, $(du -sb "$kept" | cut -f1) bytes"
+}
+
+command=${1:-smoke}
+shift || true
+if ! clang=$(find_clang); then
+  say "no Clang with libFuzzer here: the fuzz targets were NOT run (their corpora are, by the C++ tests)"
+  [ "$command" = smoke ] && exit 0 || exit 1
+fi
+build "$clang"
+mapfile -t all < <("$FUZZ" --list)
+case $command in
+  smoke) fuzz_all $((SMOKE_SECONDS * JOBS / ${#all[@]} + 1)) "${all[@]}" ;;
+  long)
+    minutes=$1
+    shift
+    [ $# -gt 0 ] || set -- "${all[@]}"
+    fuzz_all $((minutes * 60)) "$@"
+    ;;
+  merge)
+    [ $# -gt 0 ] || set -- "${all[@]}"
+    for target in "$@"; do merge_one "$target"; done
+    ;;
+  *)
+    say "smoke, long or merge, not $command" >&2
+    exit 2
+    ;;
+esac
