@@ -51,6 +51,36 @@ class SharedJobs {
   std::size_t done_ = 0;
 };
 
+// Frames whose sizes are known only when they are there, made in any order: each is written where it lies if
+// all before it are of the worst size, and goes down as soon as all before it have.
+class FramePacker {
+ public:
+  FramePacker(std::byte* dst, std::size_t stride, std::size_t frames)
+      : dst_(dst), stride_(stride), sizes_(frames, kMissing) {}
+
+  // Frame `index` is at index * stride, and so large. From any thread; once for each frame.
+  void add(std::size_t index, std::size_t size) {
+    std::lock_guard lock(mutex_);
+    sizes_[index] = size;
+    for (; next_ < sizes_.size() && sizes_[next_] != kMissing; ++next_) {
+      if (end_ != next_ * stride_) std::memmove(dst_ + end_, dst_ + next_ * stride_, sizes_[next_]);
+      end_ += sizes_[next_];
+    }
+  }
+  // When all have been added: the size of them all.
+  std::size_t end() const { return end_; }
+
+ private:
+  static constexpr std::size_t kMissing = ~std::size_t{0};
+
+  std::byte* const dst_;
+  const std::size_t stride_;
+  std::mutex mutex_;  // guards all below
+  std::vector<std::size_t> sizes_;
+  std::size_t next_ = 0;
+  std::size_t end_ = 0;
+};
+
 std::size_t frame_elements(DType dtype) {
   return kPayloadFrameBytes / core::size_of(dtype);
 }
@@ -143,30 +173,36 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
                                                      " bytes, dst has room for ", dst.size()));
   }
 
-  // Each frame is written where it starts if all before it are of the worst size, then moved down.
   const std::size_t per_frame = frame_elements(dtype);
-  const std::size_t stride = compress_bound(spec, dtype, per_frame);
   const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
-  std::vector<core::Result<std::size_t>> sizes(frames, std::size_t{0});
-  SharedJobs::run(pool, frames, [&](std::size_t index) {
+  const auto compress_frame = [&](std::size_t index, std::size_t offset, std::size_t room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
-    const std::size_t room = std::min(stride, dst.size() - index * stride);
-    sizes[index] =
-        compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
-                 dst.subspan(index * stride, room), part);
-  });
-  std::size_t end = 0;
-  for (std::size_t index = 0; index < frames; ++index) {
-    // What remains to go wrong (codec and dtype) goes wrong in every frame alike, before it wrote anything.
-    if (!sizes[index].is_ok()) return sizes[index].status();
-    if (end != index * stride) std::memmove(dst.data() + end, dst.data() + index * stride, *sizes[index]);
-    end += *sizes[index];
+    return compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
+                    dst.subspan(offset, room), part);
+  };
+  // What can go wrong now (codec and dtype) goes wrong in every frame alike, before it wrote anything.
+  if (pool == nullptr) {
+    std::size_t end = 0;
+    for (std::size_t index = 0; index < frames; ++index) {
+      GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, end, dst.size() - end));
+      end += size;
+    }
+    return end;
   }
-  return end;
+  const std::size_t stride = compress_bound(spec, dtype, per_frame);
+  FramePacker packer(dst.data(), stride, frames);
+  std::vector<Status> statuses(frames);
+  SharedJobs::run(pool, frames, [&](std::size_t index) {
+    const auto size = compress_frame(index, index * stride, std::min(stride, dst.size() - index * stride));
+    statuses[index] = size.status();
+    packer.add(index, size.is_ok() ? *size : 0);
+  });
+  for (const Status& status : statuses) GEOCOMM_RETURN_IF_ERROR(status);
+  return packer.end();
 }
 
 core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
