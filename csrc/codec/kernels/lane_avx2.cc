@@ -102,56 +102,44 @@ void store_symbols(std::byte* dst, const __m256i (&entries)[kGroups]) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), symbols);
 }
 
-// Whole rows of kStreams substreams side by side, as long as each has words for all lanes of a row.
-template <std::size_t kStreams>
-void decode_rows(const DecodeTable& table, LaneReader* readers) {
-  ReaderGroup groups[kStreams][kGroups];
-  const std::byte* words[kStreams];
-  std::byte* dst[kStreams];
+// Whole rows, as long as there are words for all lanes of a row.
+void decode_rows(const DecodeTable& table, LaneReader& reader) {
   const __m256i sixteen = _mm256_set1_epi32(kWordBits);
-  std::size_t left = readers[0].symbols / kLanes;
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    for (std::size_t g = 0; g < kGroups; ++g) {
-      groups[s][g] = {load_group(readers[s].bits, g),
-                      _mm256_sub_epi32(sixteen, load_group(readers[s].counts, g))};
-    }
-    words[s] = readers[s].words;
-    dst[s] = readers[s].dst;
-    left = std::min(left, readers[s].symbols / kLanes);
+  // All loops over groups are unrolled: the compiler then keeps them in registers only.
+  ReaderGroup groups[kGroups];
+#pragma GCC unroll 4
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    groups[g] = {load_group(reader.bits, g), _mm256_sub_epi32(sixteen, load_group(reader.counts, g))};
   }
-  const std::size_t all = left;
+  const std::byte* words = reader.words;
+  std::byte* dst = reader.dst;
+  std::size_t left = reader.symbols / kLanes;
   for (;;) {
-    std::size_t rows = left;
-    for (std::size_t s = 0; s < kStreams; ++s) {
-      rows = std::min(rows, static_cast<std::size_t>(readers[s].end - words[s]) / (2 * kLanes));
-    }
+    std::size_t rows = std::min(left, static_cast<std::size_t>(reader.end - words) / (2 * kLanes));
     if (rows == 0) break;
     left -= rows;
     for (; rows != 0; --rows) {
+      __m256i entries[kGroups];
 #pragma GCC unroll 4
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        __m256i entries[kGroups];
-        for (std::size_t g = 0; g < kGroups; ++g) entries[g] = decode_step(table, groups[s][g], words[s]);
-        store_symbols(dst[s], entries);
-        dst[s] += kLanes;
-      }
+      for (std::size_t g = 0; g < kGroups; ++g) entries[g] = decode_step(table, groups[g], words);
+      store_symbols(dst, entries);
+      dst += kLanes;
     }
   }
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    for (std::size_t g = 0; g < kGroups; ++g) {
-      store_group(readers[s].bits, g, groups[s][g].bits);
-      store_group(readers[s].counts, g, _mm256_sub_epi32(sixteen, groups[s][g].lack));
-    }
-    readers[s].words = words[s];
-    readers[s].dst = dst[s];
-    readers[s].symbols -= (all - left) * kLanes;
+#pragma GCC unroll 4
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    store_group(reader.bits, g, groups[g].bits);
+    store_group(reader.counts, g, _mm256_sub_epi32(sixteen, groups[g].lack));
   }
+  reader.symbols -= static_cast<std::size_t>(dst - reader.dst);
+  reader.words = words;
+  reader.dst = dst;
 }
 
+// One substream after the other: side by side they are no faster, since what limits is the work, not waiting.
 bool decode(const DecodeTable& table, LaneReader* readers, std::size_t count) {
-  if (count == kMaxSubstreams) decode_rows<kMaxSubstreams>(table, readers);
   for (std::size_t s = 0; s < count; ++s) {
-    decode_rows<1>(table, readers + s);
+    decode_rows(table, readers[s]);
     if (!decode_rest_scalar(table, readers[s])) return false;
   }
   return true;
@@ -210,18 +198,21 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
   if (const std::size_t rest = writer.symbols % kLanes; rest != 0) encode_row_scalar(table, writer, rest);
   const ShiftedTable shifted = shift(table);
   WriterGroup groups[kGroups];
+#pragma GCC unroll 4
   for (std::size_t g = 0; g < kGroups; ++g) {
     groups[g] = {load_group(writer.bits, g), load_group(writer.counts, g)};
   }
   std::byte* front = writer.front;
   for (std::size_t left = writer.symbols; left != 0; left -= kLanes) {
     const std::byte* row = writer.src + left - kLanes;
+#pragma GCC unroll 4
     for (std::size_t g = kGroups; g-- > 0;) {
       front = encode_step(shifted, groups[g], row + g * kGroupLanes, front);
     }
   }
   writer.symbols = 0;
   writer.front = front;
+#pragma GCC unroll 4
   for (std::size_t g = 0; g < kGroups; ++g) {
     store_group(writer.bits, g, groups[g].bits);
     store_group(writer.counts, g, groups[g].counts);

@@ -53,7 +53,10 @@ void decode_rows(const DecodeTable& table, LaneReader* readers) {
   std::byte* dst[kStreams];
   const __m512i sixteen = _mm512_set1_epi32(kWordBits);
   std::size_t left = readers[0].symbols / kLanes;
+  // All loops over groups are unrolled: the compiler then keeps them in registers only.
+#pragma GCC unroll 4
   for (std::size_t s = 0; s < kStreams; ++s) {
+#pragma GCC unroll 2
     for (std::size_t g = 0; g < kGroups; ++g) {
       groups[s][g] = {load_group(readers[s].bits, g),
                       _mm512_sub_epi32(sixteen, load_group(readers[s].counts, g))};
@@ -82,7 +85,9 @@ void decode_rows(const DecodeTable& table, LaneReader* readers) {
       for (std::size_t s = 0; s < kStreams; ++s) dst[s] += kLanes;
     }
   }
+#pragma GCC unroll 4
   for (std::size_t s = 0; s < kStreams; ++s) {
+#pragma GCC unroll 2
     for (std::size_t g = 0; g < kGroups; ++g) {
       store_group(readers[s].bits, g, groups[s][g].bits);
       store_group(readers[s].counts, g, _mm512_sub_epi32(sixteen, groups[s][g].lack));
@@ -151,6 +156,12 @@ std::byte* encode_step(__m512i entries, WriterGroup& group, std::byte* front) {
   return front;
 }
 
+// A row of entries of 16 bits.
+std::byte* encode_row(__m512i entries, WriterGroup (&groups)[kGroups], std::byte* front) {
+  front = encode_step(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(entries, 1)), groups[1], front);
+  return encode_step(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(entries)), groups[0], front);
+}
+
 // Rows go in pairs: as many symbols as the table in registers looks up at once.
 void encode(const EncodeTable& table, LaneWriter& writer) {
   if (const std::size_t rest = writer.symbols % kLanes; rest != 0) encode_row_scalar(table, writer, rest);
@@ -173,10 +184,8 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
     const __m512i first =
         _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(low)),
                         _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(high)), 8));
-    for (const __m512i row : {second, first}) {
-      front = encode_step(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(row, 1)), groups[1], front);
-      front = encode_step(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(row)), groups[0], front);
-    }
+    front = encode_row(second, groups, front);
+    front = encode_row(first, groups, front);
   }
   writer.symbols = 0;
   writer.front = front;
