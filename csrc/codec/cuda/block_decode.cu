@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
   std::uint8_t* staged =
       staged_of_warps[threadIdx.x / kWarp] + lane / place.lanes * (args.plan.block + kStagedPad);
   const FrameRecord& record = args.workspace.records[place.frame];
-  const FrameExtent& extent = args.plan.extent(place.frame);
+  const FrameExtent extent = args.plan.extent(place.frame);
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
 
   const std::uint8_t* plain = nullptr;  // the block's elements as they are

@@ -17,16 +17,17 @@ __device__ __forceinline__ uint2 random_bits(std::uint64_t element, std::uint64_
     const RandomWords words = philox(element / 8, seed);
     return element / 4 % 2 == 0 ? uint2{words.w[0], words.w[1]} : uint2{words.w[2], words.w[3]};
   }
-  std::uint32_t bits[4];
+  uint2 random = {0, 0};
 #pragma unroll 1
   for (unsigned c = 0; c < 4; ++c) {
     const RandomWords words = philox((element + c) / 8, seed);
-    const unsigned word = (element + c) % 8;
-    const std::uint32_t low = word < 2 ? words.w[0] : words.w[1];
-    const std::uint32_t high = word < 6 ? words.w[2] : words.w[3];
-    bits[c] = (word < 4 ? low : high) >> (word % 2 * 16) & 0xFFFFu;
+    const unsigned index = (element + c) % 8;
+    const std::uint32_t low = index < 2 ? words.w[0] : words.w[1];
+    const std::uint32_t high = index < 6 ? words.w[2] : words.w[3];
+    const std::uint32_t bits = (index < 4 ? low : high) >> (index % 2 * 16) & 0xFFFFu;
+    (c < 2 ? random.x : random.y) |= bits << (c % 2 * 16);
   }
-  return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+  return random;
 }
 
 // kHeld: blocks of at most 256 elements, whose values stay in registers between the passes over a block.

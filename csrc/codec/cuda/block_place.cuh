@@ -49,7 +49,7 @@ __device__ __forceinline__ bool find_block(const PayloadPlan& plan, std::uint64_
   if (frame >= plan.frames) frame = plan.frames - 1;
   place.frame = static_cast<std::uint32_t>(frame);
   place.index = static_cast<unsigned>(block - frame * plan.full.blocks);
-  const FrameExtent& extent = plan.extent(frame);
+  const FrameExtent extent = plan.extent(frame);
   const std::uint64_t begin = std::uint64_t{place.index} * plan.block;
   const std::uint64_t left = begin < extent.elements ? extent.elements - begin : 0;
   place.length = left < plan.block ? static_cast<unsigned>(left) : plan.block;

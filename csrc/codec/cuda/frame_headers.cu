@@ -71,7 +71,7 @@ __device__ Fault read_header(const FindArgs& args, std::uint32_t frame, std::uin
   if (args.has_checksums && header.header_crc != header_crc(header)) return Fault::HeaderCrc;
   const bool is_plain = same_codec(header, args.plain, false);
   if (!is_plain && !same_codec(header, args.regular, args.takes_any_rounding)) return Fault::Codec;
-  const FrameExtent& extent = args.plan.extent(frame);
+  const FrameExtent extent = args.plan.extent(frame);
   if (header.elements != extent.elements) return Fault::Elements;
   // Sizes that the codec can give: blocks may be raw, nothing else varies.
   const std::uint64_t plain_bytes = std::uint64_t{extent.elements} * args.plan.element_bytes;

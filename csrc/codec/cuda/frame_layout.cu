@@ -16,7 +16,7 @@ __global__ void clear(PayloadPlan plan, Workspace workspace) {
 }
 
 __device__ std::uint64_t payload_bytes_of(const LayoutArgs& args, std::uint32_t frame) {
-  const FrameExtent& extent = args.plan.extent(frame);
+  const FrameExtent extent = args.plan.extent(frame);
   const FrameRecord& record = args.workspace.records[frame];
   const std::uint64_t element_bytes = args.plan.element_bytes;
   if (!args.is_cast) return extent.bytes + record.raw_elements * element_bytes;

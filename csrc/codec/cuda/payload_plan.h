@@ -43,8 +43,11 @@ struct PayloadPlan {
   GEOCOMM_HOST_DEVICE std::uint64_t bytes() const {
     return (frames - 1) * frame_stride + sizeof(FrameHeader) + last.bytes;
   }
-  GEOCOMM_HOST_DEVICE const FrameExtent& extent(std::uint64_t frame) const {
-    return frame + 1 == frames ? last : full;
+  // By value and by member: a reference into a kernel's parameters would cost each thread a copy of them.
+  GEOCOMM_HOST_DEVICE FrameExtent extent(std::uint64_t frame) const {
+    const bool is_last = frame + 1 == frames;
+    return {is_last ? last.elements : full.elements, is_last ? last.blocks : full.blocks,
+            is_last ? last.codes_at : full.codes_at, is_last ? last.bytes : full.bytes};
   }
 };
 

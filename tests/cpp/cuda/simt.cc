@@ -2,6 +2,7 @@
 
 #include <ucontext.h>
 
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -23,7 +24,12 @@ enum class State : std::uint8_t { Ready, AtBarrier, InWarpOp, Done };
 struct Fiber {
   ucontext_t context = {};
   std::unique_ptr<std::byte[]> stack;
-  void* fake_stack = nullptr;  // AddressSanitizer's
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+#else
+  jmp_buf jump = {};
+  bool has_begun = false;
+#endif
   State state = State::Done;
   unsigned thread = 0;  // in the block
   WarpOp op = WarpOp::Sync;
@@ -36,10 +42,14 @@ struct Fiber {
 struct Device {
   Order order = Order::Forward;
   std::vector<std::unique_ptr<Fiber>> fibers;
+#if defined(__SANITIZE_ADDRESS__)
   ucontext_t scheduler = {};
   void* scheduler_fake_stack = nullptr;
   const void* scheduler_stack = nullptr;
   std::size_t scheduler_stack_bytes = 0;
+#else
+  jmp_buf scheduler_jump = {};
+#endif
   Fiber* current = nullptr;
   const std::function<void()>* kernel = nullptr;
   Coordinates here;
@@ -48,42 +58,50 @@ struct Device {
 };
 Device device;
 
+#if defined(__SANITIZE_ADDRESS__)
 // AddressSanitizer keeps its own notes of each stack: it is told before and after every switch.
-void before_switch(void** fake_stack, const void* stack, std::size_t bytes) {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
-#else
-  static_cast<void>(fake_stack), static_cast<void>(stack), static_cast<void>(bytes);
-#endif
+void switch_to(Fiber& fiber) {
+  __sanitizer_start_switch_fiber(&device.scheduler_fake_stack, fiber.stack.get(), kStackBytes);
+  swapcontext(&device.scheduler, &fiber.context);
+  __sanitizer_finish_switch_fiber(device.scheduler_fake_stack, nullptr, nullptr);
 }
-void after_switch(void* fake_stack, const void** from, std::size_t* bytes) {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, from, bytes);
-#else
-  static_cast<void>(fake_stack), static_cast<void>(from), static_cast<void>(bytes);
-#endif
+void switch_back(Fiber& fiber) {
+  __sanitizer_start_switch_fiber(&fiber.fake_stack, device.scheduler_stack, device.scheduler_stack_bytes);
+  swapcontext(&fiber.context, &device.scheduler);
+  __sanitizer_finish_switch_fiber(fiber.fake_stack, &device.scheduler_stack, &device.scheduler_stack_bytes);
 }
+void begin_fiber() {
+  __sanitizer_finish_switch_fiber(nullptr, &device.scheduler_stack, &device.scheduler_stack_bytes);
+}
+#else
+// Jumps, once a fiber has begun: swapcontext() asks the kernel for the signal mask every time.
+void switch_to(Fiber& fiber) {
+  if (_setjmp(device.scheduler_jump) != 0) return;
+  if (fiber.has_begun) _longjmp(fiber.jump, 1);
+  fiber.has_begun = true;
+  setcontext(&fiber.context);
+}
+void switch_back(Fiber& fiber) {
+  if (_setjmp(fiber.jump) == 0) _longjmp(device.scheduler_jump, 1);
+}
+void begin_fiber() {}
+#endif
 
 void give_turn(Fiber& fiber) {
   device.current = &fiber;
   const dim3 size = device.here.block_size;
   device.here.thread_index = {fiber.thread % size.x, fiber.thread / size.x % size.y,
                               fiber.thread / (size.x * size.y)};
-  before_switch(&device.scheduler_fake_stack, fiber.stack.get(), kStackBytes);
-  swapcontext(&device.scheduler, &fiber.context);
-  after_switch(device.scheduler_fake_stack, nullptr, nullptr);
+  switch_to(fiber);
 }
 
 void end_turn() {
-  Fiber& fiber = *device.current;
-  before_switch(&fiber.fake_stack, device.scheduler_stack, device.scheduler_stack_bytes);
-  swapcontext(&fiber.context, &device.scheduler);
-  after_switch(fiber.fake_stack, &device.scheduler_stack, &device.scheduler_stack_bytes);
+  switch_back(*device.current);
 }
 
 // A fiber runs one thread after another, for as long as the process lives.
 void fiber_main() {
-  after_switch(nullptr, &device.scheduler_stack, &device.scheduler_stack_bytes);
+  begin_fiber();
   for (;;) {
     (*device.kernel)();
     device.current->state = State::Done;

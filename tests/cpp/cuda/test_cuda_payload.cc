@@ -135,13 +135,13 @@ TEST(CudaPayload, test_a_changed_byte_is_refused) {
 
 // A hostile peer's checksums are right.
 TEST(CudaPayload, test_resealed_frames_do_no_harm) {
-  for (const std::string_view text : {"int8:block=64", "ternary:block=64", "bit1:block=64", "fp16"}) {
+  for (const std::string_view text : {"int8:block=64", "bit2:block=64", "fp16"}) {
     SCOPED_TRACE(text);
     const CodecSpec spec = spec_of(text);
     for (const bool with_raw_block : {false, true}) {
       const Bytes frame = small_frame(spec, with_raw_block);
       for (std::size_t at = 0; at < sizeof(FrameHeader) + 12; ++at) {
-        for (const int value : {0x00, 0x7F, 0x80, 0xFF}) {
+        for (const int value : {0x00, 0x7F, 0x81}) {
           Bytes changed = frame;
           changed[at] = static_cast<std::byte>(value);
           reseal(changed);
