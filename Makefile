@@ -29,6 +29,7 @@ help:
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
 	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
+	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
 	@echo "make ecosystem  the tests marked slow"
 	@echo "make wheel      sdist and wheel in dist/"
 	@echo "make clean      remove build/ and dist/ (not .venv)"
@@ -110,6 +111,10 @@ FUZZ_MINUTES ?= 5
 fuzz-long: $(ENVIRONMENT)
 	@tests/fuzz/run.sh long $(FUZZ_MINUTES)
 	@tests/fuzz/run.sh merge
+
+# Needs Bochs and GRUB, and says so; no Python packages.
+emulated:
+	@$(PYTHON) tests/emulated/run_emulated.py
 
 comma := ,
 

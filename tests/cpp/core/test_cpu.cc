@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "core/cpu.h"
 
 namespace geocomm::core {
@@ -20,6 +22,13 @@ TEST(CpuLevel, test_force_level_up_to_the_detected_one_is_taken) {
     }
   }
   EXPECT_TRUE(force_cpu_level(before).is_ok());
+}
+
+// Where the CPU is known, it says so: tests at levels above the detected one are left out without a word.
+TEST(CpuLevel, test_detected_level_is_the_expected_one) {
+  const char* const expected = std::getenv("GEOCOMM_EXPECTED_CPU_LEVEL");
+  if (expected == nullptr) GTEST_SKIP() << "GEOCOMM_EXPECTED_CPU_LEVEL is not set";
+  EXPECT_EQ(to_string(detected_cpu_level()), expected);
 }
 
 TEST(CpuLevel, test_parse_of_every_name_gives_its_level) {
