@@ -68,6 +68,7 @@ class CMakeBuild(build_ext):
         cmake = build_tool("cmake")
         configure = [cmake, "-S", ROOT, "-B", build_dir, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}"]
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
+        configure += [f"-DGEOCOMM_CUDA={'ON' if cuda else 'OFF'}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
 
