@@ -57,6 +57,18 @@ void sample(const Sampling& sampling, const std::byte* src, const ErrorFeedback&
   }
 }
 
+// The rank-th largest magnitude of a sample.
+std::int32_t ranked_magnitude(const float* values, std::size_t count, std::size_t rank) {
+  const Cut cut = rank < count ? cut_largest(values, count, rank, -1) : Cut{-1, 0};
+  if (cut.equal > 0) return cut.above;
+  std::int32_t least = kCanonicalNan;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto magnitude = std::bit_cast<std::int32_t>(std::fabs(values[i]));
+    if (magnitude > cut.above) least = std::min(least, magnitude);
+  }
+  return least;
+}
+
 // Just below the magnitude that the right share of the sample reaches.
 float find_threshold(const CodecSpec& spec, core::DType dtype, const std::byte* src, std::uint64_t elements,
                      const ErrorFeedback& feedback) {
@@ -69,13 +81,9 @@ float find_threshold(const CodecSpec& spec, core::DType dtype, const std::byte* 
                   [&]<Residual kResidual>() { sample<kType, kResidual>(sampling, src, feedback, values); });
   });
   const std::size_t rank = share_of(std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2), count);
-  std::int32_t bits = 0;
-  if (rank < count) {
-    const Cut cut = cut_largest(values, count, rank, -1);
-    bits = cut.equal == 0 ? cut.above : cut.above - 1;
-  }
-  return std::clamp(std::bit_cast<float>(std::clamp<std::int32_t>(bits, 0, core::kFloatInfBits - 1)), kLeast,
-                    kMost);
+  return std::bit_cast<float>(std::clamp(ranked_magnitude(values, count, rank) - 1,
+                                         std::bit_cast<std::int32_t>(kLeast),
+                                         std::bit_cast<std::int32_t>(kMost)));
 }
 
 // log2 of a positive normal number, to 1e-9: of a mantissa near 1 by the series of the inverse hyperbolic

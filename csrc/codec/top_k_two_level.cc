@@ -54,7 +54,6 @@ float sum_of(const Block& terms) {
 }
 
 float power_of_two(int exponent) {
-  if (exponent < -126) return std::bit_cast<float>(std::uint32_t{1} << (exponent + 149));
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
@@ -65,7 +64,7 @@ struct Split {
 
   Split(const Block& magnitudes, std::size_t length, float peak) {
     // In units of the peak's power of two, so that nothing overflows.
-    const int exponent = std::max(static_cast<int>(std::bit_cast<std::uint32_t>(peak) >> 23), 1) - 127;
+    const int exponent = std::clamp(static_cast<int>(std::bit_cast<std::uint32_t>(peak) >> 23), 1, 253) - 127;
     const float down = power_of_two(-exponent);
     const float up = power_of_two(exponent);
     Block scaled;
