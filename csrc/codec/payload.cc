@@ -7,9 +7,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "codec/top_k_format.h"
+#include "codec/top_k_threshold.h"
 #include "core/str.h"
 
 namespace geocomm::codec {
@@ -79,6 +82,40 @@ class FramePacker {
   std::vector<std::size_t> sizes_;
   std::size_t next_ = 0;
   std::size_t end_ = 0;
+};
+
+// TopK with Select::Global has one threshold for all frames, in whatever order they are made: each gets a
+// copy to correct, and what they chose in all corrects the caller's.
+class SharedThreshold {
+ public:
+  SharedThreshold(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                  const CompressOptions& options) {
+    const bool is_taken = core::is_compressible(dtype) &&
+                          (!options.feedback.is_on() || options.feedback.dtype == DType::Float32 ||
+                           options.feedback.dtype == DType::BFloat16);
+    if (!is_taken || spec.id != CodecId::TopK || spec.select != Select::Global) return;
+    threshold_.emplace(spec, dtype, src.data(), src.size() / core::size_of(dtype), options);
+  }
+
+  // As compress(). Thread-safe.
+  core::Result<std::size_t> compress_frame(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                                           std::span<std::byte> dst, CompressOptions options) {
+    if (!threshold_) return compress(spec, dtype, src, dst, options);
+    float copy = threshold_->value();
+    options.threshold = &copy;
+    const auto size = compress(spec, dtype, src, dst, options);
+    if (size.is_ok()) chosen_ += chosen_in_frame(dst);
+    return size;
+  }
+
+  // When all frames are there.
+  void correct(float* threshold) const {
+    if (threshold_ && threshold != nullptr) *threshold = threshold_->corrected(chosen_);
+  }
+
+ private:
+  std::optional<GlobalThreshold> threshold_;
+  std::atomic<std::uint64_t> chosen_{0};
 };
 
 std::size_t frame_elements(DType dtype) {
@@ -175,14 +212,16 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
 
   const std::size_t per_frame = frame_elements(dtype);
   const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
+  SharedThreshold threshold(spec, dtype, src, options);
   const auto compress_frame = [&](std::size_t index, std::size_t offset, std::size_t room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
-    return compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
-                    dst.subspan(offset, room), part);
+    return threshold.compress_frame(spec, dtype,
+                                    src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
+                                    dst.subspan(offset, room), part);
   };
   // What can go wrong now (codec and dtype) goes wrong in every frame alike, before it wrote anything.
   if (pool == nullptr) {
@@ -191,6 +230,7 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
       GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, end, dst.size() - end));
       end += size;
     }
+    threshold.correct(options.threshold);
     return end;
   }
   const std::size_t stride = compress_bound(spec, dtype, per_frame);
@@ -202,6 +242,7 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
     packer.add(index, size.is_ok() ? *size : 0);
   });
   for (const Status& status : statuses) GEOCOMM_RETURN_IF_ERROR(status);
+  threshold.correct(options.threshold);
   return packer.end();
 }
 

@@ -35,6 +35,11 @@ inline TopKHead read_top_k_head(const std::byte* payload) {
   return head;
 }
 
+// How many elements a TopK frame, which compress() has just written there, chose.
+inline std::uint32_t chosen_in_frame(std::span<const std::byte> frame) {
+  return read_top_k_head(frame.data() + sizeof(FrameHeader)).count;
+}
+
 constexpr std::size_t bitmap_bytes(std::size_t elements) {
   return (elements + 7) / 8;
 }
