@@ -9,7 +9,8 @@
 namespace geocomm::codec::huffman {
 
 // Codes a block's symbols, which all have codes, and returns the bytes: sizes of substreams and substreams,
-// as in a body without a table. `dst` has room for body_estimate() of no table; what it holds then is at its *end*.
+// as in a body without a table. `dst` has room for body_estimate() of no table; what it holds then is at its
+// *end*.
 std::size_t encode_substreams(const EncodeTable& table, std::span<const std::byte> src,
                               std::span<std::byte> dst);
 
