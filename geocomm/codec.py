@@ -24,7 +24,7 @@ def compress(
     out: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
-    """Compress a CPU tensor of any shape; returns a uint8 tensor (frames of at most 1 MiB of elements each).
+    """Compress a tensor of any shape; returns a uint8 tensor on its device (frames of at most 1 MiB of elements each).
 
     codec: a preset ("balanced", see `codec_presets()`) or a codec with settings ("int8", "int4:block=128+huffman", see
     docs/codecs.md). Lossy ones take float32, float16 and bfloat16, "none" and "lossless" take every dtype.
@@ -35,7 +35,7 @@ def compress(
     threshold: one float32, 0 at first, carried from call to call by "topk:select=global".
     out: uint8, contiguous, of at least `compress_bound(tensor, codec)` bytes: the result is a view of its beginning.
     threads: at most so many; default GEOCOMM_THREADS, else this process's share of the cores. The bytes do not depend
-    on them.
+    on them. CUDA tensors: the kernels of the device, or the host where there are none for the codec; the same bytes.
 
     Raises InvalidArgumentError (unknown codec, wrong or missing residual) or UnsupportedError (dtype or device).
     """

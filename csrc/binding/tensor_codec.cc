@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "binding/comm_error.h"
+#include "binding/device_tensor_codec.h"
 #include "binding/staging.h"
 #include "codec/payload.h"
 #include "core/executor.h"
@@ -43,9 +44,8 @@ std::shared_ptr<core::ThreadPool> pool_for(std::size_t threads) {
   return *kept;
 }
 
-// CUDA tensors: this is the place where they will be told apart.
-void require_cpu(const at::Tensor& tensor, const char* what) {
-  if (tensor.device().is_cpu()) return;
+void require_cpu_or_cuda(const at::Tensor& tensor, const char* what) {
+  if (tensor.device().is_cpu() || tensor.device().is_cuda()) return;
   throw_status(StatusCode::Unsupported, core::str("cannot ", what, " a tensor on ", tensor.device().str(),
                                                   "; move it to the CPU first"));
 }
@@ -59,7 +59,7 @@ DType dtype_of(const at::Tensor& tensor) {
     throw_status(StatusCode::Unsupported,
                  core::str("cannot compress tensors of dtype ", c10::toString(tensor.scalar_type())));
   }
-  require_cpu(tensor, "compress");
+  require_cpu_or_cuda(tensor, "compress");
   return dtype;
 }
 
@@ -94,16 +94,15 @@ std::string shown(const at::Tensor& tensor) {
                    tensor.device().str());
 }
 
-codec::ErrorFeedback feedback_of(const at::Tensor& residual, std::int64_t elements, double decay) {
+void require_residual(const at::Tensor& residual, const at::Tensor& tensor) {
   const auto type = residual.scalar_type();
-  if ((type != at::kFloat && type != at::kBFloat16) || !residual.device().is_cpu() ||
-      !is_flat_view(residual) || residual.numel() != elements) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("residual must be a contiguous float32 or bfloat16 CPU tensor of ", elements,
-                           " elements, got ", shown(residual)));
+  if ((type == at::kFloat || type == at::kBFloat16) && residual.device() == tensor.device() &&
+      is_flat_view(residual) && residual.numel() == tensor.numel()) {
+    return;
   }
-  return {static_cast<std::byte*>(residual.data_ptr()), moved_dtype(type), static_cast<std::size_t>(elements),
-          static_cast<float>(decay)};
+  throw_status(StatusCode::InvalidArgument,
+               core::str("residual must be a contiguous float32 or bfloat16 tensor of ", tensor.numel(),
+                         " elements on ", tensor.device().str(), ", got ", shown(residual)));
 }
 
 float* threshold_in(const at::Tensor& tensor) {
@@ -116,9 +115,42 @@ float* threshold_in(const at::Tensor& tensor) {
 }
 
 void require_bytes(const at::Tensor& tensor, const char* what) {
-  if (tensor.scalar_type() == at::kByte && tensor.device().is_cpu() && is_flat_view(tensor)) return;
+  if (tensor.scalar_type() == at::kByte && is_flat_view(tensor)) {
+    require_cpu_or_cuda(tensor, "take");
+    return;
+  }
   throw_status(StatusCode::InvalidArgument,
-               core::str(what, " must be a contiguous uint8 CPU tensor, got ", shown(tensor)));
+               core::str(what, " must be a contiguous uint8 tensor, got ", shown(tensor)));
+}
+
+// A tensor of a CUDA device: by its kernels, else by way of the host. The bytes are the same.
+at::Tensor compress_cuda(const codec::CodecSpec& spec, DType dtype, const at::Tensor& tensor,
+                         const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
+                         const std::optional<at::Tensor>& threshold, std::size_t threads) {
+  if (has_device_codec(spec, dtype)) {
+    return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay));
+  }
+  const auto host_residual = residual ? std::optional(residual->cpu()) : std::nullopt;
+  const auto payload = compress_tensor(tensor.cpu(), spec.to_string(), host_residual, seed, decay, threshold,
+                                       std::nullopt, threads);
+  if (residual) residual->copy_(*host_residual);
+  return payload.to(tensor.device());
+}
+
+// `add`, or whole: see decompress_tensor(), which has checked `out`.
+at::Tensor decompress_cuda(const codec::PayloadInfo& info, const at::Tensor& payload,
+                           const at::Tensor& host_payload, const at::Tensor& out, bool add,
+                           std::size_t threads) {
+  const auto target = is_flat_view(out) ? out : at::empty(out.sizes(), out.options());
+  if (has_device_codec(info.spec, info.dtype)) {
+    decompress_on_device(info, flat(payload), target, add);
+  } else {
+    const auto host = add ? target.cpu() : at::empty(target.sizes(), target.options().device(at::kCPU));
+    decompress_tensor(host_payload, host, add, threads);
+    target.copy_(host);
+  }
+  if (!target.is_same(out)) out.copy_(target);
+  return out;
 }
 
 }  // namespace
@@ -147,15 +179,26 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
   }
   codec::CompressOptions options;
   options.seed = seed;
-  if (residual) options.feedback = feedback_of(*residual, tensor.numel(), decay);
-  if (threshold) options.threshold = threshold_in(*threshold);
-  const auto source = flat(tensor);
-  const auto bound = codec::payload_bound(spec, dtype, static_cast<std::uint64_t>(source.numel()));
-  if (out) require_bytes(*out, "out");
-  if (out && out->nbytes() < bound) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("out has ", out->nbytes(), " bytes; the payload may take ", bound));
+  if (residual) {
+    require_residual(*residual, tensor);
+    options.feedback = {static_cast<std::byte*>(residual->data_ptr()), moved_dtype(residual->scalar_type()),
+                        static_cast<std::size_t>(residual->numel()), static_cast<float>(decay)};
   }
+  if (threshold) options.threshold = threshold_in(*threshold);
+  const auto bound = codec::payload_bound(spec, dtype, static_cast<std::uint64_t>(tensor.numel()));
+  if (out) require_bytes(*out, "out");
+  if (out && (out->nbytes() < bound || out->device() != tensor.device())) {
+    throw_status(StatusCode::InvalidArgument, core::str("out has ", shown(*out), "; the payload may take ",
+                                                        bound, " bytes on ", tensor.device().str()));
+  }
+  if (!tensor.device().is_cpu()) {
+    const auto made = compress_cuda(spec, dtype, tensor, residual, seed, decay, threshold, threads);
+    if (!out) return made;
+    const auto used = out->view({-1}).narrow(0, 0, made.numel());
+    used.copy_(made);
+    return used;
+  }
+  const auto source = flat(tensor);
   auto payload = out ? out->view({-1}) : at::empty({static_cast<std::int64_t>(bound)}, at::kByte);
   const auto size = static_cast<std::int64_t>(value_or_throw(codec::compress_payload(
       spec, dtype, bytes_of(source), bytes_of(payload), options, pool_for(threads).get())));
@@ -166,35 +209,35 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
 at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::Tensor>& out, bool add,
                              std::size_t threads) {
   require_bytes(payload, "payload");
-  const auto info = value_or_throw(codec::inspect_payload(bytes_of(payload)));
+  const auto host_payload = payload.cpu();  // the headers have to be read; itself if it is there
+  const auto info = value_or_throw(codec::inspect_payload(bytes_of(host_payload)));
   const auto type = scalar_type_of(info.dtype);
-  const auto pool = pool_for(threads);
   if (add) {
-    if (!out || out->scalar_type() != at::kFloat || !out->device().is_cpu() || !is_flat_view(*out) ||
-        static_cast<std::uint64_t>(out->numel()) != info.elements) {
+    if (!out || out->scalar_type() != at::kFloat || out->device() != payload.device() ||
+        !is_flat_view(*out) || static_cast<std::uint64_t>(out->numel()) != info.elements) {
       throw_status(StatusCode::InvalidArgument,
-                   core::str("to add to, out must be a contiguous float32 CPU tensor of ", info.elements,
-                             " elements, got ", out ? shown(*out) : "none"));
+                   core::str("to add to, out must be a contiguous float32 tensor of ", info.elements,
+                             " elements on ", payload.device().str(), ", got ", out ? shown(*out) : "none"));
     }
+    if (!payload.device().is_cpu()) return decompress_cuda(info, payload, host_payload, *out, true, threads);
     const std::span sum(static_cast<float*>(out->data_ptr()), static_cast<std::size_t>(out->numel()));
-    throw_if_error(codec::accumulate_payload(bytes_of(payload), sum, pool.get()));
+    throw_if_error(codec::accumulate_payload(bytes_of(payload), sum, pool_for(threads).get()));
     return *out;
   }
-  if (!out) {
-    auto result = at::empty({static_cast<std::int64_t>(info.elements)}, type);
-    throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(result), pool.get()));
-    return result;
-  }
-  if (out->scalar_type() != type || static_cast<std::uint64_t>(out->numel()) != info.elements ||
-      !out->device().is_cpu()) {
+  if (out && (out->scalar_type() != type || static_cast<std::uint64_t>(out->numel()) != info.elements ||
+              out->device() != payload.device())) {
     throw_status(StatusCode::InvalidArgument,
                  core::str("the payload holds ", info.elements, " elements of ", core::to_string(info.dtype),
-                           "; out has ", shown(*out)));
+                           " on ", payload.device().str(), "; out has ", shown(*out)));
   }
-  auto target = is_flat_view(*out) ? *out : at::empty(out->sizes(), out->options());
-  throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(target), pool.get()));
-  if (!target.is_same(*out)) out->copy_(target);
-  return *out;
+  const auto result = out ? *out
+                          : at::empty({static_cast<std::int64_t>(info.elements)},
+                                      at::TensorOptions().dtype(type).device(payload.device()));
+  if (!payload.device().is_cpu()) return decompress_cuda(info, payload, host_payload, result, false, threads);
+  auto target = is_flat_view(result) ? result : at::empty(result.sizes(), result.options());
+  throw_if_error(codec::decompress_payload(bytes_of(payload), bytes_of(target), pool_for(threads).get()));
+  if (!target.is_same(result)) result.copy_(target);
+  return result;
 }
 
 }  // namespace geocomm::binding
