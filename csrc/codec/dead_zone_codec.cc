@@ -101,7 +101,6 @@ bool fits(std::uint32_t peak, float inverse) {
 }
 
 std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
-  // A raw element takes more than a code.
   const BlockLayout layout = layout_of(spec, dtype, elements);
   return layout.scale_bytes() + plane_bound(spec.entropy, bitmap_bytes(elements)) +
          plane_bound(spec.entropy, elements) + layout.raw_bytes(elements);

@@ -118,7 +118,7 @@ class PlaneReader {
 
   // The next plane, of `bytes` bytes; zeros follow it, since kernels take the bits of whole units.
   core::Result<std::span<const std::byte>> read(ScratchUse use, std::size_t bytes) {
-    const auto plane = thread_scratch(use, std::max<std::size_t>(bytes, 1)).first(bytes);
+    const auto plane = thread_scratch(use, bytes);
     GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded, coded_plane_bytes(stage_, rest_, bytes));
     GEOCOMM_RETURN_IF_ERROR(decode_plane(stage_, rest_.first(coded), plane));
     std::memset(plane.data() + bytes, 0, kLosslessUnit / 8);

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "codec/bitmap.h"
 #include "codec/elements.h"
 #include "codec/kernels/lossless_kernels.h"
 #include "core/cpu.h"
@@ -39,18 +40,20 @@ void merge16(const std::byte* __restrict high, const std::byte* __restrict low, 
 std::size_t split32(const std::byte* __restrict src, std::size_t count, std::byte* __restrict high,
                     std::byte* __restrict low, std::byte* __restrict bitmap) {
   std::size_t set = 0;
-  for (std::size_t first = 0; first < count; first += 8) {
-    unsigned bits = 0;
-    for (std::size_t i = 0; i < 8; ++i) {
-      const auto word = load_unaligned<std::uint32_t>(src + 4 * (first + i));
-      const std::uint16_t rotated = std::rotl(static_cast<std::uint16_t>(word >> 16), 1);
+  for (std::size_t first = 0; first < count; first += kLosslessUnit) {
+    const std::byte* unit = src + 4 * first;
+    for (std::size_t i = 0; i < kLosslessUnit; ++i) {
+      const std::uint16_t rotated = std::rotl(load_unaligned<std::uint16_t>(unit + 4 * i + 2), 1);
       high[first + i] = high_byte(rotated);
       low[first + i] = low_byte(rotated);
-      const bool is_set = (word & 0xFFFF) != 0;
-      bits |= static_cast<unsigned>(is_set) << i;
-      set += is_set ? 1 : 0;
     }
-    bitmap[first / 8] = static_cast<std::byte>(bits);
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < kLosslessUnit; ++i) {
+      const bool is_set = load_unaligned<std::uint16_t>(unit + 4 * i) != 0;
+      bits |= std::uint64_t{is_set} << i;
+    }
+    std::memcpy(bitmap + first / 8, &bits, sizeof(bits));
+    set += count_bits(bits);
   }
   return set;
 }
