@@ -242,6 +242,8 @@ Status to_status(std::uint64_t verdict) {
       return corrupt("a byte that no codes give");
     case Fault::RawSize:
       return corrupt("payload size and raw blocks contradict each other");
+    case Fault::Plane:
+      return corrupt("a Huffman plane that does not decode");
     case Fault::None:
       break;
   }

@@ -22,7 +22,8 @@ enum class Fault : std::uint8_t {
   PayloadCrc,
   Scale,
   Code,
-  RawSize
+  RawSize,
+  Plane
 };
 
 // A verdict: 0, or the complement of the frame's number, then the fault, so that the larger one has the

@@ -1,0 +1,241 @@
+// Substreams of coded blocks, a warp each, from the last symbol to the first: a lane per lane of the format.
+// They are written at the end of their room in the workspace, and brought to their place when all sizes are
+// known.
+#include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/huffman_stages.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+using huffman::BlockMode;
+using huffman::kLanes;
+using huffman::kMaxCodeBits;
+using huffman::kMaxSubstreams;
+using huffman::kSymbols;
+using huffman::kWordBits;
+
+constexpr unsigned kThreads = kMaxSubstreams * kWarp;
+constexpr unsigned kGroup = 4;  // rows whose symbols a warp loads at once
+constexpr unsigned kCarryWords = kLanes * 15 / 32 + 1;
+constexpr unsigned kWriteThreads = 256;
+static_assert(kLanes == kWarp && kWriteThreads == kSymbols);
+
+__device__ __forceinline__ bool is_coded(std::uint32_t head) {
+  return huffman::head_mode(head) == BlockMode::OwnTable ||
+         huffman::head_mode(head) == BlockMode::LatestTable;
+}
+
+struct LaneWriter {
+  std::uint32_t bits;
+  std::uint32_t held;
+  std::uint16_t* front;  // of the warp's words
+
+  // `count` lanes have a symbol in this row.
+  __device__ __forceinline__ void add_row(std::uint32_t entry, unsigned count) {
+    const bool is_there = threadIdx.x % kWarp < count;
+    const std::uint32_t length = is_there ? entry >> kMaxCodeBits : 0;
+    const bool gives = held + length > 31;
+    const unsigned mask = __ballot_sync(kFullMask, gives);
+    front -= __popc(mask);
+    if (gives) {
+      front[lanes_before(mask)] = static_cast<std::uint16_t>(bits);
+      bits >>= kWordBits;
+      held -= kWordBits;
+    }
+    if (is_there) bits |= (entry & ((1u << kMaxCodeBits) - 1)) << held;
+    held += length;
+  }
+
+  // What the substream begins with; `count` lanes have symbols.
+  __device__ __forceinline__ void add_carry(unsigned count, std::uint32_t* packed) {
+    const unsigned lane = threadIdx.x % kWarp;
+    const bool is_there = lane < count;
+    front -= count;
+    if (is_there) front[lane] = static_cast<std::uint16_t>(bits);
+    const std::uint32_t carried = is_there ? held - kWordBits : 0;
+    const std::uint32_t at = warp_sum_before(carried);
+    const std::uint32_t total = __shfl_sync(kFullMask, at + carried, kWarp - 1);
+    if (lane < kCarryWords) packed[lane] = 0;
+    __syncwarp();
+    if (carried != 0) {
+      const std::uint64_t shifted = std::uint64_t{bits >> kWordBits} << at % 32;
+      atomicOr(&packed[at / 32], static_cast<std::uint32_t>(shifted));
+      const auto high = static_cast<std::uint32_t>(shifted >> 32);
+      if (high != 0) atomicOr(&packed[at / 32 + 1], high);
+    }
+    __syncwarp();
+    const unsigned words = (total + 15) / 16;
+    front -= words;
+    if (lane < words) front[lane] = static_cast<std::uint16_t>(packed[lane / 2] >> lane % 2 * 16);
+    std::uint32_t nibbles = carried << lane % 4 * 4;
+    nibbles |= __shfl_xor_sync(kFullMask, nibbles, 1);
+    nibbles |= __shfl_xor_sync(kFullMask, nibbles, 2);
+    front -= huffman::kCarryCountBytes / 2;
+    if (lane % 4 == 0) front[lane / 4] = static_cast<std::uint16_t>(nibbles);
+  }
+};
+
+// Symbols of the rows [4 group, 4 group + 4), of `whole` bytes of rows: four to a lane, in order.
+__device__ __forceinline__ std::uint32_t load_group(const std::uint8_t* from, std::uint32_t group,
+                                                    std::uint32_t whole) {
+  const std::uint32_t at = group * kGroup * kLanes + threadIdx.x % kWarp * 4;
+  return at < whole ? load_any_u32(from + at) : 0;
+}
+
+__device__ std::uint32_t encode_substream(const std::uint32_t* entries, const std::uint8_t* from,
+                                          std::uint32_t symbols, std::uint16_t* end, std::uint32_t* packed) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const std::uint32_t lanes = symbols < kLanes ? symbols : kLanes;
+  const std::uint32_t rest = symbols % kLanes;
+  const std::uint32_t whole = symbols - rest;
+  LaneWriter writer{0, 0, end};
+  // A lane's last symbol is in the last row, or in the one before.
+  const std::uint32_t partial = lane < rest ? entries[from[whole + lane]] : 0;
+  if (lane < rest) {
+    writer.held = kWordBits - (partial >> kMaxCodeBits);
+  } else if (lane < lanes) {
+    writer.held = kWordBits - (entries[from[whole - kLanes + lane]] >> kMaxCodeBits);
+  }
+  if (rest != 0) writer.add_row(partial, rest);
+
+  const std::uint32_t rows = whole / kLanes;
+  std::uint32_t group = (rows + kGroup - 1) / kGroup;
+  std::uint32_t next = group == 0 ? 0 : load_group(from, group - 1, whole);
+  while (group-- > 0) {
+    const std::uint32_t symbols_of_group = next;
+    if (group != 0) next = load_group(from, group - 1, whole);
+#pragma unroll
+    for (unsigned row = kGroup; row-- > 0;) {
+      if (group * kGroup + row >= rows) continue;  // only of the last group
+      const std::uint32_t four =
+          __shfl_sync(kFullMask, symbols_of_group, static_cast<int>(row * (kLanes / 4) + lane / 4));
+      writer.add_row(entries[four >> lane % 4 * 8 & 0xFF], kLanes);
+    }
+  }
+  writer.add_carry(lanes, packed);
+  return static_cast<std::uint32_t>(end - writer.front) * 2;
+}
+
+__global__ void __launch_bounds__(kThreads) encode(HuffmanSpace space) {
+  __shared__ std::uint32_t entries[kSymbols];
+  __shared__ std::uint32_t carries[kMaxSubstreams][kCarryWords];
+  __shared__ std::uint32_t sizes[kMaxSubstreams];
+  const std::uint32_t plane_index = blockIdx.x / space.blocks_per_plane;
+  const HuffmanPlane& plane = space.planes[plane_index];
+  const unsigned index = blockIdx.x % space.blocks_per_plane;
+  const std::uint32_t length = huffman_block_length(plane.bytes, index);
+  if (length == 0) return;
+  HuffmanBlock& block = space.blocks[blockIdx.x];
+  const std::uint32_t head = block.head;
+  if (!is_coded(head)) return;
+  const unsigned warp = threadIdx.x / kWarp;
+  if (warp == 0) make_codes(space.codes[space.slot(plane_index, block.table_block)].lengths, entries);
+  __syncthreads();
+  if (warp < huffman::substream_count(length)) {
+    const std::uint64_t room = std::uint64_t{blockIdx.x} * kMaxSubstreams + warp;
+    auto* end = reinterpret_cast<std::uint16_t*>(space.substreams + (room + 1) * space.room_per_substream);
+    const std::uint8_t* from =
+        plane.from + std::uint64_t{index} * huffman::kBlockBytes + warp * huffman::substream_step(length);
+    const auto symbols = static_cast<std::uint32_t>(huffman::substream_length(length, warp));
+    const std::uint32_t bytes = encode_substream(entries, from, symbols, end, carries[warp]);
+    if (threadIdx.x % kWarp == 0) block.substream_bytes[warp] = sizes[warp] = bytes;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  auto bytes = static_cast<std::uint32_t>(huffman::head_rest(head) + huffman::split_bytes(length));
+  for (unsigned k = 0; k < huffman::substream_count(length); ++k) bytes += sizes[k];
+  block.head = huffman::make_head(huffman::head_mode(head), bytes);
+}
+
+// A warp per plane.
+__global__ void __launch_bounds__(kWarp) place(HuffmanSpace space) {
+  HuffmanPlane& plane = space.planes[blockIdx.x];
+  const auto count = static_cast<std::uint32_t>(huffman::block_count(plane.bytes));
+  std::uint32_t at = count * static_cast<std::uint32_t>(huffman::kHeadBytes);
+  for (std::uint32_t first = 0; first < count; first += kWarp) {
+    const std::uint32_t index = first + threadIdx.x;
+    std::uint32_t bytes = 0;
+    HuffmanBlock& block = space.blocks[space.slot(blockIdx.x, index < count ? index : 0)];
+    if (index < count && huffman::head_mode(block.head) != BlockMode::Single) {
+      bytes = huffman::head_rest(block.head);
+    }
+    const std::uint32_t before = warp_sum_before(bytes);
+    if (index < count) block.body_at = at + before;
+    at += __shfl_sync(kFullMask, before + bytes, kWarp - 1);
+  }
+  if (threadIdx.x == 0) plane.coded_bytes = at;
+}
+
+// By the whole block of threads: the table of `lengths`, in its coded form.
+__device__ void make_table(const std::uint8_t* lengths, std::uint32_t* words) {
+  __shared__ std::uint32_t present_in_warp[kSymbols / kWarp];
+  constexpr unsigned kWords = (huffman::kMaxTableBytes + 3) / 4;
+  const unsigned warp = threadIdx.x / kWarp;
+  const std::uint32_t length = lengths[threadIdx.x];
+  const unsigned present = __ballot_sync(kFullMask, length != 0);
+  if (threadIdx.x < kWords) words[threadIdx.x] = 0;
+  if (threadIdx.x % kWarp == 0) present_in_warp[warp] = static_cast<unsigned>(__popc(present));
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) words[warp] = present;
+  unsigned rank = lanes_before(present);
+  for (unsigned i = 0; i < warp; ++i) rank += present_in_warp[i];
+  if (length != 0) {
+    atomicOr(&words[huffman::kTableBitmapBytes / 4 + rank / 8], (length - 1) << rank % 8 * 4);
+  }
+  __syncthreads();
+}
+
+// A block of threads per block of a plane: its head and body to their places.
+__global__ void __launch_bounds__(kWriteThreads) write(HuffmanSpace space) {
+  __shared__ std::uint32_t table[(huffman::kMaxTableBytes + 3) / 4];
+  const HuffmanPlane& plane = space.planes[blockIdx.x / space.blocks_per_plane];
+  const unsigned index = blockIdx.x % space.blocks_per_plane;
+  const std::uint32_t length = huffman_block_length(plane.bytes, index);
+  if (length == 0) return;
+  const HuffmanBlock& block = space.blocks[blockIdx.x];
+  if (threadIdx.x == 0) store_u32(plane.to + index * huffman::kHeadBytes, block.head);
+  std::uint8_t* to = plane.to + block.body_at;
+  const std::uint32_t bytes = huffman::head_rest(block.head);
+  if (huffman::head_mode(block.head) == BlockMode::Raw) {
+    copy_bytes(to, plane.from + std::uint64_t{index} * huffman::kBlockBytes, bytes, threadIdx.x,
+               kWriteThreads);
+  }
+  if (!is_coded(block.head)) return;
+  const auto count = static_cast<unsigned>(huffman::substream_count(length));
+  const auto split = static_cast<std::uint32_t>(huffman::split_bytes(length));
+  std::uint32_t at = bytes - split;
+  for (unsigned k = 0; k < count; ++k) at -= block.substream_bytes[k];
+  if (at != 0) {  // bytes of the table
+    make_table(space.codes[blockIdx.x].lengths, table);
+    copy_bytes(to, reinterpret_cast<const std::uint8_t*>(table), at, threadIdx.x, kWriteThreads);
+  }
+  if (threadIdx.x < split / 4) store_u32(to + at + 4 * threadIdx.x, block.substream_bytes[threadIdx.x]);
+  at += split;
+  for (unsigned k = 0; k < count; ++k) {
+    const std::uint64_t room = std::uint64_t{blockIdx.x} * kMaxSubstreams + k;
+    const std::uint32_t size = block.substream_bytes[k];
+    copy_bytes(to + at, space.substreams + (room + 1) * space.room_per_substream - size, size, threadIdx.x,
+               kWriteThreads);
+    at += size;
+  }
+}
+
+Grid block_per_block(const HuffmanSpace& space, unsigned threads) {
+  return {std::uint64_t{space.plane_count} * space.blocks_per_plane, threads};
+}
+
+}  // namespace
+
+core::Status encode_huffman_substreams(const HuffmanSpace& space, Stream stream) {
+  return launch(encode, block_per_block(space, kThreads), stream, space);
+}
+
+core::Status place_huffman_bodies(const HuffmanSpace& space, Stream stream) {
+  return launch(place, Grid{space.plane_count, kWarp}, stream, space);
+}
+
+core::Status write_huffman_planes(const HuffmanSpace& space, Stream stream) {
+  return launch(write, block_per_block(space, kWriteThreads), stream, space);
+}
+
+}  // namespace geocomm::codec::cuda
