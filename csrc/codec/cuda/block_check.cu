@@ -39,9 +39,8 @@ __global__ void __launch_bounds__(kBlockThreads) check_codes(Decode args) {
   for (; find_block(args.plan, warp, place); warp += warps) {
     const FrameRecord& record = args.workspace.records[place.frame];
     if (record.is_plain != 0 || place.length == 0) continue;
-    const std::uint8_t* packed = args.payload + record.offset + sizeof(FrameHeader) +
-                                 args.plan.extent(place.frame).codes_at +
-                                 std::uint64_t{place.index} * args.plan.block_code_bytes;
+    const std::uint8_t* packed =
+        args.codes(place.frame) + std::uint64_t{place.index} * args.plan.block_code_bytes;
     const unsigned bytes = Coder::packed_bytes(place.length);
     bool valid = true;
     for (unsigned at = place.u; at < bytes; at += place.lanes)
@@ -55,8 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads) check_sizes(Decode args) {
   if (frame >= args.plan.frames || *args.verdict != 0) return;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain != 0) return;
-  const std::uint64_t expected =
-      args.plan.extent(frame).bytes + std::uint64_t{record.raw_elements} * args.plan.element_bytes;
+  const std::uint64_t expected = record.raw_at + std::uint64_t{record.raw_elements} * args.plan.element_bytes;
   if (record.payload_bytes != expected)
     report(args.verdict, Fault::RawSize, static_cast<std::uint32_t>(frame));
 }

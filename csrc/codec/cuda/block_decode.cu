@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
   std::uint8_t* staged =
       staged_of_warps[threadIdx.x / kWarp] + lane / place.lanes * (args.plan.block + kStagedPad);
   const FrameRecord& record = args.workspace.records[place.frame];
-  const FrameExtent extent = args.plan.extent(place.frame);
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
 
   const std::uint8_t* plain = nullptr;  // the block's elements as they are
@@ -53,11 +52,11 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
       const unsigned index = __shfl_sync(kFullMask, place.index, lane_of_half);
       const unsigned before = raw_blocks_before(payload, index);
       if (index != place.index) continue;
-      plain = payload + extent.bytes + std::uint64_t{before} * args.plan.block * args.plan.element_bytes;
+      plain = payload + record.raw_at + std::uint64_t{before} * args.plan.block * args.plan.element_bytes;
     }
     if (plain == nullptr && place.length > 0) {
       const std::uint8_t* packed =
-          payload + extent.codes_at + std::uint64_t{place.index} * args.plan.block_code_bytes;
+          args.codes(place.frame) + std::uint64_t{place.index} * args.plan.block_code_bytes;
       unpack<Coder>(packed, place.length, place, staged);
     }
   }

@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
       if (__shfl_sync(kFullMask, is_raw ? 1 : 0, static_cast<int>(half * place.lanes)) == 0) continue;
       const unsigned before = raw_blocks_before(payload, index);
       if (index != place.index) continue;
-      write_raw_block<kType, kFeedback>(args, place,
-                                        payload + args.plan.extent(place.frame).bytes +
-                                            std::uint64_t{before} * args.plan.block * kElementBytes<kType>);
+      write_raw_block<kType, kFeedback>(
+          args, place,
+          payload + record.raw_at + std::uint64_t{before} * args.plan.block * kElementBytes<kType>);
     }
   }
 }

@@ -85,12 +85,18 @@ FrameHeader header_of(const CodecSpec& spec, DType dtype) {
   return header;
 }
 
+std::size_t largest_plane(const PayloadPlan& plan) {
+  const FrameExtent& largest = plan.frames > 1 ? plan.full : plan.last;
+  return largest.bytes - largest.codes_at;
+}
+
 struct Encoding {
   const CodecSpec& spec;
   DType dtype;
   ElementEncode elements;
   BlockEncode blocks;
   LayoutArgs layout;
+  HuffmanSpace space;
   Stream stream;
 };
 
@@ -109,13 +115,36 @@ Status encode_by_elements(const Encoding& run) {
   return encode_casts(run.spec.id, run.dtype, CastPass::Placed, run.elements, run.stream);
 }
 
+Status quantize(const Encoding& run, const BlockEncode& args) {
+  return run.spec.has_rounding() ? encode_int_blocks(run.spec.id, run.dtype, args, run.stream)
+                                 : encode_bit_blocks(run.spec.id, run.dtype, args, run.stream);
+}
+
+Status encode_by_staged_blocks(const Encoding& run) {
+  const PayloadPlan& plan = run.blocks.plan;
+  const Workspace& workspace = run.blocks.workspace;
+  BlockEncode before_stage = run.blocks;
+  before_stage.dst = workspace.shifted;
+  GEOCOMM_RETURN_IF_ERROR(quantize(run, before_stage));
+  GEOCOMM_RETURN_IF_ERROR(encode_stage(plan, workspace, run.space, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(write_staged_frames(run.blocks.dst, plan, workspace, run.space, run.stream));
+  return write_raw_blocks(run.dtype, run.blocks, run.stream);
+}
+
 Status encode_by_blocks(const Encoding& run) {
-  GEOCOMM_RETURN_IF_ERROR(run.spec.has_rounding()
-                              ? encode_int_blocks(run.spec.id, run.dtype, run.blocks, run.stream)
-                              : encode_bit_blocks(run.spec.id, run.dtype, run.blocks, run.stream));
+  if (run.layout.has_stage) return encode_by_staged_blocks(run);
+  GEOCOMM_RETURN_IF_ERROR(quantize(run, run.blocks));
   GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout, run.stream));
   GEOCOMM_RETURN_IF_ERROR(move_frames(run.blocks.dst, run.blocks.plan, run.blocks.workspace, run.stream));
   return write_raw_blocks(run.dtype, run.blocks, run.stream);
+}
+
+// Behind the rest of the workspace.
+HuffmanSpace stage_space(const CodecSpec& spec, const PayloadPlan& plan, std::span<std::byte> workspace) {
+  if (spec.entropy == Entropy::None) return {};
+  return cut_huffman_space(plan.frames, largest_plane(plan),
+                           workspace.data() + bytes_of_workspace(spec, plan));
 }
 
 Status decode_by_id(CodecId id, const Decode& args, Stream stream) {
@@ -129,7 +158,8 @@ Status decode_by_id(CodecId id, const Decode& args, Stream stream) {
 }  // namespace
 
 bool is_supported(const CodecSpec& spec, DType dtype) {
-  if (spec.entropy != Entropy::None || spec.id > CodecId::Bit1) return false;
+  if (spec.id > CodecId::Bit1) return false;
+  if (spec.entropy == Entropy::Zstd || (spec.entropy == Entropy::Huffman && !spec.has_blocks())) return false;
   return spec.id == CodecId::None || core::is_compressible(dtype);
 }
 
@@ -143,7 +173,10 @@ std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elem
 }
 
 std::size_t workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {
-  return bytes_of_workspace(spec, make_plan(spec, dtype, elements, framing));
+  const PayloadPlan plan = make_plan(spec, dtype, elements, framing);
+  const bool has_stage = spec.entropy != Entropy::None;
+  return bytes_of_workspace(spec, plan) +
+         (has_stage ? huffman_space_bytes(plan.frames, largest_plane(plan)) : 0);
 }
 
 Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src_dev, std::uint64_t elements,
@@ -170,7 +203,8 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
                      {words(src_dev), dst, residual, options.seed, options.first_element,
                       spec.rounding == Rounding::Stochastic, plan, workspace},
                      {plan, workspace, spec.id == CodecId::Fp16 || spec.id == CodecId::Bf16, bytes_out_dev,
-                      options.frame_ends_dev},
+                      options.frame_ends_dev, spec.entropy != Entropy::None},
+                     stage_space(spec, plan, workspace_dev),
                      stream};
   GEOCOMM_RETURN_IF_ERROR(clear_records(plan, workspace, stream));
   GEOCOMM_RETURN_IF_ERROR(spec.has_blocks() ? encode_by_blocks(run) : encode_by_elements(run));
@@ -197,14 +231,27 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
   const PayloadPlan plan = make_plan(spec, dtype, elements, options.framing);
   const Workspace workspace = cut_workspace(plan, workspace_dev.data());
   const bool has_checksums = options.checksums == Checksums::Device;
-  const FindArgs find{
-      words(payload_dev.data()),     payload_dev.size(),  plan,          workspace,   header_of(spec, dtype),
-      header_of(CodecSpec{}, dtype), spec.has_rounding(), has_checksums, verdict_dev, options.may_be_longer};
-  const Decode args{find.payload, words(dst_dev), dtype, sink, plan, workspace, verdict_dev};
+  const bool has_stage = spec.entropy != Entropy::None;
+  const FindArgs find{words(payload_dev.data()),
+                      payload_dev.size(),
+                      plan,
+                      workspace,
+                      header_of(spec, dtype),
+                      header_of(CodecSpec{}, dtype),
+                      spec.has_rounding(),
+                      has_checksums,
+                      verdict_dev,
+                      options.may_be_longer,
+                      has_stage};
+  const Decode args{find.payload, words(dst_dev), dtype,       sink,
+                    plan,         workspace,      verdict_dev, has_stage ? workspace.shifted : nullptr};
   GEOCOMM_RETURN_IF_ERROR(find_frames(find, stream));
   if (has_checksums) {
     GEOCOMM_RETURN_IF_ERROR(sum_payload_crcs(find.payload, plan, workspace, verdict_dev, stream));
     GEOCOMM_RETURN_IF_ERROR(check_crcs(find, stream));
+  }
+  if (has_stage) {
+    GEOCOMM_RETURN_IF_ERROR(decode_stage(args, stage_space(spec, plan, workspace_dev), stream));
   }
   if (spec.has_blocks()) GEOCOMM_RETURN_IF_ERROR(check_blocks(spec.id, args, stream));
   return decode_by_id(spec.id, args, stream);

@@ -1,5 +1,6 @@
 // Headers of frames: written behind the encoder, and found and checked in received bytes.
 #include "codec/cuda/crc32c_device.cuh"
+#include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 
@@ -44,13 +45,17 @@ __global__ void __launch_bounds__(kThreads) write(SealArgs args) {
     header.payload_crc = crc_finished_by_warp(record.crc, static_cast<std::uint32_t>(record.payload_bytes));
     header.header_crc = header_crc(header);
   }
-  // Frames begin at multiples of 16.
   const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
   const unsigned lane = threadIdx.x % kWarp;
   auto* to = reinterpret_cast<std::uint32_t*>(args.dst + record.offset);
 #pragma unroll
   for (unsigned w = 0; w < kHeaderWords; ++w) {
-    if (lane == w) to[w] = words[w];
+    if (lane != w) continue;
+    if (is_aligned(to, 4)) {
+      to[w] = words[w];
+    } else {
+      store_u32(reinterpret_cast<std::uint8_t*>(to + w), words[w]);
+    }
   }
 }
 
@@ -75,11 +80,14 @@ __device__ Fault read_header(const FindArgs& args, std::uint32_t frame, std::uin
   if (header.elements != extent.elements) return Fault::Elements;
   // Sizes that the codec can give: blocks may be raw, nothing else varies.
   const std::uint64_t plain_bytes = std::uint64_t{extent.elements} * args.plan.element_bytes;
-  const std::uint64_t least = is_plain ? plain_bytes : extent.bytes;
-  const std::uint64_t most = is_plain || extent.blocks == 0 ? least : least + plain_bytes;
+  const std::uint64_t heads =
+      args.has_stage ? huffman::kHeadBytes * huffman::block_count(extent.bytes - extent.codes_at) : 0;
+  const std::uint64_t coded = args.has_stage ? extent.codes_at : extent.bytes;
+  const std::uint64_t least = is_plain ? plain_bytes : coded + heads;
+  const std::uint64_t most = is_plain || extent.blocks == 0 ? least : extent.bytes + heads + plain_bytes;
   if (header.payload_bytes < least || header.payload_bytes > most) return Fault::Size;
   if (header.payload_bytes > args.payload_bytes - offset - sizeof(FrameHeader)) return Fault::Truncated;
-  record = {offset, header.payload_bytes, 0, is_plain ? 1u : 0u, 0, header.payload_crc};
+  record = {offset, header.payload_bytes, 0, is_plain ? 1u : 0u, 0, header.payload_crc, extent.bytes};
   return Fault::None;
 }
 

@@ -19,7 +19,7 @@ __device__ std::uint64_t payload_bytes_of(const LayoutArgs& args, std::uint32_t 
   const FrameExtent extent = args.plan.extent(frame);
   const FrameRecord& record = args.workspace.records[frame];
   const std::uint64_t element_bytes = args.plan.element_bytes;
-  if (!args.is_cast) return extent.bytes + record.raw_elements * element_bytes;
+  if (!args.is_cast) return record.raw_at + record.raw_elements * element_bytes;
   return record.raw_elements != 0 ? extent.elements * element_bytes : extent.bytes;
 }
 
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
   for (std::uint32_t first = 0; first < args.plan.frames; first += kLayoutThreads) {
     const std::uint32_t frame = first + threadIdx.x;
     const bool is_there = frame < args.plan.frames;
+    if (is_there && !args.has_stage) args.workspace.records[frame].raw_at = args.plan.extent(frame).bytes;
     const std::uint64_t payload_bytes = is_there ? payload_bytes_of(args, frame) : 0;
     const std::uint64_t bytes = is_there ? sizeof(FrameHeader) + payload_bytes : 0;
     std::uint64_t total;

@@ -6,6 +6,7 @@
 
 #include "codec/codec_spec.h"
 #include "codec/cuda/cuda_codec.h"
+#include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
 #include "codec/elements.h"
 #include "codec/frame.h"
@@ -65,6 +66,13 @@ core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode&
 // Where the layout is irregular: writes what raw blocks carry, and their residuals.
 core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream stream);
 
+// The stage of block codecs, which have been encoded to the regular layout in the workspace: codes the
+// planes, whose sizes the layout needs; then, to their places, scales and coded planes.
+core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
+                          Stream stream);
+core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
+                                 const HuffmanSpace& space, Stream stream);
+
 // Sizes and offsets of all frames, from what was counted.
 struct LayoutArgs {
   PayloadPlan plan;
@@ -72,6 +80,7 @@ struct LayoutArgs {
   bool is_cast;
   std::uint64_t* bytes_out;
   std::uint64_t* frame_ends;  // or nullptr
+  bool has_stage;             // the records say where raw blocks have their elements
 };
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream);
 // Where the layout is irregular: moves regular frames to their places, by way of the workspace.
@@ -106,6 +115,7 @@ struct FindArgs {
   bool has_checksums;
   std::uint64_t* verdict;
   bool may_be_longer;  // bytes behind the last frame are nobody's business
+  bool has_stage;
 };
 // Reads and checks the headers, into the records.
 core::Status find_frames(const FindArgs& args, Stream stream);
@@ -120,10 +130,20 @@ struct Decode {
   PayloadPlan plan;
   Workspace workspace;
   std::uint64_t* verdict;
+  const std::uint8_t* staged;  // nullptr, or where the stage has put the codes, in the regular layout
+
+  // Of a frame of blocks.
+  GEOCOMM_HOST_DEVICE const std::uint8_t* codes(std::uint32_t frame) const {
+    const std::uint8_t* begin =
+        staged != nullptr ? staged + frame * plan.frame_stride : payload + workspace.records[frame].offset;
+    return begin + sizeof(FrameHeader) + plan.extent(frame).codes_at;
+  }
 };
 core::Status decode_elements(CodecId id, const Decode& args, Stream stream);
 // Frames of None to their own dtype.
 core::Status copy_out_of_frames(const Decode& args, Stream stream);
+// The planes of all frames to the regular layout in the workspace.
+core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream);
 // Checks scales, packed bytes and sizes of all frames.
 core::Status check_blocks(CodecId id, const Decode& args, Stream stream);
 core::Status decode_blocks(CodecId id, const Decode& args, Stream stream);

@@ -59,7 +59,8 @@ Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev) {
 std::size_t bytes_of_workspace(const CodecSpec& spec, const PayloadPlan& plan) {
   const std::size_t records =
       rounded_up(sizeof(PayloadState)) + rounded_up(plan.frames * sizeof(FrameRecord));
-  return records + (spec.has_blocks() && plan.frames > 1 ? rounded_up(plan.bytes()) : 0);
+  const bool has_room = spec.has_blocks() && (plan.frames > 1 || spec.entropy != Entropy::None);
+  return records + (has_room ? rounded_up(plan.bytes()) : 0);
 }
 
 }  // namespace geocomm::codec::cuda

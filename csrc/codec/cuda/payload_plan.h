@@ -61,8 +61,9 @@ struct FrameRecord {
   std::uint32_t is_plain;       // 1: a frame of None in place of the codec's
   std::uint32_t crc;            // of the payload, without crc32c's inversions, as its pieces are added
   std::uint32_t expected_crc;   // decoding: what the header says
+  std::uint64_t raw_at;         // where, in its payload, raw blocks have their elements
 };
-static_assert(sizeof(FrameRecord) == 32);
+static_assert(sizeof(FrameRecord) == 40);
 
 // What it finds out about the payload.
 struct PayloadState {
@@ -71,11 +72,12 @@ struct PayloadState {
   std::uint32_t reserved[2];
 };
 
-// The caller's workspace: the state, a record per frame, room to move encoded blocks through.
+// The caller's workspace: the state, a record per frame, room for frames of the regular layout: to move
+// encoded blocks through, or for planes before or behind their stage.
 struct Workspace {
   PayloadState* state;
   FrameRecord* records;
-  std::uint8_t* shifted;  // of shifted_bytes()
+  std::uint8_t* shifted;  // of plan.bytes()
 };
 Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev);
 std::size_t bytes_of_workspace(const CodecSpec& spec, const PayloadPlan& plan);

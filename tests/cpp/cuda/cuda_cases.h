@@ -34,7 +34,13 @@ inline constexpr std::string_view kCudaSpecs[] = {"none",
                                                   "ternary:block=4096",
                                                   "bit1",
                                                   "bit1:block=64",
-                                                  "bit1:block=2048"};
+                                                  "bit1:block=2048",
+                                                  "int8+huffman",
+                                                  "int8:block=64,round=stochastic+huffman",
+                                                  "int4+huffman",
+                                                  "bit2:block=512+huffman",
+                                                  "ternary+huffman",
+                                                  "bit1:block=64+huffman"};
 
 // Memory as the device has it: aligned to 256, and watched to its last byte by AddressSanitizer.
 class DeviceBytes {
