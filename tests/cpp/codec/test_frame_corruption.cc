@@ -3,20 +3,25 @@
 #include <gtest/gtest.h>
 
 #include "codec/payload.h"
+#include "codec/plane.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {
 namespace {
 
-constexpr std::size_t kElements = 150;
+// What a case needs more elements for: planes that are worth a table.
+constexpr std::size_t kFew = 150;
+constexpr std::size_t kMany = 1500;
 
 class Hostile : public testing::TestWithParam<std::string_view> {
  protected:
-  // Two whole blocks, one of them raw, and a short one.
+  static std::size_t elements() { return spec_of(GetParam()).entropy == Entropy::None ? kFew : kMany; }
+  // Whole blocks, one of them raw, and a short one.
   static Bytes sample(DType dtype = DType::Float32) {
     CodecSpec spec = spec_of(GetParam());
     if (spec.has_blocks()) spec.block = 64;
-    auto values = gaussian(kElements);
+    auto values = gaussian(elements());
+    if (!has_stage(spec.entropy)) spec.entropy = Entropy::Huffman;
     if (spec.has_blocks()) values[70] = kNan;
     return compressed(spec, dtype, to_bytes(values, dtype));
   }
@@ -123,15 +128,24 @@ TEST_P(Hostile, test_random_frames_with_right_checksums_stay_inside) {
 TEST_P(Hostile, test_bytes_after_the_frame_are_left_alone) {
   Bytes frame = sample();
   const std::size_t size = frame.size();
-  const auto expected = accumulated(frame, kElements);
+  const auto expected = accumulated(frame, elements());
   frame.resize(size + 100, std::byte{0xEE});
   const auto view = parse_frame(frame);
   ASSERT_TRUE(view.is_ok());
   EXPECT_EQ(frame_bytes(*view), size);
-  EXPECT_TRUE(same_bits(accumulated(frame, kElements), expected));
+  EXPECT_TRUE(same_bits(accumulated(frame, elements()), expected));
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, Hostile, testing::Values("none", "fp16", "bf16", "int8", "int4"), case_name);
+INSTANTIATE_TEST_SUITE_P(Codecs, Hostile,
+                         testing::Values("none", "fp16", "bf16", "int8", "int4", "bit2", "ternary", "bit1",
+                                         "deadzone+none", "lossless+none"),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Stages, Hostile,
+                         testing::Values("bf16+huffman", "int8+huffman", "int4+zstd", "deadzone",
+                                         "deadzone+zstd", "topk:k=600", "topk:k=300,values=bit2",
+                                         "topk:k=1800,values=fp32", "topk:k=300,values=bf16+zstd", "lossless",
+                                         "lossless+zstd"),
+                         case_name);
 
 struct Forgery {
   std::size_t offset;
