@@ -74,16 +74,17 @@ __device__ inline void make_codes(const std::uint8_t* lengths, std::uint32_t* en
   }
 }
 
-// By `threads` threads: bytes from any address to any other. Reads aligned words that have a byte of the
-// source in them.
+// By `threads` threads: bytes from any address to any other. What it reads beside them is up to three bytes
+// before the first, of the same aligned word.
 __device__ inline void copy_bytes(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes,
                                   unsigned thread, unsigned threads) {
   constexpr std::uint32_t kUnit = 16;
   const auto to_address = reinterpret_cast<std::uintptr_t>(to);
   std::uint32_t head = static_cast<std::uint32_t>(-to_address & (kUnit - 1));
   head = head < bytes ? head : bytes;
-  const std::uint32_t units = (bytes - head) / kUnit;
   const auto skew = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(from + head) & 3);
+  const std::uint32_t ahead = skew == 0 ? 0 : 4 - skew;  // read with a unit, of the next one
+  const std::uint32_t units = bytes - head < ahead ? 0 : (bytes - head - ahead) / kUnit;
   const unsigned selector = 0x3210u + 0x1111u * skew;
   for (std::uint32_t unit = thread; unit < units; unit += threads) {
     const std::uint32_t at = head + unit * kUnit;
