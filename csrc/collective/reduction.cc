@@ -6,6 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "collective/sum_kernels.h"
+#include "core/cpu.h"
 #include "core/half.h"
 #include "core/str.h"
 
@@ -214,12 +216,29 @@ void reduce_as(ReduceOp op, std::span<const std::byte* const> sources, std::byte
   }
 }
 
-template <typename Element>
-void accumulate_as(const std::byte* elements, std::span<float> sums, codec::Accumulate mode) {
-  if (mode == codec::Accumulate::Assign) {
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = load_at<Element>(elements, i);
-  } else {
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += load_at<Element>(elements, i);
+const SumFamily& sum_family() {
+  switch (core::cpu_level()) {
+    case core::CpuLevel::Avx512:
+      return *sums_avx512();
+    case core::CpuLevel::Avx2:
+      return *sums_avx2();
+    case core::CpuLevel::Scalar:
+      break;
+  }
+  return *sums_scalar();
+}
+
+// null: summed in another type than float.
+const SumKernels* sum_kernels(DType dtype) {
+  switch (dtype) {
+    case DType::Float32:
+      return &sum_family().float32;
+    case DType::Float16:
+      return &sum_family().float16;
+    case DType::BFloat16:
+      return &sum_family().bfloat16;
+    default:
+      return nullptr;
   }
 }
 
@@ -240,6 +259,11 @@ Status check_reduction(DType dtype, ReduceOp op) {
 
 void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* dst,
                      std::size_t elements, int divisor) {
+  const SumKernels* const kernels = sum_kernels(dtype);
+  if (kernels != nullptr && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
+    const float by = op == ReduceOp::Avg ? static_cast<float>(divisor) : 1.0f;
+    return kernels->sum(sources.data(), sources.size(), dst, 0, elements, by);
+  }
   switch (dtype) {
     case DType::Float32:
       return reduce_as<Plain<float>>(op, sources, dst, elements, divisor);
@@ -266,14 +290,8 @@ void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const>
 
 void accumulate_elements(DType dtype, const std::byte* elements, std::span<float> sums,
                          codec::Accumulate mode) {
-  switch (dtype) {
-    case DType::Float16:
-      return accumulate_as<HalfElement>(elements, sums, mode);
-    case DType::BFloat16:
-      return accumulate_as<BFloat16Element>(elements, sums, mode);
-    default:
-      return accumulate_as<Plain<float>>(elements, sums, mode);
-  }
+  const SumKernels& kernels = *sum_kernels(dtype);
+  (mode == codec::Accumulate::Assign ? kernels.widen : kernels.add)(elements, sums.data(), sums.size());
 }
 
 void divide(std::span<float> sums, int divisor) {
@@ -283,16 +301,7 @@ void divide(std::span<float> sums, int divisor) {
 }
 
 void store_sums(DType dtype, std::span<const float> sums, std::byte* dst) {
-  switch (dtype) {
-    case DType::Float16:
-      for (std::size_t i = 0; i < sums.size(); ++i) store_at<HalfElement>(dst, i, sums[i]);
-      return;
-    case DType::BFloat16:
-      for (std::size_t i = 0; i < sums.size(); ++i) store_at<BFloat16Element>(dst, i, sums[i]);
-      return;
-    default:
-      std::memmove(dst, sums.data(), sums.size_bytes());
-  }
+  sum_kernels(dtype)->narrow(sums.data(), dst, sums.size());
 }
 
 }  // namespace geocomm::collective

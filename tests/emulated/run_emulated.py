@@ -37,6 +37,7 @@ FILES = {
     "/usr/share/bochs/BIOS-bochs-latest": "bochsbios",
     "/usr/share/bochs/VGABIOS-lgpl-latest": "bochs",
     "/usr/lib/grub/i386-pc/multiboot.mod": "grub-pc-bin",
+    "/usr/include/zstd.h": "libzstd-dev",
 }
 KERNEL_FLAGS = [
     "-std=c++20",
@@ -89,9 +90,11 @@ def call(*command: str | Path) -> None:
 
 
 def build_programs(layers: list[str]) -> None:
-    flags = f"-static -Wl,-Ttext-segment={PROGRAM_ADDRESS}"
-    call("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DGEOCOMM_TESTS=ON", "-DGEOCOMM_TOOLS=OFF",
-         f"-DCMAKE_EXE_LINKER_FLAGS={flags}")  # fmt: skip
+    call(
+        *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DGEOCOMM_TESTS=ON", "-DGEOCOMM_TOOLS=OFF"),
+        f"-DCMAKE_EXE_LINKER_FLAGS=-static -Wl,-Ttext-segment={PROGRAM_ADDRESS}",
+        "-DGEOCOMM_ZSTD_LIBRARY=-l:libzstd.a",
+    )
     call("cmake", "--build", BUILD, "--target", *(f"test_{layer}" for layer in layers))
 
 

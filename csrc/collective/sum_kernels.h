@@ -1,0 +1,37 @@
+// Family of sums in float of one storage format, from left to right, rounded once at the end.
+//
+// A NaN stays what it was, but quiet, whatever is added to it: a + (a is NaN ? a : b). So two NaNs have one
+// sum, whichever of them an instruction would prefer.
+#pragma once
+
+#include <cstddef>
+
+namespace geocomm::collective {
+
+// Elements have any alignment.
+struct SumKernels {
+  // dst = (sources[0] + sources[1] + ...) / divisor for the elements from `begin` to before `end`; one source
+  // or more. dst may be one of them, else they do not overlap.
+  void (*sum)(const std::byte* const* sources, std::size_t source_count, std::byte* dst, std::size_t begin,
+              std::size_t end, float divisor);
+  // sums = elements, NaN bits as they are.
+  void (*widen)(const std::byte* elements, float* sums, std::size_t count);
+  // sums += elements.
+  void (*add)(const std::byte* elements, float* sums, std::size_t count);
+  // dst = sums, rounded. dst may be where the sums are.
+  void (*narrow)(const float* sums, std::byte* dst, std::size_t count);
+};
+
+struct SumFamily {
+  SumKernels float32;
+  SumKernels float16;
+  SumKernels bfloat16;
+};
+
+// Those of a CPU level; null on other architectures. The scalar ones are the reference, and take the short
+// ends.
+const SumFamily* sums_scalar();
+const SumFamily* sums_avx2();
+const SumFamily* sums_avx512();
+
+}  // namespace geocomm::collective
