@@ -53,6 +53,19 @@ void require_malformed(const core::Status& status) {
   require(!status.message().empty(), "an error without a message");
 }
 
+// What an accelerator wrote may be no frame either.
+void require_sealed_or_refused(Input bytes) {
+  ExactBytes sealed(bytes, 0);
+  const auto size = codec::seal_frame(sealed.span());
+  if (!size.is_ok()) {
+    require_malformed(size.status());
+    return;
+  }
+  const auto frame = codec::parse_frame(sealed.span());
+  require(frame.is_ok() && codec::frame_bytes(*frame) == *size, "a sealed frame does not parse");
+  require(codec::verify_payload(sealed.span(), *frame).is_ok(), "a sealed frame has a wrong checksum");
+}
+
 }  // namespace
 
 // One byte that says what to repair, one of places, then a frame, and what may follow it.
@@ -62,6 +75,7 @@ void fuzz_frame(Input input) {
   const auto places = Places::of(reader.take<std::uint8_t>());
   ExactBytes bytes(reader.rest(), places.frame);
   repair(what, bytes.span());
+  require_sealed_or_refused(bytes.span());
   const auto frame = codec::parse_frame(bytes.span());
   if (!frame.is_ok()) {
     require_malformed(frame.status());
