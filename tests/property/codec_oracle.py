@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+
+import geocomm
+from geocomm.errors import UnsupportedError
+from geocomm.native import native
+from geocomm.options import CPU_LEVELS
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 """What lossy codecs take."""
@@ -105,8 +113,63 @@ block_codecs = st.builds(
     BlockCodec, st.sampled_from(("int8", "int4")), st.sampled_from(BLOCKS), st.sampled_from(("nearest", "stochastic"))
 )
 cast_codecs = st.sampled_from(("fp16", "bf16"))
-lossy_codecs = st.one_of(cast_codecs, block_codecs.map(str))
-codecs = st.one_of(st.just("none"), lossy_codecs)
+
+
+def _has_zstd() -> bool:
+    try:
+        geocomm.compress(torch.zeros(1), "int8+zstd")
+    except UnsupportedError:
+        return False
+    return True
+
+
+STAGES = ("huffman", "zstd") if _has_zstd() else ("huffman",)
+stages = st.sampled_from(("none", *STAGES))
+level_codecs = st.builds("{}:block={}".format, st.sampled_from(("bit2", "ternary", "bit1")), st.sampled_from(BLOCKS))
+dead_zone_codecs = st.builds(
+    "deadzone:block={},step={}".format, st.sampled_from(BLOCKS), st.sampled_from((0.05, 0.3, 0.7, 1.0, 1.4, 8.0))
+)
+top_k_codecs = st.builds(
+    "topk:k={},select={},values={}".format,
+    st.sampled_from((1, 16, 64, 700, 2048)),
+    st.sampled_from(("chunk", "global")),
+    st.sampled_from(("fp32", "bf16", "int8", "bit2")),
+)
+_plain_codecs = st.one_of(cast_codecs, block_codecs.map(str), level_codecs, dead_zone_codecs)
+lossy_codecs = st.one_of(_plain_codecs, st.builds("{}+{}".format, _plain_codecs, stages))
+"""Without those that need error feedback."""
+exact_codecs = st.one_of(st.just("none"), st.builds("lossless+{}".format, stages))
+feedback_codecs = st.builds("{}+{}".format, top_k_codecs, st.sampled_from(STAGES))
+codecs = st.one_of(exact_codecs, lossy_codecs)
+all_codecs = st.one_of(codecs, feedback_codecs, st.sampled_from(("balanced", "small", "tiny")))
+
+
+def pack(tensor: torch.Tensor, codec: str, *, seed: int = 0, **more: Any) -> torch.Tensor:
+    """geocomm.compress; with zeros for a residual where the codec needs one."""
+    if "residual" not in more and native().needs_feedback(codec):
+        more["residual"] = torch.zeros(tensor.numel())
+    return geocomm.compress(tensor, codec, more.pop("residual", None), seed=seed, **more)
+
+
+def is_plain(payload: torch.Tensor) -> bool:
+    """Whether the first frame is one of none, which any codec may resort to."""
+    return payload[5] == 0
+
+
+def cpu_levels() -> list[str]:
+    """Those that this machine can run, the reference first."""
+    return list(CPU_LEVELS[: CPU_LEVELS.index(native().detected_cpu_level()) + 1])
+
+
+@contextlib.contextmanager
+def at_cpu_level(level: str) -> Iterator[None]:
+    """The codecs use no more of the CPU inside of the block."""
+    before = native().cpu_level()
+    native().set_cpu_level(level)
+    try:
+        yield
+    finally:
+        native().set_cpu_level(before)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
