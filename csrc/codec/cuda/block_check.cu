@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
   const std::uint64_t blocks = args.plan.blocks();
   std::uint64_t block = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   for (; block < blocks; block += threads) {
-    const std::uint64_t frame = args.plan.frames == 1 ? 0 : block / args.plan.full.blocks;
-    const std::uint64_t index = block - frame * args.plan.full.blocks;
+    const std::uint32_t frame = args.plan.frame_of_block(block);
+    const std::uint64_t index = block - std::uint64_t{frame} * args.plan.full.blocks;
     FrameRecord& record = args.workspace.records[frame];
     if (record.is_plain != 0) continue;
     const std::uint32_t scale = load_u16(args.payload + record.offset + sizeof(FrameHeader) + 2 * index);
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
       atomicAdd(&record.raw_elements,
                 left < args.plan.block ? static_cast<std::uint32_t>(left) : args.plan.block);
     } else if (!is_valid_scale<Coder::kId>(scale)) {
-      report(args.verdict, Fault::Scale, static_cast<std::uint32_t>(frame));
+      report(args.verdict, Fault::Scale, frame);
     }
   }
 }

@@ -30,10 +30,27 @@ __device__ __forceinline__ uint2 random_bits(std::uint64_t element, std::uint64_
   return random;
 }
 
+// The same for two rows of a block of 256, which begins at a multiple of 8: lanes come in pairs that need the
+// same words, so each makes those of one row, and they exchange halves.
+__device__ __forceinline__ void random_bits_of_rows(std::uint64_t element, std::uint64_t seed,
+                                                    uint2 (&rows)[2]) {
+  const bool is_odd = element / 4 % 2 != 0;
+  const RandomWords words = philox((is_odd ? element + kRow : element) / 8, seed);
+  const uint2 low{words.w[0], words.w[1]};
+  const uint2 high{words.w[2], words.w[3]};
+  const uint2 given = is_odd ? low : high;
+  const uint2 got{__shfl_xor_sync(kFullMask, given.x, 1), __shfl_xor_sync(kFullMask, given.y, 1)};
+  rows[0] = is_odd ? got : low;
+  rows[1] = is_odd ? high : got;
+}
+
+// So many blocks fit on a multiprocessor that 40 warps have their loads under way.
+inline constexpr int kBlocksAtOnce = 5;
+
 // kHeld: blocks of at most 256 elements, whose values stay in registers between the passes over a block.
 // Those of larger ones are loaded again, from the caches.
 template <typename Coder, core::DType kType, bool kFeedback, bool kHeld>
-__global__ void __launch_bounds__(kBlockThreads) encode_blocks(BlockEncode args) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(BlockEncode args) {
   constexpr unsigned kMostRows = kHeld ? 2 : 1;
   constexpr unsigned kStaged = kHeld ? 2 * kRow + 2 * kStagedPad : kMaxBlock + kStagedPad;
   __shared__ __align__(16) std::uint8_t staged_of_warps[kBlockWarps][kStaged];
@@ -86,13 +103,25 @@ __global__ void __launch_bounds__(kBlockThreads) encode_blocks(BlockEncode args)
     scale = Coder::scale_of_peak(peak);
   }
 
+  [[maybe_unused]] uint2 random_of_rows[2];
+  [[maybe_unused]] const bool has_random =
+      kHeld && args.is_stochastic && place.rows == 2 && (args.first_element + place.first) % 8 == 0;
+  if constexpr (Coder::kHasRounding && kHeld) {
+    if (has_random) {
+      random_bits_of_rows(args.first_element + place.first + place.offset(0), args.seed, random_of_rows);
+    }
+  }
   for_rows([&](unsigned row, const Quad& values) {
     const std::uint64_t element = place.first + place.offset(row);
     std::uint32_t codes;
     if constexpr (Coder::kHasRounding) {
-      codes = args.is_stochastic ? Coder::codes_stochastic(
-                                       values, scale, random_bits(args.first_element + element, args.seed))
-                                 : Coder::codes(values, scale);
+      if (args.is_stochastic) {
+        const uint2 random =
+            has_random ? random_of_rows[row % 2] : random_bits(args.first_element + element, args.seed);
+        codes = Coder::codes_stochastic(values, scale, random);
+      } else {
+        codes = Coder::codes(values, scale);
+      }
     } else {
       codes = Coder::codes(values, scale);
     }

@@ -45,7 +45,7 @@ __device__ __forceinline__ bool find_block(const PayloadPlan& plan, std::uint64_
   const unsigned per_warp = kWarp / place.lanes;
   if (warp * per_warp >= plan.blocks()) return false;
   const std::uint64_t block = warp * per_warp + lane / place.lanes;
-  std::uint64_t frame = plan.full.blocks == 0 ? 0 : block / plan.full.blocks;
+  std::uint64_t frame = plan.frame_of_block(block);
   if (frame >= plan.frames) frame = plan.frames - 1;
   place.frame = static_cast<std::uint32_t>(frame);
   place.index = static_cast<unsigned>(block - frame * plan.full.blocks);

@@ -15,10 +15,9 @@ static_assert(kPayloadFrameBytes / 4 % kTile == 0 && kPayloadFrameBytes % kTileB
 template <Sink kSink>
 __global__ void __launch_bounds__(kThreads) decode(Decode args, core::DType format) {
   if (*args.verdict != 0) return;
-  const std::uint64_t per_frame = args.plan.frame_elements / kTile;
-  const std::uint64_t tile = blockIdx.x;
-  const auto frame = static_cast<std::uint32_t>(args.plan.frames == 1 ? 0 : tile / per_frame);
-  const auto begin = static_cast<std::uint32_t>((tile - frame * per_frame) * kTile);
+  const std::uint64_t tile = std::uint64_t{blockIdx.x} * kTile;
+  const std::uint32_t frame = args.plan.frame_of_element(tile);
+  const auto begin = static_cast<std::uint32_t>(tile - frame * args.plan.frame_elements);
   const std::uint32_t elements = args.plan.extent(frame).elements;
   const FrameRecord& record = args.workspace.records[frame];
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
@@ -45,11 +44,11 @@ template <bool kIntoFrames>
 __global__ void __launch_bounds__(kThreads)
     copy(const std::uint8_t* from, std::uint8_t* to, PayloadPlan plan, const std::uint64_t* verdict) {
   if (verdict != nullptr && *verdict != 0) return;
-  const std::uint64_t tile = blockIdx.x;
-  const std::uint64_t frame_bytes = plan.frame_elements * plan.element_bytes;
-  const std::uint64_t per_frame = frame_bytes / kTileBytes;
-  const std::uint64_t frame = plan.frames == 1 ? 0 : tile / per_frame;
-  const std::uint64_t begin = (tile - frame * per_frame) * kTileBytes;
+  // Several frames are those of a payload: a power of two.
+  const std::uint64_t frame_bytes = plan.frames == 1 ? 0 : kPayloadFrameBytes;
+  const std::uint64_t tile = blockIdx.x * kTileBytes;
+  const std::uint64_t frame = plan.frames == 1 ? 0 : tile / kPayloadFrameBytes;
+  const std::uint64_t begin = tile - frame * frame_bytes;
   const std::uint64_t end = plan.extent(frame).bytes;
   const std::uint64_t framed = frame * plan.frame_stride + sizeof(FrameHeader);
   const std::uint64_t plain = frame * frame_bytes;

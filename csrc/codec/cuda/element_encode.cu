@@ -16,10 +16,9 @@ struct Tile {
   std::uint32_t begin;  // element in the frame
 };
 __device__ Tile find_tile(const PayloadPlan& plan, std::uint64_t tile) {
-  if (plan.frames == 1) return {0, static_cast<std::uint32_t>(tile * kTile)};
-  const std::uint64_t per_frame = plan.frame_elements / kTile;
-  const auto frame = static_cast<std::uint32_t>(tile / per_frame);
-  return {frame, static_cast<std::uint32_t>((tile - frame * per_frame) * kTile)};
+  const std::uint64_t element = tile * kTile;
+  const std::uint32_t frame = plan.frame_of_element(element);
+  return {frame, static_cast<std::uint32_t>(element - frame * plan.frame_elements)};
 }
 std::uint64_t tiles_of(const PayloadPlan& plan) {
   return (plan.elements + kTile - 1) / kTile;

@@ -1,6 +1,7 @@
 #include "codec/cuda/payload_plan.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "codec/block_layout.h"
 #include "codec/payload.h"
@@ -40,6 +41,9 @@ PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t el
   plan.element_bytes = static_cast<std::uint32_t>(core::size_of(dtype));
   plan.full = extent_of(spec, dtype, plan.frame_elements);
   plan.last = extent_of(spec, dtype, elements - (plan.frames - 1) * plan.frame_elements);
+  plan.log2_elements = static_cast<std::uint32_t>(std::countr_zero(plan.frame_elements));
+  plan.log2_blocks =
+      plan.full.blocks == 0 ? 0 : static_cast<std::uint32_t>(std::countr_zero(plan.full.blocks));
   plan.frame_stride = sizeof(FrameHeader) + plan.full.bytes;
   if (spec.has_blocks()) {
     plan.block = spec.block;

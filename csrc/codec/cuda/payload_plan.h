@@ -33,11 +33,20 @@ struct PayloadPlan {
   std::uint32_t block;
   std::uint32_t block_code_bytes;  // of a whole block
   std::uint32_t element_bytes;
+  // Where there are several frames: log2 of the elements and of the blocks of all but the last.
+  std::uint32_t log2_elements;
+  std::uint32_t log2_blocks;
   FrameExtent full;
   FrameExtent last;
 
   GEOCOMM_HOST_DEVICE std::uint64_t blocks() const {
     return std::uint64_t{frames - 1} * full.blocks + last.blocks;
+  }
+  GEOCOMM_HOST_DEVICE std::uint32_t frame_of_element(std::uint64_t element) const {
+    return frames == 1 ? 0 : static_cast<std::uint32_t>(element >> log2_elements);
+  }
+  GEOCOMM_HOST_DEVICE std::uint32_t frame_of_block(std::uint64_t block) const {
+    return frames == 1 ? 0 : static_cast<std::uint32_t>(block >> log2_blocks);
   }
   // All regular.
   GEOCOMM_HOST_DEVICE std::uint64_t bytes() const {
