@@ -3,7 +3,8 @@
 `make bench-codec`, or `python -m pytest benchmarks/bench_codec.py [--elements N] [--rounds N] [--results FOLDER]`.
 Every result is verified before it is timed. A round times a memcpy, the peer where there is one, and the codec, one
 after the other, each into memory that is there already; ratios are medians over the rounds of what was measured in one
-round. Rows go to benchmarks/results/<date>-codec.md and .json (benchmarks/conftest.py).
+round. Work on one thread is timed by the CPU time of that thread, which other programs disturb less; on two, by the
+clock. Rows go to benchmarks/results/<date>-codec.md and .json (benchmarks/conftest.py).
 
 Peers: torch operations that do the same; for the entropy stage the same codec without it, then zstd at level 1 on the
 payload (package zstandard; huff0, the coder inside of zstd, has no interface of its own).
@@ -108,7 +109,13 @@ TWO_THREADS = [
 CASES = list(dict.fromkeys([*ONE_THREAD, *STAGES, *BY_LEVEL, *TWO_THREADS]))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def timer_of(case: Case) -> Callable[[], float]:
+    return time.thread_time if case.threads == 1 else time.perf_counter
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.benchmark(timer=timer_of(case)), id=str(case)) for case in CASES]
+)
 def test_kernel(
     case: Case, benchmark: Any, rounds: int, values_of: Callable[[str], torch.Tensor], kernel_rows: list
 ) -> None:
@@ -123,9 +130,11 @@ def test_kernel(
         peer = make_peer(case, values) if case.peer else None
 
         def others() -> None:
-            copies.append(copy_seconds(values, copied))
+            copies.append(copy_seconds(values, copied, timer_of(case)))
             if peer is not None:
-                peers.append(seconds(peer))
+                begin = time.thread_time()
+                peer()
+                peers.append(time.thread_time() - begin)
 
         benchmark.pedantic(work.run, setup=others, rounds=rounds, warmup_rounds=1)
     finally:
@@ -234,9 +243,3 @@ def make_peer(case: Case, values: torch.Tensor) -> Callable[[], object]:
 
     packed = pack()
     return pack if case.work == "pack" else unpack
-
-
-def seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin

@@ -16,7 +16,8 @@ from geocomm.wan_bench_report import Conditions
 
 _NOTES = """\
 t / t(copy): time over that of a memcpy of the same float32 bytes by one thread in the same round; the median over the
-rounds. × faster: the peer's time over the codec's, likewise. Into memory that is there and was touched before. pack:
+rounds. One thread: its CPU time; two: by the clock. × faster: the peer's time over the codec's, likewise. Into memory
+that is there and was touched before. pack:
 `geocomm.compress(..., out=)`; unpack: `geocomm.decompress(..., out=)`; add: the same with add=True. +EF: with a float32
 residual, fused. Headers, checksums, scales and tables included. Peers run on one thread. Targets are those of AVX-512.
 """

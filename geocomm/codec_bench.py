@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -170,8 +170,8 @@ def _stands_for(codec: str) -> str:
     return "" if stands_for == codec else stands_for
 
 
-def copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+def copy_seconds(source: torch.Tensor, target: torch.Tensor, timer: Callable[[], float] = time.perf_counter) -> float:
     """Seconds that a memcpy takes, on one thread (torch's own copy_ uses several). Both are contiguous."""
-    begin = time.perf_counter()
+    begin = timer()
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-    return time.perf_counter() - begin
+    return timer() - begin

@@ -10,22 +10,20 @@ from rich.table import Table
 from geocomm.codec_bench import Row
 from geocomm.codec_data import Data
 
-_HEADINGS = ("codec", "stands for", "ratio", "bits/elem.", "error", "pack GB/s", "unpack GB/s", "× copy", "")
-_LEFT = ("codec", "stands for", "")
+_HEADINGS = ("codec", "ratio", "error", "pack", "unpack", "× copy", "")
+_LEFT = ("codec", "")
 NOTES = """\
-ratio: bytes of the tensor over bytes of the payload. error: squared error over squared norm (NMSE). GB/s: of the
-tensor's bytes. × copy: time to pack / to unpack, over that of copying the tensor (one thread). EF: with error feedback,
-without which the codec is refused; its error is that of the first call, and what is lost is sent in later ones."""
+ratio: bytes of the tensor / bytes of the payload. error: squared error /
+squared norm (NMSE). pack, unpack: GB/s of the tensor's bytes. × copy: time to
+pack / unpack over that of copying the tensor. EF: only with error feedback;
+the error is that of the first call, what is lost is sent in later ones."""
 
 
-def cells(row: Row, element_bytes: int) -> list[str]:
+def cells(row: Row) -> list[str]:
     """In the order of the headings."""
-    bits = row.payload_bytes / row.raw_bytes * element_bytes * 8
     return [
-        row.codec,
-        row.stands_for,
+        row.codec + (f" = {row.stands_for}" if row.stands_for else ""),
         f"×{row.ratio:.1f}" if row.ratio >= 10 else f"×{row.ratio:.2f}",
-        f"{bits:.2f}",
         error_text(row.nmse),
         f"{row.raw_bytes / row.encode_s / 1e9:.1f}",
         f"{row.raw_bytes / row.decode_s / 1e9:.1f}",
@@ -43,22 +41,12 @@ def error_text(nmse: float) -> str:
 
 def rich_table(rows: Sequence[Row], data: Data) -> Table:
     """For a terminal."""
-    table = Table(title=data.description, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=data.description, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in _HEADINGS:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*cells(row, data.values.element_size()))
+        table.add_row(*cells(row))
     return table
-
-
-def markdown_table(rows: Sequence[Row], data: Data) -> str:
-    """For a document."""
-    lines = [
-        "| " + " | ".join(_HEADINGS) + " |",
-        "|" + "|".join("---" if heading in _LEFT else "---:" for heading in _HEADINGS) + "|",
-    ]
-    lines += ["| " + " | ".join(cells(row, data.values.element_size())) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def plot(rows: Sequence[Row], data: Data, path: Path) -> None:
@@ -91,9 +79,11 @@ def plot(rows: Sequence[Row], data: Data, path: Path) -> None:
         errors = [2.0 ** (-2 * bits / ratio) for ratio in ratios]
         axes.plot(ratios, errors, "-", linewidth=1, color="0.5", label="no code can be below (Gaussian)")
     axes.set_ylim(lowest, 1.5)
-    for row in rows:
-        axes.annotate(
-            row.codec, (row.ratio, row.nmse or lowest), xytext=(5, 3), textcoords="offset points", fontsize=7.5
-        )
+    axes.set_xlim(0.8, 2.5 * max(row.ratio for row in rows))
+    # Neighbours' names above and below in turn.
+    for index, row in enumerate(sorted(rows, key=lambda row: (row.nmse, row.ratio))):
+        place = (row.ratio, row.nmse or lowest)
+        offset = (4, -10 if index % 2 and row.nmse > 0 else 4)
+        axes.annotate(row.codec, place, xytext=offset, textcoords="offset points", fontsize=7.5)
     axes.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=150)

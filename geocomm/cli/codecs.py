@@ -57,7 +57,7 @@ def codecs(
         console = Console()
         console.print(rich_table(rows, data))
         console.print(f"\n{NOTES}", highlight=False, style="dim")
-        console.print(f"{threads} thread(s), CPU level {native().cpu_level()}", highlight=False, style="dim")
+        console.print(f"Threads: {threads}. CPU level: {native().cpu_level()}.", highlight=False, style="dim")
     if plot is not None:
         _draw(plot, rows, data)
 
