@@ -207,7 +207,9 @@ bool open_barrier() {
 
 void run_block() {
   for (unsigned i = 0; i < device.threads; ++i) device.fibers[i]->state = State::Ready;
-  std::memset(device.shared.data(), 0xA5, device.shared.size() * sizeof(uint4));
+  if (!device.shared.empty()) {
+    std::memset(device.shared.data(), 0xA5, device.shared.size() * sizeof(uint4));
+  }
   for (;;) {
     bool any = false;
     for (unsigned i = 0; i < device.threads; ++i) {
