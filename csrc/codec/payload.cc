@@ -147,6 +147,14 @@ core::Result<PayloadInfo> walk(std::span<const std::byte> payload, const Visit& 
                     core::str("payload: frame ", info.frames, " holds ", core::to_string(frame.dtype),
                               ", the first one ", core::to_string(info.dtype)));
     }
+    // A frame may claim far more elements than it has bytes; nobody makes room for more than a writer puts
+    // there.
+    if (frame.elements > frame_elements(frame.dtype)) {
+      return Status(
+          StatusCode::CorruptData,
+          core::str("payload: frame ", info.frames, " holds ", frame.elements, " elements, a frame of ",
+                    core::to_string(frame.dtype), " in a payload has at most ", frame_elements(frame.dtype)));
+    }
     if (info.spec.is_exact()) info.spec = frame.spec;
     visit(PlacedFrame{rest.first(frame_bytes(frame)), info.elements, frame.elements});
     info.elements += frame.elements;

@@ -232,6 +232,14 @@ TEST(PayloadErrors, test_frames_of_two_dtypes_are_corrupt) {
   EXPECT_EQ(inspect_payload(payload).status().code(), StatusCode::CorruptData);
 }
 
+TEST(PayloadErrors, test_a_frame_of_more_elements_than_a_writer_puts_there_is_corrupt) {
+  // Zeros: few bytes that would have a reader make room for all of their elements.
+  const Bytes most = compressed(spec_of("small"), DType::Float32, Bytes(kPayloadFrameBytes));
+  const Bytes more = compressed(spec_of("small"), DType::Float32, Bytes(kPayloadFrameBytes + 4));
+  EXPECT_TRUE(inspect_payload(most).is_ok());
+  EXPECT_EQ(inspect_payload(more).status().code(), StatusCode::CorruptData);
+}
+
 TEST(PayloadInfo, test_inspect_after_resort_to_none_tells_the_codec_of_the_rest) {
   auto values = gaussian(2 * kPerFrame);
   values[0] = 1e30f;
