@@ -99,7 +99,7 @@ def metadata() -> dict[str, object]:
         minor = ".".join(torch_version.split(".")[:2])
         variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
         version, torch = f"{VERSION}+torch{minor}.{variant}", f"torch=={minor}.*"
-    return {"version": version, "install_requires": [torch, "numpy", "typer>=0.15", "rich>=13"]}
+    return {"version": version, "install_requires": [torch, "numpy", "typer>=0.15", "rich>=13", "cryptography>=44"]}
 
 
 setup(**metadata(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})

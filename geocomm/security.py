@@ -1,0 +1,198 @@
+"""Keys between sites: the folder that a site holds, what its certificate says, and the TLS contexts made of it.
+
+A folder of keys is what `geocomm keygen` makes for a site and GEOCOMM_KEYS names. It vouches for a site of a job: the
+certificate's URI is `geocomm://JOB/SITE`, and holds for every rank of that site.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+CA_FILE = "ca.pem"
+CERTIFICATE_FILE = "cert.pem"
+KEY_FILE = "key.pem"
+REVOKED_FILE = "crl.pem"
+"""Optional: certificates of the job that are no longer good."""
+
+_URI = re.compile(r"geocomm://([^/]*)/(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class KeysError(ValueError):
+    """A folder of keys that cannot be used, or a peer whose certificate is not good; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a certificate speaks for."""
+
+    job: str
+    site: str
+
+    @property
+    def uri(self) -> str:
+        return f"geocomm://{self.job}/{self.site}"
+
+    @classmethod
+    def of_uris(cls, uris: list[str]) -> Self:
+        """The one identity among the URIs of a certificate; KeysError if there is not exactly one."""
+        found = [match for uri in uris if (match := _URI.fullmatch(uri))]
+        if len(found) != 1:
+            raise KeysError("the certificate names no site of a geocomm job; make keys with geocomm keygen")
+        job, site = found[0].groups()
+        check_name("job", job)
+        check_name("site", site)
+        return cls(job, site)
+
+
+def check_name(what: str, name: str) -> None:
+    """KeysError unless `name` can stand in a certificate and name a folder."""
+    if not _NAME.fullmatch(name):
+        raise KeysError(
+            f"{what} {name!r} is not a name of letters, digits, '_', '-' and '.', at most 64, the first a letter or digit"
+        )
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A folder of keys that was looked at and found good."""
+
+    folder: Path
+    identity: Identity
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Check the files of `folder`: there, readable by the owner only, of one job, in force. KeysError if not."""
+        from cryptography import x509
+
+        folder = Path(folder)
+        pems = {name: _read(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)}
+        if (mode := (folder / KEY_FILE).stat().st_mode) & 0o077:
+            raise KeysError(
+                f"{folder / KEY_FILE} can be read by others (mode {mode & 0o777:o}); run: chmod 600 {folder / KEY_FILE}"
+            )
+        try:
+            certificate = x509.load_pem_x509_certificate(pems[CERTIFICATE_FILE])
+        except ValueError as error:
+            raise KeysError(f"{folder / CERTIFICATE_FILE} is not a certificate: {error}") from None
+        keys = cls(folder, identity_of(certificate))
+        _check_dates(certificate, folder / CERTIFICATE_FILE, keys.identity.site)
+        keys.context(server=False)  # the key fits the certificate, the CA and the CRL can be read
+        return keys
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """TLS 1.3 with a certificate asked of the peer, made of the files as they are now; KeysError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the site's name counts, not the host's: peer_identity()
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_TICKET
+        if server:
+            context.num_tickets = 0
+        try:
+            context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE, password="")
+            context.load_verify_locations(self.folder / CA_FILE)
+            if (self.folder / REVOKED_FILE).exists():
+                context.load_verify_locations(self.folder / REVOKED_FILE)
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise KeysError(f"the keys in {self.folder} cannot be used: {error}; make new ones: {_RENEW}") from None
+        return context
+
+    def check_peer(self, connection: ssl.SSLObject) -> Identity:
+        """Who the other end of a finished handshake is; KeysError unless it is a site of this job."""
+        peer = peer_identity(connection)
+        if peer.job != self.identity.job:
+            raise KeysError(
+                f"the peer's certificate is for site {peer.site} of job {peer.job}, but this is job {self.identity.job}"
+            )
+        return peer
+
+
+_RENEW = "geocomm keygen --renew SITE"
+
+
+def peer_identity(connection: ssl.SSLObject) -> Identity:
+    """The identity that the peer proved; KeysError if its certificate names none."""
+    names = (connection.getpeercert() or {}).get("subjectAltName", ())
+    return Identity.of_uris([value for kind, value in names if kind == "URI"])
+
+
+def identity_of(certificate: x509.Certificate) -> Identity:
+    """The identity that a certificate names; KeysError."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return Identity.of_uris([])
+    return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeysError(
+            f"cannot read {path}: {error.strerror}; a folder of keys is one that geocomm keygen made for a site, "
+            f"with {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} in it"
+        ) from None
+
+
+def _check_dates(certificate: x509.Certificate, path: Path, site: str) -> None:
+    now = datetime.now(UTC)
+    if now > certificate.not_valid_after_utc:
+        raise KeysError(
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; run geocomm keygen --renew {site} "
+            "where the CA's key is, and copy the new folder here"
+        )
+    if now < certificate.not_valid_before_utc:
+        raise KeysError(
+            f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; this machine's clock "
+            f"says {now:%Y-%m-%d %H:%M}: set it right"
+        )
+
+
+# What OpenSSL found wrong with the peer's certificate (X509_V_ERR_*), and what it was told of ours (TLS alerts).
+_FOUND = {
+    7: "its certificate was not signed by this job's CA; are both folders of one geocomm keygen?",
+    9: "its certificate is not valid yet; set the clocks of both machines right",
+    10: f"its certificate has expired; renew it: {_RENEW}",
+    12: "the list of revoked certificates here (crl.pem) has expired; copy the newest from where the CA's key is",
+    18: "its certificate was not signed by this job's CA; are both folders of one geocomm keygen?",
+    19: "its certificate was not signed by this job's CA; are both folders of one geocomm keygen?",
+    20: "its certificate was not signed by this job's CA; are both folders of one geocomm keygen?",
+    23: "its certificate has been revoked (crl.pem)",
+}
+_TOLD = {
+    "CERTIFICATE_EXPIRED": f"it says that this site's certificate has expired; renew it: {_RENEW}",
+    "CERTIFICATE_REVOKED": "it says that this site's certificate has been revoked",
+    "UNKNOWN_CA": "it says that this site's certificate is not of its job's CA; are both folders of one geocomm keygen?",
+    "DECRYPT_ERROR": "it says that this site's certificate is not of its job's CA; are both of one geocomm keygen?",
+    "BAD_CERTIFICATE": "it says that this site's certificate is not good, perhaps not valid yet; compare the clocks",
+    "CERTIFICATE_REQUIRED": "it asks for a certificate, and none was sent; set GEOCOMM_KEYS",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it sent no certificate; is GEOCOMM_KEYS set there?",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; is another program on that port, or a peer without keys?",
+    "HTTP_REQUEST": "it speaks plain HTTP",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
+    "PROTOCOL_VERSION": "it does not speak TLS 1.3",
+}
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Why a handshake failed, and what to do, in words for a person."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _FOUND.get(error.verify_code, f"its certificate is not good: {error.verify_message}")
+    reason = error.reason or ""
+    for part, text in _TOLD.items():
+        if reason.endswith(part):
+            return text
+    return f"TLS failed: {reason or error}"
