@@ -146,7 +146,7 @@ class JobCa:
         return [x509.load_pem_x509_certificate(path.read_bytes()) for path in paths]
 
     def _issue(self, site: str, days: int) -> Path:
-        """A key and a certificate for `site`, recorded before it is handed out: what is not recorded cannot be revoked."""
+        """A key and a certificate for `site`, recorded before they are handed out: only so can they be revoked."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, Identity(self.job, site), days)
         (self.folder / ISSUED_FOLDER).mkdir(exist_ok=True)

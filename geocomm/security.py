@@ -57,7 +57,8 @@ def check_name(what: str, name: str) -> None:
     """KeysError unless `name` can stand in a certificate and name a folder."""
     if not _NAME.fullmatch(name):
         raise KeysError(
-            f"{what} {name!r} is not a name of letters, digits, '_', '-' and '.', at most 64, the first a letter or digit"
+            f"{what} {name!r} is not a name of letters, digits, '_', '-' and '.' (at most 64; the first a letter or "
+            "digit)"
         )
 
 
@@ -151,8 +152,8 @@ def _check_dates(certificate: x509.Certificate, path: Path, site: str) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
         raise KeysError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; run geocomm keygen --renew {site} "
-            "where the CA's key is, and copy the new folder here"
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; run geocomm keygen "
+            f"--renew {site} where the CA's key is, and copy the new folder here"
         )
     if now < certificate.not_valid_before_utc:
         raise KeysError(
@@ -175,7 +176,7 @@ _FOUND = {
 _TOLD = {
     "CERTIFICATE_EXPIRED": f"it says that this site's certificate has expired; renew it: {_RENEW}",
     "CERTIFICATE_REVOKED": "it says that this site's certificate has been revoked",
-    "UNKNOWN_CA": "it says that this site's certificate is not of its job's CA; are both folders of one geocomm keygen?",
+    "UNKNOWN_CA": "it says that this site's certificate is not of its job's CA; are both of one geocomm keygen?",
     "DECRYPT_ERROR": "it says that this site's certificate is not of its job's CA; are both of one geocomm keygen?",
     "BAD_CERTIFICATE": "it says that this site's certificate is not good, perhaps not valid yet; compare the clocks",
     "CERTIFICATE_REQUIRED": "it asks for a certificate, and none was sent; set GEOCOMM_KEYS",

@@ -121,7 +121,6 @@ def test_renewed_keys_are_others_and_are_let_in(ca: JobCa) -> None:
 def test_revoked_site_is_refused_by_both_ends_and_the_others_go_on(ca: JobCa, tmp_path: Path) -> None:
     old = tmp_path / "stolen"
     (ca.folder / "b").rename(old)
-    old.joinpath("copy").mkdir()
     JobCa.open(ca.folder).add("b", 30)
     JobCa.open(ca.folder).revoke("b")  # both sets of keys
     JobCa.open(ca.folder).renew("b", 30)
