@@ -2,47 +2,17 @@
 // frame.
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/plain_store.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
 
-// Raw blocks are rare and may lie at any address: bytes will do.
-template <core::DType kType>
-__device__ void store_bytes(std::uint8_t* to, std::uint32_t bits) {
-#pragma unroll
-  for (unsigned i = 0; i < kElementBytes<kType>; ++i) to[i] = static_cast<std::uint8_t>(bits >> 8 * i);
-}
-
-template <core::DType kType>
-__device__ std::uint32_t element_bits(const std::uint8_t* src, std::uint64_t element) {
-  if constexpr (kType == core::DType::Float32) return reinterpret_cast<const std::uint32_t*>(src)[element];
-  return reinterpret_cast<const std::uint16_t*>(src)[element];
-}
-
 template <core::DType kType, bool kFeedback>
 __device__ void write_raw_block(const BlockEncode& args, const BlockPlace& place, std::uint8_t* to) {
   for (unsigned row = 0; row < place.rows; ++row) {
-    const unsigned count = place.count(row);
-    const std::uint64_t element = place.first + place.offset(row);
-    std::uint8_t* out = to + std::uint64_t{place.offset(row)} * kElementBytes<kType>;
-    if constexpr (kFeedback) {
-      const Quad values = load_values<kType, true>(args.src, args.residual, element, count);
-      Quad carried = values;
-      for (unsigned c = 0; c < count; ++c) {
-        if constexpr (kType == core::DType::Float32) {
-          store_bytes<kType>(out + 4 * c, __float_as_uint(values.v[c]));
-        } else {
-          const std::uint16_t bits = narrow_saturated<kType>(values.v[c]);
-          store_bytes<kType>(out + 2 * c, bits);
-          carried.v[c] = widen<kType>(bits);
-        }
-      }
-      store_residual(args.residual, element, values, carried, count);
-    } else {
-      for (unsigned c = 0; c < count; ++c) {
-        store_bytes<kType>(out + c * kElementBytes<kType>, element_bits<kType>(args.src, element + c));
-      }
-    }
+    const unsigned offset = place.offset(row);
+    write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
+                                  to + std::uint64_t{offset} * kElementBytes<kType>);
   }
 }
 

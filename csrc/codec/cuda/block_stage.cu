@@ -10,7 +10,7 @@ constexpr unsigned kThreads = 256;
 
 __device__ std::uint8_t* regular_codes(const PayloadPlan& plan, const Workspace& workspace,
                                        std::uint64_t frame) {
-  return workspace.shifted + frame * plan.frame_stride + sizeof(FrameHeader) + plan.extent(frame).codes_at;
+  return workspace.room + frame * plan.frame_stride + sizeof(FrameHeader) + plan.extent(frame).codes_at;
 }
 
 __global__ void __launch_bounds__(kThreads)

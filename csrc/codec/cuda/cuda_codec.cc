@@ -4,12 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/payload_plan.h"
 #include "codec/cuda/verdict.h"
 #include "codec/frame.h"
 #include "codec/payload.h"
-#include "core/crc32c.h"
 #include "core/str.h"
 
 namespace geocomm::codec::cuda {
@@ -85,82 +85,36 @@ FrameHeader header_of(const CodecSpec& spec, DType dtype) {
   return header;
 }
 
-std::size_t largest_plane(const PayloadPlan& plan) {
-  const FrameExtent& largest = plan.frames > 1 ? plan.full : plan.last;
-  return largest.bytes - largest.codes_at;
-}
-
-struct Encoding {
-  const CodecSpec& spec;
-  DType dtype;
-  ElementEncode elements;
-  BlockEncode blocks;
-  LayoutArgs layout;
-  HuffmanSpace space;
-  Stream stream;
-};
-
-Status encode_by_elements(const Encoding& run) {
-  if (run.spec.id == CodecId::None) {
-    GEOCOMM_RETURN_IF_ERROR(run.elements.residual.data != nullptr
-                                ? encode_plain_sums(run.dtype, run.elements, run.stream)
-                                : copy_into_frames(run.elements, run.stream));
-    return lay_out_frames(run.layout, run.stream);
-  }
-  // A frame that a cast cannot carry leaves the residual to its frame of None, so with a residual the check
-  // comes first. Without one the encoder checks on the way, and runs again in the rare case.
-  const CastPass first = run.elements.residual.data != nullptr ? CastPass::Check : CastPass::Regular;
-  GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, first, run.elements, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout, run.stream));
-  return encode_casts(run.spec.id, run.dtype, CastPass::Placed, run.elements, run.stream);
-}
-
-Status quantize(const Encoding& run, const BlockEncode& args) {
-  return run.spec.has_rounding() ? encode_int_blocks(run.spec.id, run.dtype, args, run.stream)
-                                 : encode_bit_blocks(run.spec.id, run.dtype, args, run.stream);
-}
-
-Status encode_by_staged_blocks(const Encoding& run) {
-  const PayloadPlan& plan = run.blocks.plan;
-  const Workspace& workspace = run.blocks.workspace;
-  BlockEncode before_stage = run.blocks;
-  before_stage.dst = workspace.shifted;
-  GEOCOMM_RETURN_IF_ERROR(quantize(run, before_stage));
-  GEOCOMM_RETURN_IF_ERROR(encode_stage(plan, workspace, run.space, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(write_staged_frames(run.blocks.dst, plan, workspace, run.space, run.stream));
-  return write_raw_blocks(run.dtype, run.blocks, run.stream);
-}
-
-Status encode_by_blocks(const Encoding& run) {
-  if (run.layout.has_stage) return encode_by_staged_blocks(run);
-  GEOCOMM_RETURN_IF_ERROR(quantize(run, run.blocks));
-  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(move_frames(run.blocks.dst, run.blocks.plan, run.blocks.workspace, run.stream));
-  return write_raw_blocks(run.dtype, run.blocks, run.stream);
-}
-
-// Behind the rest of the workspace.
-HuffmanSpace stage_space(const CodecSpec& spec, const PayloadPlan& plan, std::span<std::byte> workspace) {
-  if (spec.entropy == Entropy::None) return {};
-  return cut_huffman_space(plan.frames, largest_plane(plan),
-                           workspace.data() + bytes_of_workspace(spec, plan));
-}
-
-Status decode_by_id(CodecId id, const Decode& args, Stream stream) {
-  if (id == CodecId::None && (!core::is_compressible(args.dtype) || args.sink == sink_of(args.dtype))) {
-    return copy_out_of_frames(args, stream);
-  }
-  if (id <= CodecId::Bf16) return decode_elements(id, args, stream);
-  return decode_blocks(id, args, stream);
-}
+// Of codecs without kernels: nothing but their absence.
+const CodecFamily kAbsentFamily{[](const CodecSpec&) { return false; },
+                                [](const CodecSpec&, DType, const PayloadPlan&) { return std::size_t{0}; },
+                                nullptr, nullptr};
 
 }  // namespace
 
+const CodecFamily& family_of(const CodecSpec& spec) {
+  switch (spec.id) {
+    case CodecId::None:
+    case CodecId::Fp16:
+    case CodecId::Bf16:
+      return kElementFamily;
+    case CodecId::Int8:
+    case CodecId::Int4:
+    case CodecId::Bit2:
+    case CodecId::Ternary:
+    case CodecId::Bit1:
+      return kBlockFamily;
+    case CodecId::DeadZone:
+    case CodecId::TopK:
+    case CodecId::Lossless:
+      break;
+  }
+  return kAbsentFamily;
+}
+
 bool is_supported(const CodecSpec& spec, DType dtype) {
-  if (spec.id > CodecId::Bit1) return false;
-  if (spec.entropy == Entropy::Zstd || (spec.entropy == Entropy::Huffman && !spec.has_blocks())) return false;
-  return spec.id == CodecId::None || core::is_compressible(dtype);
+  if (spec.id != CodecId::None && !core::is_compressible(dtype)) return false;
+  return family_of(spec).is_supported(spec);
 }
 
 std::uint64_t frame_count(DType dtype, std::uint64_t elements, Framing framing) {
@@ -174,9 +128,7 @@ std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elem
 
 std::size_t workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {
   const PayloadPlan plan = make_plan(spec, dtype, elements, framing);
-  const bool has_stage = spec.entropy != Entropy::None;
-  return bytes_of_workspace(spec, plan) +
-         (has_stage ? huffman_space_bytes(plan.frames, largest_plane(plan)) : 0);
+  return bytes_of_records(plan) + family_of(spec).room_bytes(spec, dtype, plan);
 }
 
 Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src_dev, std::uint64_t elements,
@@ -197,17 +149,16 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
   const ResidualView residual{words(options.feedback.residual), options.feedback.dtype == DType::BFloat16,
                               options.feedback.decay};
   std::uint8_t* dst = words(dst_dev.data());
-  const Encoding run{spec,
-                     dtype,
-                     {words(src_dev), dst, residual, plan, workspace},
-                     {words(src_dev), dst, residual, options.seed, options.first_element,
-                      spec.rounding == Rounding::Stochastic, plan, workspace},
-                     {plan, workspace, spec.id == CodecId::Fp16 || spec.id == CodecId::Bf16, bytes_out_dev,
-                      options.frame_ends_dev, spec.entropy != Entropy::None},
-                     stage_space(spec, plan, workspace_dev),
-                     stream};
+  const EncodeRun run{spec,
+                      dtype,
+                      {words(src_dev), dst, residual, plan, workspace},
+                      options.seed,
+                      options.first_element,
+                      bytes_out_dev,
+                      options.frame_ends_dev,
+                      stream};
   GEOCOMM_RETURN_IF_ERROR(clear_records(plan, workspace, stream));
-  GEOCOMM_RETURN_IF_ERROR(spec.has_blocks() ? encode_by_blocks(run) : encode_by_elements(run));
+  GEOCOMM_RETURN_IF_ERROR(family_of(spec).encode(run));
   const bool with_checksums = options.checksums == Checksums::Device;
   if (with_checksums) {
     GEOCOMM_RETURN_IF_ERROR(sum_payload_crcs(dst, plan, workspace, nullptr, stream));
@@ -231,30 +182,16 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
   const PayloadPlan plan = make_plan(spec, dtype, elements, options.framing);
   const Workspace workspace = cut_workspace(plan, workspace_dev.data());
   const bool has_checksums = options.checksums == Checksums::Device;
-  const bool has_stage = spec.entropy != Entropy::None;
-  const FindArgs find{words(payload_dev.data()),
-                      payload_dev.size(),
-                      plan,
-                      workspace,
-                      header_of(spec, dtype),
-                      header_of(CodecSpec{}, dtype),
-                      spec.has_rounding(),
-                      has_checksums,
-                      verdict_dev,
-                      options.may_be_longer,
-                      has_stage};
-  const Decode args{find.payload, words(dst_dev), dtype,       sink,
-                    plan,         workspace,      verdict_dev, has_stage ? workspace.shifted : nullptr};
+  const FindArgs find{
+      words(payload_dev.data()),     payload_dev.size(),  plan,          workspace,   header_of(spec, dtype),
+      header_of(CodecSpec{}, dtype), spec.has_rounding(), has_checksums, verdict_dev, options.may_be_longer};
   GEOCOMM_RETURN_IF_ERROR(find_frames(find, stream));
   if (has_checksums) {
     GEOCOMM_RETURN_IF_ERROR(sum_payload_crcs(find.payload, plan, workspace, verdict_dev, stream));
     GEOCOMM_RETURN_IF_ERROR(check_crcs(find, stream));
   }
-  if (has_stage) {
-    GEOCOMM_RETURN_IF_ERROR(decode_stage(args, stage_space(spec, plan, workspace_dev), stream));
-  }
-  if (spec.has_blocks()) GEOCOMM_RETURN_IF_ERROR(check_blocks(spec.id, args, stream));
-  return decode_by_id(spec.id, args, stream);
+  const Decode args{find.payload, words(dst_dev), dtype, sink, plan, workspace, verdict_dev, nullptr};
+  return family_of(spec).decode({spec, args, stream});
 }
 
 Status to_status(std::uint64_t verdict) {
@@ -291,20 +228,12 @@ Status to_status(std::uint64_t verdict) {
       return corrupt("payload size and raw blocks contradict each other");
     case Fault::Plane:
       return corrupt("a Huffman plane that does not decode");
+    case Fault::SectionSize:
+      return corrupt("payload size and the sizes of its parts contradict each other");
     case Fault::None:
       break;
   }
   return corrupt("unknown fault");
-}
-
-void seal_frame(std::span<std::byte> frame) {
-  FrameHeader header;
-  if (frame.size() < sizeof(header)) return;
-  std::memcpy(&header, frame.data(), sizeof(header));
-  header.payload_crc = core::crc32c(frame.subspan(sizeof(header)));
-  header.header_crc =
-      core::crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, header_crc)));
-  std::memcpy(frame.data(), &header, sizeof(header));
 }
 
 }  // namespace geocomm::codec::cuda

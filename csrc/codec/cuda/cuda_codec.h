@@ -29,7 +29,7 @@ using Stream = ::CUstream_st*;  // cudaStream_t
 enum class Framing : std::uint8_t { Payload, SingleFrame };
 
 // Whose business the checksums of frames are. Host: they are neither made nor checked on the device; the host
-// does, with seal_frame() and verify_frame(), on the bytes that it moves anyway.
+// does, with codec::seal_frame() and verify_payload(), on the bytes that it moves anyway.
 enum class Checksums : std::uint8_t { Device, Host };
 
 struct EncodeOptions {
@@ -82,8 +82,5 @@ core::Status decompress_payload(const CodecSpec& spec, core::DType dtype,
 
 // What decompress_payload() left in its verdict, once the host has it. Ok, CorruptData or VersionMismatch.
 core::Status to_status(std::uint64_t verdict);
-
-// On the host: fills in both checksums of a frame made with Checksums::Host. The bytes are exactly the frame.
-void seal_frame(std::span<std::byte> frame);
 
 }  // namespace geocomm::codec::cuda

@@ -12,6 +12,7 @@ constexpr unsigned kTile = kThreads * kRounds * 4;
 constexpr std::uint64_t kTileBytes = std::uint64_t{kThreads} * kRounds * kUnit;
 static_assert(kPayloadFrameBytes / 4 % kTile == 0 && kPayloadFrameBytes % kTileBytes == 0);
 
+// `format`: of the frames that are not of None; Float32: these are not this kernel's.
 template <Sink kSink>
 __global__ void __launch_bounds__(kThreads) decode(Decode args, core::DType format) {
   if (*args.verdict != 0) return;
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(kThreads) decode(Decode args, core::DType form
   const auto begin = static_cast<std::uint32_t>(tile - frame * args.plan.frame_elements);
   const std::uint32_t elements = args.plan.extent(frame).elements;
   const FrameRecord& record = args.workspace.records[frame];
+  if (record.is_plain == 0 && format == core::DType::Float32) return;
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
   const std::uint64_t first = frame * args.plan.frame_elements;
   for (unsigned q = 0; q < kRounds; ++q) {
@@ -66,6 +68,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+core::Status launch_decode(core::DType format, const Decode& args, Stream stream) {
+  const Grid grid{(args.plan.elements + kTile - 1) / kTile, kThreads};
+  return with_sink(args.sink,
+                   [&]<Sink kSink>() { return launch(decode<kSink>, grid, stream, args, format); });
+}
+
 Grid copy_grid(const PayloadPlan& plan) {
   return {(plan.elements * plan.element_bytes + kTileBytes - 1) / kTileBytes, kThreads};
 }
@@ -83,10 +91,11 @@ core::Status copy_out_of_frames(const Decode& args, Stream stream) {
 }
 
 core::Status decode_elements(CodecId id, const Decode& args, Stream stream) {
-  const core::DType format = id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16;
-  const Grid grid{(args.plan.elements + kTile - 1) / kTile, kThreads};
-  return with_sink(args.sink,
-                   [&]<Sink kSink>() { return launch(decode<kSink>, grid, stream, args, format); });
+  return launch_decode(id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16, args, stream);
+}
+
+core::Status decode_plain_frames(const Decode& args, Stream stream) {
+  return launch_decode(core::DType::Float32, args, stream);
 }
 
 }  // namespace geocomm::codec::cuda

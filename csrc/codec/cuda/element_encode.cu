@@ -2,6 +2,7 @@
 // becomes one of None.
 #include "codec/cuda/device.h"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/plain_store.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -118,6 +119,22 @@ __global__ void __launch_bounds__(kThreads) encode_plain(ElementEncode args) {
   }
 }
 
+template <core::DType kType>
+__global__ void __launch_bounds__(kThreads) encode_plain_among_others(ElementEncode args) {
+  const Tile tile = find_tile(args.plan, blockIdx.x);
+  const FrameRecord& record = args.workspace.records[tile.frame];
+  if (record.is_plain == 0) return;
+  const std::uint32_t elements = args.plan.extent(tile.frame).elements;
+  std::uint8_t* payload = args.dst + record.offset + sizeof(FrameHeader);
+  const std::uint64_t first = tile.frame * args.plan.frame_elements;
+  for (unsigned q = 0; q < kQuads; ++q) {
+    const std::uint32_t at = tile.begin + q * (kTile / kQuads) + 4 * threadIdx.x;
+    if (at >= elements) return;
+    write_plain<kType, true>(args.src, args.residual, first + at, elements - at < 4 ? elements - at : 4,
+                             payload + std::uint64_t{at} * kElementBytes<kType>);
+  }
+}
+
 template <core::DType kType, core::DType kFormat>
 core::Status launch_cast(CastPass pass, const ElementEncode& args, Stream stream) {
   const Grid grid{tiles_of(args.plan), kThreads};
@@ -132,6 +149,12 @@ core::Status encode_casts(CodecId id, core::DType dtype, CastPass pass, const El
   return with_compressible(dtype, [&]<core::DType kType>() {
     return id == CodecId::Fp16 ? launch_cast<kType, core::DType::Float16>(pass, args, stream)
                                : launch_cast<kType, core::DType::BFloat16>(pass, args, stream);
+  });
+}
+
+core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream) {
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return launch(encode_plain_among_others<kType>, Grid{tiles_of(args.plan), kThreads}, stream, args);
   });
 }
 

@@ -78,13 +78,9 @@ __device__ Fault read_header(const FindArgs& args, std::uint32_t frame, std::uin
   if (!is_plain && !same_codec(header, args.regular, args.takes_any_rounding)) return Fault::Codec;
   const FrameExtent extent = args.plan.extent(frame);
   if (header.elements != extent.elements) return Fault::Elements;
-  // Sizes that the codec can give: blocks may be raw, nothing else varies.
   const std::uint64_t plain_bytes = std::uint64_t{extent.elements} * args.plan.element_bytes;
-  const std::uint64_t heads =
-      args.has_stage ? huffman::kHeadBytes * huffman::block_count(extent.bytes - extent.codes_at) : 0;
-  const std::uint64_t coded = args.has_stage ? extent.codes_at : extent.bytes;
-  const std::uint64_t least = is_plain ? plain_bytes : coded + heads;
-  const std::uint64_t most = is_plain || extent.blocks == 0 ? least : extent.bytes + heads + plain_bytes;
+  const std::uint64_t least = is_plain ? plain_bytes : extent.least_bytes;
+  const std::uint64_t most = is_plain ? plain_bytes : extent.most_bytes;
   if (header.payload_bytes < least || header.payload_bytes > most) return Fault::Size;
   if (header.payload_bytes > args.payload_bytes - offset - sizeof(FrameHeader)) return Fault::Truncated;
   record = {offset, header.payload_bytes, 0, is_plain ? 1u : 0u, 0, header.payload_crc, extent.bytes};

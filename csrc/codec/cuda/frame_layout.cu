@@ -17,10 +17,21 @@ __global__ void clear(PayloadPlan plan, Workspace workspace) {
 
 __device__ std::uint64_t payload_bytes_of(const LayoutArgs& args, std::uint32_t frame) {
   const FrameExtent extent = args.plan.extent(frame);
-  const FrameRecord& record = args.workspace.records[frame];
+  FrameRecord& record = args.workspace.records[frame];
   const std::uint64_t element_bytes = args.plan.element_bytes;
-  if (!args.is_cast) return record.raw_at + record.raw_elements * element_bytes;
-  return record.raw_elements != 0 ? extent.elements * element_bytes : extent.bytes;
+  switch (args.sizes) {
+    case FrameSizes::Casts:
+      record.is_plain = record.raw_elements != 0 ? 1 : 0;
+      return record.is_plain != 0 ? extent.elements * element_bytes : extent.bytes;
+    case FrameSizes::Blocks:
+      record.raw_at = extent.bytes;
+      break;
+    case FrameSizes::StagedBlocks:
+      break;
+    case FrameSizes::Known:
+      return record.payload_bytes;
+  }
+  return record.raw_at + record.raw_elements * element_bytes;
 }
 
 // The sum of `value` over the threads before this one; all threads of the block call it.
@@ -50,7 +61,6 @@ __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
   for (std::uint32_t first = 0; first < args.plan.frames; first += kLayoutThreads) {
     const std::uint32_t frame = first + threadIdx.x;
     const bool is_there = frame < args.plan.frames;
-    if (is_there && !args.has_stage) args.workspace.records[frame].raw_at = args.plan.extent(frame).bytes;
     const std::uint64_t payload_bytes = is_there ? payload_bytes_of(args, frame) : 0;
     const std::uint64_t bytes = is_there ? sizeof(FrameHeader) + payload_bytes : 0;
     std::uint64_t total;
@@ -60,7 +70,6 @@ __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
     FrameRecord& record = args.workspace.records[frame];
     record.offset = offset;
     record.payload_bytes = payload_bytes;
-    record.is_plain = args.is_cast && record.raw_elements != 0 ? 1 : 0;
     if (offset != frame * args.plan.frame_stride) atomicMin(&args.workspace.state->first_moved, frame);
     if (args.frame_ends != nullptr) args.frame_ends[frame] = offset + bytes;
   }
@@ -88,13 +97,13 @@ __global__ void __launch_bounds__(kMoveThreads)
       first * plan.frame_stride + (std::uint64_t{blockIdx.x} * kMoveThreads + threadIdx.x) * kUnit;
   for (; at < end; at += threads * kUnit) {
     if constexpr (kToWorkspace) {
-      copy_unit(dst + at, workspace.shifted + at, at, end);
+      copy_unit(dst + at, workspace.room + at, at, end);
     } else {
       const std::uint64_t frame = plan.frames == 1 ? 0 : at / plan.frame_stride;
       const std::uint64_t last = plan.frames - 1;
       const std::uint64_t of = frame < last ? frame : last;
       std::uint8_t* to = dst + workspace.records[of].offset + (at - of * plan.frame_stride);
-      copy_unit(workspace.shifted + at, to, at, end);
+      copy_unit(workspace.room + at, to, at, end);
     }
   }
 }

@@ -1,6 +1,7 @@
 // Received planes: their heads, then all blocks at once, a warp per substream. Blocks that share a table each
 // read it for themselves.
 #include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/huffman_heads.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -16,59 +17,18 @@ using huffman::kWordBits;
 constexpr unsigned kThreads = kMaxSubstreams * kWarp;
 constexpr unsigned kEntryLengthBits = 4;
 
-__device__ bool is_possible_head(std::uint32_t head, std::uint32_t length, bool has_table) {
-  const std::uint32_t rest = huffman::head_rest(head);
-  switch (huffman::head_mode(head)) {
-    case BlockMode::Raw:
-      return rest == length;
-    case BlockMode::Single:
-      return rest < kSymbols;
-    case BlockMode::OwnTable:
-      return rest < length;
-    case BlockMode::LatestTable:
-      return rest < length && has_table;
-  }
-  return false;
-}
-
-// A warp per plane. Sizes of possible heads are those of blocks at most, so their sum fits 32 bits.
+// A warp per plane.
 __global__ void __launch_bounds__(kWarp) read_heads(HuffmanSpace space, std::uint64_t* verdict) {
   HuffmanPlane& plane = space.planes[blockIdx.x];
   const std::uint64_t there = plane.coded_bytes;
   const bool is_over = *verdict != 0;
   if (__any_sync(kFullMask, is_over)) return;  // after this the first lane may write both
-  const auto count = static_cast<std::uint32_t>(huffman::block_count(plane.bytes));
-  std::uint32_t at = count * static_cast<std::uint32_t>(huffman::kHeadBytes);
-  std::uint32_t latest = 0;  // block with a table, + 1
-  bool sound = at <= there;
-  for (std::uint32_t first = 0; first < count && sound; first += kWarp) {
-    const std::uint32_t index = first + threadIdx.x;
-    const bool is_there = index < count;
-    std::uint32_t head = 0;
-    if (is_there) head = load_u32(plane.from + std::uint64_t{index} * huffman::kHeadBytes);
-    const bool has_own = is_there && huffman::head_mode(head) == BlockMode::OwnTable;
-    const unsigned own = __ballot_sync(kFullMask, has_own);
-    const unsigned before = own & ((1u << threadIdx.x) - 1);
-    const std::uint32_t table = before != 0 ? first + kWarp - static_cast<unsigned>(__clz(before)) : latest;
-    const bool possible =
-        !is_there || is_possible_head(head, huffman_block_length(plane.bytes, index), table != 0);
-    std::uint32_t bytes = 0;
-    if (is_there && possible && huffman::head_mode(head) != BlockMode::Single)
-      bytes = huffman::head_rest(head);
-    const std::uint32_t body_at = at + warp_sum_before(bytes);
-    sound = __ballot_sync(kFullMask, !possible) == 0;
-    if (is_there) {
-      HuffmanBlock& block = space.blocks[space.slot(blockIdx.x, index)];
-      block.head = head;
-      block.table_block = has_own ? index : table - 1;
-      block.body_at = body_at;
-    }
-    at = __shfl_sync(kFullMask, body_at + bytes, kWarp - 1);
-    if (own != 0) latest = first + kWarp - static_cast<unsigned>(__clz(own));
-  }
+  std::uint32_t coded_bytes = 0;
+  const bool sound =
+      read_plane_heads(plane.from, there, plane.bytes, space.blocks + space.slot(blockIdx.x, 0), coded_bytes);
   if (threadIdx.x != 0) return;
-  plane.coded_bytes = at;
-  if (!sound || at > there) report(verdict, Fault::Plane, plane.frame);
+  plane.coded_bytes = coded_bytes;
+  if (!sound) report(verdict, Fault::Plane, plane.frame);
 }
 
 struct Table {

@@ -49,6 +49,9 @@ core::Status encode_casts(CodecId id, core::DType dtype, CastPass pass, const El
 // None: elements with their residual added; and elements that are only copied.
 core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
 core::Status copy_into_frames(const ElementEncode& args, Stream stream);
+// Frames that the records say are of None, at their places, whatever the others are; with a residual, which
+// is updated.
+core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
 
 // Int8 and Int4, then Bit2, Ternary and Bit1: to the regular layout; counts raw blocks.
 struct BlockEncode {
@@ -73,14 +76,20 @@ core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, c
 core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
                                  const HuffmanSpace& space, Stream stream);
 
+// How the sizes of frames come about.
+enum class FrameSizes : std::uint8_t {
+  Blocks,        // the regular size, and the elements of raw blocks; the record's raw_at is set as well
+  StagedBlocks,  // up to raw_at, and the elements of raw blocks
+  Casts,         // the regular size, or that of a frame of None, which the record then names
+  Known          // the record's payload_bytes
+};
 // Sizes and offsets of all frames, from what was counted.
 struct LayoutArgs {
   PayloadPlan plan;
   Workspace workspace;
-  bool is_cast;
+  FrameSizes sizes;
   std::uint64_t* bytes_out;
   std::uint64_t* frame_ends;  // or nullptr
-  bool has_stage;             // the records say where raw blocks have their elements
 };
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream);
 // Where the layout is irregular: moves regular frames to their places, by way of the workspace.
@@ -115,7 +124,6 @@ struct FindArgs {
   bool has_checksums;
   std::uint64_t* verdict;
   bool may_be_longer;  // bytes behind the last frame are nobody's business
-  bool has_stage;
 };
 // Reads and checks the headers, into the records.
 core::Status find_frames(const FindArgs& args, Stream stream);
@@ -140,6 +148,8 @@ struct Decode {
   }
 };
 core::Status decode_elements(CodecId id, const Decode& args, Stream stream);
+// Those of None, whatever the others are.
+core::Status decode_plain_frames(const Decode& args, Stream stream);
 // Frames of None to their own dtype.
 core::Status copy_out_of_frames(const Decode& args, Stream stream);
 // The planes of all frames to the regular layout in the workspace.

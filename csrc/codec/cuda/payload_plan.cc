@@ -4,7 +4,9 @@
 #include <bit>
 
 #include "codec/block_layout.h"
+#include "codec/huffman/plane_format.h"
 #include "codec/payload.h"
+#include "codec/payload_codec.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -15,17 +17,61 @@ std::size_t rounded_up(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return payload_codec(spec.id).bound(spec, dtype, elements);
+}
+
 FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t elements) {
-  FrameExtent extent{static_cast<std::uint32_t>(elements), 0, 0, 0};
+  FrameExtent extent{};
+  extent.elements = static_cast<std::uint32_t>(elements);
+  const std::size_t plain = elements * core::size_of(dtype);
+  const bool has_stage = spec.entropy != Entropy::None;
+  std::size_t bytes = plain;
+  std::size_t least = plain;
+  std::size_t most = plain;
   if (spec.has_blocks()) {
     const BlockLayout layout(spec.id, spec.block, dtype, elements);
     extent.blocks = static_cast<std::uint32_t>(layout.blocks());
     extent.codes_at = static_cast<std::uint32_t>(layout.scale_bytes());
-    extent.bytes = static_cast<std::uint32_t>(layout.scale_bytes() + layout.plane_bytes());
-  } else {
-    const std::size_t width = spec.id == CodecId::None ? core::size_of(dtype) : sizeof(std::uint16_t);
-    extent.bytes = static_cast<std::uint32_t>(elements * width);
   }
+  switch (spec.id) {
+    case CodecId::None:
+      break;
+    case CodecId::Fp16:
+    case CodecId::Bf16:
+      bytes = elements * sizeof(std::uint16_t);
+      least = has_stage ? elements : bytes;
+      most = has_stage ? bound_of(spec, dtype, elements) : bytes;
+      break;
+    case CodecId::Int8:
+    case CodecId::Int4:
+    case CodecId::Bit2:
+    case CodecId::Ternary:
+    case CodecId::Bit1: {
+      // Blocks may be raw, and planes have heads.
+      const std::size_t plane = BlockLayout(spec.id, spec.block, dtype, elements).plane_bytes();
+      const std::size_t heads = has_stage ? huffman::kHeadBytes * huffman::block_count(plane) : 0;
+      bytes = extent.codes_at + plane;
+      least = (has_stage ? extent.codes_at : bytes) + heads;
+      most = bytes + heads + plain;
+      break;
+    }
+    case CodecId::DeadZone:
+      least = elements == 0 ? 0 : extent.codes_at + 1;
+      most = elements == 0 ? 0 : bound_of(spec, dtype, elements);
+      break;
+    case CodecId::TopK:
+      least = 0;
+      most = bound_of(spec, dtype, elements);
+      break;
+    case CodecId::Lossless:
+      least = 2;
+      most = std::max<std::size_t>(plain, 1) - 1;
+      break;
+  }
+  extent.bytes = static_cast<std::uint32_t>(bytes);
+  extent.least_bytes = static_cast<std::uint32_t>(least);
+  extent.most_bytes = static_cast<std::uint32_t>(most);
   return extent;
 }
 
@@ -55,16 +101,12 @@ PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t el
 
 Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev) {
   std::byte* records = workspace_dev + rounded_up(sizeof(PayloadState));
-  std::byte* shifted = records + rounded_up(plan.frames * sizeof(FrameRecord));
   return {reinterpret_cast<PayloadState*>(workspace_dev), reinterpret_cast<FrameRecord*>(records),
-          reinterpret_cast<std::uint8_t*>(shifted)};
+          reinterpret_cast<std::uint8_t*>(workspace_dev + bytes_of_records(plan))};
 }
 
-std::size_t bytes_of_workspace(const CodecSpec& spec, const PayloadPlan& plan) {
-  const std::size_t records =
-      rounded_up(sizeof(PayloadState)) + rounded_up(plan.frames * sizeof(FrameRecord));
-  const bool has_room = spec.has_blocks() && (plan.frames > 1 || spec.entropy != Entropy::None);
-  return records + (has_room ? rounded_up(plan.bytes()) : 0);
+std::size_t bytes_of_records(const PayloadPlan& plan) {
+  return rounded_up(sizeof(PayloadState)) + rounded_up(plan.frames * sizeof(FrameRecord));
 }
 
 }  // namespace geocomm::codec::cuda

@@ -1,6 +1,6 @@
 // Where things lie in a payload, computed once on the host and handed to every kernel by value. Regular
 // frames are those of the codec without raw blocks; what makes a frame larger, or one of None, is only known
-// on the device.
+// on the device. Codecs of sections have no regular frames: theirs are as large as those of None.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,9 @@ struct FrameExtent {
   std::uint32_t blocks;    // 0 where the codec has none
   std::uint32_t codes_at;  // offset in the frame's payload
   std::uint32_t bytes;     // of the payload of a regular frame; raw blocks follow there
+  // Payload sizes that received frames can have.
+  std::uint32_t least_bytes;
+  std::uint32_t most_bytes;
 };
 
 struct PayloadPlan {
@@ -55,8 +58,9 @@ struct PayloadPlan {
   // By value and by member: a reference into a kernel's parameters would cost each thread a copy of them.
   GEOCOMM_HOST_DEVICE FrameExtent extent(std::uint64_t frame) const {
     const bool is_last = frame + 1 == frames;
-    return {is_last ? last.elements : full.elements, is_last ? last.blocks : full.blocks,
-            is_last ? last.codes_at : full.codes_at, is_last ? last.bytes : full.bytes};
+    return {is_last ? last.elements : full.elements,       is_last ? last.blocks : full.blocks,
+            is_last ? last.codes_at : full.codes_at,       is_last ? last.bytes : full.bytes,
+            is_last ? last.least_bytes : full.least_bytes, is_last ? last.most_bytes : full.most_bytes};
   }
 };
 
@@ -81,14 +85,14 @@ struct PayloadState {
   std::uint32_t reserved[2];
 };
 
-// The caller's workspace: the state, a record per frame, room for frames of the regular layout: to move
-// encoded blocks through, or for planes before or behind their stage.
+// The caller's workspace: the state, a record per frame, then what the codec's family needs.
 struct Workspace {
   PayloadState* state;
   FrameRecord* records;
-  std::uint8_t* shifted;  // of plan.bytes()
+  std::uint8_t* room;  // aligned to 16
 };
 Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev);
-std::size_t bytes_of_workspace(const CodecSpec& spec, const PayloadPlan& plan);
+// Of what is in front of the room.
+std::size_t bytes_of_records(const PayloadPlan& plan);
 
 }  // namespace geocomm::codec::cuda

@@ -23,7 +23,8 @@ enum class Fault : std::uint8_t {
   Scale,
   Code,
   RawSize,
-  Plane
+  Plane,
+  SectionSize
 };
 
 // A verdict: 0, or the complement of the frame's number, then the fault, so that the larger one has the

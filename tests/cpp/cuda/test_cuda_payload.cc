@@ -84,7 +84,9 @@ TEST(CudaPayload, test_checksums_may_be_left_to_the_host) {
   EXPECT_FALSE(device.payload == host.payload);
   std::uint64_t begin = 0;
   for (const std::uint64_t end : device.frame_ends) {
-    cuda::seal_frame(std::span(device.payload).subspan(begin, end - begin));
+    const auto sealed = seal_frame(std::span(device.payload).subspan(begin, end - begin));
+    ASSERT_TRUE(sealed.is_ok()) << sealed.status().to_string();
+    EXPECT_EQ(*sealed, end - begin);
     begin = end;
   }
   EXPECT_TRUE(device.payload == host.payload);

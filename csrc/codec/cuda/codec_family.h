@@ -1,0 +1,50 @@
+// The codecs by families: what cuda_codec.cc, which owns the frames around them, asks of each. A family is
+// one file family_*.cc, that says which kernels run in which order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/codec_spec.h"
+#include "codec/cuda/kernels.h"
+#include "codec/cuda/payload_plan.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace geocomm::codec::cuda {
+
+struct EncodeRun {
+  const CodecSpec& spec;
+  core::DType dtype = core::DType::Float32;
+  ElementEncode input;
+  std::uint64_t seed = 0;
+  std::uint64_t first_element = 0;
+  std::uint64_t* bytes_out = nullptr;   // on the device
+  std::uint64_t* frame_ends = nullptr;  // likewise, or nullptr
+  Stream stream = nullptr;
+};
+
+struct DecodeRun {
+  const CodecSpec& spec;
+  Decode args;
+  Stream stream = nullptr;
+};
+
+struct CodecFamily {
+  // Of the dtypes that codecs compress.
+  bool (*is_supported)(const CodecSpec& spec);
+  // Bytes of Workspace::room, in either direction.
+  std::size_t (*room_bytes)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan);
+  // The records are cleared. Writes the payloads of all frames, and their places, sizes and codecs into the
+  // records; the residual; the size of it all.
+  core::Status (*encode)(const EncodeRun& run);
+  // The frames have been found. Checks all of them, then writes the elements.
+  core::Status (*decode)(const DecodeRun& run);
+};
+
+const CodecFamily& family_of(const CodecSpec& spec);
+
+extern const CodecFamily kElementFamily;  // None; Fp16 and Bf16 without a stage
+extern const CodecFamily kBlockFamily;    // Int8, Int4, Bit2, Ternary, Bit1
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,47 @@
+// Elements into frames as they are, plus the residual where there is one, at any address: raw blocks, frames
+// of None between others. Both are rare: bytes will do.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/device.h"
+
+namespace geocomm::codec::cuda {
+
+template <core::DType kType>
+__device__ __forceinline__ void store_bytes(std::uint8_t* to, std::uint32_t bits) {
+#pragma unroll
+  for (unsigned i = 0; i < kElementBytes<kType>; ++i) to[i] = static_cast<std::uint8_t>(bits >> 8 * i);
+}
+
+template <core::DType kType>
+__device__ __forceinline__ std::uint32_t element_bits(const std::uint8_t* src, std::uint64_t element) {
+  if constexpr (kType == core::DType::Float32) return reinterpret_cast<const std::uint32_t*>(src)[element];
+  return reinterpret_cast<const std::uint16_t*>(src)[element];
+}
+
+// `count` elements, at most four; updates the residual.
+template <core::DType kType, bool kFeedback>
+__device__ void write_plain(const std::uint8_t* src, const ResidualView& residual, std::uint64_t element,
+                            unsigned count, std::uint8_t* to) {
+  if constexpr (kFeedback) {
+    const Quad values = load_values<kType, true>(src, residual, element, count);
+    Quad carried = values;
+    for (unsigned c = 0; c < count; ++c) {
+      if constexpr (kType == core::DType::Float32) {
+        store_bytes<kType>(to + 4 * c, __float_as_uint(values.v[c]));
+      } else {
+        const std::uint16_t bits = narrow_saturated<kType>(values.v[c]);
+        store_bytes<kType>(to + 2 * c, bits);
+        carried.v[c] = widen<kType>(bits);
+      }
+    }
+    store_residual(residual, element, values, carried, count);
+  } else {
+    for (unsigned c = 0; c < count; ++c) {
+      store_bytes<kType>(to + c * kElementBytes<kType>, element_bits<kType>(src, element + c));
+    }
+  }
+}
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,86 @@
+// Frames that consist of sections, one behind the other, whose sizes only the device knows: of some the bytes
+// as they are, of others a plane that goes through the stage.
+//
+// A codec has the same sections in all of its frames; any may be empty. Encoding: its kernels put the content
+// into the workspace and say how much it is, place_sections() does the rest. Decoding: walk_sections() goes
+// as far as the sizes are known, the codec's kernels look at what is there and say the sizes of what follows,
+// and so on to the last section.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/cuda/codec_family.h"
+#include "codec/cuda/huffman_planes.h"
+#include "codec/cuda/payload_plan.h"
+#include "core/status.h"
+
+namespace geocomm::codec::cuda {
+
+inline constexpr unsigned kMostSections = 6;
+
+struct SectionShape {
+  std::uint32_t count = 0;
+  std::uint32_t planes = 0;  // bit s: section s goes through the stage, if there is one
+  // Largest content, in the largest frame. 0: none is kept in the workspace, since the codec itself writes
+  // the section into the frame.
+  std::uint32_t bytes[kMostSections] = {};
+};
+
+// A section of one frame, in device memory.
+struct Section {
+  const std::uint8_t* content;  // its bytes before the stage; encoding: nullptr if the codec writes them
+  std::uint32_t bytes;          // as many
+  std::uint32_t at;             // in the frame's payload
+  std::uint32_t coded_bytes;    // there
+  std::uint32_t reserved;
+};
+
+struct SectionSpace {
+  Section* sections = nullptr;
+  std::uint8_t* contents = nullptr;
+  std::uint64_t bytes_per_frame = 0;  // of contents
+  std::uint32_t content_at[kMostSections] = {};
+  std::uint32_t count = 0;
+  std::uint32_t planes = 0;
+  std::uint32_t frames = 0;
+  bool has_stage = false;
+  HuffmanSpace huffman = {};  // all frames' planes of one section, then those of the next
+
+  GEOCOMM_HOST_DEVICE Section& section(std::uint64_t frame, std::uint32_t index) const {
+    return sections[frame * count + index];
+  }
+  // Room in the workspace, aligned to 16; what lies behind the largest content is the codec's up to the next
+  // multiple of 16.
+  GEOCOMM_HOST_DEVICE std::uint8_t* content(std::uint64_t frame, std::uint32_t index) const {
+    return contents + frame * bytes_per_frame + content_at[index];
+  }
+  GEOCOMM_HOST_DEVICE bool is_staged(std::uint32_t index) const {
+    return has_stage && (planes >> index & 1u) != 0;
+  }
+  // In huffman.planes, of a section that is staged.
+  GEOCOMM_HOST_DEVICE std::uint64_t plane(std::uint64_t frame, std::uint32_t index) const {
+    std::uint32_t before = 0;
+    for (std::uint32_t s = 0; s < index; ++s) before += planes >> s & 1u;
+    return std::uint64_t{before} * frames + frame;
+  }
+};
+
+std::size_t section_space_bytes(const SectionShape& shape, const PayloadPlan& plan, bool has_stage);
+SectionSpace cut_section_space(const SectionShape& shape, const PayloadPlan& plan, bool has_stage,
+                               std::uint8_t* room);
+
+// Encoding. `content` and `bytes` of all sections are set, and `is_plain` in the records of frames that
+// become ones of None; with `must_shrink` these are also the frames that would not be smaller than their
+// elements. Codes the planes, lays the frames out and fills them, those of None as well, whose residuals are
+// then updated. What is left: sections that the codec writes, at `at` of frames that are not of None.
+core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink);
+
+// Decoding. `bytes` of the sections [first, end) are set, at most the shape's: finds them in the frames,
+// undoes the stage, and sets their `content`, which lies at any address. Behind the last section of all the
+// payload has to end. Frames of None are left out: their `content` is nullptr. Does nothing once there is a
+// verdict.
+core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
+                           std::uint32_t end);
+
+}  // namespace geocomm::codec::cuda

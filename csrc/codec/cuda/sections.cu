@@ -1,0 +1,183 @@
+// Sections of frames: through the stage and to their places, and back.
+#include "codec/cuda/huffman_heads.cuh"
+#include "codec/cuda/section_space.h"
+#include "codec/cuda/verdict.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr std::uint32_t kPieceBytes = 32768;  // that a block of threads copies at once
+
+Grid thread_per_frame(const PayloadPlan& plan) {
+  return {(std::uint64_t{plan.frames} + kThreads - 1) / kThreads, kThreads};
+}
+
+// Frames of None have no planes.
+__global__ void __launch_bounds__(kThreads)
+    name_planes(PayloadPlan plan, Workspace workspace, SectionSpace space) {
+  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
+  if (frame >= plan.frames) return;
+  const bool is_plain = workspace.records[frame].is_plain != 0;
+  for (std::uint32_t s = 0; s < space.count; ++s) {
+    if (!space.is_staged(s)) continue;
+    const Section& section = space.section(frame, s);
+    space.huffman.planes[space.plane(frame, s)] = {section.content, nullptr, 0, is_plain ? 0 : section.bytes,
+                                                   frame};
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    find_sizes(PayloadPlan plan, Workspace workspace, SectionSpace space, bool must_shrink) {
+  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
+  if (frame >= plan.frames) return;
+  FrameRecord& record = workspace.records[frame];
+  std::uint32_t at = 0;
+  for (std::uint32_t s = 0; s < space.count; ++s) {
+    Section& section = space.section(frame, s);
+    section.coded_bytes = section.bytes;
+    if (space.is_staged(s)) {
+      section.coded_bytes =
+          static_cast<std::uint32_t>(space.huffman.planes[space.plane(frame, s)].coded_bytes);
+    }
+    section.at = at;
+    at += section.coded_bytes;
+  }
+  const std::uint64_t plain_bytes = std::uint64_t{plan.extent(frame).elements} * plan.element_bytes;
+  if (must_shrink && at >= plain_bytes) record.is_plain = 1;
+  record.payload_bytes = record.is_plain != 0 ? plain_bytes : at;
+}
+
+// The bytes [begin, end) of `from`, a piece at a time, of which this block takes every `stride`-th.
+__device__ void copy_pieces(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes,
+                            std::uint64_t begin, std::uint64_t stride) {
+  for (; begin < bytes; begin += stride) {
+    const std::uint64_t left = bytes - begin;
+    copy_bytes(to + begin, from + begin, static_cast<std::uint32_t>(left < kPieceBytes ? left : kPieceBytes),
+               threadIdx.x, kThreads);
+  }
+}
+
+// Sections as they are, and whole frames of None where there is no residual; says where coded planes go.
+__global__ void __launch_bounds__(kThreads)
+    copy_sections(ElementEncode args, SectionSpace space, std::uint32_t pieces_per_section) {
+  const std::uint64_t jobs = std::uint64_t{space.frames} * space.count * pieces_per_section;
+  const std::uint64_t stride = std::uint64_t{pieces_per_section} * kPieceBytes;
+  for (std::uint64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const std::uint64_t begin = job % pieces_per_section * kPieceBytes;
+    const auto s = static_cast<std::uint32_t>(job / pieces_per_section % space.count);
+    const std::uint64_t frame = job / pieces_per_section / space.count;
+    const FrameRecord& record = args.workspace.records[frame];
+    std::uint8_t* payload = args.dst + record.offset + sizeof(FrameHeader);
+    const Section& section = space.section(frame, s);
+    const bool is_staged = space.is_staged(s);
+    if (is_staged && begin == 0 && threadIdx.x == 0) {
+      HuffmanPlane& plane = space.huffman.planes[space.plane(frame, s)];
+      plane.to = payload + section.at;
+      if (record.is_plain != 0) plane.bytes = 0;
+    }
+    if (record.is_plain != 0) {
+      // The sections' blocks share the work.
+      const std::uint64_t own = begin + s * stride;
+      const std::uint64_t first = frame * args.plan.frame_elements * args.plan.element_bytes;
+      if (args.residual.data == nullptr) {
+        copy_pieces(payload, args.src + first, record.payload_bytes, own, stride * space.count);
+      }
+    } else if (!is_staged && section.content != nullptr) {
+      copy_pieces(payload + section.at, section.content, section.bytes, begin, stride);
+    }
+  }
+}
+
+// A warp per frame.
+__global__ void __launch_bounds__(kWarp)
+    walk(Decode args, SectionSpace space, std::uint32_t first, std::uint32_t end) {
+  const std::uint32_t frame = blockIdx.x;
+  const bool is_over = *args.verdict != 0;
+  if (__any_sync(kFullMask, is_over)) return;
+  const FrameRecord& record = args.workspace.records[frame];
+  const bool is_plain = record.is_plain != 0;
+  const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
+  std::uint64_t at = 0;
+  if (first > 0) {
+    const Section& before = space.section(frame, first - 1);
+    at = std::uint64_t{before.at} + before.coded_bytes;
+  }
+  for (std::uint32_t s = first; s < end; ++s) {
+    Section& section = space.section(frame, s);
+    const std::uint32_t bytes = is_plain ? 0 : section.bytes;
+    const std::uint8_t* content = is_plain ? nullptr : payload + at;
+    std::uint32_t coded_bytes = bytes;
+    bool sound = true;
+    if (space.is_staged(s)) {
+      const std::uint64_t plane = space.plane(frame, s);
+      if (!is_plain) {
+        sound = read_plane_heads(payload + at, record.payload_bytes - at, bytes,
+                                 space.huffman.blocks + space.huffman.slot(plane, 0), coded_bytes);
+        content = space.content(frame, s);
+      }
+      if (threadIdx.x == 0) {
+        space.huffman.planes[plane] = {payload + at, space.content(frame, s), coded_bytes, bytes, frame};
+      }
+    } else {
+      sound = bytes <= record.payload_bytes - at;
+    }
+    if (!sound) {
+      const Fault fault = space.is_staged(s) ? Fault::Plane : Fault::SectionSize;
+      if (threadIdx.x == 0) report(args.verdict, fault, frame);
+      return;
+    }
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      section = {content, bytes, static_cast<std::uint32_t>(at), coded_bytes, 0};
+    }
+    at += coded_bytes;
+  }
+  if (end == space.count && !is_plain && at != record.payload_bytes && threadIdx.x == 0) {
+    report(args.verdict, Fault::SectionSize, frame);
+  }
+}
+
+// Of the planes of the sections [first, end), which lie side by side.
+HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32_t end) {
+  HuffmanSpace part = space.huffman;
+  std::uint32_t planes = 0;
+  for (std::uint32_t s = first; s < end; ++s) planes += space.planes >> s & 1u;
+  const std::uint64_t before = space.plane(0, first);
+  part.planes += before;
+  part.blocks += part.slot(before, 0);
+  part.codes += part.slot(before, 0);
+  part.plane_count = planes * space.frames;
+  return part;
+}
+
+}  // namespace
+
+core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink) {
+  const ElementEncode& input = run.input;
+  const Grid frames = thread_per_frame(input.plan);
+  if (space.has_stage) {
+    GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, run.stream, input.plan, input.workspace, space));
+    GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));
+  }
+  GEOCOMM_RETURN_IF_ERROR(
+      launch(find_sizes, frames, run.stream, input.plan, input.workspace, space, must_shrink));
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(
+      {input.plan, input.workspace, FrameSizes::Known, run.bytes_out, run.frame_ends}, run.stream));
+  const std::uint64_t per_section = space.bytes_per_frame / space.count;
+  const auto pieces = static_cast<std::uint32_t>(per_section / kPieceBytes + 1);
+  const std::uint64_t jobs = std::uint64_t{space.frames} * space.count * pieces;
+  GEOCOMM_RETURN_IF_ERROR(
+      launch(copy_sections, Grid{persistent_blocks(jobs, 8), kThreads}, run.stream, input, space, pieces));
+  if (space.has_stage) GEOCOMM_RETURN_IF_ERROR(write_huffman_planes(space.huffman, run.stream));
+  return input.residual.data == nullptr ? core::Status::ok() : write_plain_sums(run.dtype, input, run.stream);
+}
+
+core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
+                           std::uint32_t end) {
+  GEOCOMM_RETURN_IF_ERROR(launch(walk, Grid{space.frames, kWarp}, run.stream, run.args, space, first, end));
+  if (!space.has_stage) return core::Status::ok();
+  return decode_huffman_planes(part_of(space, first, end), run.args.verdict, run.stream);
+}
+
+}  // namespace geocomm::codec::cuda
