@@ -59,7 +59,8 @@ void Acceptor::pause() {
 void Acceptor::add(Fd fd) {
   if (waiting_.size() >= kMaxHalfOpen) drop(waiting_.begin());
   auto connection = std::make_unique<HalfOpen>(
-      loop_, std::move(fd), [this](HalfOpen& self, Result<ReceivedHello> hello) { on_hello(self, hello); });
+      loop_, plain_connection(std::move(fd)),
+      [this](HalfOpen& self, Result<ReceivedHello> hello) { on_hello(self, hello); });
   if (!connection->start().is_ok()) return;
   const HalfOpen* raw = connection.get();
   const auto timer = loop_.add_timer(IoLoop::Clock::now() + kHandshakeTimeout, [this, raw] { drop(*raw); });
@@ -77,22 +78,23 @@ void Acceptor::drop(std::list<Waiting>::iterator waiting) {
   waiting_.erase(waiting);
 }
 
-void Acceptor::on_hello(HalfOpen& connection, const Result<ReceivedHello>& hello) {
-  const std::string from = SocketAddress::peer_of(connection.fd()).to_string();
+void Acceptor::on_hello(HalfOpen& half_open, const Result<ReceivedHello>& hello) {
+  const std::string from = SocketAddress::peer_of(half_open.connection().fd()).to_string();
   if (hello.is_ok()) {
-    const Status refusal = on_hello_(connection, *hello);
+    const Status refusal = on_hello_(half_open, *hello);
     if (!refusal.is_ok()) {
       core::log(refusal.code() == kTryAgain ? LogLevel::Debug : LogLevel::Warning,
                 "refused a connection from ", from, ": ", refusal.message());
       // Closing with bytes unread would reset the connection, and the refusal with it.
       std::array<std::byte, 4096> unread;
-      (void)::recv(connection.fd(), unread.data(), unread.size(), MSG_DONTWAIT);
-      send_refuse(connection.fd(), refusal);
+      const iovec part{unread.data(), unread.size()};
+      (void)half_open.connection().read({&part, 1}).is_ok();
+      send_refuse(half_open.connection(), refusal);
     }
   } else {
     core::log(LogLevel::Debug, "dropped a connection from ", from, ": ", hello.status().message());
   }
-  drop(connection);
+  drop(half_open);
 }
 
 }  // namespace geocomm::transport

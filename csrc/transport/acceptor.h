@@ -16,7 +16,7 @@ namespace geocomm::transport {
 class Acceptor : public IoHandler {
  public:
   // A complete Hello, of any version. Takes the connection, or leaves it to be refused with the Status.
-  using OnHello = std::function<core::Status(HalfOpen& connection, const ReceivedHello& hello)>;
+  using OnHello = std::function<core::Status(HalfOpen& half_open, const ReceivedHello& hello)>;
 
   Acceptor(IoLoop& loop, Fd listener, OnHello on_hello)
       : loop_(loop), listener_(std::move(listener)), on_hello_(std::move(on_hello)) {}
@@ -37,7 +37,7 @@ class Acceptor : public IoHandler {
   void drop(const HalfOpen& connection);
   void drop(std::list<Waiting>::iterator waiting);
   void pause();
-  void on_hello(HalfOpen& connection, const core::Result<ReceivedHello>& hello);
+  void on_hello(HalfOpen& half_open, const core::Result<ReceivedHello>& hello);
 
   IoLoop& loop_;
   Fd listener_;

@@ -1,12 +1,10 @@
 #include "transport/dialer.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -24,9 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
 
-Status with_errno_text(const std::string& what, int error) {
-  return Status(StatusCode::Network, core::str(what, ": ", std::generic_category().message(error)))
-      .with_errno(error);
+Status with_reason(const std::string& what, const Status& why) {
+  return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
 }
 
 // What a peer says is shown, but not what it could do to a terminal or a log.
@@ -61,9 +58,9 @@ void Dialer::start() {
 
 void Dialer::disconnect() {
   loop_->cancel_timer(timer_);
-  if (fd_.valid()) {
+  if (connection_) {
     loop_->remove(handler_);
-    fd_.reset();
+    connection_.reset();
   }
   state_ = State::Idle;
   reply_bytes_ = 0;
@@ -92,12 +89,9 @@ void Dialer::connect() {
   if (plan_.loopback_only && !address.is_loopback()) return give_up(no_plaintext(address.to_string()));
   Result<Fd> fd = start_connect(address, plan_.tuning);
   if (!fd.is_ok()) return retry(fd.status());
-  fd_ = std::move(fd).value();
-  const auto handler = loop_->add(fd_.get(), this, EPOLLOUT);
-  if (!handler.is_ok()) {
-    fd_.reset();
-    return retry(handler.status());
-  }
+  const auto handler = loop_->add(fd->get(), this, EPOLLOUT);
+  if (!handler.is_ok()) return retry(handler.status());
+  connection_ = plain_connection(std::move(fd).value());
   handler_ = *handler;
   state_ = State::Connecting;
   timer_ =
@@ -110,17 +104,24 @@ void Dialer::connect() {
 
 void Dialer::on_ready(std::uint32_t) {
   if (state_ == State::Connecting) {
-    if (const int error = connect_error(fd_.get()); error != 0) {
-      return retry(with_errno_text("connecting failed", error));
+    if (const int error = connect_error(connection_->fd()); error != 0) {
+      return retry(with_reason("connecting failed", errno_status(error)));
     }
-    return send_hello();
+    state_ = State::Securing;
   }
-  read_reply();
+  state_ == State::Securing ? secure() : read_reply();
+}
+
+void Dialer::secure() {
+  const Result<bool> done = connection_->handshake();
+  if (!done.is_ok()) return retry(done.status());
+  if (!*done) return loop_->modify(handler_, connection_->wanted_events());
+  send_hello();
 }
 
 void Dialer::send_hello() {
-  if (!send_hello_frame(fd_.get(), FrameType::Hello, plan_.hello)) {
-    return retry(with_errno_text("sending Hello failed", errno));
+  if (const Status sent = send_hello_frame(*connection_, FrameType::Hello, plan_.hello); !sent.is_ok()) {
+    return retry(with_reason("sending Hello failed", sent));
   }
   state_ = State::Reading;
   loop_->modify(handler_, EPOLLIN);
@@ -132,16 +133,18 @@ void Dialer::read_reply() {
     const std::size_t wanted =
         reply_bytes_ < kHeaderBytes ? kHeaderBytes : kHeaderBytes + reply_header_.length;
     if (reply_bytes_ == wanted) break;
-    const ssize_t received =
-        ::recv(fd_.get(), reply_.data() + reply_bytes_, wanted - reply_bytes_, MSG_DONTWAIT);
-    if (received < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (received < 0) return retry(with_errno_text("the connection broke before Welcome", errno));
-    if (received == 0) {
+    const iovec part{reply_.data() + reply_bytes_, wanted - reply_bytes_};
+    const Result<Connection::Received> received = connection_->read({&part, 1});
+    if (!received.is_ok()) {
+      return retry(with_reason("the connection broke before Welcome", received.status()));
+    }
+    if (received->ended) {
       return retry({StatusCode::Network,
                     "the connection was closed before Welcome (the peer is not ready, or "
                     "something else listens there)"});
     }
-    reply_bytes_ += static_cast<std::size_t>(received);
+    if (received->bytes == 0) return;
+    reply_bytes_ += received->bytes;
     if (!may_be_header(std::span(reply_).first(std::min(reply_bytes_, kHeaderBytes)))) {
       return retry({StatusCode::Network, "something that is not geocomm listens there"});
     }
@@ -166,7 +169,7 @@ void Dialer::on_welcome() {
   }
   loop_->cancel_timer(timer_);
   loop_->remove(handler_);
-  dialed.fd = std::move(fd_);
+  dialed.connection = std::move(connection_);
   state_ = State::Idle;
   // The callback may destroy this object.
   const Done done = std::move(done_);

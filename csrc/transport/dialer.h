@@ -13,6 +13,7 @@
 
 #include "core/deadline.h"
 #include "core/status.h"
+#include "transport/connection.h"
 #include "transport/endpoint.h"
 #include "transport/io_loop.h"
 #include "transport/socket.h"
@@ -24,7 +25,7 @@ namespace geocomm::transport {
 inline constexpr std::chrono::seconds kHandshakeTimeout{10};
 
 struct DialedStream {
-  Fd fd;
+  std::unique_ptr<Connection> connection;
   HelloPayload welcome;
 };
 
@@ -50,10 +51,11 @@ class Dialer : public IoHandler {
   void on_ready(std::uint32_t events) override;
 
  private:
-  enum class State : std::uint8_t { Idle, Connecting, Reading };
+  enum class State : std::uint8_t { Idle, Connecting, Securing, Reading };
 
   void attempt();
   void connect();
+  void secure();
   void send_hello();
   void read_reply();
   void on_welcome();
@@ -69,7 +71,7 @@ class Dialer : public IoHandler {
   const std::shared_ptr<Dialer*> self_ = std::make_shared<Dialer*>(this);
 
   State state_ = State::Idle;
-  Fd fd_;
+  std::unique_ptr<Connection> connection_;  // null: none under way
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId timer_{};
   std::vector<SocketAddress> addresses_;

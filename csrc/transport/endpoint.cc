@@ -48,7 +48,7 @@ class TcpEndpoint final : public Endpoint {
     };
     acceptor_ = std::make_unique<Acceptor>(
         *context_->loop, std::move(listener),
-        [this](HalfOpen& connection, const ReceivedHello& hello) { return on_hello(connection, hello); });
+        [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
     Status status = acceptor_->start();
     context_->loop->start();  // also then: the destructor needs it
     return status;
@@ -83,7 +83,7 @@ class TcpEndpoint final : public Endpoint {
   }
 
   ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
-  Status on_hello(HalfOpen& connection, const ReceivedHello& hello);
+  Status on_hello(HalfOpen& half_open, const ReceivedHello& hello);
 
   const std::shared_ptr<ChannelContext> context_;
   const std::uint16_t port_;
@@ -145,9 +145,9 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
 }
 
 // What a stranger learns is "try again": everything else is said only to who knows a token.
-Status TcpEndpoint::on_hello(HalfOpen& connection, const ReceivedHello& received) {
+Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received) {
   const HelloPayload& hello = received.payload;
-  const SocketAddress from = SocketAddress::peer_of(connection.fd());
+  const SocketAddress from = SocketAddress::peer_of(half_open.connection().fd());
   if (context_->options.security == Security::Required && !from.is_loopback()) {
     return no_plaintext(from.to_string());
   }
@@ -176,12 +176,10 @@ Status TcpEndpoint::on_hello(HalfOpen& connection, const ReceivedHello& received
     return mismatch;
   }
   GEOCOMM_RETURN_IF_ERROR(channel->check_hello(hello));
-  tune_stream(connection.fd(), channel->tuning(hello.stream_count));
+  tune_stream(half_open.connection().fd(), channel->tuning(hello.stream_count));
   const HelloPayload welcome = channel->hello(hello.stream, hello.stream_count);
-  if (!send_hello_frame(connection.fd(), FrameType::Welcome, welcome)) {
-    return {StatusCode::Network, "cannot send Welcome"};
-  }
-  channel->adopt(connection.take(), hello);
+  GEOCOMM_RETURN_IF_ERROR(send_hello_frame(half_open.connection(), FrameType::Welcome, welcome));
+  channel->adopt(half_open.take(), hello);
   return Status::ok();
 }
 

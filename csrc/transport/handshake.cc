@@ -1,10 +1,9 @@
 #include "transport/handshake.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -16,18 +15,21 @@ using core::Result;
 using core::Status;
 using core::StatusCode;
 
-bool send_hello_frame(int fd, FrameType type, const HelloPayload& payload) {
+Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload) {
   WireHeader header = make_header(type);
   header.length = sizeof payload;
   std::array<std::byte, kHeaderBytes + sizeof payload> frame;
   const HeaderBytes bytes = encode_header(header);
   std::memcpy(frame.data(), bytes.data(), kHeaderBytes);
   std::memcpy(frame.data() + kHeaderBytes, &payload, sizeof payload);
-  return ::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(frame.size());
+  const iovec part{frame.data(), frame.size()};
+  const Result<std::size_t> sent = connection.write({&part, 1});
+  if (!sent.is_ok()) return sent.status();
+  if (*sent < frame.size()) return {StatusCode::Network, "a new connection takes no bytes"};
+  return Status::ok();
 }
 
-void send_refuse(int fd, const Status& why) {
+void send_refuse(Connection& connection, const Status& why) {
   const std::string reason = why.message().substr(0, kMaxRefuseBytes);
   WireHeader header = make_header(FrameType::Refuse);
   header.code = static_cast<std::uint16_t>(why.code());
@@ -35,8 +37,9 @@ void send_refuse(int fd, const Status& why) {
   const HeaderBytes bytes = encode_header(header);
   std::string frame(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   frame += reason;
-  (void)::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  (void)::shutdown(fd, SHUT_WR);
+  const iovec part{frame.data(), frame.size()};
+  // Who does not get it sees the connection end.
+  if (connection.write({&part, 1}).is_ok()) (void)connection.finish();
 }
 
 Status no_plaintext(const std::string& address) {
@@ -57,27 +60,40 @@ std::string short_id(const ProcessId& id) {
 }
 
 Status HalfOpen::start() {
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN));
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(connection_->fd(), this, EPOLLIN));
   return Status::ok();
 }
 
 void HalfOpen::detach() {
-  if (fd_.valid() && handler_ != 0) loop_.remove(std::exchange(handler_, 0));
+  if (connection_ && handler_ != 0) loop_.remove(std::exchange(handler_, 0));
 }
 
-Fd HalfOpen::take() {
+std::unique_ptr<Connection> HalfOpen::take() {
   detach();
-  return std::move(fd_);
+  return std::move(connection_);
 }
 
 void HalfOpen::on_ready(std::uint32_t) {
+  if (!secured_) {
+    const Result<bool> done = connection_->handshake();
+    if (!done.is_ok()) return finish(done.status());
+    secured_ = *done;
+    loop_.modify(handler_, secured_ ? std::uint32_t{EPOLLIN} : connection_->wanted_events());
+    if (!secured_) return;
+  }
+  read_hello();
+}
+
+void HalfOpen::read_hello() {
   for (;;) {
     // Exactly the Hello: what follows is the stream's.
     const std::size_t wanted = received_ < kHeaderBytes ? kHeaderBytes : bytes_.size();
-    const ssize_t count = ::recv(fd_.get(), bytes_.data() + received_, wanted - received_, MSG_DONTWAIT);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (count <= 0) return finish(Status(StatusCode::Network, "closed before Hello"));
-    received_ += static_cast<std::size_t>(count);
+    const iovec part{bytes_.data() + received_, wanted - received_};
+    const Result<Connection::Received> more = connection_->read({&part, 1});
+    if (!more.is_ok()) return finish(more.status());
+    if (more->ended) return finish(Status(StatusCode::Network, "closed before Hello"));
+    if (more->bytes == 0) return;
+    received_ += more->bytes;
     if (!may_be_header(std::span(bytes_).first(std::min(received_, kHeaderBytes)))) {
       return finish(Status(StatusCode::CorruptData, "does not speak geocomm"));
     }

@@ -5,11 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/status.h"
+#include "transport/connection.h"
 #include "transport/io_loop.h"
-#include "transport/socket.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -17,10 +18,10 @@ namespace geocomm::transport {
 // Refuse with this code means: not yet, dial again. Any other code is final.
 inline constexpr core::StatusCode kTryAgain = core::StatusCode::Timeout;
 
-// Sends Hello or Welcome on a new connection. False (errno) if the kernel did not take all of it at once.
-bool send_hello_frame(int fd, FrameType type, const HelloPayload& payload);
+// Sends Hello or Welcome on a new connection. Network if the kernel does not take all of it at once.
+core::Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload);
 // Sends Refuse, as well as it goes.
-void send_refuse(int fd, const core::Status& why);
+void send_refuse(Connection& connection, const core::Status& why);
 // AuthFailed: no plaintext over a network under Security::Required.
 core::Status no_plaintext(const std::string& address);
 // "3f2a9c41": enough of an id to tell processes apart.
@@ -38,23 +39,27 @@ class HalfOpen : public IoHandler {
   // destroy this object.
   using Done = std::function<void(HalfOpen&, core::Result<ReceivedHello>)>;
 
-  HalfOpen(IoLoop& loop, Fd fd, Done done) : loop_(loop), fd_(std::move(fd)), done_(std::move(done)) {}
+  HalfOpen(IoLoop& loop, std::unique_ptr<Connection> connection, Done done)
+      : loop_(loop), connection_(std::move(connection)), done_(std::move(done)) {}
   ~HalfOpen() override { detach(); }
   core::Status start();
   void on_ready(std::uint32_t events) override;
 
-  int fd() const { return fd_.get(); }
+  // Until take().
+  Connection& connection() { return *connection_; }
   // Gives the connection up to a stream.
-  Fd take();
+  std::unique_ptr<Connection> take();
 
  private:
   void detach();
+  void read_hello();
   void finish(core::Result<ReceivedHello> hello);
 
   IoLoop& loop_;
-  Fd fd_;
+  std::unique_ptr<Connection> connection_;
   Done done_;
   IoLoop::HandlerId handler_ = 0;
+  bool secured_ = false;  // the connection's own handshake is done
   std::array<std::byte, kHeaderBytes + sizeof(HelloPayload)> bytes_{};
   std::size_t received_ = 0;
 };

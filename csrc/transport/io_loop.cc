@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <future>
+#include <utility>
 
 #include "core/executor.h"
 
@@ -114,6 +115,21 @@ void IoLoop::remove(HandlerId id) {
   watched_.erase(found);
 }
 
+void IoLoop::again(HandlerId id, std::uint32_t events) {
+  again_.emplace_back(id, events);
+}
+
+void IoLoop::dispatch(HandlerId id, std::uint32_t events) {
+  // Looked up each time: an earlier event of this round may have removed it.
+  if (const auto found = watched_.find(id); found != watched_.end()) found->second.handler->on_ready(events);
+}
+
+void IoLoop::run_again() {
+  // Those that ask once more wait for the next turn.
+  const auto due = std::exchange(again_, {});
+  for (const auto& [id, events] : due) dispatch(id, events);
+}
+
 IoLoop::TimerId IoLoop::add_timer(Clock::time_point when, Task task) {
   const TimerId id{when, next_timer_++};
   timers_.emplace(id, std::move(task));
@@ -160,6 +176,7 @@ void IoLoop::loop() {
       std::lock_guard lock(mutex_);
       if (!tasks_.empty() || stopping_) timeout = 0;
     }
+    if (!again_.empty()) timeout = 0;
     const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
     for (int i = 0; i < count; ++i) {
       const HandlerId id = events[i].data.u64;
@@ -168,11 +185,9 @@ void IoLoop::loop() {
         (void)::eventfd_read(wake_.get(), &value);
         continue;
       }
-      // Looked up each time: an earlier event of this round may have removed it.
-      if (const auto found = watched_.find(id); found != watched_.end()) {
-        found->second.handler->on_ready(events[i].events);
-      }
+      dispatch(id, events[i].events);
     }
+    run_again();
     run_timers();
     if (!run_tasks()) return;
   }

@@ -55,6 +55,8 @@ class IoLoop {
   void modify(HandlerId id, std::uint32_t events);
   // Before the descriptor is closed. No event reaches the handler any more, not even one already reported.
   void remove(HandlerId id);
+  // Reports `events` to the handler in the next turn, whatever the descriptor says then.
+  void again(HandlerId id, std::uint32_t events);
 
   TimerId add_timer(Clock::time_point when, Task task);
   void cancel_timer(TimerId id) { timers_.erase(id); }
@@ -71,6 +73,8 @@ class IoLoop {
 
   IoLoop(Fd epoll, Fd wake);
   void loop();
+  void dispatch(HandlerId id, std::uint32_t events);
+  void run_again();
   void run_timers();
   bool run_tasks();
   int next_timeout_ms() const;
@@ -87,6 +91,7 @@ class IoLoop {
 
   // The IO thread's own.
   std::unordered_map<HandlerId, Watched> watched_;
+  std::vector<std::pair<HandlerId, std::uint32_t>> again_;
   HandlerId next_handler_ = 1;
   std::map<TimerId, Task> timers_;
   std::uint64_t next_timer_ = 0;

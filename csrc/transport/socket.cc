@@ -41,6 +41,10 @@ Status network_error(const std::string& what, int error) {
 
 }  // namespace
 
+Status errno_status(int error) {
+  return Status(StatusCode::Network, std::generic_category().message(error)).with_errno(error);
+}
+
 void Fd::reset() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }

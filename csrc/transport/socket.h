@@ -82,6 +82,8 @@ int not_sent_bytes(int fd);
 
 // Starts to connect, without blocking: writable once it is decided (connect_error()).
 core::Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning);
+// Network, with the kernel's words for it.
+core::Status errno_status(int error);
 // 0 once connected, else the errno.
 int connect_error(int fd);
 

@@ -1,13 +1,10 @@
 #include "transport/stream.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "core/str.h"
@@ -25,29 +22,35 @@ constexpr std::size_t kMaxFramesPerWrite = 16;
 // A stream that still has this much of its last segments to write pulls no others.
 constexpr std::size_t kPullBelowBytes = 64 * 1024;
 
-Status lost(const std::string& what, int error) {
-  return Status(StatusCode::PeerLost,
-                error == 0 ? what : core::str(what, ": ", std::generic_category().message(error)))
-      .with_errno(error);
+Status lost(const std::string& what) {
+  return {StatusCode::PeerLost, what};
+}
+
+// A connection that broke means that the peer is lost; what else went wrong keeps its code.
+Status lost(const std::string& what, const Status& why) {
+  const StatusCode code = why.code() == StatusCode::Network ? StatusCode::PeerLost : why.code();
+  return Status(code, core::str(what, ": ", why.message())).with_errno(why.sys_errno());
 }
 }  // namespace
 
-Stream::Stream(IoLoop& loop, Fd fd, std::uint16_t index, StreamOwner& owner)
-    : loop_(loop), fd_(std::move(fd)), index_(index), owner_(owner) {}
+Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, std::uint16_t index, StreamOwner& owner)
+    : loop_(loop), connection_(std::move(connection)), index_(index), owner_(owner) {}
 
 Stream::~Stream() {
   close();
 }
 
 Status Stream::start() {
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN));
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(connection_->fd(), this, EPOLLIN));
+  // What came behind the handshake may be here already.
+  if (connection_->has_more()) loop_.again(handler_, EPOLLIN);
   return Status::ok();
 }
 
 void Stream::close() {
-  if (!fd_.valid()) return;
+  if (!is_open()) return;
   loop_.remove(handler_);
-  fd_.reset();
+  connection_.reset();
   incoming_ = Incoming();
   out_.clear();
 }
@@ -60,16 +63,21 @@ void Stream::on_ready(std::uint32_t events) {
   if ((events & EPOLLIN) != 0 && !drained_) read();
   if (is_open() && (events & EPOLLOUT) != 0) write();
   if (!is_open() || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
-  if (const int error = connect_error(fd_.get()); error != 0) {
-    fail(lost(core::str("stream ", index_, " broke"), error));
+  if (const int error = connect_error(fd()); error != 0) {
+    fail(lost(core::str("stream ", index_, " broke"), errno_status(error)));
   } else if (!drained_) {
     read();
   } else if ((events & EPOLLHUP) != 0) {
-    fail(lost(core::str("stream ", index_, " was closed by the peer before everything was sent"), 0));
+    fail(lost(core::str("stream ", index_, " was closed by the peer before everything was sent")));
   }
 }
 
 void Stream::read() {
+  read_parts();
+  if (is_open() && !drained_ && connection_->has_more()) loop_.again(handler_, EPOLLIN);
+}
+
+void Stream::read_parts() {
   std::size_t budget = kReadBudgetBytes;
   while (is_open() && !drained_ && budget > 0) {
     // The rest of the payload and, behind it, what follows: one call for both.
@@ -91,17 +99,13 @@ void Stream::read() {
     }
     std::size_t room = 0;
     for (std::size_t i = 0; i < count; ++i) room += parts[i].iov_len;
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t received = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT);
-    if (received < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return fail(lost(core::str("reading stream ", index_, " failed"), errno));
+    const Result<Connection::Received> received = connection_->read(std::span(parts).first(count));
+    if (!received.is_ok()) {
+      return fail(lost(core::str("reading stream ", index_, " failed"), received.status()));
     }
-    if (received == 0) return on_end_of_stream();
-    const auto bytes = static_cast<std::size_t>(received);
+    if (received->ended) return on_end_of_stream();
+    const std::size_t bytes = received->bytes;
+    if (bytes == 0) return;
     owner_.count_bytes(bytes, 0);
     const std::size_t payload = std::min(bytes, payload_room);
     staged_bytes_ += bytes - payload;
@@ -190,7 +194,7 @@ bool Stream::on_header(const WireHeader& header) {
 
 void Stream::on_end_of_stream() {
   if (!peer_finished_) {
-    return fail(lost("the peer closed the connection without a goodbye: its process has probably ended", 0));
+    return fail(lost("the peer closed the connection without a goodbye: its process has probably ended"));
   }
   drained_ = true;
   update_interest();
@@ -209,7 +213,7 @@ void Stream::send_frames(std::span<const WireHeader> headers) {
 void Stream::wake() {
   if (!is_open() || watches_output_ || finishing_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.
-  if (not_sent_bytes(fd_.get()) >= kNotSentLowatBytes / 2) {
+  if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
     watch_output(true);
   } else {
     write();
@@ -244,7 +248,7 @@ void Stream::pull_frames() {
   pulled_.clear();
 }
 
-// One sendmsg() per turn: when the kernel reports room again, it has taken most of what it had, and another
+// One write per turn: when the kernel reports room again, it has taken most of what it had, and another
 // stream may be faster.
 void Stream::write() {
   pull_frames();
@@ -265,22 +269,20 @@ void Stream::write() {
       const OutSegment& segment = out_[i].segment;
       if (segment.chunk) add(segment.chunk->chunk.payload.data() + segment.offset, segment.length);
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-      return fail(lost(core::str("writing stream ", index_, " failed"), errno));
+    const Result<std::size_t> written = connection_->write(std::span(parts).first(count));
+    if (!written.is_ok()) {
+      return fail(lost(core::str("writing stream ", index_, " failed"), written.status()));
     }
-    const std::size_t written = sent < 0 ? 0 : static_cast<std::size_t>(sent);
-    owner_.count_bytes(0, written);
-    advance(written);
+    owner_.count_bytes(0, *written);
+    advance(*written);
     if (!is_open()) return;
-    if (written < total) return watch_output(true);
+    if (*written < total) return watch_output(true);
   }
   if (out_.empty() && finishing_ && !finished_) {
+    const Result<bool> ended = connection_->finish();
+    if (!ended.is_ok()) return fail(lost(core::str("ending stream ", index_, " failed"), ended.status()));
+    if (!*ended) return watch_output(true);
     finished_ = true;
-    (void)::shutdown(fd_.get(), SHUT_WR);
     watch_output(false);
     return owner_.on_stream_progress(*this);
   }

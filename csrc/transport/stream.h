@@ -1,4 +1,4 @@
-// One TCP connection of a channel: reads frames, and writes control frames and segments that it pulls from
+// One connection of a channel: reads frames, and writes control frames and segments that it pulls from
 // the channel's queue when the kernel has room.
 #pragma once
 
@@ -6,14 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/status.h"
+#include "transport/connection.h"
 #include "transport/io_loop.h"
 #include "transport/receive_table.h"
 #include "transport/send_queue.h"
-#include "transport/socket.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -43,7 +44,7 @@ class StreamOwner {
 class Stream : public IoHandler {
  public:
   // `index` 0 is the control stream, which pulls no segments.
-  Stream(IoLoop& loop, Fd fd, std::uint16_t index, StreamOwner& owner);
+  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, std::uint16_t index, StreamOwner& owner);
   ~Stream() override;
   core::Status start();
 
@@ -59,8 +60,9 @@ class Stream : public IoHandler {
   void close();
 
   std::uint16_t index() const { return index_; }
-  int fd() const { return fd_.get(); }
-  bool is_open() const { return fd_.valid(); }
+  // Precondition: is_open().
+  int fd() const { return connection_->fd(); }
+  bool is_open() const { return connection_ != nullptr; }
   // The peer has said Goodbye on this stream.
   bool peer_finished() const { return peer_finished_; }
   // The peer's Goodbye and the end of the stream have come: everything it sent is here.
@@ -78,6 +80,7 @@ class Stream : public IoHandler {
   };
 
   void read();
+  void read_parts();
   // False when the stream is closed.
   bool take_payload(std::size_t bytes);
   bool parse_staged();
@@ -91,7 +94,7 @@ class Stream : public IoHandler {
   void fail(const core::Status& why);
 
   IoLoop& loop_;
-  Fd fd_;
+  std::unique_ptr<Connection> connection_;  // null: closed
   const std::uint16_t index_;
   StreamOwner& owner_;
   IoLoop::HandlerId handler_ = 0;

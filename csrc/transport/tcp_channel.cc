@@ -211,7 +211,7 @@ void TcpChannel::dial_stream(std::uint16_t stream, std::uint16_t stream_count) {
 void TcpChannel::on_dialed(std::uint16_t stream, std::uint16_t stream_count, Result<DialedStream> dialed) {
   if (phase_ != Phase::Connecting) return;
   if (!dialed.is_ok()) return fail(dialed.status());
-  add_stream(stream, stream_count, std::move(dialed->fd), dialed->welcome.max_unexpected_bytes);
+  add_stream(stream, stream_count, std::move(dialed->connection), dialed->welcome.max_unexpected_bytes);
   if (stream != 0) return;
   // The peer lets us in: now the others, all at once.
   for (std::uint16_t other = 1; other <= stream_count && phase_ == Phase::Connecting; ++other) {
@@ -235,14 +235,14 @@ Status TcpChannel::check_hello(const HelloPayload& hello) const {
   return Status::ok();
 }
 
-void TcpChannel::adopt(Fd fd, const HelloPayload& hello) {
+void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
   start_deadline();
-  add_stream(hello.stream, hello.stream_count, std::move(fd), hello.max_unexpected_bytes);
+  add_stream(hello.stream, hello.stream_count, std::move(connection), hello.max_unexpected_bytes);
 }
 
-void TcpChannel::add_stream(std::uint16_t stream, std::uint16_t stream_count, Fd fd,
-                            std::uint64_t peer_limit) {
-  auto added = std::make_unique<Stream>(*context_->loop, std::move(fd), stream, *this);
+void TcpChannel::add_stream(std::uint16_t stream, std::uint16_t stream_count,
+                            std::unique_ptr<Connection> connection, std::uint64_t peer_limit) {
+  auto added = std::make_unique<Stream>(*context_->loop, std::move(connection), stream, *this);
   Stream& raw = *added;
   std::size_t present = 0;
   {

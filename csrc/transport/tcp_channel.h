@@ -19,6 +19,7 @@
 #include "core/status.h"
 #include "transport/channel.h"
 #include "transport/closed_groups.h"
+#include "transport/connection.h"
 #include "transport/dialer.h"
 #include "transport/endpoint.h"
 #include "transport/io_loop.h"
@@ -62,7 +63,7 @@ class TcpChannel final : public Channel, public StreamOwner, public std::enable_
   void expect_peer();
   // Whether a stream that the peer has opened fits; if so, adopt() takes it after Welcome is sent.
   core::Status check_hello(const HelloPayload& hello) const;
-  void adopt(Fd fd, const HelloPayload& hello);
+  void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
   // Flush, Goodbye, drain. With nothing to flush and no connection yet, it closes at once.
   void begin_close();
   void fail(core::Status why);
@@ -86,7 +87,8 @@ class TcpChannel final : public Channel, public StreamOwner, public std::enable_
   void start_deadline();
   void dial_stream(std::uint16_t stream, std::uint16_t stream_count);
   void on_dialed(std::uint16_t stream, std::uint16_t stream_count, core::Result<DialedStream> dialed);
-  void add_stream(std::uint16_t stream, std::uint16_t stream_count, Fd fd, std::uint64_t peer_limit);
+  void add_stream(std::uint16_t stream, std::uint16_t stream_count, std::unique_ptr<Connection> connection,
+                  std::uint64_t peer_limit);
   void become_ready();
   void tick();
   void peer_left();
