@@ -1,15 +1,19 @@
 """Entry point of the group `torch.backends`: torch calls it at the end of `import torch`.
 
-It only tells torch the backend's name, and can never make `import torch` fail. Nothing is imported at module level
+It only tells torch names, and can never make `import torch` fail. Nothing is imported at module level
 (torch is half imported at that point, and a user's `import geocomm` may be what began it); the native library is loaded
 when the first process group is made.
 """
 
 
 def register() -> None:
-    """Register the backend name "geocomm" for CPU and CUDA tensors. Idempotent; never raises."""
+    """Register the backend name "geocomm" for CPU and CUDA tensors, and the init_method geocomm://host:port.
+
+    Idempotent; never raises.
+    """
     try:
         import torch.distributed as dist
+        from torch.distributed.rendezvous import register_rendezvous_handler
 
         if not dist.is_available() or "geocomm" in dist.Backend.backend_list:
             return
@@ -19,7 +23,13 @@ def register() -> None:
 
             return create_backend(backend_options, group_options)
 
+        def meet(url: str, *arguments: object, **options: object) -> object:
+            from geocomm.rendezvous import meet_at_hub
+
+            return meet_at_hub(url, *arguments, **options)
+
         dist.Backend.register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
+        register_rendezvous_handler("geocomm", meet)
     except Exception as error:
         import sys
 

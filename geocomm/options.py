@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from geocomm.hub_address import HubAddress, HubAddressError
 from geocomm.wan_topology import parse_duration, parse_rate, parse_size
 
 CPU_LEVELS = ("scalar", "avx2", "avx512")
@@ -110,7 +111,7 @@ class Options:
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
-        if os.environ.get("GEOCOMM_KEYS"):
+        if os.environ.get("GEOCOMM_KEYS") and self.security != "insecure":
             raise _refusal(f"GEOCOMM_KEYS {_NO_TLS}")
         for name, allowed in (("transport", TRANSPORTS), ("security", SECURITIES)):
             if getattr(self, name) not in allowed:
@@ -166,6 +167,25 @@ def cpu_level() -> str | None:
             f"GEOCOMM_CPU is {text!r}; it must be one of {', '.join(CPU_LEVELS)}{_nearest(text, CPU_LEVELS)}"
         )
     return text
+
+
+def keys_folder() -> str | None:
+    """This site's folder of keys, from GEOCOMM_KEYS."""
+    return os.environ.get("GEOCOMM_KEYS") or None
+
+
+def site_name() -> str | None:
+    """This site, from GEOCOMM_SITE, for programs that have no options."""
+    return os.environ.get("GEOCOMM_SITE") or None
+
+
+def hub_address() -> HubAddress | None:
+    """Where the job meets, from GEOCOMM_HUB, which `geocomm run` sets for the ranks."""
+    text = os.environ.get("GEOCOMM_HUB")
+    try:
+        return HubAddress.parse(text) if text else None
+    except HubAddressError as error:
+        raise _refusal(f"GEOCOMM_HUB: {error}") from None
 
 
 def codec_threads(options: Options) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -68,6 +68,7 @@ class Keys:
 
     folder: Path
     identity: Identity
+    _contexts: dict[bool, tuple[list[int], ssl.SSLContext]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -108,6 +109,21 @@ class Keys:
             raise KeysError(f"the keys in {self.folder} cannot be used: {error}; make new ones: {_RENEW}") from None
         return context
 
+    def current_context(self, *, server: bool) -> ssl.SSLContext:
+        """As context(), made anew only when a file has changed; the last good one while the files are in disorder."""
+        state = [_changed(self.folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE)]
+        known = self._contexts.get(server)
+        if known is not None and known[0] == state:
+            return known[1]
+        try:
+            context = self.context(server=server)
+        except KeysError:
+            if known is None:
+                raise
+            context = known[1]
+        self._contexts[server] = (state, context)
+        return context
+
     def check_peer(self, connection: ssl.SSLObject) -> Identity:
         """Who the other end of a finished handshake is; KeysError unless it is a site of this job."""
         peer = peer_identity(connection)
@@ -136,6 +152,13 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     except x509.ExtensionNotFound:
         return Identity.of_uris([])
     return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _read(path: Path) -> bytes:

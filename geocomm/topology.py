@@ -14,6 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
+from geocomm.hub_address import remembered_hub
+from geocomm.options import hub_address
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -66,12 +68,13 @@ def new_group_identity() -> tuple[int, str]:
 
 
 def own_address() -> str:
-    """Source address of the route to MASTER_ADDR, else loopback."""
-    master = os.environ.get("MASTER_ADDR")
-    if not master:
+    """Source address of the route to where the job meets (its hub, else MASTER_ADDR), else loopback."""
+    hub = remembered_hub() or hub_address()
+    meeting_host = hub.host if hub is not None else os.environ.get("MASTER_ADDR")
+    if not meeting_host:
         return "127.0.0.1"
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(meeting_host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)  # UDP: chooses the route, sends nothing
             return probe.getsockname()[0]

@@ -1,0 +1,67 @@
+"""`geocomm run`: torchrun over sites that meet at a hub, through TLS."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+_HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
+
+Start it on every node with the same --hub and with the arguments of torch.distributed.run, less those that say where to
+meet:
+
+    GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
+      --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
+
+The node that has the host's address is the hub, besides its ranks; the others only dial out to it. The site's name
+comes from its keys (geocomm keygen). The exit status is torchrun's; 2: it could not begin.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("run", help=_HELP, context_settings={"allow_interspersed_args": False})(run)
+
+
+def run(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="TORCHRUN-ARGUMENTS...", help="For torch.distributed.run; write them after --."),
+    ],
+    hub: Annotated[str, typer.Option(help="Where the nodes meet: host:port, the same on all.", metavar="HOST:PORT")],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="This node is the hub and listens here, such as 0.0.0.0:29400, since --hub is a translated address.",
+            metavar="ADDRESS:PORT",
+        ),
+    ] = None,
+    keys: Annotated[str | None, typer.Option(help="This site's folder of keys.", show_default="$GEOCOMM_KEYS")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
+) -> None:
+    """See _HELP."""
+    from geocomm.hub_address import HubAddress, HubAddressError
+    from geocomm.hub_run import run_at_hub
+    from geocomm.options import keys_folder, site_name
+    from geocomm.security import Keys, KeysError
+
+    folder = keys or keys_folder()
+    if folder is None:
+        _fail("no keys: make them once with geocomm keygen --sites a,b, and set GEOCOMM_KEYS to this site's folder")
+    try:
+        loaded = Keys.load(folder)
+        if (site := site_name()) not in (None, loaded.identity.site):
+            _fail(f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}")
+        status = run_at_hub(HubAddress.parse(hub), listen, loaded, arguments, wait)
+    except (KeysError, HubAddressError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{hub}: {error}")
+    raise typer.Exit(status)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"geocomm run: {message}", style="red", markup=False, highlight=False)
+    raise typer.Exit(2)

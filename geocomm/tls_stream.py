@@ -1,0 +1,90 @@
+"""One TLS connection of an event loop, over a plain non-blocking socket.
+
+Not asyncio's own TLS: that reserves 256 KiB for every connection, strangers' included, and does not tell the server why
+a handshake failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+
+_READ_BYTES = 64 * 1024
+
+
+class TlsStream:
+    """Bytes both ways; one task may read while others write. Every method may raise OSError (ssl.SSLError is one).
+
+    It owns the socket. It sets no time limits: callers use asyncio.timeout.
+    """
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._turn_to_send = asyncio.Lock()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+
+    async def handshake(self) -> None:
+        """Agree on keys. A client may return before the server has looked at its certificate: the first read tells."""
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._receive()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    await self._flush()  # the alert, so that the peer knows why
+                raise
+        await self._flush()
+
+    async def read_exactly(self, size: int) -> bytes:
+        """The next `size` bytes; ConnectionError where the peer closed before."""
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                part = self.tls.read(size - len(parts))
+            except ssl.SSLWantReadError:
+                await self._flush()  # an answer to a change of keys
+                await self._receive()
+                continue
+            except ssl.SSLZeroReturnError:
+                part = b""
+            if not part:
+                raise ConnectionResetError("the peer closed the connection")
+            parts += part
+        return bytes(parts)
+
+    async def write(self, content: bytes) -> None:
+        """Send all of `content`, which waits while the peer does not take it."""
+        self.tls.write(content)
+        await self._flush()
+
+    def close(self) -> None:
+        """Tell the peer if that takes no waiting, and close. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.tls.unwrap()
+        with contextlib.suppress(OSError):
+            self._socket.send(self._outgoing.read())
+        with contextlib.suppress(OSError):
+            # Forked children may hold copies of the descriptor; the connection ends all the same.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    async def _flush(self) -> None:
+        async with self._turn_to_send:
+            content = self._outgoing.read()
+            if content:
+                await asyncio.get_running_loop().sock_sendall(self._socket, content)
+
+    async def _receive(self) -> None:
+        content = await asyncio.get_running_loop().sock_recv(self._socket, _READ_BYTES)
+        if not content:
+            raise ConnectionResetError("the peer closed the connection")
+        self._incoming.write(content)
