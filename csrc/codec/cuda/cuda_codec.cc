@@ -105,6 +105,7 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::Bit1:
       return kBlockFamily;
     case CodecId::DeadZone:
+      return kDeadZoneFamily;
     case CodecId::TopK:
     case CodecId::Lossless:
       break;
@@ -230,6 +231,8 @@ Status to_status(std::uint64_t verdict) {
       return corrupt("a Huffman plane that does not decode");
     case Fault::SectionSize:
       return corrupt("payload size and the sizes of its parts contradict each other");
+    case Fault::Bitmap:
+      return corrupt("a bitmap with bits of elements that have no codes");
     case Fault::None:
       break;
   }

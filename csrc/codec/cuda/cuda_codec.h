@@ -5,7 +5,8 @@
 // knows (sizes, whether received bytes were sound) are words in device memory. Thread-safe; calls that share
 // memory are ordered by the stream.
 //
-// Codecs: none, fp16, bf16; int8, int4, bit2, ternary, bit1, without an entropy stage or with Huffman's.
+// Codecs: none, fp16, bf16; int8, int4, bit2, ternary, bit1, dead zone, without an entropy stage or with
+// Huffman's. The stage zstd is the host's alone.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +56,9 @@ bool is_supported(const CodecSpec& spec, core::DType dtype);
 std::uint64_t frame_count(core::DType dtype, std::uint64_t elements, Framing framing);
 // Room that `dst` needs: the worst case.
 std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
-// Workspace for either direction; at its largest a little more than the payload itself in its usual size,
-// with a stage about three times that.
+// Workspace for either direction: for elements one by one next to nothing, for blocks at most a little more
+// than the payload itself in its usual size, with a stage about three times that; for codecs with a bitmap
+// up to five bytes per element.
 std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
                             Framing framing);
 

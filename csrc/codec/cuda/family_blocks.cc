@@ -1,7 +1,5 @@
 // Int8, Int4, Bit2, Ternary, Bit1. The room holds frames of the regular layout, to move encoded blocks
 // through, or for planes before or behind their stage; then the stage's own.
-#include <algorithm>
-
 #include "codec/cuda/codec_family.h"
 
 namespace geocomm::codec::cuda {
@@ -18,8 +16,7 @@ bool is_supported(const CodecSpec& spec) {
 }
 
 std::size_t largest_plane(const PayloadPlan& plan) {
-  const FrameExtent& largest = plan.frames > 1 ? plan.full : plan.last;
-  return largest.bytes - largest.codes_at;
+  return plan.largest().bytes - plan.largest().codes_at;
 }
 
 std::size_t frames_bytes(const CodecSpec& spec, const PayloadPlan& plan) {

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
 
 core::Status sum_payload_crcs(const std::uint8_t* bytes, const PayloadPlan& plan, const Workspace& workspace,
                               const std::uint64_t* verdict, Stream stream) {
-  const FrameExtent& largest = plan.frames > 1 ? plan.full : plan.last;
+  const FrameExtent& largest = plan.largest();
   const auto pieces =
       static_cast<std::uint32_t>((std::uint64_t{largest.bytes} + kPieceBytes - 1) / kPieceBytes);
   const std::uint32_t per_frame = pieces == 0 ? 1 : pieces;

@@ -1,4 +1,5 @@
 // Where frames lie once it is known which of them are larger than usual, and their way there.
+#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/device.h"
 #include "codec/cuda/kernels.h"
 
@@ -34,28 +35,6 @@ __device__ std::uint64_t payload_bytes_of(const LayoutArgs& args, std::uint32_t 
   return record.raw_at + record.raw_elements * element_bytes;
 }
 
-// The sum of `value` over the threads before this one; all threads of the block call it.
-__device__ std::uint64_t sum_before(std::uint64_t value, std::uint64_t& total) {
-  __shared__ std::uint64_t of_warps[kLayoutThreads / kWarp];
-  const unsigned lane = threadIdx.x % kWarp;
-  std::uint64_t sum = value;
-#pragma unroll
-  for (unsigned distance = 1; distance < kWarp; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(kFullMask, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  __syncthreads();
-  if (lane == kWarp - 1) of_warps[threadIdx.x / kWarp] = sum;
-  __syncthreads();
-  std::uint64_t before = 0;
-  total = 0;
-  for (unsigned warp = 0; warp < kLayoutThreads / kWarp; ++warp) {
-    if (warp < threadIdx.x / kWarp) before += of_warps[warp];
-    total += of_warps[warp];
-  }
-  return before + sum - value;
-}
-
 __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
   std::uint64_t end = 0;
   for (std::uint32_t first = 0; first < args.plan.frames; first += kLayoutThreads) {
@@ -64,7 +43,7 @@ __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
     const std::uint64_t payload_bytes = is_there ? payload_bytes_of(args, frame) : 0;
     const std::uint64_t bytes = is_there ? sizeof(FrameHeader) + payload_bytes : 0;
     std::uint64_t total;
-    const std::uint64_t offset = end + sum_before(bytes, total);
+    const std::uint64_t offset = end + sum_before<kLayoutThreads>(bytes, total);
     end += total;
     if (!is_there) continue;
     FrameRecord& record = args.workspace.records[frame];

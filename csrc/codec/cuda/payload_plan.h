@@ -51,6 +51,7 @@ struct PayloadPlan {
   GEOCOMM_HOST_DEVICE std::uint32_t frame_of_block(std::uint64_t block) const {
     return frames == 1 ? 0 : static_cast<std::uint32_t>(block >> log2_blocks);
   }
+  GEOCOMM_HOST_DEVICE const FrameExtent& largest() const { return frames > 1 ? full : last; }
   // All regular.
   GEOCOMM_HOST_DEVICE std::uint64_t bytes() const {
     return (frames - 1) * frame_stride + sizeof(FrameHeader) + last.bytes;

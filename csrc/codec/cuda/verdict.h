@@ -24,7 +24,8 @@ enum class Fault : std::uint8_t {
   Code,
   RawSize,
   Plane,
-  SectionSize
+  SectionSize,
+  Bitmap
 };
 
 // A verdict: 0, or the complement of the frame's number, then the fault, so that the larger one has the

@@ -40,7 +40,10 @@ inline constexpr std::string_view kCudaSpecs[] = {"none",
                                                   "int4+huffman",
                                                   "bit2:block=512+huffman",
                                                   "ternary+huffman",
-                                                  "bit1:block=64+huffman"};
+                                                  "bit1:block=64+huffman",
+                                                  "deadzone",
+                                                  "deadzone:block=64,step=1.2",
+                                                  "deadzone:block=1024,step=0.3+none"};
 
 // Memory as the device has it: aligned to 256, and watched to its last byte by AddressSanitizer.
 class DeviceBytes {

@@ -1,0 +1,183 @@
+// Where each block's codes and raw elements lie among those of its frame, found from their counts; and their
+// way there.
+#include "codec/cuda/block_place.cuh"
+#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/dead_zone_stages.h"
+#include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/plain_store.cuh"
+#include "codec/cuda/verdict.h"
+#include "codec/quantize.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+__device__ __forceinline__ std::uint32_t bitmap_bytes_of(const FrameExtent& extent) {
+  return extent.elements / 8 + (extent.elements % 8 != 0 ? 1 : 0);
+}
+__device__ __forceinline__ std::uint32_t length_of(const PayloadPlan& plan, const FrameExtent& extent,
+                                                   std::uint32_t block) {
+  const std::uint32_t left = extent.elements - block * plan.block;
+  return left < plan.block ? left : plan.block;
+}
+
+// By a block of threads: the runs of a frame, of which `codes` are known; sizes of the sections behind them.
+__device__ void scan_runs(const PayloadPlan& plan, const DeadZoneSpace& space, std::uint32_t frame,
+                          const std::uint8_t* steps) {
+  const FrameExtent extent = plan.extent(frame);
+  std::uint32_t codes = 0;
+  std::uint32_t raw = 0;
+  for (std::uint32_t first = 0; first < extent.blocks; first += kThreads) {
+    const std::uint32_t index = first + threadIdx.x;
+    const bool is_there = index < extent.blocks;
+    const bool is_raw = is_there && load_u16(steps + 2 * index) == kRawScale;
+    std::uint32_t codes_total;
+    std::uint32_t raw_total;
+    const std::uint32_t codes_before =
+        sum_before<kThreads>(is_there ? space.run(plan, frame, index).codes : 0u, codes_total);
+    const std::uint32_t raw_before =
+        sum_before<kThreads>(is_raw ? length_of(plan, extent, index) : 0u, raw_total);
+    if (is_there) {
+      DeadZoneRun& run = space.run(plan, frame, index);
+      run.codes_at = codes + codes_before;
+      run.raw_at = raw + raw_before;
+    }
+    codes += codes_total;
+    raw += raw_total;
+  }
+  if (threadIdx.x != 0) return;
+  space.sections.section(frame, kCodes).bytes = codes;
+  space.sections.section(frame, kRawElements).bytes = raw * plan.element_bytes;
+}
+
+// A block of threads per frame.
+__global__ void __launch_bounds__(kThreads) name_sections(PayloadPlan plan, DeadZoneSpace space) {
+  const std::uint32_t frame = blockIdx.x;
+  const SectionSpace& sections = space.sections;
+  scan_runs(plan, space, frame, sections.content(frame, kSteps));
+  if (threadIdx.x != 0) return;
+  const FrameExtent extent = plan.extent(frame);
+  sections.section(frame, kSteps) = {sections.content(frame, kSteps), extent.codes_at, 0, 0, 0};
+  sections.section(frame, kBitmap) = {sections.content(frame, kBitmap), bitmap_bytes_of(extent), 0, 0, 0};
+  sections.section(frame, kCodes).content = sections.content(frame, kCodes);
+  sections.section(frame, kRawElements).content = nullptr;
+}
+
+// A warp per block, or per two.
+__global__ void __launch_bounds__(kBlockThreads) gather(ElementEncode args, DeadZoneSpace space) {
+  BlockPlace place;
+  if (!find_block(args.plan, std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp, place)) return;
+  if (place.length == 0) return;
+  const DeadZoneRun run = space.run(args.plan, place.frame, place.index);
+  copy_bytes(space.sections.content(place.frame, kCodes) + run.codes_at,
+             space.packed + place.frame * space.packed_bytes + std::uint64_t{place.index} * args.plan.block,
+             run.codes, place.u, place.lanes);
+}
+
+template <core::DType kType, bool kFeedback>
+__global__ void __launch_bounds__(kBlockThreads) write_raw(ElementEncode args, DeadZoneSpace space) {
+  if (args.workspace.state->irregular == 0) return;
+  const std::uint64_t warps = std::uint64_t{gridDim.x} * kBlockWarps;
+  std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
+  BlockPlace place;
+  for (; find_block(args.plan, warp, place); warp += warps) {
+    if (place.length == 0) continue;
+    const std::uint8_t* steps = space.sections.content(place.frame, kSteps);
+    if (load_u16(steps + 2 * place.index) != kRawScale) continue;
+    const std::uint64_t raw_at = space.run(args.plan, place.frame, place.index).raw_at;
+    std::uint8_t* to = args.dst + args.workspace.records[place.frame].offset + sizeof(FrameHeader) +
+                       space.sections.section(place.frame, kRawElements).at + raw_at * kElementBytes<kType>;
+    for (unsigned row = 0; row < place.rows; ++row) {
+      const unsigned offset = place.offset(row);
+      write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
+                                    to + std::uint64_t{offset} * kElementBytes<kType>);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) name_blocks(PayloadPlan plan, DeadZoneSpace space) {
+  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
+  if (frame >= plan.frames) return;
+  const FrameExtent extent = plan.extent(frame);
+  space.sections.section(frame, kSteps).bytes = extent.codes_at;
+  space.sections.section(frame, kBitmap).bytes = bitmap_bytes_of(extent);
+}
+
+// The bits of up to 32 elements that a bitmap, at any address, has at `from`.
+__device__ __forceinline__ std::uint32_t load_bits(const std::uint8_t* from, unsigned elements) {
+  if (elements > 24) return load_any_u32(from);
+  std::uint32_t bits = from[0];
+  if (elements > 8) bits |= std::uint32_t{from[1]} << 8;
+  if (elements > 16) bits |= std::uint32_t{from[2]} << 16;
+  return bits;
+}
+
+// Steps in range, and no bits of raw blocks or beyond the last element; counts the codes.
+__global__ void __launch_bounds__(kBlockThreads) check(Decode args, DeadZoneSpace space) {
+  const bool is_over = *args.verdict != 0;
+  if (__any_sync(kFullMask, is_over)) return;
+  BlockPlace place;
+  if (!find_block(args.plan, std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp, place)) return;
+  const bool is_there = place.length > 0 && args.workspace.records[place.frame].is_plain == 0;
+  unsigned count = 0;
+  bool beyond = false;
+  if (is_there) {
+    const std::uint8_t* bitmap = space.sections.section(place.frame, kBitmap).content +
+                                 std::uint64_t{place.index} * (args.plan.block / 8);
+    for (unsigned at = 32 * place.u; at < place.length; at += 32 * place.lanes) {
+      const unsigned elements = place.length - at < 32 ? place.length - at : 32;
+      const std::uint32_t bits = load_bits(bitmap + at / 8, elements);
+      count += static_cast<unsigned>(__popc(bits));
+      beyond = beyond || (elements < 32 && bits >> elements != 0);
+    }
+  }
+  count = reduce_lanes(count, place.lanes, [](unsigned a, unsigned b) { return a + b; });
+  if (beyond) report(args.verdict, Fault::Bitmap, place.frame);
+  if (place.u != 0 || !is_there) return;
+  space.run(args.plan, place.frame, place.index).codes = count;
+  const std::uint32_t step =
+      load_u16(space.sections.section(place.frame, kSteps).content + 2 * std::uint64_t{place.index});
+  if (step == kRawScale) {
+    if (count != 0) report(args.verdict, Fault::Bitmap, place.frame);
+  } else if (step < kMinScaleBits || step > kMaxStep) {
+    report(args.verdict, Fault::Scale, place.frame);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) find_runs(Decode args, DeadZoneSpace space) {
+  if (*args.verdict != 0 || args.workspace.records[blockIdx.x].is_plain != 0) return;
+  scan_runs(args.plan, space, blockIdx.x, space.sections.section(blockIdx.x, kSteps).content);
+}
+
+Grid warp_per_block(const PayloadPlan& plan) {
+  return {(warps_of(plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+}
+
+}  // namespace
+
+core::Status gather_dead_zone_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(launch(name_sections, Grid{args.plan.frames, kThreads}, stream, args.plan, space));
+  return launch(gather, warp_per_block(args.plan), stream, args, space);
+}
+
+core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, const DeadZoneSpace& space,
+                                 Stream stream) {
+  const Grid grid{persistent_blocks(warp_per_block(args.plan).blocks, 8), kBlockThreads};
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return args.residual.data != nullptr ? launch(write_raw<kType, true>, grid, stream, args, space)
+                                         : launch(write_raw<kType, false>, grid, stream, args, space);
+  });
+}
+
+core::Status name_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
+  const Grid grid{(std::uint64_t{args.plan.frames} + kThreads - 1) / kThreads, kThreads};
+  return launch(name_blocks, grid, stream, args.plan, space);
+}
+
+core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(launch(check, warp_per_block(args.plan), stream, args, space));
+  return launch(find_runs, Grid{args.plan.frames, kThreads}, stream, args, space);
+}
+
+}  // namespace geocomm::codec::cuda

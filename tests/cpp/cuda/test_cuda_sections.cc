@@ -1,0 +1,123 @@
+// Codecs whose frames consist of sections of sizes that only the device knows: payloads of several frames,
+// and frames of a hostile peer, whose checksums are right. Whatever the bytes are, the device says what the
+// CPU says.
+#include "cuda_cases.h"
+
+namespace geocomm::codec {
+namespace {
+
+constexpr std::size_t kFrame = kPayloadFrameBytes / sizeof(float);
+
+void expect_same_payload(const CudaCase& test) {
+  const Encoded device = encode_on_device(test);
+  const Encoded host = encode_on_host(test);
+  ASSERT_EQ(device.payload.size(), host.payload.size());
+  ASSERT_TRUE(device.payload == host.payload);
+  ASSERT_TRUE(device.residual == host.residual);
+  EXPECT_EQ(inspect_payload(device.payload)->frames, device.frame_ends.size());
+  Bytes own(test.src.size());
+  ASSERT_TRUE(decompress_payload(host.payload, own).is_ok());
+  const Decoded decoded =
+      decode_on_device(test.spec, test.dtype, host.payload, Bytes(own.size(), std::byte{0x11}),
+                       test.elements(), sink_of(test.dtype));
+  ASSERT_EQ(decoded.verdict, 0u) << cuda::to_status(decoded.verdict).to_string();
+  ASSERT_TRUE(decoded.elements == own);
+}
+
+void set_float(Bytes& elements, std::size_t index, float value) {
+  std::memcpy(elements.data() + sizeof(float) * index, &value, sizeof(value));
+}
+
+// Sums as the device and the CPU make them of a frame; neither may touch them if it refuses the frame.
+void expect_same_answer(const CodecSpec& spec, DType dtype, const Bytes& frame, std::size_t elements,
+                        const std::string& what) {
+  std::vector<float> sum = gaussian(elements, 2.0f, 4);
+  const Bytes old = to_bytes(sum);
+  const bool is_sound = decompress_accumulate(frame, sum, Accumulate::Add).is_ok();
+  const Decoded decoded = decode_on_device(spec, dtype, frame, old, elements, Sink::AddToFloat32,
+                                           {cuda::Framing::SingleFrame, cuda::Checksums::Device}, 3);
+  const auto status = cuda::to_status(decoded.verdict);
+  ASSERT_EQ(status.is_ok(), is_sound) << what << ' ' << status.to_string();
+  if (!is_sound) {
+    ASSERT_TRUE(decoded.elements == old) << what;
+    return;
+  }
+  const auto got = to_floats(decoded.elements);
+  for (std::size_t i = 0; i < elements; ++i) {
+    ASSERT_TRUE(got[i] == sum[i] || (std::isnan(got[i]) && std::isnan(sum[i]))) << what << ' ' << i;
+  }
+}
+
+struct HostileCase {
+  std::string_view spec;
+  DType dtype = DType::Float32;
+};
+
+// Every byte of the payload changed in some way, and every section cut short or made longer.
+void expect_no_harm(const HostileCase& test, const std::vector<float>& values) {
+  SCOPED_TRACE(test.spec);
+  const CodecSpec spec = spec_of(test.spec);
+  const Bytes frame = compressed(spec, test.dtype, to_bytes(values, test.dtype));
+  const std::size_t header = sizeof(FrameHeader);
+  ASSERT_EQ(static_cast<std::uint8_t>(frame[5]), static_cast<std::uint8_t>(spec.id)) << "a frame of None";
+  expect_same_answer(spec, test.dtype, frame, values.size(), "as it is");
+  const std::size_t step = 1 + (frame.size() - header) / 120;
+  for (std::size_t at = header; at < frame.size(); at += at < header + 24 ? 1 : step) {
+    for (const unsigned change : {0x01u, 0x80u, 0xFFu}) {
+      Bytes changed = frame;
+      changed[at] ^= static_cast<std::byte>(change);
+      reseal(changed);
+      expect_same_answer(spec, test.dtype, changed, values.size(),
+                         "byte " + std::to_string(at) + " ^ " + std::to_string(change));
+    }
+  }
+  for (const int more : {-9, -2, -1, 1, 2, 40}) {
+    Bytes changed = frame;
+    changed.resize(frame.size() + static_cast<std::size_t>(more));
+    const std::uint64_t payload_bytes = changed.size() - header;
+    std::memcpy(changed.data() + offsetof(FrameHeader, payload_bytes), &payload_bytes, sizeof(payload_bytes));
+    reseal(changed);
+    expect_same_answer(spec, test.dtype, changed, values.size(), std::to_string(more) + " bytes more");
+  }
+}
+
+TEST(CudaSections, test_dead_zone_payloads_of_several_frames) {
+  for (const std::string_view spec : {"deadzone", "deadzone:block=512+none"}) {
+    SCOPED_TRACE(spec);
+    CudaCase test{spec_of(spec), DType::Float32, to_bytes(gaussian(kFrame + 5001))};
+    expect_same_payload(test);
+    // Raw blocks: not finite, and of one value that dwarfs the others.
+    set_float(test.src, 70000, kInf);
+    for (std::size_t i = 8192; i < 12288; ++i) set_float(test.src, i, i == 9000 ? 1e6f : 1e-6f);
+    set_float(test.src, kFrame + 5000, kNan);
+    test.residual = to_bytes(gaussian(test.elements(), 0.5f, 2), DType::BFloat16);
+    test.options.feedback.dtype = DType::BFloat16;
+    test.options.feedback.decay = 0.75f;
+    expect_same_payload(test);
+  }
+}
+
+// One value among zeros is 64 times their rms in a block of 4096: from a step of 0.5016 on its code fits.
+TEST(CudaSections, test_dead_zone_codes_at_their_limit) {
+  for (const float factor : {0.4f, 0.5f, 0.503f, 0.505f, 0.51f, 0.6f}) {
+    std::vector<float> values(4096, 0.0f);
+    values[1234] = -3.5f;
+    CodecSpec spec = spec_of("deadzone");
+    spec.step = factor;
+    CudaCase test{spec, DType::Float32, to_bytes(values)};
+    test.options.framing = cuda::Framing::SingleFrame;
+    const Encoded device = encode_on_device(test);
+    EXPECT_TRUE(device.payload == encode_on_host(test).payload) << factor;
+  }
+}
+
+TEST(CudaSections, test_hostile_dead_zone_frames_do_no_harm) {
+  auto values = gaussian(310);
+  values[70] = kInf;
+  expect_no_harm({"deadzone:block=64"}, values);
+  expect_no_harm({"deadzone:block=64+none", DType::Float16}, values);
+  expect_no_harm({"deadzone:block=128+none"}, gaussian(300));
+}
+
+}  // namespace
+}  // namespace geocomm::codec
