@@ -27,6 +27,7 @@ constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"tiny", "topk:k=64,values=bit2"}}};
 constexpr std::array<std::string_view, 2> kRoundings = {"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kStages = {"none", "huffman", "zstd"};
+constexpr std::array<std::string_view, 2> kScales = {"block", "tensor"};
 constexpr std::array<std::string_view, 2> kSelects = {"chunk", "global"};
 constexpr std::array<std::string_view, 4> kValues = {"fp32", "bf16", "int8", "bit2"};
 constexpr std::array<std::string_view, 7> kBlocks = {"64", "128", "256", "512", "1024", "2048", "4096"};
@@ -105,7 +106,7 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
   std::vector<std::string_view> keys;
   if (spec.has_blocks()) keys.push_back("block");
   if (spec.has_rounding()) keys.push_back("round");
-  if (spec.id == CodecId::DeadZone) keys.push_back("step");
+  if (spec.id == CodecId::DeadZone) keys.insert(keys.end(), {"step", "scale"});
   if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "select", "values"});
   return keys;
 }
@@ -123,11 +124,12 @@ CodecSpec defaults_of(CodecId id) {
 // `key` is one of keys_of(spec).
 Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
   if (key == "round") return apply_choice(whole, key, value, kRoundings, spec.rounding);
+  if (key == "scale") return apply_choice(whole, key, value, kScales, spec.scale);
   if (key == "select") return apply_choice(whole, key, value, kSelects, spec.select);
   if (key == "values") return apply_choice(whole, key, value, kValues, spec.values);
   if (key == "step") {
     if (parse_number(value, spec.step) && spec.step >= kMinStep && spec.step <= kMaxStep) return Status::ok();
-    return bad_value(whole, key, value, "a number from 0.05 to 8, in units of the block's rms");
+    return bad_value(whole, key, value, "a number from 0.05 to 8, in units of the rms");
   }
   if (key == "k") {
     if (parse_number(value, spec.k) && spec.k >= 1 && spec.k <= kMaxK) return Status::ok();
@@ -242,6 +244,9 @@ std::string CodecSpec::to_string() const {
     std::array<char, 32> number{};
     const auto end = std::to_chars(number.data(), number.data() + number.size(), step).ptr;
     add("step", std::string_view(number.data(), static_cast<std::size_t>(end - number.data())));
+  }
+  if (id == CodecId::DeadZone && scale != defaults.scale) {
+    add("scale", kScales[static_cast<std::size_t>(scale)]);
   }
   if (id == CodecId::TopK) {
     if (k != defaults.k) add("k", k);

@@ -41,6 +41,9 @@ enum class Entropy : std::uint8_t { None = 0, Huffman = 1, Zstd = 2 };
 // How TopK chooses. Chunk: the k largest of every 4096 elements. Global: all above one threshold, which is
 // carried from call to call so that k of 4096 pass on average.
 enum class Select : std::uint8_t { Chunk = 0, Global = 1 };
+// Over what DeadZone takes the rms that its step is a multiple of: each block, or all that is compressed at
+// once (one call of compress_payload(), a chunk of a collective).
+enum class Scale : std::uint8_t { Block = 0, Tensor = 1 };
 // How TopK carries what it chose. On the wire.
 enum class Values : std::uint8_t { Fp32 = 0, Bf16 = 1, Int8 = 2, Bit2 = 3 };
 inline constexpr std::uint32_t kTopKChunk = 4096;
@@ -51,7 +54,8 @@ inline constexpr std::uint32_t kTopKChunk = 4096;
 //   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone 4096.
 //          int8, int4, bit2, ternary, bit1, deadzone
 //   round  nearest (default) | stochastic. int8, int4
-//   step   step of deadzone in units of the block's rms, 0.05 to 8; default 0.7
+//   step   step of deadzone in units of the rms, 0.05 to 8; default 0.7
+//   scale  what has the rms: block (default) | tensor, which costs another pass. deadzone
 //   k      elements kept of each 4096, 1 to 2048; default 64. topk
 //   select chunk (default) | global. topk
 //   values fp32 | bf16 | int8 (default) | bit2. topk
@@ -65,6 +69,7 @@ struct CodecSpec {
   Entropy entropy = Entropy::None;
   std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
   float step = 0.7f;                    // DeadZone; not in frames
+  Scale scale = Scale::Block;           // DeadZone; not in frames
   std::uint32_t k = 64;                 // TopK; not in frames
   Select select = Select::Chunk;        // TopK; not in frames
   Values values = Values::Int8;         // TopK; not in frames

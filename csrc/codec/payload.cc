@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "codec/dead_zone_rms.h"
 #include "codec/top_k_format.h"
 #include "codec/top_k_threshold.h"
 #include "core/str.h"
@@ -84,16 +85,20 @@ class FramePacker {
   std::size_t end_ = 0;
 };
 
+// Whether compress() will not refuse these: what looks at the elements before it does has to know.
+bool are_taken(DType dtype, const ErrorFeedback& feedback) {
+  return core::is_compressible(dtype) &&
+         (!feedback.is_on() || feedback.dtype == DType::Float32 || feedback.dtype == DType::BFloat16);
+}
+
 // TopK with Select::Global has one threshold for all frames, in whatever order they are made: each gets a
 // copy to correct, and what they chose in all corrects the caller's.
 class SharedThreshold {
  public:
   SharedThreshold(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
                   const CompressOptions& options) {
-    const bool is_taken = core::is_compressible(dtype) &&
-                          (!options.feedback.is_on() || options.feedback.dtype == DType::Float32 ||
-                           options.feedback.dtype == DType::BFloat16);
-    if (!is_taken || spec.id != CodecId::TopK || spec.select != Select::Global) return;
+    if (spec.id != CodecId::TopK || spec.select != Select::Global) return;
+    if (!are_taken(dtype, options.feedback)) return;
     threshold_.emplace(spec, dtype, src.data(), src.size() / core::size_of(dtype), options);
   }
 
@@ -120,6 +125,26 @@ class SharedThreshold {
 
 std::size_t frame_elements(DType dtype) {
   return kPayloadFrameBytes / core::size_of(dtype);
+}
+
+// DeadZone with Scale::Tensor: of all frames; summed frame by frame, so that threads do not matter.
+float shared_rms(DType dtype, std::span<const std::byte> src, const ErrorFeedback& feedback,
+                 core::ThreadPool* pool) {
+  const std::size_t size = core::size_of(dtype);
+  const std::size_t per_frame = frame_elements(dtype);
+  const std::size_t elements = src.size() / size;
+  std::vector<SquareSum> sums((elements + per_frame - 1) / per_frame);
+  SharedJobs::run(pool, sums.size(), [&](std::size_t index) {
+    const std::size_t first = index * per_frame;
+    const std::size_t count = std::min(per_frame, elements - first);
+    sums[index] = sum_squares(dtype, src.data() + first * size, count, feedback.part(first, count));
+  });
+  SquareSum total;
+  for (const SquareSum& sum : sums) {
+    total.sum += sum.sum;
+    total.elements += sum.elements;
+  }
+  return total.rms();
 }
 
 struct PlacedFrame {
@@ -221,10 +246,16 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
   const std::size_t per_frame = frame_elements(dtype);
   const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
   SharedThreshold threshold(spec, dtype, src, options);
+  float rms = options.rms;
+  if (spec.id == CodecId::DeadZone && spec.scale == Scale::Tensor && rms < 0 &&
+      are_taken(dtype, options.feedback)) {
+    rms = shared_rms(dtype, src, options.feedback, pool);
+  }
   const auto compress_frame = [&](std::size_t index, std::size_t offset, std::size_t room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
+    part.rms = rms;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
     return threshold.compress_frame(spec, dtype,

@@ -39,8 +39,9 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, core::DType dt
                                            const CompressOptions& options = {},
                                            core::ThreadPool* pool = nullptr);
 
-// Checks every frame's header, that none has more than kPayloadFrameBytes of raw elements, and that the frames
-// fill `payload` exactly and share one dtype; reads no frame's content. Errors: CorruptData, VersionMismatch.
+// Checks every frame's header, that none has more than kPayloadFrameBytes of raw elements, and that the
+// frames fill `payload` exactly and share one dtype; reads no frame's content. Errors: CorruptData,
+// VersionMismatch.
 core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload);
 
 // Decodes to elements of the payload's own dtype: `dst` has exactly PayloadInfo::raw_bytes. On error the

@@ -16,7 +16,7 @@ struct EncodeHead {
   std::uint8_t dtype;     // None and Lossless: any; else a float's
   std::uint8_t stage;     // Entropy
   std::uint8_t block;     // log2(block / kMinBlock)
-  std::uint8_t choices;   // bit 0: Rounding; bit 1: Select; bits 2, 3: Values
+  std::uint8_t choices;   // bit 0: Rounding; bit 1: Select; bits 2, 3: Values; bit 4: Scale
   std::uint8_t step;      // 0.05 to 8
   std::uint16_t k;        // 1 to 2048
   std::uint8_t residual;  // 0: none; 1: Float32; 2: BFloat16

@@ -200,7 +200,10 @@ CodecSpec spec_of(std::span<const CodecId> codecs, const EncodeHead& head) {
     spec.values = static_cast<codec::Values>(head.choices >> 2 & 3);
   }
   if (spec.has_blocks()) spec.block = codec::kMinBlock << head.block % 7u;
-  if (spec.id == CodecId::DeadZone) spec.step = 0.05f + static_cast<float>(head.step) * (7.95f / 256);
+  if (spec.id == CodecId::DeadZone) {
+    spec.step = 0.05f + static_cast<float>(head.step) * (7.95f / 256);
+    spec.scale = static_cast<codec::Scale>(head.choices >> 4 & 1);
+  }
   return spec;
 }
 

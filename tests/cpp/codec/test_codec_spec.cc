@@ -77,7 +77,8 @@ TEST(CodecSpec, test_parse_takes_the_ends_of_each_range) {
 
 TEST(CodecSpec, test_to_string_leaves_out_defaults) {
   EXPECT_EQ(parsed("int8:block=256,round=nearest+none").to_string(), "int8");
-  EXPECT_EQ(parsed("deadzone:block=4096,step=0.7+huffman").to_string(), "deadzone");
+  EXPECT_EQ(parsed("deadzone:block=4096,step=0.7,scale=block+huffman").to_string(), "deadzone");
+  EXPECT_EQ(parsed("deadzone:scale=tensor,step=1").to_string(), "deadzone:step=1,scale=tensor");
   EXPECT_EQ(parsed("topk:k=64,select=chunk,values=int8+huffman").to_string(), "topk");
   EXPECT_EQ(parsed("lossless+huffman").to_string(), "lossless");
   EXPECT_EQ(parsed("lossless+none").to_string(), "lossless+none");
@@ -210,9 +211,10 @@ INSTANTIATE_TEST_SUITE_P(Settings, BadSpec,
                                          "deadzone:step=", "deadzone:step=0", "deadzone:step=0.04",
                                          "deadzone:step=8.1", "deadzone:step=-1", "deadzone:step=nan",
                                          "deadzone:step=inf", "deadzone:step=1x", "deadzone:step=1e99",
-                                         "deadzone:round=nearest", "deadzone:k=1", "topk:block=64",
-                                         "topk:k=0", "topk:k=2049", "topk:k=-1", "topk:k=1.5",
-                                         "topk:k=", "topk:k=3,k=3", "topk:select=all", "topk:values=int4",
+                                         "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=frame",
+                                         "int8:scale=tensor", "topk:block=64", "topk:k=0", "topk:k=2049",
+                                         "topk:k=-1", "topk:k=1.5", "topk:k=", "topk:k=3,k=3",
+                                         "topk:select=all", "topk:values=int4",
                                          "topk:values=", "topk:round=nearest", "lossless:block=64"));
 
 struct Misspelling {

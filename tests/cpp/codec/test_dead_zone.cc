@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
+#include <set>
 
+#include "codec/payload.h"
 #include "codec/plane.h"
 #include "codec_cases.h"
+#include "core/executor.h"
 #include "level_cases.h"
 
 namespace geocomm::codec {
@@ -299,6 +303,76 @@ TEST(DeadZone, test_gaussian_reaches_its_ratio) {
             12.0 * static_cast<double>(compressed(spec_of("balanced"), DType::Float32, src).size()));
   EXPECT_GT(static_cast<double>(src.size()),
             18.5 * static_cast<double>(compressed(spec_of("small"), DType::Float32, src).size()));
+}
+
+// Two loud frames and a quiet one between them, which a step of the loud ones' drops.
+std::vector<float> loud_and_quiet() {
+  std::vector<float> values = gaussian(3 << 18);
+  for (std::size_t i = 1 << 18; i < 2 << 18; ++i) values[i] *= 1e-3f;
+  return values;
+}
+
+TEST(DeadZoneScale, test_tensor_gives_all_blocks_the_step_of_the_whole) {
+  const CodecSpec spec = spec_of("deadzone:scale=tensor+none");
+  const std::vector<float> values = loud_and_quiet();
+  double sum = 0;
+  for (const float value : values) sum += double{value} * value;
+  const float step = 0.7f * static_cast<float>(std::sqrt(sum / static_cast<double>(values.size())));
+  at_every_cpu_level([&] {
+    const Bytes src = to_bytes(values);
+    Bytes payload(payload_bound(spec, core::DType::Float32, values.size()));
+    const auto size = compress_payload(spec, core::DType::Float32, src, payload);
+    ASSERT_TRUE(size.is_ok());
+    payload.resize(*size);
+    ASSERT_EQ(inspect_payload(payload)->frames, 3u);
+    std::span<const std::byte> rest = payload;
+    for (int frame = 0; frame < 3; ++frame) {
+      const Parts parts = parts_of(Bytes(rest.begin(), rest.end()));
+      EXPECT_EQ(std::set(parts.steps.begin(), parts.steps.end()).size(), 1u);
+      EXPECT_NEAR(core::bfloat16_to_float(parts.steps[0]), step, step / 128);
+      EXPECT_EQ(parts.codes.empty() || std::ranges::all_of(parts.codes, [](int code) { return code == 0; }),
+                frame == 1);
+      rest = rest.subspan(frame_bytes(*parse_frame(rest)));
+    }
+  });
+}
+
+TEST(DeadZoneScale, test_threads_and_levels_give_the_same_bytes) {
+  const CodecSpec spec = spec_of("deadzone:step=1,scale=tensor");
+  std::vector<float> values = loud_and_quiet();
+  values[5] = std::numeric_limits<float>::infinity();
+  values.resize(values.size() - 1000);
+  const Bytes src = to_bytes(values);
+  core::ThreadPool pool(2, "codec");
+  Bytes expected;
+  Bytes expected_residual;
+  at_every_cpu_level([&] {
+    for (core::ThreadPool* threads : {static_cast<core::ThreadPool*>(nullptr), &pool}) {
+      Bytes payload(payload_bound(spec, core::DType::Float32, values.size()));
+      Bytes residual = to_bytes(std::vector<float>(values.size(), 0.25f));
+      CompressOptions options;
+      options.feedback = {residual.data(), core::DType::Float32, values.size(), 0.5f};
+      const auto size = compress_payload(spec, core::DType::Float32, src, payload, options, threads);
+      ASSERT_TRUE(size.is_ok());
+      payload.resize(*size);
+      if (expected.empty()) {
+        expected = payload;
+        expected_residual = residual;
+      }
+      EXPECT_EQ(payload, expected);
+      EXPECT_EQ(residual, expected_residual);
+    }
+  });
+}
+
+TEST(DeadZoneScale, test_zeros_and_no_finite_block_have_the_least_step) {
+  for (const float value : {0.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    const std::vector<float> values(5000, value);
+    const Bytes frame = compressed(spec_of("deadzone:scale=tensor"), core::DType::Float32, to_bytes(values));
+    Bytes out(4 * values.size());
+    ASSERT_TRUE(decompress(frame, out).is_ok());
+    EXPECT_EQ(std::isnan(to_floats(out)[4999]), std::isnan(value));
+  }
 }
 
 }  // namespace
