@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
+from geocomm.hub_address import HubAddress, remember_hub
 from geocomm.topology import RankInfo, check, exchange, own_address, publish, ranks_text, sites_of
 
 pytestmark = pytest.mark.unit
@@ -124,3 +125,19 @@ def test_own_address_without_a_route_elsewhere_is_loopback(monkeypatch: pytest.M
     if master is not None:
         monkeypatch.setenv("MASTER_ADDR", master)
     assert own_address() in ("127.0.0.1", "::1")
+
+
+def test_own_address_is_that_of_the_route_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geocomm.hub_address._last", None)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GEOCOMM_HUB", "[::1]:29400")
+    assert own_address() == "::1"
+    remember_hub(HubAddress("127.0.0.2", 29400))  # of init_method, which is nearer than the environment
+    assert own_address() == "127.0.0.1"
+
+
+def test_own_address_with_a_bad_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geocomm.hub_address._last", None)
+    monkeypatch.setenv("GEOCOMM_HUB", "nonsense")
+    with pytest.raises(InvalidArgumentError, match="GEOCOMM_HUB"):
+        own_address()

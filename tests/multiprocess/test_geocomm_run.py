@@ -1,0 +1,220 @@
+"""`geocomm run` and init_method="geocomm://": whole jobs that meet at a hub."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_support import HUB_HOST, make_keys
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
+RANKS = Path(__file__).with_name("hub_ranks.py")
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIMIT_S = 200
+
+
+def free_port() -> int:
+    with socket.create_server((HUB_HOST, 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Job:
+    """Processes of a job, each with its output in a file; ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, **variables: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
+        environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | variables
+        with self.log(len(self.processes)).open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, *command], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def log(self, number: int) -> Path:
+        return self.folder / f"log{number}"
+
+    def output(self) -> str:
+        return "\n".join(
+            f"--- process {n}\n{self.log(n).read_text(errors='replace')[-5000:]}" for n in range(len(self.processes))
+        )
+
+    def fact(self, name: str) -> dict[str, Any]:
+        """What a rank reported under `name`."""
+        end = time.monotonic() + LIMIT_S
+        while not (path := self.folder / f"{name}.json").exists():
+            if time.monotonic() > end or any(process.poll() not in (None, 0) for process in self.processes):
+                pytest.fail(f"no {name}\n{self.output()}")
+            time.sleep(0.05)
+        return json.loads(path.read_text())
+
+    def end(self) -> list[int]:
+        """The exit statuses, once all are done."""
+        end = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in self.processes):
+            if time.monotonic() > end:
+                pytest.fail(f"still running\n{self.output()}")
+            time.sleep(0.05)
+        return [process.returncode for process in self.processes]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    made = Job(folder)
+    yield made
+    made.kill()
+
+
+def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> None:
+    """Two sites of one node with one rank each, on this machine."""
+    for node, site in enumerate("ab"):
+        job.start(
+            *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
+            *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
+            *(str(RANKS), work, str(job.folder)),
+            GEOCOMM_KEYS=str(keys / site),
+            GEOCOMM_SECURITY="insecure",
+        )
+
+
+def listeners(session_leaders: list[int]) -> set[tuple[str, int]]:
+    """(address, port) of every TCP socket that a process of these sessions listens on."""
+    inodes = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # processes and files come and go
+            if entry.name.isdigit() and os.getsid(int(entry.name)) in session_leaders:
+                for link in (entry / "fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        inodes.add(os.readlink(link))
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                address, port = fields[1].split(":")
+                words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+                found.add((socket.inet_ntop(family, words), int(port, 16)))
+    return found
+
+
+def test_listeners_are_found_in_every_family() -> None:
+    with (
+        socket.create_server(("127.0.0.9", 0)) as four,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
+    ):
+        found = listeners([os.getsid(0)])
+        assert ("127.0.0.9", four.getsockname()[1]) in found
+        assert ("::1", six.getsockname()[1]) in found
+
+
+def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port()
+    start_nodes(job, tmp_path / "keys", port, "stay")
+    ranks = [job.fact(f"rank{rank}") for rank in range(2)]
+    assert [rank["GEOCOMM_SITE"] for rank in ranks] == ["a", "b"]
+    assert [rank["total"] for rank in ranks] == [3.0, 3.0]
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
+    assert {rank["GEOCOMM_HUB"] for rank in ranks} == {f"{HUB_HOST}:{port}"}
+    found = listeners([process.pid for process in job.processes])
+    assert (HUB_HOST, port) in found
+    channels = {rank["port"] for rank in ranks}
+    others = {(host, number) for host, number in found if host != "127.0.0.1" and number not in channels}
+    assert others == {(HUB_HOST, port)}
+    (job.folder / "go").touch()
+    assert job.end() == [0, 0], job.output()
+    assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
+
+
+def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    start_nodes(job, tmp_path / "keys", free_port(), "fail_once", "--max-restarts", "1")
+    assert job.end() == [0, 0], job.output()
+    ranks = [job.fact(f"rank{rank}") for rank in range(2)]
+    assert [rank["total"] for rank in ranks] == [3.0, 3.0]
+    # The counts of the nodes differ, so they cannot tell one round's keys in the store from another's.
+    assert [rank["TORCHELASTIC_RESTART_COUNT"] for rank in ranks] == ["0", "1"]
+
+
+def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    url = f"geocomm://{HUB_HOST}:{free_port()}"
+    for rank, site in enumerate("ab"):
+        job.start(
+            *(str(RANKS), "meet_twice", str(job.folder), url, str(rank)),
+            GEOCOMM_KEYS=str(tmp_path / "keys" / site),
+            GEOCOMM_SITE=site,
+            GEOCOMM_SECURITY="insecure",
+        )
+    assert job.end() == [0, 0], job.output()
+    for name in ("rank0-0", "rank1-0", "rank0-1", "rank1-1"):
+        assert job.fact(name)["total"] == 3.0
+
+
+def refused(job: Job, *arguments: str, **variables: str) -> str:
+    """The output of a `geocomm run` that must end with status 2."""
+    job.start("-m", "geocomm.cli.main", "run", *arguments, **variables)
+    assert job.end()[-1] == 2, job.output()
+    return " ".join(job.log(len(job.processes) - 1).read_text().split())
+
+
+def test_run_without_keys_names_keygen(job: Job) -> None:
+    assert "geocomm keygen" in refused(job, "--hub", f"{HUB_HOST}:29500", "--", "train.py")
+
+
+def test_run_with_keys_of_another_site_names_both(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    text = refused(
+        *(job, "--hub", f"{HUB_HOST}:29500", "--", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "keys/a"),
+        GEOCOMM_SITE="b",
+    )
+    assert "'b'" in text
+    assert "'a'" in text
+
+
+def test_run_with_keys_of_another_ca_is_refused_before_torchrun_starts(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    make_keys(tmp_path / "other")
+    port = free_port()
+    start_nodes(job, tmp_path / "keys", port, "stay")
+    job.fact("rank0")
+    job.start(
+        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "other/b"),
+    )
+    assert job.processes[-1].wait(LIMIT_S) == 2
+    assert "not signed by this job's CA" in " ".join(job.log(2).read_text().split())
+
+
+def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    job.start(
+        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{free_port()}", "--"),
+        *("--rdzv-backend", "c10d", "--master-port", "1234", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "keys/a"),
+    )
+    assert job.end() == [1]
+    assert "--rdzv-backend, --master-port" in job.log(0).read_text()
