@@ -32,6 +32,7 @@ from geocomm.topology import (
     publish,
     ranks_text,
     sites_of,
+    store_host,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _make_group(
 ) -> Group:
     with contextlib.ExitStack() as held:
         try:
-            own, options, endpoint = _introduce(rank, global_ranks[rank], options_of_group, held)
+            own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
         except Exception as error:
             # The others would wait for this rank: tell them, then raise here what it was.
             publish(
@@ -210,7 +211,11 @@ def _make_group(
 
 
 def _introduce(
-    rank: int, global_rank: int, options_of_group: Callable[[], Options], held: contextlib.ExitStack
+    rank: int,
+    global_rank: int,
+    store: dist.Store,
+    options_of_group: Callable[[], Options],
+    held: contextlib.ExitStack,
 ) -> tuple[RankInfo, Options, Endpoint | None]:
     """What this rank says of itself, and its endpoint where it may have to cross sites; `held` keeps that open."""
     options = options_of_group()
@@ -234,6 +239,7 @@ def _introduce(
         codecs=core.codec_names(),
         agreed=options.agreed(),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
+        store_host=store_host(store),
         group=group,
         token=token,
     )
@@ -253,6 +259,13 @@ def _check_security(infos: list[RankInfo], options: Options) -> None:
             raise UnsupportedError(
                 f"TORCH_DISTRIBUTED_DEBUG=DETAIL (on {ranks_text(debugged)}) makes torch connect all ranks over "
                 "plaintext Gloo, which security=required forbids across sites; use INFO, or GEOCOMM_SECURITY=insecure"
+            )
+        exposed = [info for info in infos if info.store_host and not _is_loopback(info.store_host)]
+        if exposed:
+            raise AuthFailedError(
+                f"torch's store at {exposed[0].store_host} carries plaintext, which security=required forbids across "
+                "sites; meet at a hub: geocomm run --hub HOST:PORT -- TORCHRUN-ARGUMENTS, or "
+                'init_method="geocomm://HOST:PORT"; or trust the network: GEOCOMM_SECURITY=insecure on every rank'
             )
     elif outside and int(os.environ.get("LOCAL_RANK", "0") or "0") == 0:
         print(

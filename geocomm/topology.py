@@ -41,6 +41,7 @@ class RankInfo:
     group: int = 0
     token: str = ""
     detail_debugging: bool = False
+    store_host: str = ""  # where torch's store is dialled, which carries plaintext; empty: not over TCP
     error: str = ""
 
     @property
@@ -80,6 +81,15 @@ def own_address() -> str:
             return probe.getsockname()[0]
     except OSError:
         return "127.0.0.1"
+
+
+def store_host(store: Store) -> str:
+    """Where a process group's store is dialled; empty for one that is not TCP's."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else ""
 
 
 def publish(store: Store, own: RankInfo) -> None:

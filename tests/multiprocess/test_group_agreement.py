@@ -12,6 +12,8 @@ import pytest
 import torch.distributed as dist
 from harness import Ranks
 
+from geocomm.errors import AuthFailedError
+
 pytestmark = pytest.mark.multiprocess
 
 
@@ -87,6 +89,40 @@ def test_init_with_detail_debugging_across_sites_is_refused() -> None:
     with Ranks(["a", "b"], environment_of={1: {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}}) as ranks:
         ranks.run(_read_debug_level)
         _require_refusal(ranks, "UnsupportedError", "TORCH_DISTRIBUTED_DEBUG", "rank 1")
+
+
+def _init_over_tcp(host: str, port: int) -> None:
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(host, port, 2, rank == 0, timedelta(seconds=30))
+    try:
+        dist.init_process_group("geocomm", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+        dist.destroy_process_group()
+    finally:
+        store.set(f"done{rank}", "1")
+        if rank == 0:  # it has the server
+            store.wait(["done0", "done1"])
+
+
+def _refusal_over_tcp(host: str, port: int) -> str:
+    with pytest.raises(AuthFailedError) as refused:
+        _init_over_tcp(host, port)
+    return str(refused.value)
+
+
+def test_init_with_a_plaintext_store_beyond_loopback_is_refused_on_every_rank() -> None:
+    with Ranks(["a", "b"]) as ranks:
+        # This machine has no other address for certain; to dial 0.0.0.0 is to dial oneself.
+        messages = ranks.run(_refusal_over_tcp, "0.0.0.0", _two_free_ports())
+        assert messages[0] == messages[1]
+        assert "0.0.0.0" in messages[0]
+        assert "geocomm run --hub" in messages[0]
+
+
+def test_init_with_a_plaintext_store_on_loopback_or_inside_a_site_passes() -> None:
+    with Ranks(["a", "b"]) as ranks:
+        ranks.run(_init_over_tcp, "localhost", _two_free_ports())
+    with Ranks(["a", "a"]) as ranks:
+        ranks.run(_init_over_tcp, "0.0.0.0", _two_free_ports())
 
 
 def _init_alone(path: str) -> None:
