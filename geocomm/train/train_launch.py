@@ -105,16 +105,19 @@ class Rendezvous:
         store.set_timeout(timeout)
         self._store = store
 
-    def exchange(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON records of all ranks, by rank. Raises BadInput naming the ranks that did not come in time."""
+    def exchange(self, record: dict[str, Any], name: str = "record") -> list[dict[str, Any]]:
+        """The JSON records of all ranks, by rank; each exchange has a name of its own.
+
+        Raises BadInput naming the ranks that did not come in time.
+        """
         if self._store is None:
             return [record]
         place = self._place
-        self._store.set(f"{_PREFIX}/record/{place.rank}", json.dumps(record))
+        self._store.set(f"{_PREFIX}/{name}/{place.rank}", json.dumps(record))
         records = []
         for rank in range(place.world_size):
             try:
-                records.append(json.loads(self._store.get(f"{_PREFIX}/record/{rank}")))
+                records.append(json.loads(self._store.get(f"{_PREFIX}/{name}/{rank}")))
             except RuntimeError as error:
                 raise BadInput(
                     f"{place.describe()} waited in vain for rank {rank} to start: {_first_line(error)}"

@@ -1,0 +1,171 @@
+"""`geocomm doctor`: what is wrong with this machine, the way to a peer, or the ranks of a job, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from geocomm.doctor import Question
+    from geocomm.doctor_network import Answerer
+    from geocomm.finding import Finding
+    from geocomm.options import Options
+
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    rate: Annotated[str, typer.Option(help="Rate of the link between the sites.")] = "1gbit",
+    rtt: Annotated[str, typer.Option(help="Its round-trip time.")] = "100ms",
+    peers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks that each rank talks to.", show_default="of the job, 15"),
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Also look at the way to another machine.", metavar="HOST:PORT")
+    ] = None,
+    listen: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer doctors of other machines at this port until Ctrl-C.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a peer, and for all ranks.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Examine this machine; with a launcher around it, all ranks of the job and the ways between their sites.
+
+    Under a launcher (`python -m torch.distributed.run … -m geocomm.cli.main doctor`, `geocomm wan -- geocomm doctor`)
+    rank 0 prints. Exit status: 0; 1 where something is bad; 2 for a wrong option or a rank that does not come.
+    """
+    from geocomm.doctor import Question, examine, local_rank_count
+    from geocomm.doctor_network import peer_findings
+    from geocomm.errors import GeocommError
+    from geocomm.hub_address import HubAddress, HubAddressError
+    from geocomm.options import Options, keys_folder
+    from geocomm.wan_topology import WanConfigError, parse_duration, parse_rate
+
+    if listen is not None:
+        _answer(listen)
+    try:
+        options = Options()
+        target = HubAddress.parse(peer) if peer is not None else None
+        question = Question(
+            rate_bps=parse_rate(rate),
+            rtt_s=parse_duration(rtt),
+            peers=peers or max(_world_size() - 1, 0) or 15,
+            local_ranks=local_rank_count(),
+            options=options,
+            keys=keys_folder(),
+        )
+    except (GeocommError, HubAddressError, WanConfigError) as error:
+        _fail(str(error))
+    if _world_size() > 1:
+        findings = _examine_job(question, timeout)
+    else:
+        findings = list(examine(question))
+        if target is not None:
+            findings += peer_findings(f"to {target}", target.host, target.port, min(timeout, 10.0))
+    if findings is not None:
+        _print(findings, as_json)
+        raise typer.Exit(any(finding.state == "bad" for finding in findings))
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE") or os.environ.get("NNODES") or "1"
+    return int(text) if text.isdigit() else 1
+
+
+def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
+    """All ranks' part; what there is to print at rank 0, else None."""
+    from geocomm.doctor import examine, versions
+    from geocomm.doctor_machine import usable_congestion_control
+    from geocomm.doctor_network import peer_findings
+    from geocomm.doctor_ranks import Record, difference_findings, gathered_findings, lane_peers
+    from geocomm.topology import own_address, own_versions
+    from geocomm.train.train_errors import BadInput
+    from geocomm.train.train_launch import Rendezvous, find_place
+
+    try:
+        place = find_place(os.environ)
+        own_findings = list(examine(question))
+        with _answerer(question.options) as answerer:
+            needed = own_versions() | {"site set": "yes" if question.options.site is not None else "no"}
+            needed |= {f"option {name}": str(value) for name, value in question.options.agreed().items()}
+            others = versions() | {"congestion control": usable_congestion_control()}
+            others["build of torch"] = others.pop("torch")
+            address = question.options.address or own_address()
+            own = Record(place.rank, place.local_rank, place.site, address, answerer.port, needed, others)
+            rendezvous = Rendezvous(place, timeout_s)
+            records = [Record(**record) for record in rendezvous.exchange(vars(own))]
+            for other in lane_peers(own, records):
+                name = f"to rank {other.rank} (site {other.site}, {other.host})"
+                own_findings += peer_findings(name, other.host, other.port)
+            found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
+        rendezvous.linger()
+    except BadInput as error:
+        _fail(str(error))
+    if place.rank != 0:
+        return None
+    return [*difference_findings(records), *gathered_findings(records, [each["findings"] for each in found])]
+
+
+def _answerer(options: Options) -> Answerer:
+    """At the port that the rank will listen on, so that firewalls are tried; where that is taken, at any."""
+    from geocomm.doctor_network import Answerer
+    from geocomm.options import listen_port
+
+    try:
+        return Answerer(port=listen_port(options))
+    except OSError:
+        return Answerer()
+
+
+def _answer(port: int) -> NoReturn:
+    from geocomm.doctor_network import Answerer
+
+    try:
+        with Answerer(port=port) as answerer:
+            typer.echo(f"geocomm doctor: answers at port {answerer.port}; Ctrl-C ends it", err=True)
+            while True:
+                time.sleep(3600)
+    except OSError as error:
+        _fail(f"cannot listen at port {port}: {error.strerror}")
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def _print(findings: list[Finding], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "what", "found"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(f"[{_STYLES[finding.state]}]{finding.state}[/]", _plain(finding.name), _plain(finding.value))
+    console.print(table)
+    for finding in findings:
+        if finding.fix and finding.state != "ok":
+            name = f"[{_STYLES[finding.state]}]{_plain(finding.name)}[/]"
+            console.print(f"\n{name}: {_plain(finding.fix)}", soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"geocomm doctor: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
