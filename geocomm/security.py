@@ -23,6 +23,7 @@ REVOKED_FILE = "crl.pem"
 """Optional: certificates of the job that are no longer good."""
 
 _URI = re.compile(r"geocomm://([^/]*)/(.*)", re.DOTALL)
+_Stamp = tuple[int, int, int]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -68,7 +69,8 @@ class Keys:
 
     folder: Path
     identity: Identity
-    _contexts: dict[bool, tuple[list[int], ssl.SSLContext]] = field(default_factory=dict, repr=False, compare=False)
+    # By server or not: the files' state, and what was made of them.
+    _contexts: dict[bool, tuple[list[_Stamp], ssl.SSLContext]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -111,7 +113,7 @@ class Keys:
 
     def current_context(self, *, server: bool) -> ssl.SSLContext:
         """As context(), made anew only when a file has changed; the last good one while the files are in disorder."""
-        state = [_changed(self.folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE)]
+        state = [_stamp(self.folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE)]
         known = self._contexts.get(server)
         if known is not None and known[0] == state:
             return known[1]
@@ -154,11 +156,13 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
-def _changed(path: Path) -> int:
+def _stamp(path: Path) -> _Stamp:
+    """Differs once a file was replaced or written to."""
     try:
-        return path.stat().st_mtime_ns
+        status = path.stat()
     except OSError:
-        return 0
+        return 0, 0, 0
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: Path) -> bytes:

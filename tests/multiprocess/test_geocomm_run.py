@@ -71,11 +71,25 @@ class Job:
             time.sleep(0.05)
         return [process.returncode for process in self.processes]
 
-    def kill(self) -> None:
-        for process in self.processes:
+    def kill(self, number: int) -> None:
+        """A process and all that it started, as when its machine loses power."""
+        for pid in family([self.processes[number].pid]):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                os.kill(pid, signal.SIGKILL)
+        self.processes[number].wait()
+
+
+def family(pids: list[int]) -> set[int]:
+    """The processes and all their descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
 
 
 @pytest.fixture
@@ -84,30 +98,34 @@ def job(tmp_path: Path) -> Iterator[Job]:
     folder.mkdir()
     made = Job(folder)
     yield made
-    made.kill()
+    for number in range(len(made.processes)):
+        made.kill(number)
 
 
 def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> None:
     """Two sites of one node with one rank each, on this machine."""
-    for node, site in enumerate("ab"):
-        job.start(
-            *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
-            *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
-            *(str(RANKS), work, str(job.folder)),
-            GEOCOMM_KEYS=str(keys / site),
-            GEOCOMM_SECURITY="insecure",
-        )
+    for node in range(2):
+        start_node(job, keys, port, node, work, *torchrun)
 
 
-def listeners(session_leaders: list[int]) -> set[tuple[str, int]]:
-    """(address, port) of every TCP socket that a process of these sessions listens on."""
+def start_node(job: Job, keys: Path, port: int, node: int, work: str, *torchrun: str) -> None:
+    job.start(
+        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
+        *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
+        *(str(RANKS), work, str(job.folder)),
+        GEOCOMM_KEYS=str(keys / "ab"[node]),
+        GEOCOMM_SECURITY="insecure",
+    )
+
+
+def listeners(pids: set[int]) -> set[tuple[str, int]]:
+    """(address, port) of every TCP socket that one of these processes listens on."""
     inodes = set()
-    for entry in Path("/proc").iterdir():
+    for pid in pids:
         with contextlib.suppress(OSError):  # processes and files come and go
-            if entry.name.isdigit() and os.getsid(int(entry.name)) in session_leaders:
-                for link in (entry / "fd").iterdir():
-                    with contextlib.suppress(OSError):
-                        inodes.add(os.readlink(link))
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(link))
     found = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -124,7 +142,7 @@ def test_listeners_are_found_in_every_family() -> None:
         socket.create_server(("127.0.0.9", 0)) as four,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
     ):
-        found = listeners([os.getsid(0)])
+        found = listeners({os.getpid()})
         assert ("127.0.0.9", four.getsockname()[1]) in found
         assert ("::1", six.getsockname()[1]) in found
 
@@ -138,9 +156,9 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp
     assert [rank["total"] for rank in ranks] == [3.0, 3.0]
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
     assert {rank["GEOCOMM_HUB"] for rank in ranks} == {f"{HUB_HOST}:{port}"}
-    found = listeners([process.pid for process in job.processes])
-    assert (HUB_HOST, port) in found
+    found = listeners(family([process.pid for process in job.processes]))
     channels = {rank["port"] for rank in ranks}
+    assert channels <= {number for _, number in found}  # the ranks themselves were looked at
     others = {(host, number) for host, number in found if host != "127.0.0.1" and number not in channels}
     assert others == {(HUB_HOST, port)}
     (job.folder / "go").touch()
@@ -156,6 +174,24 @@ def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -
     assert [rank["total"] for rank in ranks] == [3.0, 3.0]
     # The counts of the nodes differ, so they cannot tell one round's keys in the store from another's.
     assert [rank["TORCHELASTIC_RESTART_COUNT"] for rank in ranks] == ["0", "1"]
+
+
+def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port()
+    start_nodes(job, tmp_path / "keys", port, "stay", "--max-restarts", "3")
+    for rank in range(2):
+        job.fact(f"rank{rank}")
+    job.kill(1)
+    for name in ("rank0", "rank1"):
+        (job.folder / f"{name}.json").unlink()
+    dead = job.processes.pop()
+    start_node(job, tmp_path / "keys", port, 1, "stay", "--max-restarts", "3")
+    for rank in range(2):
+        assert job.fact(f"rank{rank}")["total"] == 3.0
+    (job.folder / "go").touch()
+    assert job.end() == [0, 0], job.output()
+    assert dead.returncode == -signal.SIGKILL
 
 
 def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path) -> None:
