@@ -43,6 +43,11 @@ std::size_t huffman_space_bytes(std::uint64_t planes, std::size_t plane_bytes) {
   return sizes.planes + sizes.blocks + sizes.codes + sizes.substreams;
 }
 
+std::size_t huffman_decoding_bytes(std::uint64_t planes, std::size_t plane_bytes) {
+  const Sizes sizes = sizes_of(planes, plane_bytes);
+  return sizes.planes + sizes.blocks;
+}
+
 HuffmanSpace cut_huffman_space(std::uint64_t planes, std::size_t plane_bytes, std::byte* space_dev) {
   const Sizes sizes = sizes_of(planes, plane_bytes);
   std::byte* blocks = space_dev + sizes.planes;

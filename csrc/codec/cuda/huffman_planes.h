@@ -59,8 +59,9 @@ struct HuffmanSpace {
   }
 };
 
-// For so many planes of at most `plane_bytes`.
+// For so many planes of at most `plane_bytes`. Decoding uses only the beginning.
 std::size_t huffman_space_bytes(std::uint64_t planes, std::size_t plane_bytes);
+std::size_t huffman_decoding_bytes(std::uint64_t planes, std::size_t plane_bytes);
 HuffmanSpace cut_huffman_space(std::uint64_t planes, std::size_t plane_bytes, std::byte* space_dev);
 
 // Encoding, in this order. `from` and `bytes` of the planes are set: codes each block, and finds the sizes of

@@ -32,8 +32,10 @@ Sizes sizes_of(const SectionShape& shape, const PayloadPlan& plan) {
 
 std::size_t section_space_bytes(const SectionShape& shape, const PayloadPlan& plan, bool has_stage) {
   const Sizes sizes = sizes_of(shape, plan);
-  return sizes.records + plan.frames * sizes.contents_per_frame +
-         (has_stage ? huffman_space_bytes(sizes.planes, sizes.largest_plane) : 0);
+  const std::size_t unstaged = sizes.records + plan.frames * sizes.contents_per_frame;
+  if (!has_stage) return unstaged;
+  return unstaged + (shape.is_received ? huffman_decoding_bytes(sizes.planes, sizes.largest_plane)
+                                       : huffman_space_bytes(sizes.planes, sizes.largest_plane));
 }
 
 SectionSpace cut_section_space(const SectionShape& shape, const PayloadPlan& plan, bool has_stage,

@@ -25,6 +25,7 @@ struct SectionShape {
   // Largest content, in the largest frame. 0: none is kept in the workspace, since the codec itself writes
   // the section into the frame.
   std::uint32_t bytes[kMostSections] = {};
+  bool is_received = false;  // the space is for decoding only, where the stage needs far less
 };
 
 // A section of one frame, in device memory.
