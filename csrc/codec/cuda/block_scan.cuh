@@ -1,4 +1,4 @@
-// Sums over the threads of a block.
+// Sums, and what is like them, over the threads of a block; all threads of the block call these.
 #pragma once
 
 #include <cstdint>
@@ -7,27 +7,33 @@
 
 namespace geocomm::codec::cuda {
 
-// The sum of `value` over the threads before this one, and over all; all threads of the block call it.
-template <unsigned kThreads, typename T>
-__device__ __forceinline__ T sum_before(T value, T& total) {
+// `combine` of the values of the threads before this one, in order from T{} on; `total`: of all threads.
+template <unsigned kThreads, typename T, typename Combine>
+__device__ __forceinline__ T combine_before(T value, T& total, Combine combine) {
   __shared__ T of_warps[kThreads / kWarp];
   const unsigned lane = threadIdx.x % kWarp;
-  T sum = value;
+  T upto = value;
 #pragma unroll
   for (unsigned distance = 1; distance < kWarp; distance *= 2) {
-    const T other = __shfl_up_sync(kFullMask, sum, distance);
-    if (lane >= distance) sum += other;
+    const T other = __shfl_up_sync(kFullMask, upto, distance);
+    if (lane >= distance) upto = combine(other, upto);
   }
+  const T lanes_before = __shfl_up_sync(kFullMask, upto, 1);
   __syncthreads();
-  if (lane == kWarp - 1) of_warps[threadIdx.x / kWarp] = sum;
+  if (lane == kWarp - 1) of_warps[threadIdx.x / kWarp] = upto;
   __syncthreads();
-  T before = 0;
-  total = 0;
+  T before{};
+  total = T{};
   for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) {
-    if (warp < threadIdx.x / kWarp) before += of_warps[warp];
-    total += of_warps[warp];
+    if (warp < threadIdx.x / kWarp) before = combine(before, of_warps[warp]);
+    total = combine(total, of_warps[warp]);
   }
-  return before + sum - value;
+  return lane == 0 ? before : combine(before, lanes_before);
+}
+
+template <unsigned kThreads, typename T>
+__device__ __forceinline__ T sum_before(T value, T& total) {
+  return combine_before<kThreads>(value, total, [](T a, T b) { return static_cast<T>(a + b); });
 }
 
 }  // namespace geocomm::codec::cuda

@@ -107,6 +107,7 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::DeadZone:
       return kDeadZoneFamily;
     case CodecId::TopK:
+      return kTopKFamily;
     case CodecId::Lossless:
       break;
   }
@@ -234,6 +235,10 @@ Status to_status(std::uint64_t verdict) {
       return corrupt("payload size and the sizes of its parts contradict each other");
     case Fault::Bitmap:
       return corrupt("a bitmap with bits of elements that have no codes");
+    case Fault::TopKHead:
+      return corrupt("a head of topk that its elements cannot have");
+    case Fault::Places:
+      return corrupt("places outside of the frame, or another number of them than said");
     case Fault::None:
       break;
   }

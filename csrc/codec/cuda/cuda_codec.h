@@ -6,7 +6,8 @@
 // memory are ordered by the stream.
 //
 // Codecs: none, fp16, bf16; int8, int4, bit2, ternary, bit1, dead zone, without an entropy stage or with
-// Huffman's. The stage zstd is the host's alone.
+// Huffman's; topk with Huffman's that chooses by chunks, and received frames of topk whatever chose them. The
+// stage zstd is the host's alone.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +59,7 @@ std::uint64_t frame_count(core::DType dtype, std::uint64_t elements, Framing fra
 std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
 // Workspace for either direction: for elements one by one next to nothing, for blocks at most a little more
 // than the payload itself in its usual size, with a stage about three times that; for codecs with a bitmap
-// up to five bytes per element.
+// up to five bytes per element; for topk two, since a frame may bring all elements.
 std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
                             Framing framing);
 

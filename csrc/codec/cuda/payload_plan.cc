@@ -7,6 +7,9 @@
 #include "codec/huffman/plane_format.h"
 #include "codec/payload.h"
 #include "codec/payload_codec.h"
+#include "codec/plane.h"
+#include "codec/top_k_format.h"
+#include "codec/top_k_values.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -19,6 +22,15 @@ std::size_t rounded_up(std::size_t bytes) {
 
 std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   return payload_codec(spec.id).bound(spec, dtype, elements);
+}
+
+// Frames of TopK do not tell their sender's settings: all elements may be chosen, in the largest form.
+std::size_t most_of_top_k(Entropy stage, std::size_t elements) {
+  std::size_t values = 0;
+  for (const Values form : {Values::Fp32, Values::Bf16, Values::Int8, Values::Bit2}) {
+    values = std::max(values, values_bound(form, stage, elements));
+  }
+  return sizeof(TopKHead) + plane_bound(stage, max_index_bytes(elements, elements)) + values;
 }
 
 FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t elements) {
@@ -61,8 +73,9 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
       most = elements == 0 ? 0 : bound_of(spec, dtype, elements);
       break;
     case CodecId::TopK:
-      least = 0;
-      most = bound_of(spec, dtype, elements);
+      bytes = bound_of(spec, dtype, elements);
+      least = sizeof(TopKHead);
+      most = most_of_top_k(spec.entropy, elements);
       break;
     case CodecId::Lossless:
       least = 2;

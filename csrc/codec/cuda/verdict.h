@@ -25,7 +25,9 @@ enum class Fault : std::uint8_t {
   RawSize,
   Plane,
   SectionSize,
-  Bitmap
+  Bitmap,
+  TopKHead,
+  Places
 };
 
 // A verdict: 0, or the complement of the frame's number, then the fault, so that the larger one has the

@@ -7,14 +7,6 @@ namespace {
 
 constexpr std::size_t kAt = sizeof(FrameHeader);  // of the payload
 
-// A frame of `elements` floats with that payload and right checksums.
-Bytes frame_of(const CodecSpec& spec, std::uint32_t elements, std::span<const std::byte> payload) {
-  Bytes frame(kAt + payload.size());
-  std::ranges::copy(payload, frame.begin() + kAt);
-  write_frame_header(spec, DType::Float32, elements, payload.size(), core::crc32c(payload), frame.data());
-  return frame;
-}
-
 // Refused, with the sums as they were.
 void expect_corrupt(const Bytes& frame, std::size_t elements) {
   const auto before = gaussian(elements);
@@ -23,20 +15,6 @@ void expect_corrupt(const Bytes& frame, std::size_t elements) {
   EXPECT_TRUE(same_bits(sum, before));
   Bytes out(4 * elements);
   EXPECT_EQ(decompress(frame, out).code(), StatusCode::CorruptData);
-}
-
-// Planes of so few bytes lie on the wire as they are behind a Huffman block's head of one word.
-Bytes payload_of(const TopKHead& head, std::initializer_list<int> index, std::span<const float> values) {
-  Bytes payload(sizeof(head));
-  std::memcpy(payload.data(), &head, sizeof(head));
-  Bytes plane(index.size());
-  std::ranges::transform(index, plane.begin(), [](int byte) { return static_cast<std::byte>(byte); });
-  Bytes coded(plane_bound(Entropy::Huffman, plane.size()));
-  coded.resize(encode_plane(Entropy::Huffman, plane, coded.data()));
-  payload.insert(payload.end(), coded.begin(), coded.end());
-  const auto bytes = std::as_bytes(values);
-  payload.insert(payload.end(), bytes.begin(), bytes.end());
-  return payload;
 }
 
 constexpr std::uint8_t kGaps = 0;

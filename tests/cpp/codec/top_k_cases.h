@@ -1,8 +1,10 @@
 // What the tests of TopK share: the selection by sorting, and inputs that are hard on it.
 #pragma once
 
+#include <initializer_list>
 #include <numeric>
 
+#include "codec/plane.h"
 #include "codec/top_k_format.h"
 #include "codec_cases.h"
 #include "core/cpu.h"
@@ -92,6 +94,33 @@ class AtLevel {
 
 inline TopKHead head_of(const Bytes& frame) {
   return read_top_k_head(frame.data() + sizeof(FrameHeader));
+}
+
+// A frame of `elements` floats with that payload and right checksums.
+inline Bytes frame_of(const CodecSpec& spec, std::uint32_t elements, std::span<const std::byte> payload) {
+  Bytes frame(sizeof(FrameHeader) + payload.size());
+  std::ranges::copy(payload, frame.begin() + sizeof(FrameHeader));
+  write_frame_header(spec, DType::Float32, elements, payload.size(), core::crc32c(payload), frame.data());
+  return frame;
+}
+
+// Planes of so few bytes lie on the wire as they are behind a Huffman block's head of one word.
+inline Bytes payload_of(const TopKHead& head, std::span<const std::byte> index,
+                        std::span<const float> values) {
+  Bytes payload(sizeof(head));
+  std::memcpy(payload.data(), &head, sizeof(head));
+  Bytes coded(plane_bound(Entropy::Huffman, index.size()));
+  coded.resize(encode_plane(Entropy::Huffman, index, coded.data()));
+  payload.insert(payload.end(), coded.begin(), coded.end());
+  const auto bytes = std::as_bytes(values);
+  payload.insert(payload.end(), bytes.begin(), bytes.end());
+  return payload;
+}
+inline Bytes payload_of(const TopKHead& head, std::initializer_list<int> index,
+                        std::span<const float> values) {
+  Bytes plane(index.size());
+  std::ranges::transform(index, plane.begin(), [](int byte) { return static_cast<std::byte>(byte); });
+  return payload_of(head, plane, values);
 }
 
 }  // namespace geocomm::codec

@@ -43,7 +43,9 @@ inline constexpr std::string_view kCudaSpecs[] = {"none",
                                                   "bit1:block=64+huffman",
                                                   "deadzone",
                                                   "deadzone:block=64,step=1.2",
-                                                  "deadzone:block=1024,step=0.3+none"};
+                                                  "deadzone:block=1024,step=0.3+none",
+                                                  "tiny",
+                                                  "topk"};
 
 // Memory as the device has it: aligned to 256, and watched to its last byte by AddressSanitizer.
 class DeviceBytes {

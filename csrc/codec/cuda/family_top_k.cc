@@ -1,0 +1,47 @@
+// TopK: chunks choose, places become an index, values take their form; each part of that is a section of the
+// frame. Received ones go the other way: all is checked, then zeros are put where nothing was chosen, and the
+// values to their places.
+#include "codec/cuda/codec_family.h"
+#include "codec/cuda/top_k_stages.h"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+using core::Status;
+
+bool is_supported(const CodecSpec& spec) {
+  return spec.entropy == Entropy::Huffman && spec.select == Select::Chunk;
+}
+
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
+  return top_k_space_bytes(spec, plan);
+}
+
+Status encode(const EncodeRun& run) {
+  const ElementEncode& input = run.input;
+  const TopKEncodeSpace space = cut_top_k_encoding(run.spec, input.plan, input.workspace.room);
+  const TopKEncode args{input.src, input.residual, input.plan, space, run.spec.values, nullptr};
+  GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(write_places(args, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(code_values(args, run.stream));
+  return place_sections(run, space.sections, false);
+}
+
+Status decode(const DecodeRun& run) {
+  const TopKDecodeSpace space = cut_top_k_decoding(run.args.plan, run.args.workspace.room);
+  const TopKDecode args{run.args, space};
+  GEOCOMM_RETURN_IF_ERROR(expect_heads(args, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Head, TopKSection::Index));
+  GEOCOMM_RETURN_IF_ERROR(read_heads(args, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Index, TopKSection::Raw));
+  GEOCOMM_RETURN_IF_ERROR(check_scales(args, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Raw, TopKSection::Count));
+  GEOCOMM_RETURN_IF_ERROR(check_places(args, run.stream));
+  return put_chosen(args, run.stream);
+}
+
+}  // namespace
+
+const CodecFamily kTopKFamily{is_supported, room_bytes, encode, decode};
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,155 @@
+// Frames of TopK, all checked, to elements: first what nobody chose, and frames of None; then what was
+// chosen.
+#include "codec/block_layout.h"
+#include "codec/cuda/top_k_tiles.cuh"
+
+namespace geocomm::codec::cuda {
+namespace {
+
+constexpr unsigned kQuads = 4;  // of a thread
+constexpr unsigned kFillTile = kTileThreads * kQuads * 4;
+static_assert(kPayloadFrameBytes / 4 % kFillTile == 0, "a tile lies in one frame");
+
+// Where nothing is added, zeros are put everywhere.
+template <Sink kSink>
+__global__ void __launch_bounds__(kTileThreads) fill(TopKDecode args) {
+  if (*args.frames.verdict != 0) return;
+  const std::uint64_t first = std::uint64_t{blockIdx.x} * kFillTile;
+  const std::uint32_t frame = args.frames.plan.frame_of_element(first);
+  const FrameRecord& record = args.frames.workspace.records[frame];
+  if (record.is_plain == 0 && kSink == Sink::AddToFloat32) return;
+  const std::uint64_t frame_first = frame * args.frames.plan.frame_elements;
+  const std::uint32_t elements = args.frames.plan.extent(frame).elements;
+  const std::uint8_t* plain = args.frames.payload + record.offset + sizeof(FrameHeader);
+#pragma unroll
+  for (unsigned q = 0; q < kQuads; ++q) {
+    const auto at =
+        static_cast<std::uint32_t>(first - frame_first) + q * (kFillTile / kQuads) + 4 * threadIdx.x;
+    if (at >= elements) break;
+    const unsigned count = elements - at < 4 ? elements - at : 4;
+    if (record.is_plain != 0) {
+      put_plain<kSink>(args.frames.dtype, plain + std::uint64_t{at} * args.frames.plan.element_bytes,
+                       args.frames.dst, frame_first + at, count);
+    } else {
+      put_quad<kSink>(args.frames.dst, frame_first + at, Quad{}, count);
+    }
+  }
+}
+
+__device__ float float_at(const std::uint8_t* floats, std::uint32_t index) {
+  return __uint_as_float(load_u32(floats + std::uint64_t{index} * 4));
+}
+
+// What a frame brings, without its stage.
+struct ReceivedValues {
+  Values form;
+  const std::uint8_t* scales;
+  const std::uint8_t* codes;
+  const std::uint8_t* raw;
+  const std::uint32_t* raw_before;
+
+  // Of a raw block.
+  __device__ float raw_at(std::uint32_t index) const {
+    return float_at(raw, raw_before[index / kValueBlock] + index % kValueBlock);
+  }
+  __device__ float at(std::uint32_t index) const {
+    const std::uint8_t* scale = scales + std::uint64_t{index / kValueBlock} * scale_bytes(form);
+    switch (form) {
+      case Values::Bf16:
+        return bfloat16_bits_to_float(load_u16(codes + std::uint64_t{index} * 2));
+      case Values::Int8: {
+        const std::uint32_t bits = load_u16(scale);
+        if (bits == kRawScale) return raw_at(index);
+        const auto code = static_cast<std::int8_t>(codes[index]);
+        return __fmul_rn(static_cast<float>(code), bfloat16_bits_to_float(bits));
+      }
+      case Values::Bit2: {
+        const std::uint32_t low = load_u16(scale);
+        if (low == kRawScale) return raw_at(index);
+        const std::uint32_t code = codes[index / 4] >> 2 * (index % 4);
+        const std::uint32_t level = (code & 1) != 0 ? load_u16(scale + 2) : low;
+        return __uint_as_float(level << 16 | (code >> 1 & 1) << 31);
+      }
+      case Values::Fp32:
+        break;
+    }
+    return float_at(codes, index);
+  }
+};
+
+__device__ ReceivedValues received_values(const TopKDecode& args, std::uint32_t frame) {
+  const SectionSpace& sections = args.space.sections;
+  const auto form = static_cast<Values>(args.space.heads[frame].values);
+  const std::uint32_t codes = form == Values::Int8 ? TopKSection::Plane : TopKSection::Packed;
+  return {form, sections.section(frame, TopKSection::Scales).content, sections.section(frame, codes).content,
+          sections.section(frame, TopKSection::Raw).content,
+          args.space.raw_before + std::uint64_t{frame} * args.space.blocks_per_frame};
+}
+
+template <Sink kSink>
+__device__ void put_value(std::uint8_t* dst, std::uint64_t element, float value) {
+  constexpr core::DType kType = kSink == Sink::Float16    ? core::DType::Float16
+                                : kSink == Sink::BFloat16 ? core::DType::BFloat16
+                                                          : core::DType::Float32;
+  if constexpr (kType != core::DType::Float32) {
+    reinterpret_cast<std::uint16_t*>(dst)[element] = narrow_saturated<kType>(value);
+  } else {
+    float& to = reinterpret_cast<float*>(dst)[element];
+    to = kSink == Sink::AddToFloat32 ? __fadd_rn(to, value) : value;
+  }
+}
+
+template <Sink kSink>
+__global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::uint32_t blocks_per_frame) {
+  if (*args.frames.verdict != 0) return;
+  const std::uint32_t frame = blockIdx.x / blocks_per_frame;
+  const TopKHead head = args.space.heads[frame];
+  if (head.count == 0) return;
+  const bool as_gaps = is_gaps(head);
+  const std::uint8_t* index = args.space.sections.section(frame, TopKSection::Index).content;
+  const ReceivedValues values = received_values(args, frame);
+  const std::uint64_t first = frame * args.frames.plan.frame_elements;
+  for (std::uint32_t tile = blockIdx.x % blocks_per_frame; tile < tiles_of(head); tile += blocks_per_frame) {
+    const IndexTile before = args.space.tiles[std::uint64_t{frame} * args.space.tiles_per_frame + tile];
+    const IndexBytes bytes = load_index(index, head.index_bytes, tile);
+    const IndexTile own = bytes.measure(as_gaps);
+    std::uint64_t all;
+    const std::uint64_t in_tile = sum_before<kTileThreads>(std::uint64_t{own.places} << 32 | own.span, all);
+    std::uint32_t value = before.places + static_cast<std::uint32_t>(in_tile >> 32);
+    std::uint32_t place = as_gaps ? before.span + static_cast<std::uint32_t>(in_tile)
+                                  : (tile * kIndexTile + threadIdx.x * kBytesPerThread) * 8;
+#pragma unroll
+    for (unsigned w = 0; w < kBytesPerThread / 4; ++w) {
+      std::uint32_t word = bytes.words[w];
+      const std::uint32_t count = bytes.count <= 4 * w ? 0 : bytes.count - 4 * w;
+      for (unsigned i = 0; i < 4 && i < count; ++i, word >>= 8) {
+        std::uint32_t bits = word & 0xFF;
+        if (as_gaps) {
+          place += bits;
+          if (bits == kLongGap) continue;
+          put_value<kSink>(args.frames.dst, first + place++, values.at(value++));
+        } else {
+          for (; bits != 0; bits &= bits - 1) {
+            const auto bit = static_cast<std::uint32_t>(__ffs(bits)) - 1;
+            put_value<kSink>(args.frames.dst, first + place + bit, values.at(value++));
+          }
+          place += 8;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+core::Status put_chosen(const TopKDecode& args, Stream stream) {
+  return with_sink(args.frames.sink, [&]<Sink kSink>() {
+    const Grid all{(args.frames.plan.elements + kFillTile - 1) / kFillTile, kTileThreads};
+    GEOCOMM_RETURN_IF_ERROR(launch(fill<kSink>, all, stream, args));
+    const std::uint32_t per_frame = blocks_for_tiles(args);
+    const Grid tiles{std::uint64_t{args.frames.plan.frames} * per_frame, kTileThreads};
+    return launch(scatter<kSink>, tiles, stream, args, per_frame);
+  });
+}
+
+}  // namespace geocomm::codec::cuda

@@ -1,0 +1,48 @@
+// The kernels of TopK, in the order in which they run.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/kernels.h"
+#include "codec/cuda/top_k_space.h"
+#include "codec/elements.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace geocomm::codec::cuda {
+
+inline constexpr unsigned kTopKThreads = 256;  // of most kernels
+inline constexpr unsigned kTopKWarps = kTopKThreads / 32;
+
+struct TopKEncode {
+  const std::uint8_t* src;
+  ResidualView residual;
+  PayloadPlan plan;
+  TopKEncodeSpace space;
+  Values form;
+  const float* threshold;  // nullptr: Select::Chunk
+};
+
+// Each chunk chooses; the residual becomes v.
+core::Status choose_elements(core::DType dtype, const TopKEncode& args, Stream stream);
+// Heads and indices; values without gaps between chunks.
+core::Status write_places(const TopKEncode& args, Stream stream);
+// Scales, codes and raw blocks of the values; the residual keeps what they lose. All sections are then there.
+core::Status code_values(const TopKEncode& args, Stream stream);
+
+struct TopKDecode {
+  Decode frames;
+  TopKDecodeSpace space;
+};
+
+// Does nothing once there is a verdict, as all that follows.
+// Sizes: of the head; of what it tells, which is all but raw blocks; of these.
+core::Status expect_heads(const TopKDecode& args, Stream stream);
+core::Status read_heads(const TopKDecode& args, Stream stream);
+core::Status check_scales(const TopKDecode& args, Stream stream);
+// Whether places lie in their frame and are as many as said.
+core::Status check_places(const TopKDecode& args, Stream stream);
+// All has been checked.
+core::Status put_chosen(const TopKDecode& args, Stream stream);
+
+}  // namespace geocomm::codec::cuda
