@@ -128,7 +128,8 @@ at::Tensor compress_cuda(const codec::CodecSpec& spec, DType dtype, const at::Te
                          const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
                          const std::optional<at::Tensor>& threshold, std::size_t threads) {
   if (has_device_codec(spec, dtype)) {
-    return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay));
+    return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay),
+                              threshold);
   }
   const auto host_residual = residual ? std::optional(residual->cpu()) : std::nullopt;
   const auto payload = compress_tensor(tensor.cpu(), spec.to_string(), host_residual, seed, decay, threshold,

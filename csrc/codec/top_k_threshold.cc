@@ -16,40 +16,17 @@ namespace {
 
 constexpr float kLeast = std::numeric_limits<float>::denorm_min();
 constexpr float kMost = std::numeric_limits<float>::max();
-constexpr double kFarOff = 8.0;
-
-// The sample: runs of 64 elements, one in each of as many equal parts, at a place of the part that is drawn
-// by Philox, so that no period of the data falls in with the sample's. Few elements are all looked at.
-constexpr std::uint64_t kRun = 64;
-constexpr std::uint64_t kElementsPerRun = 1024;
-constexpr std::uint64_t kFewestRuns = 64;
-constexpr std::uint64_t kMostRuns = 1024;
-
-struct Sampling {
-  std::uint64_t runs = 1;
-  std::uint64_t part = 0;  // elements from one run's part to the next
-  std::uint64_t run = 0;   // elements of a run
-
-  explicit Sampling(std::uint64_t elements) {
-    run = elements;
-    if (elements <= kFewestRuns * kRun) return;
-    runs = std::clamp(elements / kElementsPerRun, kFewestRuns, kMostRuns);
-    part = elements / runs;
-    run = kRun;
-  }
-  std::uint64_t first(std::uint64_t index) const {
-    if (part == 0) return 0;
-    const std::uint32_t draw = core::philox4x32({static_cast<std::uint32_t>(index), 0, 0, 0}, {0, 0})[0];
-    const std::uint64_t places = std::min(part - run + 1, std::uint64_t{1} << 32);
-    return index * part + ((places * draw) >> 32);
-  }
-  std::uint64_t size() const { return runs * run; }
-};
+std::uint64_t first_of_run(const Sampling& sampling, std::uint64_t index) {
+  if (sampling.part == 0) return 0;
+  const std::uint32_t draw = core::philox4x32({static_cast<std::uint32_t>(index), 0, 0, 0}, {0, 0})[0];
+  const std::uint64_t places = std::min(sampling.part - sampling.run + 1, std::uint64_t{1} << 32);
+  return index * sampling.part + ((places * draw) >> 32);
+}
 
 template <core::DType kType, Residual kResidual>
 void sample(const Sampling& sampling, const std::byte* src, const ErrorFeedback& feedback, float* values) {
   for (std::uint64_t index = 0; index < sampling.runs; ++index) {
-    const std::uint64_t first = sampling.first(index);
+    const std::uint64_t first = first_of_run(sampling, index);
     for (std::uint64_t i = 0; i < sampling.run; ++i) {
       const float value = load_value<kType, kResidual>(src, feedback.residual, feedback.decay, first + i);
       *values++ = std::isnan(value) ? std::bit_cast<float>(kCanonicalNan) : value;
@@ -74,16 +51,15 @@ float find_threshold(const CodecSpec& spec, core::DType dtype, const std::byte* 
                      const ErrorFeedback& feedback) {
   if (elements == 0) return kLeast;
   const Sampling sampling(elements);
-  const auto count = static_cast<std::size_t>(sampling.size());
+  const auto count = static_cast<std::size_t>(sample_size(sampling));
   auto* values = reinterpret_cast<float*>(thread_scratch(ScratchUse::Values, count * sizeof(float)).data());
   with_compressible(dtype, [&]<core::DType kType>() {
     with_residual(residual_kind(feedback),
                   [&]<Residual kResidual>() { sample<kType, kResidual>(sampling, src, feedback, values); });
   });
-  const std::size_t rank = share_of(std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2), count);
-  return std::bit_cast<float>(std::clamp(ranked_magnitude(values, count, rank) - 1,
-                                         std::bit_cast<std::int32_t>(kLeast),
-                                         std::bit_cast<std::int32_t>(kMost)));
+  const std::int32_t magnitude = ranked_magnitude(values, count, sample_rank(spec, count));
+  return std::bit_cast<float>(
+      std::clamp(magnitude - 1, std::bit_cast<std::int32_t>(kLeast), std::bit_cast<std::int32_t>(kMost)));
 }
 
 // log2 of a positive normal number, to 1e-9: of a mantissa near 1 by the series of the inverse hyperbolic
@@ -109,12 +85,7 @@ double log2_of(double x) {
 
 GlobalThreshold::GlobalThreshold(const CodecSpec& spec, core::DType dtype, const std::byte* src,
                                  std::uint64_t elements, const CompressOptions& options)
-    : elements_(elements) {
-  const double k = static_cast<double>(std::clamp<std::uint32_t>(spec.k, 1, kTopKChunk / 2));
-  target_ = std::max(static_cast<double>(elements) * k / kTopKChunk, 1.0);
-  // Where nearly all chunks give what they may, the count says nothing about the threshold any more.
-  const double limit = 0.9 * static_cast<double>(frame_limit(spec, elements));
-  too_many_ = limit > 1.5 * target_ ? std::min(limit, kFarOff * target_) : kFarOff * target_;
+    : target_(spec, elements), elements_(elements) {
   const float carried = options.threshold != nullptr ? *options.threshold : 0.0f;
   is_carried_ = carried > 0.0f && carried <= kMost;
   value_ = is_carried_ ? carried : find_threshold(spec, dtype, src, elements, options.feedback);
@@ -126,12 +97,12 @@ GlobalThreshold::GlobalThreshold(const CodecSpec& spec, core::DType dtype, const
 float GlobalThreshold::corrected(std::uint64_t chosen) const {
   if (elements_ == 0) return is_carried_ ? value_ : 0.0f;
   const double found = static_cast<double>(chosen);
-  if (is_carried_ && (found > too_many_ || kFarOff * found < target_)) return 0.0f;
+  if (is_carried_ && (found > target_.too_many || kThresholdFarOff * found < target_.elements)) return 0.0f;
   // Half an element more keeps both shares between 0 and 1.
   const double all = static_cast<double>(elements_) + 1.0;
-  const double wanted_log = log2_of(all / (target_ + 0.5));
+  const double wanted_log = log2_of(all / (target_.elements + 0.5));
   const double found_log = log2_of(all / (found + 0.5));
-  const double ratio = std::clamp(wanted_log / found_log, 1.0 / kFarOff, kFarOff);
+  const double ratio = std::clamp(wanted_log / found_log, 1.0 / kThresholdFarOff, kThresholdFarOff);
   const double factor = std::sqrt(ratio * std::sqrt(ratio));
   const double next = std::clamp(static_cast<double>(value_) * factor, double{kLeast}, double{kMost});
   return static_cast<float>(next);

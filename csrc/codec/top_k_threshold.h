@@ -8,6 +8,7 @@
 
 #include "codec/codec.h"
 #include "codec/codec_spec.h"
+#include "codec/top_k_sampling.h"
 #include "core/dtype.h"
 
 namespace geocomm::codec {
@@ -28,8 +29,7 @@ class GlobalThreshold {
   float corrected(std::uint64_t chosen) const;
 
  private:
-  double target_ = 0;    // elements to choose
-  double too_many_ = 0;  // more than these: the threshold does not fit at all
+  ThresholdTarget target_;
   std::uint64_t elements_ = 0;
   bool is_carried_ = false;
   float value_ = 0;

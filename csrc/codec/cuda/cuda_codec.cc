@@ -157,6 +157,7 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
                       {words(src_dev), dst, residual, plan, workspace},
                       options.seed,
                       options.first_element,
+                      options.threshold_dev,
                       bytes_out_dev,
                       options.frame_ends_dev,
                       stream};

@@ -6,8 +6,7 @@
 // memory are ordered by the stream.
 //
 // Codecs: none, fp16, bf16; int8, int4, bit2, ternary, bit1, dead zone, without an entropy stage or with
-// Huffman's; topk with Huffman's that chooses by chunks, and received frames of topk whatever chose them. The
-// stage zstd is the host's alone.
+// Huffman's; topk with Huffman's. The stage zstd is the host's alone.
 #pragma once
 
 #include <cstddef>
@@ -38,6 +37,8 @@ struct EncodeOptions {
   ErrorFeedback feedback = {};  // the residual is on the device, aligned to its elements
   std::uint64_t seed = 0;       // as in CompressOptions
   std::uint64_t first_element = 0;
+  // TopK with Select::Global: as in CompressOptions, a word on the device.
+  float* threshold_dev = nullptr;
   Framing framing = Framing::Payload;
   Checksums checksums = Checksums::Device;
   // nullptr, or on the device, one per frame: the offset in dst at which the frame ends.

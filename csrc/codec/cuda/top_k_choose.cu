@@ -128,7 +128,7 @@ __device__ std::uint32_t count_before(const Elements& elements, const Bound& bou
   return choice.count;
 }
 
-__device__ std::uint32_t count_above(const Elements& elements, std::uint32_t key, Choice& choice) {
+__device__ std::uint32_t count_above(const Elements& elements, std::uint32_t key) {
   std::uint32_t own = 0;
   for_elements([&](unsigned q, unsigned c) { own += elements.key(q, c) > key ? 1 : 0; });
   std::uint32_t total;
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode arg
   if (threadIdx.x == 0) choice.longs = 0;
   Bound bound{0, 0};
   bool is_bound = false;
-  if (args.threshold != nullptr) {
-    bound.key = __float_as_uint(*args.threshold) + 1;
-    is_bound = count_above(elements, bound.key, choice) <= limit;
+  if (args.is_global) {
+    bound.key = __float_as_uint(args.space.threshold->value) + 1;
+    is_bound = count_above(elements, bound.key) <= limit;
   }
   if (!is_bound) bound = find_bound(elements, limit, choice);
 

@@ -55,6 +55,12 @@ struct ChosenFrame {
   std::uint32_t raw_values;  // in raw blocks of values
 };
 
+// The threshold of a call.
+struct ThresholdWord {
+  float value;
+  std::uint32_t is_carried;  // from another call
+};
+
 struct TopKEncodeSpace {
   std::uint32_t chunks_per_frame;
   std::uint32_t chunk_limit;       // chosen of a whole chunk, at most
@@ -68,6 +74,9 @@ struct TopKEncodeSpace {
   std::uint32_t* loose_places;
   float* values;
   std::uint32_t* places;
+  // Select::Global.
+  ThresholdWord* threshold;
+  std::uint32_t* sample;  // keys
   SectionSpace sections;
 
   GEOCOMM_HOST_DEVICE std::uint64_t first_value(std::uint64_t frame) const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -83,6 +84,7 @@ struct CudaCase {
   std::size_t shift = 0;  // of the source
   cuda::EncodeOptions options = {};
   Bytes residual = {};
+  std::optional<float> threshold = {};  // carried
   std::size_t elements() const { return src.size() / core::size_of(dtype); }
 };
 
@@ -90,6 +92,7 @@ struct Encoded {
   Bytes payload;
   Bytes residual;
   std::vector<std::uint64_t> frame_ends;
+  float threshold = 0;  // to carry on
 };
 
 inline Encoded encode_on_device(const CudaCase& test) {
@@ -104,6 +107,8 @@ inline Encoded encode_on_device(const CudaCase& test) {
   options.frame_ends_dev = encoded.frame_ends.data();
   if (!test.residual.empty()) options.feedback.residual = residual.data();
   options.feedback.elements = elements;
+  encoded.threshold = test.threshold.value_or(0.0f);
+  if (test.threshold) options.threshold_dev = &encoded.threshold;
   std::uint64_t bytes = ~std::uint64_t{0};
   const auto status = cuda::compress_payload(test.spec, test.dtype, src.data(), elements, dst.span(), options,
                                              workspace.span(), &bytes, nullptr);
@@ -127,6 +132,8 @@ inline Encoded encode_on_host(const CudaCase& test) {
     options.feedback.residual = encoded.residual.data();
     options.feedback.elements = test.elements();
   }
+  encoded.threshold = test.threshold.value_or(0.0f);
+  if (test.threshold) options.threshold = &encoded.threshold;
   encoded.payload.resize(cuda::encoded_bound(test.spec, test.dtype, test.elements(), test.options.framing));
   const auto size = test.options.framing == cuda::Framing::Payload
                         ? compress_payload(test.spec, test.dtype, test.src, encoded.payload, options)

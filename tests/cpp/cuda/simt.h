@@ -184,6 +184,30 @@ inline float __fdiv_rn(float a, float b) {
 inline float __fsqrt_rn(float value) {
   return geocomm::simt::canonical(__builtin_sqrtf(value));
 }
+inline double __dadd_rn(double a, double b) {
+  return a + b;
+}
+inline double __dsub_rn(double a, double b) {
+  return a - b;
+}
+inline double __dmul_rn(double a, double b) {
+  return a * b;
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline double __dsqrt_rn(double value) {
+  return __builtin_sqrt(value);
+}
+inline float __double2float_rn(double value) {
+  return static_cast<float>(value);
+}
+inline long long __double_as_longlong(double value) {
+  return std::bit_cast<long long>(value);
+}
+inline double __longlong_as_double(long long bits) {
+  return std::bit_cast<double>(bits);
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
 }
