@@ -98,15 +98,41 @@ Result<ReceiveTable::Begun> ReceiveTable::begin(const WireHeader& header) {
                    core::str("segment at offset ", header.offset, " of chunk ", header.chunk, " came twice"));
   }
   chunk.claimed |= bit;
-  begun.incoming.op = op;
-  begun.incoming.chunk = header.chunk;
-  begun.incoming.segment = segment;
-  if (chunk.dest != nullptr) {
-    begun.incoming.dest = chunk.dest + header.offset;
-    begun.incoming.buffer = chunk.buffer;
-    if (chunk.placed) begun.incoming.sink = op->sink;
-  }
+  begun.incoming = incoming_of(op, header.chunk, segment);
   return begun;
+}
+
+// With op->mutex held.
+Incoming ReceiveTable::incoming_of(const std::shared_ptr<ReceiveOp>& op, std::uint32_t chunk,
+                                   std::uint32_t segment) {
+  Incoming incoming;
+  incoming.op = op;
+  incoming.chunk = chunk;
+  incoming.segment = segment;
+  const auto found = op->chunks.find(chunk);
+  if (found != op->chunks.end() && found->second.dest != nullptr) {
+    incoming.dest = found->second.dest + std::size_t{segment} * kMaxSegmentBytes;
+    incoming.buffer = found->second.buffer;
+    if (found->second.placed) incoming.sink = op->sink;
+  }
+  return incoming;
+}
+
+Result<Incoming> ReceiveTable::begin_again(const std::shared_ptr<ReceiveOp>& op, std::uint32_t chunk,
+                                           std::uint32_t segment, const WireHeader& header) {
+  GEOCOMM_RETURN_IF_ERROR(check_segment(header));
+  std::lock_guard lock(op->mutex);
+  const auto found = op->chunks.find(chunk);
+  const bool same = op->key == OpKey{header.group, header.op} && header.chunk == chunk &&
+                    header.offset == segment * kMaxSegmentBytes &&
+                    header.descriptor == op->peer_descriptor && header.chunk_count == op->peer_chunk_count &&
+                    found != op->chunks.end() && found->second.bytes == header.chunk_bytes;
+  if (!same) {
+    return corrupt(op->key, core::str("segment ", header.sequence, " came again as another segment (group ",
+                                      std::hex, header.group, std::dec, ", operation ", header.op, ", chunk ",
+                                      header.chunk, ", offset ", header.offset, ")"));
+  }
+  return incoming_of(op, chunk, segment);
 }
 
 void ReceiveTable::finish(Incoming incoming) {

@@ -4,7 +4,7 @@
 // pool, whence it is copied when the operation is posted. An operation that was cancelled, failed, or whose
 // group ended stays known until its last chunk, so that what still comes of it can be thrown away.
 //
-// Thread-safe: begin(), abandon() and finish() are the IO thread's; everything else may be called by any
+// Thread-safe: begin(), begin_again() and finish() are the IO thread's; everything else may be called by any
 // thread. Lock order: ReceiveOp::mutex (held during calls to the sink, so that they exclude each other),
 // then the table's.
 #pragma once
@@ -58,7 +58,7 @@ struct ReceiveOp {
 
 // A segment whose payload is being received.
 struct Incoming {
-  std::shared_ptr<ReceiveOp> op;
+  std::shared_ptr<ReceiveOp> op;  // null: a copy of a segment that is here already
   std::uint32_t chunk = 0;
   std::uint32_t segment = 0;
   std::byte* dest = nullptr;          // null: thrown away
@@ -80,7 +80,11 @@ class ReceiveTable {
   // A header of type Segment came. CorruptData if the peer broke the protocol; trouble with a sink fails
   // only its operation.
   core::Result<Begun> begin(const WireHeader& header);
-  // All bytes of the segment are in place.
+  // The header of another copy of a segment that has begun (see there) and is not finished came: into the
+  // same memory. CorruptData if it is of another segment.
+  core::Result<Incoming> begin_again(const std::shared_ptr<ReceiveOp>& op, std::uint32_t chunk,
+                                     std::uint32_t segment, const WireHeader& header);
+  // All bytes of the segment are in place. Once for each segment.
   void finish(Incoming incoming);
 
   // Channel::post_receive(). On Ok the peer is to be told (Posted).
@@ -99,6 +103,7 @@ class ReceiveTable {
 
   std::shared_ptr<ReceiveOp> find_or_create(const WireHeader& header, core::Status& status, bool& announce);
   std::optional<core::Status> charge(ReceiveOp& op, std::uint32_t chunk_bytes);
+  Incoming incoming_of(const std::shared_ptr<ReceiveOp>& op, std::uint32_t chunk, std::uint32_t segment);
   // These hold op.mutex, and leave in `released` what must be destroyed after it is unlocked.
   void check_match(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released);
   std::byte* place(ReceiveOp& op, std::uint32_t chunk, std::uint32_t bytes,

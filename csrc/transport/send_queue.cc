@@ -50,7 +50,7 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   queued->chunk = std::move(chunk);
   queued->on_sent = std::move(on_sent);
   queued->order = next_order_++;
-  queued->unsent_segments = segment_count(bytes_of(*queued));
+  queued->unsent_segments = queued->unacked_segments = segment_count(bytes_of(*queued));
   queued_bytes_ += queued_size(*queued);
   if (op.posted) {
     ready_.emplace(queued->order, std::move(queued));
@@ -69,7 +69,7 @@ Status SendQueue::wait_room(core::Deadline deadline) {
   if (room) return Status::ok();
   return {StatusCode::Timeout,
           core::str("no room to send: ", queued_bytes_,
-                    " bytes are queued and the peer did not take enough of them in time")};
+                    " bytes are queued and the peer did not acknowledge enough of them in time")};
 }
 
 void SendQueue::set_peer_limit(std::uint64_t max_unexpected_bytes) {
@@ -117,48 +117,92 @@ void SendQueue::admit_waiting() {
   }
 }
 
-void SendQueue::pull(std::size_t max_bytes, std::size_t max_segments, std::vector<OutSegment>& out) {
+std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
+                            std::vector<OutSegment>& out) {
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
-  for (std::size_t count = 0; count < max_segments && !ready_.empty(); ++count) {
+  std::size_t count = 0;
+  for (; count < max_segments && unacked_.has_lost(); ++count) {
+    if (count > 0 && bytes + kMaxSegmentBytes > max_bytes) return count;
+    out.push_back(unacked_.resend(carrier));
+    bytes += out.back().length;
+  }
+  const std::size_t resent = count;
+  for (; count < max_segments && !ready_.empty() && unacked_.has_room(); ++count) {
     const auto first = ready_.begin();
     const std::shared_ptr<OutChunk>& chunk = first->second;
     const std::uint32_t length = segment_length(bytes_of(*chunk), chunk->next_offset);
-    if (count > 0 && bytes + length > max_bytes) return;
-    out.push_back({chunk, chunk->next_offset, length});
+    if (count > 0 && bytes + length > max_bytes) break;
+    out.push_back({0, chunk, chunk->next_offset, length});
+    unacked_.add(out.back(), carrier);
     bytes += length;
     chunk->started = true;
     chunk->next_offset += length;
+    ++chunk->under_way;
     if (chunk->next_offset == bytes_of(*chunk)) in_flight_.insert(ready_.extract(first));
   }
+  return resent;
 }
 
 SentCallback SendQueue::segment_sent(const OutSegment& segment) {
   std::lock_guard lock(mutex_);
-  OutChunk& chunk = *segment.chunk;
+  return unacked_.mark_written(segment.number) ? count_written(*segment.chunk) : nullptr;
+}
+
+SentCallback SendQueue::count_written(OutChunk& chunk) {
   if (chunk.dropped || --chunk.unsent_segments > 0) return nullptr;
-  queued_bytes_ -= queued_size(chunk);
-  room_changed();
-  in_flight_.erase(chunk.order);
   if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end()) {
     if (++op->second.chunks_sent == op->second.chunk_count && op->second.posted) forget(chunk.chunk.key);
   }
   return std::move(chunk.on_sent);
 }
 
+Status SendQueue::acknowledge(const AckFrame& ack, std::vector<SentCallback>& callbacks,
+                              std::uint64_t& acked_bytes) {
+  std::vector<UnackedSegments::Acked> freed;  // destroyed after the lock: the last owners of their bytes
+  std::lock_guard lock(mutex_);
+  GEOCOMM_RETURN_IF_ERROR(unacked_.acknowledge(ack, freed));
+  for (const UnackedSegments::Acked& acked : freed) {
+    OutChunk& chunk = *acked.segment.chunk;
+    acked_bytes += acked.segment.length;
+    if (!acked.was_written) {
+      if (SentCallback callback = count_written(chunk)) callbacks.push_back(std::move(callback));
+    }
+    --chunk.under_way;
+    --chunk.unacked_segments;
+    if (chunk.dropped ? chunk.under_way > 0 : chunk.unacked_segments > 0) continue;
+    queued_bytes_ -= queued_size(chunk);
+    in_flight_.erase(chunk.order);
+  }
+  room_changed();
+  return Status::ok();
+}
+
+void SendQueue::lose(const Carrier& carrier) {
+  std::lock_guard lock(mutex_);
+  unacked_.lose(carrier);
+}
+
+void SendQueue::set_window(std::uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  window_bytes_ = bytes;
+  room_changed();
+}
+
 bool SendQueue::has_ready() const {
   std::lock_guard lock(mutex_);
-  return !ready_.empty();
+  return unacked_.has_lost() || (!ready_.empty() && unacked_.has_room());
 }
 
 bool SendQueue::empty() const {
   std::lock_guard lock(mutex_);
-  return ready_.empty() && waiting_.empty() && in_flight_.empty();
+  return ready_.empty() && waiting_.empty() && unacked_.empty();
 }
 
 void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) {
   chunk.dropped = true;
-  queued_bytes_ -= queued_size(chunk);
+  // What has a number still goes out, so its bytes are still here.
+  if (chunk.under_way == 0) queued_bytes_ -= queued_size(chunk);
   // The peer has seen nothing of it, so that it holds no memory for it.
   if (chunk.charged && !chunk.started) {
     if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
@@ -237,8 +281,10 @@ std::vector<SentCallback> SendQueue::drop_all() {
   std::lock_guard lock(mutex_);
   const auto any = [](const OutChunk&) { return true; };
   for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, any, callbacks);
+  unacked_.clear();
   ops_.clear();
   posted_only_ = 0;
+  queued_bytes_ = 0;
   charged_bytes_ = 0;
   room_changed();
   return callbacks;

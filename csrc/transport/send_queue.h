@@ -1,8 +1,9 @@
-// What a channel has to send: chunks in the order of send(), handed out to the streams segment by segment.
+// What a channel has to send: chunks in the order of send(), handed out to the streams segment by segment,
+// and kept until the peer has acknowledged them.
 //
 // A chunk is ready (may go out), waiting (its operation is not posted by the peer and there is no credit for
-// it), or in flight (all its segments are handed out, not all written). Credit: the chunks of operations that
-// the peer has not posted yet may together take as many bytes as the peer said in its Hello
+// it), or in flight (all its segments are handed out, not all acknowledged). Credit: the chunks of operations
+// that the peer has not posted yet may together take as many bytes as the peer said in its Hello
 // (max_unexpected_bytes); a chunk is charged when it becomes ready and the charge of an operation returns
 // when the peer posts it.
 #pragma once
@@ -22,6 +23,7 @@
 #include "transport/channel.h"
 #include "transport/closed_groups.h"
 #include "transport/op_key_hash.h"
+#include "transport/unacked_segments.h"
 
 namespace geocomm::transport {
 
@@ -33,22 +35,18 @@ struct OutChunk {
   std::uint64_t order = 0;  // of send()
   std::uint32_t next_offset = 0;
   std::uint32_t unsent_segments = 0;  // of all, those not yet written
+  std::uint32_t unacked_segments = 0;  // of all, those not yet acknowledged
+  std::uint32_t under_way = 0;         // of those handed out, those not yet acknowledged
   bool charged = false;
   bool started = false;  // a segment was handed out
   bool dropped = false;  // cancelled: its completion was reported
-};
-
-struct OutSegment {
-  std::shared_ptr<OutChunk> chunk;
-  std::uint32_t offset = 0;
-  std::uint32_t length = 0;
 };
 
 // Thread-safe; calls no callback: it returns those that are due, and the caller runs them on the IO thread.
 class SendQueue {
  public:
   SendQueue(std::size_t window_bytes, const ClosedGroups& closed_groups)
-      : window_bytes_(window_bytes), closed_groups_(closed_groups) {}
+      : closed_groups_(closed_groups), window_bytes_(window_bytes) {}
 
   // InvalidArgument (sizes, or not the descriptor and chunk_count of the operation's other chunks), Aborted
   // (closed group), or what refuse() said.
@@ -60,13 +58,22 @@ class SendQueue {
   // The peer has posted `key`. CorruptData if it posts absurdly many operations that nobody sends.
   core::Status posted(const OpKey& key);
 
-  // Adds the next segments to `out`: at least one if any is ready, then more up to `max_bytes` and
-  // `max_segments`.
-  void pull(std::size_t max_bytes, std::size_t max_segments, std::vector<OutSegment>& out);
+  // Adds the next segments to `out`, those that were lost first: at least one if any is ready, then more up to
+  // `max_bytes` and `max_segments`. Returns how many of them had gone out before.
+  std::size_t pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
+                   std::vector<OutSegment>& out);
   // A segment is written: the callback of its chunk if that was the last one (null otherwise).
   SentCallback segment_sent(const OutSegment& segment);
+  // The peer has segments: adds the callbacks of chunks that were not known to be written, and their bytes to
+  // `acked_bytes`. CorruptData for segments that were never sent.
+  core::Status acknowledge(const AckFrame& ack, std::vector<SentCallback>& callbacks,
+                           std::uint64_t& acked_bytes);
+  // The connection is gone: what it carried and the peer has not acknowledged goes out again.
+  void lose(const Carrier& carrier);
   bool has_ready() const;
+  // Everything was acknowledged.
   bool empty() const;
+  void set_window(std::uint64_t bytes);
 
   // Each takes chunks out and returns their callbacks.
   std::vector<SentCallback> cancel(const OpKey& key);
@@ -94,19 +101,21 @@ class SendQueue {
   void drop_if(Chunks& chunks, Predicate predicate, std::vector<SentCallback>& callbacks);
   void forget(const OpKey& key);
   void room_changed();
+  SentCallback count_written(OutChunk& chunk);
 
-  const std::size_t window_bytes_;
   const ClosedGroups& closed_groups_;
 
   mutable std::mutex mutex_;  // guards all below
+  std::uint64_t window_bytes_;
   std::condition_variable room_;
   Chunks ready_;
   Chunks waiting_;
   Chunks in_flight_;
+  UnackedSegments unacked_;
   std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
   std::size_t posted_only_ = 0;  // operations that the peer posted and nobody sends (yet)
   std::uint64_t next_order_ = 0;
-  std::uint64_t queued_bytes_ = 0;
+  std::uint64_t queued_bytes_ = 0;  // until acknowledged
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t limit_bytes_ = 0;
   core::Status refusal_;

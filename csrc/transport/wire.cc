@@ -40,6 +40,23 @@ WireHeader make_header(FrameType type) {
   return header;
 }
 
+WireHeader make_ack(const AckFrame& ack) {
+  WireHeader header = make_header(FrameType::Ack);
+  header.sequence = ack.control_received;
+  header.op = ack.low;
+  header.group = ack.base;
+  header.descriptor = ack.bits;
+  return header;
+}
+
+Result<AckFrame> parse_ack(const WireHeader& header) {
+  const AckFrame ack{header.sequence, header.op, header.group, header.descriptor};
+  const bool fits = ack.low >= 1 && ack.base % 64 == 0 && ack.base >= ack.low / 64 * 64 &&
+                    ack.base - ack.low / 64 * 64 <= kMaxNumberSpan;
+  if (!fits) return corrupt(core::str("acknowledgement of numbers from ", ack.base, ", low ", ack.low));
+  return ack;
+}
+
 bool may_be_header(std::span<const std::byte> prefix) {
   return std::memcmp(prefix.data(), &kWireMagic, std::min(prefix.size(), sizeof kWireMagic)) == 0;
 }

@@ -13,7 +13,7 @@
 namespace geocomm::transport {
 
 inline constexpr std::uint32_t kWireMagic = 0x54434F47;  // "GOCT" read as bytes
-inline constexpr std::uint8_t kWireVersion = 1;
+inline constexpr std::uint8_t kWireVersion = 2;
 inline constexpr std::uint32_t kMaxSegmentBytes = 256 * 1024;
 inline constexpr std::uint32_t kMaxChunkBytes = 16 * 1024 * 1024;
 inline constexpr std::uint32_t kMaxChunkCount = 1U << 20;  // of one operation
@@ -21,6 +21,8 @@ inline constexpr std::uint32_t kMaxRefuseBytes = 512;
 inline constexpr std::uint32_t kMaxDataStreams = 64;
 // What an unexpected chunk costs of the peer's EndpointOptions::max_unexpected_bytes, at least.
 inline constexpr std::uint32_t kMinUnexpectedCharge = 4096;
+// How far the segment numbers under way may lie apart: the newest less the oldest that is not acknowledged.
+inline constexpr std::uint64_t kMaxNumberSpan = std::uint64_t{1} << 20;
 
 enum class FrameType : std::uint8_t {
   Hello = 1,    // dialer → acceptor, first on every stream; payload: HelloPayload
@@ -30,17 +32,17 @@ enum class FrameType : std::uint8_t {
   Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same
   HeartbeatReply = 7,
-  Goodbye = 8,  // orderly end, the last frame on every stream: nothing more will be sent on it
-  Ack = 9,      // reserved for resume
+  Goodbye = 8,  // orderly end: everything sent is acknowledged, nothing new will be posted or sent
+  Ack = 9,      // which segments and reliable control frames have arrived
+  Farewell = 10,  // the sender has given the link up; code = StatusCode of the reason
 };
 
 struct WireHeader {
   std::uint32_t magic;
   std::uint8_t version;
   std::uint8_t type;          // FrameType
-  std::uint16_t code;         // Refuse: StatusCode; else 0
-  std::uint32_t link;         // which link between the two processes; 0 until links can resume
-  std::uint32_t epoch;        // incarnation of the link; 0 until links can resume
+  std::uint16_t code;         // Refuse, Farewell: StatusCode; else 0
+  std::uint64_t sequence;     // Segment; Posted, Goodbye: their number, from 1; Ack: see AckFrame; else 0
   std::uint64_t group;        // OpKey::group
   std::uint64_t op;           // OpKey::op
   std::uint64_t descriptor;   // opaque to transport: what the sender believes the operation is
@@ -63,9 +65,25 @@ struct HelloPayload {
   std::uint64_t max_unexpected_bytes;  // the sender's EndpointOptions::max_unexpected_bytes
   std::uint16_t stream;                // 0: the control stream; 1 to stream_count: a data stream
   std::uint16_t stream_count;          // data streams of the channel
-  std::uint32_t reserved;              // 0
+  std::uint32_t generation;            // which connection of this stream number: larger is newer
+  std::uint64_t control_received;      // reliable control frames that the sender has received
+  std::array<std::uint8_t, 32> binding;  // TLS: ties a data stream to the control stream's session; else 0
+  std::array<std::uint8_t, 24> reserved;  // 0
 };
-static_assert(sizeof(HelloPayload) == 64);
+static_assert(sizeof(HelloPayload) == 128);
+inline constexpr std::size_t kCommonHelloBytes = 48;
+
+// What an Ack says: all segments below `low` have arrived, and of those from `base` (a multiple of 64, not
+// below low rounded down) on, the ones whose bit is set.
+struct AckFrame {
+  std::uint64_t control_received = 0;  // reliable control frames, in order
+  std::uint64_t low = 1;
+  std::uint64_t base = 0;
+  std::uint64_t bits = 0;
+};
+WireHeader make_ack(const AckFrame& ack);
+// CorruptData unless its fields agree with each other.
+core::Result<AckFrame> parse_ack(const WireHeader& header);
 
 // Fills in magic, version and checksum.
 HeaderBytes encode_header(WireHeader header);
