@@ -1,6 +1,6 @@
 // Channel: everything between this process and one peer process. It moves opaque chunks of bytes, each named
 // by (group, op, chunk), over P TCP streams: chunks are cut into segments that the streams pull from one
-// queue.
+// queue. It outlives its connections: what they lose is sent again over others.
 //
 // All methods are thread-safe and, unless their name begins with wait_, never block.
 #pragma once
@@ -66,8 +66,11 @@ struct ChannelStats {
   std::uint64_t payload_sent = 0;
   std::uint64_t payload_received = 0;
   std::uint64_t retransmitted_segments = 0;  // TCP's count, all streams
+  std::uint64_t resumes = 0;                 // connections that took the place of others
+  std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost
+  std::uint64_t acks = 0;                    // frames received
   std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
-  std::uint32_t streams = 0;
+  std::uint32_t streams = 0;  // data streams that are connected now
   std::string congestion_control;  // "bbr", "cubic", ...
 };
 
@@ -86,7 +89,7 @@ class Channel {
   // channel failed.
   virtual core::Status send(OutgoingChunk chunk,
                             std::function<void(const core::Status&)> on_sent = nullptr) = 0;
-  // Blocks until fewer than EndpointOptions::send_window_bytes are queued.
+  // Blocks until fewer bytes than the send window are queued or not acknowledged by the peer.
   virtual core::Status wait_room(core::Deadline deadline) = 0;
   // From now on the `chunk_count` (at least 1) chunks that the peer sends for `key` go to `sink`. One sink
   // per key at a time, and none again after cancel() (InvalidArgument otherwise, without on_error()). If the

@@ -20,7 +20,6 @@ using core::StatusCode;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{50};
-constexpr std::chrono::milliseconds kLongestPause{5000};
 
 Status with_reason(const std::string& what, const Status& why) {
   return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
@@ -53,7 +52,13 @@ Dialer::~Dialer() {
 }
 
 void Dialer::start() {
-  attempt();
+  if (plan_.first_pause <= std::chrono::milliseconds(0)) return attempt();
+  timer_ = loop_->add_timer(IoLoop::Clock::now() + jitter(plan_.first_pause), [this] { attempt(); });
+}
+
+// Peers that failed together do not come back together.
+std::chrono::milliseconds Dialer::jitter(std::chrono::milliseconds longest) {
+  return std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(0, longest.count())(random_));
 }
 
 void Dialer::disconnect() {
@@ -95,7 +100,7 @@ void Dialer::connect() {
   handler_ = *handler;
   state_ = State::Connecting;
   timer_ =
-      loop_->add_timer(std::min(IoLoop::Clock::now() + kHandshakeTimeout, plan_.deadline.when()), [this] {
+      loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()), [this] {
         retry({StatusCode::Network, state_ == State::Connecting
                                         ? "no answer (packets are dropped: firewall, or wrong address?)"
                                         : "connected, but no geocomm answers there"});
@@ -120,7 +125,8 @@ void Dialer::secure() {
 }
 
 void Dialer::send_hello() {
-  if (const Status sent = send_hello_frame(*connection_, FrameType::Hello, plan_.hello); !sent.is_ok()) {
+  hello_ = plan_.hello();
+  if (const Status sent = send_hello_frame(*connection_, FrameType::Hello, hello_); !sent.is_ok()) {
     return retry(with_reason("sending Hello failed", sent));
   }
   state_ = State::Reading;
@@ -164,8 +170,12 @@ void Dialer::read_reply() {
 void Dialer::on_welcome() {
   DialedStream dialed;
   std::memcpy(&dialed.welcome, reply_.data() + kHeaderBytes, sizeof dialed.welcome);
-  if (dialed.welcome.sender != plan_.hello.receiver || dialed.welcome.receiver != plan_.hello.sender) {
+  if (dialed.welcome.sender != hello_.receiver || dialed.welcome.receiver != hello_.sender) {
     return give_up({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
+  }
+  if (dialed.welcome.stream != hello_.stream || dialed.welcome.stream_count != hello_.stream_count ||
+      dialed.welcome.generation != hello_.generation) {
+    return give_up({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
   }
   loop_->cancel_timer(timer_);
   loop_->remove(handler_);
@@ -183,17 +193,16 @@ void Dialer::on_refuse() {
   if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
     return give_up(version_mismatch(reply_header_.version));
   }
-  if (code != kTryAgain) return give_up(std::move(why));
+  if (code != kTryAgain || plan_.resuming) return give_up(std::move(why));
   retry(Status(StatusCode::AuthFailed, why.message()));
 }
 
 void Dialer::retry(Status why) {
   disconnect();
   ++attempts_;
-  const auto base = std::min(kFirstPause * (1 << std::min(attempts_ - 1, 7U)), kLongestPause);
-  // Between a half and the whole of it: peers that failed together do not come back together.
-  const auto pause = base / 2 + std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(
-                                    0, base.count() / 2)(jitter_));
+  if (!plan_.on_failed_attempt(why)) return give_up(std::move(why));
+  const auto base = std::min(kFirstPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
+  const auto pause = base / 2 + jitter(base / 2);
   const auto when = IoLoop::Clock::now() + pause;
   if (when >= plan_.deadline.when()) return give_up(std::move(why));
   timer_ = loop_->add_timer(when, [this] { attempt(); });

@@ -33,10 +33,17 @@ struct DialPlan {
   std::string peer;  // description
   std::string host;
   std::uint16_t port = 0;
-  HelloPayload hello{};
+  std::function<HelloPayload()> hello;  // asked for by every attempt
   StreamTuning tuning;
   bool loopback_only = false;
+  // The peer has known the token before: who does not know it is another process, and Refuse is final.
+  bool resuming = false;
+  std::chrono::milliseconds first_pause{};  // before the first attempt, at random up to this
+  std::chrono::milliseconds longest_pause{5000};
+  std::chrono::milliseconds handshake_timeout = kHandshakeTimeout;
   core::Deadline deadline = core::Deadline::after({});
+  // An attempt failed; false: no others.
+  std::function<bool(const core::Status&)> on_failed_attempt = [](const core::Status&) { return true; };
 };
 
 // All on the IO thread. Destroying it ends the attempt.
@@ -60,6 +67,7 @@ class Dialer : public IoHandler {
   void read_reply();
   void on_welcome();
   void on_refuse();
+  std::chrono::milliseconds jitter(std::chrono::milliseconds longest);
   void retry(core::Status why);
   void give_up(core::Status why);
   void disconnect();
@@ -74,9 +82,10 @@ class Dialer : public IoHandler {
   std::unique_ptr<Connection> connection_;  // null: none under way
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId timer_{};
+  HelloPayload hello_{};  // of this attempt
   std::vector<SocketAddress> addresses_;
   unsigned attempts_ = 0;
-  std::minstd_rand jitter_{std::random_device{}()};
+  std::minstd_rand random_{std::random_device{}()};
   std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> reply_{};
   std::size_t reply_bytes_ = 0;
   WireHeader reply_header_{};

@@ -134,13 +134,7 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
   const ChannelPtr channel = find_or_create(peer.id, peer.description);
   if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
   channel->describe(peer.description);
-  context_->loop->post([channel, peer, token, dials] {
-    if (dials) {
-      channel->dial(peer, token);
-    } else {
-      channel->expect_peer();
-    }
-  });
+  context_->loop->post([channel, peer, token, dials] { channel->connect(peer, token, dials); });
   return std::shared_ptr<Channel>(channel);
 }
 
@@ -175,9 +169,9 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
     channel->fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
     return mismatch;
   }
-  GEOCOMM_RETURN_IF_ERROR(channel->check_hello(hello));
-  tune_stream(half_open.connection().fd(), channel->tuning(hello.stream_count));
-  const HelloPayload welcome = channel->hello(hello.stream, hello.stream_count);
+  GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
+  tune_stream(half_open.connection().fd(), channel->tuning());
+  const HelloPayload welcome = channel->welcome(hello);
   GEOCOMM_RETURN_IF_ERROR(send_hello_frame(half_open.connection(), FrameType::Welcome, welcome));
   channel->adopt(half_open.take(), hello);
   return Status::ok();

@@ -27,9 +27,10 @@ struct EndpointOptions {
   int streams = 0;  // data streams per channel; 0: 4 with BBR, 16 with another congestion control; at most 64
   Security security = Security::Required;
   std::chrono::milliseconds link_deadline =
-      std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect
+      std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect. Until then
+                                     // lost connections are made again
   std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
-  std::size_t send_window_bytes = std::size_t{64} << 20;
+  std::size_t send_window_bytes = std::size_t{64} << 20;  // at least; grows to what a link has under way
   std::size_t max_unexpected_bytes = std::size_t{64}
                                      << 20;  // per channel, received before its receive was posted
 };

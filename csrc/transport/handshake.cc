@@ -87,8 +87,7 @@ void HalfOpen::on_ready(std::uint32_t) {
 void HalfOpen::read_hello() {
   for (;;) {
     // Exactly the Hello: what follows is the stream's.
-    const std::size_t wanted = received_ < kHeaderBytes ? kHeaderBytes : bytes_.size();
-    const iovec part{bytes_.data() + received_, wanted - received_};
+    const iovec part{bytes_.data() + received_, wanted_ - received_};
     const Result<Connection::Received> more = connection_->read({&part, 1});
     if (!more.is_ok()) return finish(more.status());
     if (more->ended) return finish(Status(StatusCode::Network, "closed before Hello"));
@@ -97,18 +96,24 @@ void HalfOpen::read_hello() {
     if (!may_be_header(std::span(bytes_).first(std::min(received_, kHeaderBytes)))) {
       return finish(Status(StatusCode::CorruptData, "does not speak geocomm"));
     }
-    if (received_ < kHeaderBytes) continue;
-    const Result<WireHeader> header = parse_header_of_any_version(std::span(bytes_).first<kHeaderBytes>());
-    if (!header.is_ok()) return finish(header.status());
-    // Of another version, the payload may be longer; what is needed for the refusal stands at its start.
-    if (static_cast<FrameType>(header->type) != FrameType::Hello || header->length < sizeof(HelloPayload) ||
-        (header->version == kWireVersion && header->length != sizeof(HelloPayload))) {
-      return finish(Status(StatusCode::CorruptData, "does not begin with Hello"));
+    if (received_ < wanted_) continue;
+    if (wanted_ == kHeaderBytes) {
+      const Result<WireHeader> header = parse_header_of_any_version(std::span(bytes_).first<kHeaderBytes>());
+      if (!header.is_ok()) return finish(header.status());
+      // Of another version, what is needed for the refusal stands at its start.
+      const bool same = header->version == kWireVersion;
+      const bool fits =
+          same ? header->length == sizeof(HelloPayload) : header->length >= kCommonHelloBytes;
+      if (static_cast<FrameType>(header->type) != FrameType::Hello || !fits) {
+        return finish(Status(StatusCode::CorruptData, "does not begin with Hello"));
+      }
+      version_ = header->version;
+      wanted_ += same ? sizeof(HelloPayload) : kCommonHelloBytes;
+      continue;
     }
-    if (received_ < bytes_.size()) continue;
     ReceivedHello hello;
-    hello.version = header->version;
-    std::memcpy(&hello.payload, bytes_.data() + kHeaderBytes, sizeof hello.payload);
+    hello.version = version_;
+    std::memcpy(&hello.payload, bytes_.data() + kHeaderBytes, wanted_ - kHeaderBytes);
     return finish(hello);
   }
 }

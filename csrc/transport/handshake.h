@@ -29,7 +29,7 @@ std::string short_id(const ProcessId& id);
 
 struct ReceivedHello {
   std::uint8_t version = 0;
-  HelloPayload payload{};
+  HelloPayload payload{};  // of another version: its first kCommonHelloBytes, then zeros
 };
 
 // An accepted connection whose Hello is not complete. On the IO thread.
@@ -61,7 +61,9 @@ class HalfOpen : public IoHandler {
   IoLoop::HandlerId handler_ = 0;
   bool secured_ = false;  // the connection's own handshake is done
   std::array<std::byte, kHeaderBytes + sizeof(HelloPayload)> bytes_{};
+  std::size_t wanted_ = kHeaderBytes;  // then the payload as well
   std::size_t received_ = 0;
+  std::uint8_t version_ = 0;
 };
 
 }  // namespace geocomm::transport

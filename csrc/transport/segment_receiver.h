@@ -30,9 +30,13 @@ struct Reception {
 struct SegmentCopy {
   Incoming incoming;
   std::shared_ptr<Reception> reception;  // null: it had arrived before
-  // Not one byte more may be written to `incoming.dest`.
-  bool superseded() const {
-    return incoming.dest != nullptr && (reception->done || incoming.op->dead.load(std::memory_order_relaxed));
+  // Not one byte more may be written to `incoming.dest`: discard().
+  bool superseded() const { return incoming.dest != nullptr && (reception->done || incoming.op->dead); }
+  // Lets go of the memory.
+  void discard() {
+    incoming.dest = nullptr;
+    incoming.sink.reset();
+    incoming.buffer = core::Buffer();
   }
 };
 

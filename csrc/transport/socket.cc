@@ -25,6 +25,7 @@ using core::StatusCode;
 namespace {
 
 constexpr int kBacklog = 1024;
+constexpr int kKeepAliveSeconds = 15;
 
 void set_option(int fd, int level, int name, int value) {
   (void)setsockopt(fd, level, name, &value, sizeof value);
@@ -174,12 +175,20 @@ void tune_stream(int fd, const StreamTuning& tuning) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   (void)set_bbr(fd);
   set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
-             static_cast<int>(std::min<std::int64_t>(tuning.user_timeout.count(), 1'000'000'000)));
+  set_user_timeout(fd, tuning.user_timeout);
+  // An idle stream is found dead, and firewalls and NAT keep it in mind.
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveSeconds);
   if (tuning.max_pacing_bytes_per_sec > 0) {
     (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &tuning.max_pacing_bytes_per_sec,
                      sizeof tuning.max_pacing_bytes_per_sec);
   }
+}
+
+void set_user_timeout(int fd, std::chrono::milliseconds timeout) {
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
+             static_cast<int>(std::min<std::int64_t>(timeout.count(), 1'000'000'000)));
 }
 
 int not_sent_bytes(int fd) {

@@ -26,15 +26,14 @@ Status lost(const std::string& what) {
   return {StatusCode::PeerLost, what};
 }
 
-// A connection that broke means that the peer is lost; what else went wrong keeps its code.
 Status lost(const std::string& what, const Status& why) {
-  const StatusCode code = why.code() == StatusCode::Network ? StatusCode::PeerLost : why.code();
-  return Status(code, core::str(what, ": ", why.message())).with_errno(why.sys_errno());
+  return Status(StatusCode::PeerLost, core::str(what, ": ", why.message())).with_errno(why.sys_errno());
 }
 }  // namespace
 
-Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, std::uint16_t index, StreamOwner& owner)
-    : loop_(loop), connection_(std::move(connection)), index_(index), owner_(owner) {}
+Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
+               StreamOwner& owner)
+    : loop_(loop), connection_(std::move(connection)), carrier_(carrier), owner_(owner) {}
 
 Stream::~Stream() {
   close();
@@ -51,48 +50,46 @@ void Stream::close() {
   if (!is_open()) return;
   loop_.remove(handler_);
   connection_.reset();
-  incoming_ = Incoming();
+  copy_ = SegmentCopy();
   out_.clear();
 }
 
-void Stream::fail(const Status& why) {
-  if (is_open()) owner_.on_stream_failed(*this, why);
+void Stream::lose(const Status& why) {
+  if (is_open()) owner_.on_stream_lost(*this, why);
+}
+
+void Stream::violation(const Status& why) {
+  if (is_open()) owner_.on_violation(*this, why);
 }
 
 void Stream::on_ready(std::uint32_t events) {
-  if ((events & EPOLLIN) != 0 && !drained_) read();
+  if ((events & EPOLLIN) != 0) read();
   if (is_open() && (events & EPOLLOUT) != 0) write();
   if (!is_open() || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
   if (const int error = connect_error(fd()); error != 0) {
-    fail(lost(core::str("stream ", index_, " broke"), errno_status(error)));
-  } else if (!drained_) {
+    lose(lost(core::str("stream ", index(), " broke"), errno_status(error)));
+  } else {
     read();
-  } else if ((events & EPOLLHUP) != 0) {
-    fail(lost(core::str("stream ", index_, " was closed by the peer before everything was sent")));
   }
 }
 
 void Stream::read() {
   read_parts();
-  if (is_open() && !drained_ && connection_->has_more()) loop_.again(handler_, EPOLLIN);
+  if (is_open() && connection_->has_more()) loop_.again(handler_, EPOLLIN);
 }
 
 void Stream::read_parts() {
   std::size_t budget = kReadBudgetBytes;
-  while (is_open() && !drained_ && budget > 0) {
+  while (is_open() && budget > 0) {
     // The rest of the payload and, behind it, what follows: one call for both.
     std::array<iovec, 2> parts;
     std::size_t count = 0;
     std::size_t payload_room = 0;
     if (receiving_) {
-      if (incoming_.dest != nullptr && incoming_.op->dead) {
-        incoming_.dest = nullptr;
-        incoming_.sink.reset();
-        incoming_.buffer = core::Buffer();
-      }
-      const bool discard = incoming_.dest == nullptr;
+      if (copy_.superseded()) copy_.discard();
+      const bool discard = copy_.incoming.dest == nullptr;
       payload_room = discard ? std::min(payload_left_, IoLoop::kScratchBytes) : payload_left_;
-      parts[count++] = {discard ? loop_.scratch() : incoming_.dest, payload_room};
+      parts[count++] = {discard ? loop_.scratch() : copy_.incoming.dest, payload_room};
     }
     if (payload_room == payload_left_) {
       parts[count++] = {staged_.data() + staged_bytes_, staged_.size() - staged_bytes_};
@@ -101,16 +98,16 @@ void Stream::read_parts() {
     for (std::size_t i = 0; i < count; ++i) room += parts[i].iov_len;
     const Result<Connection::Received> received = connection_->read(std::span(parts).first(count));
     if (!received.is_ok()) {
-      return fail(lost(core::str("reading stream ", index_, " failed"), received.status()));
+      return lose(lost(core::str("reading stream ", index(), " failed"), received.status()));
     }
-    if (received->ended) return on_end_of_stream();
+    if (received->ended) return lose(lost(core::str("the peer closed stream ", index())));
     const std::size_t bytes = received->bytes;
     if (bytes == 0) return;
     owner_.count_bytes(bytes, 0);
     const std::size_t payload = std::min(bytes, payload_room);
     staged_bytes_ += bytes - payload;
     if (receiving_) {
-      if (incoming_.dest != nullptr) incoming_.dest += payload;
+      if (copy_.incoming.dest != nullptr) copy_.incoming.dest += payload;
       if (!take_payload(payload)) return;
     }
     if (!parse_staged()) return;
@@ -123,7 +120,7 @@ bool Stream::take_payload(std::size_t bytes) {
   payload_left_ -= bytes;
   if (payload_left_ > 0) return true;
   receiving_ = false;
-  owner_.finish_segment(std::exchange(incoming_, Incoming()));
+  owner_.finish_segment(std::exchange(copy_, SegmentCopy()));
   return is_open();
 }
 
@@ -132,9 +129,9 @@ bool Stream::parse_staged() {
   for (;;) {
     if (receiving_) {
       const std::size_t bytes = std::min(staged_bytes_ - begin, payload_left_);
-      if (incoming_.dest != nullptr && bytes > 0) {
-        std::memcpy(incoming_.dest, staged_.data() + begin, bytes);
-        incoming_.dest += bytes;
+      if (copy_.incoming.dest != nullptr && bytes > 0) {
+        std::memcpy(copy_.incoming.dest, staged_.data() + begin, bytes);
+        copy_.incoming.dest += bytes;
       }
       begin += bytes;
       if (!take_payload(bytes)) return false;
@@ -142,14 +139,14 @@ bool Stream::parse_staged() {
     }
     const std::size_t left = staged_bytes_ - begin;
     if (left > 0 && !may_be_header(std::span(staged_).subspan(begin, left))) {
-      fail({StatusCode::CorruptData, core::str("stream ", index_, ": not a header where one must begin")});
+      violation({StatusCode::CorruptData, core::str("stream ", index(), ": not a header where one must begin")});
       return false;
     }
     if (left < kHeaderBytes) break;
     const Result<WireHeader> header = parse_header(std::span(staged_).subspan(begin).first<kHeaderBytes>());
     begin += kHeaderBytes;
     if (!header.is_ok()) {
-      fail(header.status());
+      violation(header.status());
       return false;
     }
     if (!on_header(*header)) return false;
@@ -160,49 +157,30 @@ bool Stream::parse_staged() {
 }
 
 bool Stream::on_header(const WireHeader& header) {
-  if (peer_finished_) {
-    fail({StatusCode::CorruptData, core::str("stream ", index_, ": a frame after Goodbye")});
-    return false;
-  }
-  const auto type = static_cast<FrameType>(header.type);
-  if (type == FrameType::Segment && index_ != 0) {
-    Result<Incoming> incoming = owner_.begin_segment(header);
+  if (static_cast<FrameType>(header.type) == FrameType::Segment && index() != 0) {
+    Result<SegmentCopy> copy = owner_.begin_segment(header);
     if (!is_open()) return false;
-    if (!incoming.is_ok()) {
-      fail(incoming.status());
+    if (!copy.is_ok()) {
+      violation(copy.status());
       return false;
     }
-    incoming_ = std::move(incoming).value();
+    copy_ = std::move(copy).value();
     payload_left_ = header.length;
     receiving_ = true;
     return true;
   }
-  if (type == FrameType::Goodbye && header.length == 0) {
-    peer_finished_ = true;
-    owner_.on_stream_progress(*this);
-    return is_open();
-  }
-  if (index_ != 0 || header.length != 0) {
-    fail({StatusCode::CorruptData, core::str("stream ", index_, ": unexpected frame of type ",
-                                             int{header.type}, " with ", header.length, " bytes")});
+  if (index() != 0 || header.length != 0) {
+    violation({StatusCode::CorruptData, core::str("stream ", index(), ": unexpected frame of type ",
+                                                  int{header.type}, " with ", header.length, " bytes")});
     return false;
   }
   const Status status = owner_.on_frame(header);
-  if (!status.is_ok()) fail(status);
+  if (!status.is_ok()) violation(status);
   return is_open();
 }
 
-void Stream::on_end_of_stream() {
-  if (!peer_finished_) {
-    return fail(lost("the peer closed the connection without a goodbye: its process has probably ended"));
-  }
-  drained_ = true;
-  update_interest();
-  owner_.on_stream_progress(*this);
-}
-
 void Stream::send_frames(std::span<const WireHeader> headers) {
-  if (!is_open() || finishing_ || headers.empty()) return;
+  if (!is_open() || headers.empty()) return;
   for (const WireHeader& header : headers) {
     out_.push_back({encode_header(header), {}});
     out_bytes_ += kHeaderBytes;
@@ -211,7 +189,7 @@ void Stream::send_frames(std::span<const WireHeader> headers) {
 }
 
 void Stream::wake() {
-  if (!is_open() || watches_output_ || finishing_) return;
+  if (!is_open() || watches_output_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.
   if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
     watch_output(true);
@@ -220,20 +198,14 @@ void Stream::wake() {
   }
 }
 
-void Stream::finish() {
-  if (!is_open() || finishing_) return;
-  send_frame(make_header(FrameType::Goodbye));
-  finishing_ = true;
-  if (!watches_output_) write();
-}
-
 void Stream::pull_frames() {
-  if (index_ == 0 || finishing_ || pending_bytes() >= kPullBelowBytes) return;
+  if (index() == 0 || pending_bytes() >= kPullBelowBytes) return;
   pulled_.clear();
-  owner_.pull(pulled_);
+  owner_.pull(carrier_, pulled_);
   for (OutSegment& segment : pulled_) {
     const OutgoingChunk& chunk = segment.chunk->chunk;
     WireHeader header = make_header(FrameType::Segment);
+    header.sequence = segment.number;
     header.group = chunk.key.group;
     header.op = chunk.key.op;
     header.descriptor = chunk.descriptor;
@@ -271,22 +243,14 @@ void Stream::write() {
     }
     const Result<std::size_t> written = connection_->write(std::span(parts).first(count));
     if (!written.is_ok()) {
-      return fail(lost(core::str("writing stream ", index_, " failed"), written.status()));
+      return lose(lost(core::str("writing stream ", index(), " failed"), written.status()));
     }
     owner_.count_bytes(0, *written);
     advance(*written);
     if (!is_open()) return;
     if (*written < total) return watch_output(true);
   }
-  if (out_.empty() && finishing_ && !finished_) {
-    const Result<bool> ended = connection_->finish();
-    if (!ended.is_ok()) return fail(lost(core::str("ending stream ", index_, " failed"), ended.status()));
-    if (!*ended) return watch_output(true);
-    finished_ = true;
-    watch_output(false);
-    return owner_.on_stream_progress(*this);
-  }
-  watch_output(!out_.empty() || (index_ != 0 && !finishing_ && owner_.has_ready()));
+  watch_output(!out_.empty() || (index() != 0 && owner_.has_ready()));
 }
 
 void Stream::advance(std::size_t written) {
@@ -303,12 +267,7 @@ void Stream::advance(std::size_t written) {
 void Stream::watch_output(bool on) {
   if (watches_output_ == on || !is_open()) return;
   watches_output_ = on;
-  update_interest();
-}
-
-void Stream::update_interest() {
-  loop_.modify(handler_,
-               (drained_ ? 0U : std::uint32_t{EPOLLIN}) | (watches_output_ ? std::uint32_t{EPOLLOUT} : 0U));
+  loop_.modify(handler_, std::uint32_t{EPOLLIN} | (on ? std::uint32_t{EPOLLOUT} : 0U));
 }
 
 }  // namespace geocomm::transport

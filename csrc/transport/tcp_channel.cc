@@ -1,12 +1,12 @@
 #include "transport/tcp_channel.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "core/log.h"
 #include "core/str.h"
 #include "transport/handshake.h"
-#include "transport/link_stats.h"
 
 namespace geocomm::transport {
 
@@ -17,8 +17,13 @@ using core::StatusCode;
 namespace {
 
 constexpr std::chrono::milliseconds kHeartbeatInterval{3000};
+// Intervals without a byte from the peer after which its connections count as dead.
+constexpr int kSilentTicks = 3;
+// A connection on which nothing is acknowledged for so long, or 20 round trips, is dead.
+constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
+constexpr int kUserTimeoutRtts = 20;
 constexpr std::size_t kMaxPullSegments = 15;
-// A peer that asks for more replies than it reads gets none.
+// A peer that does not read what it is told is told no more: neither replies nor acknowledgements.
 constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
 
 std::uint64_t clock_ns() {
@@ -39,7 +44,11 @@ TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId&
       first_description_(std::move(description)),
       description_(&first_description_),
       queue_(context_->options.send_window_bytes, context_->closed_groups),
-      table_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups) {}
+      table_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups),
+      streams_(context_->loop),
+      acks_due_(context_->loop, [this] { schedule_flush(); }),
+      window_(context_->options.send_window_bytes),
+      redialer_(context_->loop, *this) {}
 
 // ---- any thread ----
 
@@ -105,17 +114,9 @@ ChannelStats TcpChannel::stats() const {
   stats.payload_sent = payload_sent_;
   stats.payload_received = payload_received_;
   stats.rtt_us = rtt_us_;
-  std::lock_guard lock(streams_mutex_);
-  stats.retransmitted_segments = closed_retransmits_;
-  stats.congestion_control = congestion_control_;
-  for (const auto& stream : streams_) {
-    if (!stream || !stream->is_open()) continue;
-    const LinkStats link = read_link_stats(stream->fd());
-    stats.retransmitted_segments += link.retransmitted_segments;
-    stats.congestion_control = link.congestion_control;
-    if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;
-    if (stream->index() != 0) ++stats.streams;
-  }
+  stats.resent_segments = resent_segments_;
+  stats.acks = acks_;
+  streams_.add_stats(stats);
   return stats;
 }
 
@@ -123,10 +124,7 @@ void TcpChannel::announce(const OpKey& key) {
   WireHeader header = make_header(FrameType::Posted);
   header.group = key.group;
   header.op = key.op;
-  {
-    std::lock_guard lock(control_mutex_);
-    control_.push_back(header);
-  }
+  control_.push(header);
   schedule_flush();
 }
 
@@ -143,27 +141,33 @@ void TcpChannel::schedule_flush() {
   context_->loop->post([self = shared_from_this()] { self->flush(); });
 }
 
-Status TcpChannel::lost(StatusCode code, const std::string& what) const {
-  return Status(code, core::str(peer(), ": ", what)).with_peer(std::string(peer()));
+Status TcpChannel::lost(const std::string& what) const {
+  return Status(StatusCode::PeerLost, core::str(peer(), ": ", what)).with_peer(std::string(peer()));
 }
 
-// ---- IO thread: connecting ----
+// ---- IO thread: connecting, again and again ----
 
-HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count) const {
+HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
+                               std::uint32_t generation) const {
   HelloPayload hello{};
   hello.sender = context_->self;
   hello.receiver = peer_id_;
   hello.max_unexpected_bytes = context_->options.max_unexpected_bytes;
   hello.stream = stream;
   hello.stream_count = stream_count;
+  hello.generation = generation;
+  hello.control_received = control_.received();
   return hello;
 }
 
-StreamTuning TcpChannel::tuning(std::uint16_t stream_count) const {
-  const std::uint64_t cap_bps = context_->options.max_pacing_bps;
+StreamTuning TcpChannel::tuning() const {
   StreamTuning tuning;
-  tuning.user_timeout = context_->options.link_deadline;
-  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / stream_count, 1);
+  const auto rtts =
+      std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts * std::chrono::microseconds(rtt_us_));
+  tuning.user_timeout = std::max(kLeastUserTimeout, rtts);
+  const std::uint64_t data_streams = std::max<std::size_t>(streams_.size(), 2) - 1;
+  const std::uint64_t cap_bps = context_->options.max_pacing_bps;
+  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / data_streams, 1);
   return tuning;
 }
 
@@ -178,90 +182,100 @@ void TcpChannel::start_deadline() {
   });
 }
 
-void TcpChannel::expect_peer() {
-  start_deadline();
+void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool dials) {
+  if (phase_ == Phase::Closed) return;
+  if (!dials) start_deadline();
+  if (redialer_.has_plan() || address.host.empty() || address.port == 0) return;
+  RedialerPlan plan;
+  plan.dial.peer = peer();
+  plan.dial.host = address.host;
+  plan.dial.port = address.port;
+  plan.dial.loopback_only = context_->options.security == Security::Required;
+  plan.token = token;
+  plan.link_deadline = context_->options.link_deadline;
+  plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
+  plan.dials = dials;
+  redialer_.set_plan(std::move(plan));
+  if (!dials) return;
+  streams_.set_data_streams(static_cast<std::uint16_t>(context_->options.streams));
+  redialer_.dial(0, tuning());
 }
 
-void TcpChannel::dial(const PeerAddress& address, const JobToken& token) {
-  if (phase_ != Phase::Connecting || !dialers_.empty()) return;
-  const auto count = static_cast<std::uint16_t>(context_->options.streams);
-  plan_.peer = peer();
-  plan_.host = address.host;
-  plan_.port = address.port;
-  plan_.tuning = tuning(count);
-  plan_.loopback_only = context_->options.security == Security::Required;
-  plan_.deadline = core::Deadline::after(context_->options.link_deadline);
-  plan_.hello.token = token;
-  dialers_.resize(count + 1U);
-  dial_stream(0, count);
+HelloPayload TcpChannel::next_hello(std::uint16_t stream) {
+  const auto data_streams = static_cast<std::uint16_t>(context_->options.streams);
+  return hello(stream, data_streams, redialer_.dials() ? streams_.next_generation(stream) : 0);
 }
 
-void TcpChannel::dial_stream(std::uint16_t stream, std::uint16_t stream_count) {
-  DialPlan plan = plan_;
-  plan.hello = hello(stream, stream_count);
-  plan.hello.token = plan_.hello.token;
-  dialers_[stream] = std::make_unique<Dialer>(context_->loop, std::move(plan),
-                                              [this, stream, stream_count](Result<DialedStream> dialed) {
-                                                on_dialed(stream, stream_count, std::move(dialed));
-                                              });
-  // It may fail at once, which destroys all dialers: not to be touched afterwards.
-  dialers_[stream]->start();
-}
-
-void TcpChannel::on_dialed(std::uint16_t stream, std::uint16_t stream_count, Result<DialedStream> dialed) {
-  if (phase_ != Phase::Connecting) return;
-  if (!dialed.is_ok()) return fail(dialed.status());
-  add_stream(stream, stream_count, std::move(dialed->connection), dialed->welcome.max_unexpected_bytes);
-  if (stream != 0) return;
+void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
+  if (phase_ == Phase::Closed) return;
+  const HelloPayload& welcome = dialed.welcome;
+  if (stream == 0) {
+    if (Status status = control_.restart(welcome.control_received); !status.is_ok()) {
+      return fail(std::move(status));
+    }
+  }
+  add_stream({stream, welcome.generation}, std::move(dialed.connection), welcome.max_unexpected_bytes);
   // The peer lets us in: now the others, all at once.
-  for (std::uint16_t other = 1; other <= stream_count && phase_ == Phase::Connecting; ++other) {
-    dial_stream(other, stream_count);
+  for (std::size_t other = 1; stream == 0 && other < streams_.size() && phase_ == Phase::Connecting; ++other) {
+    if (!streams_.open(other)) redialer_.dial(static_cast<std::uint16_t>(other), tuning());
   }
 }
 
-Status TcpChannel::check_hello(const HelloPayload& hello) const {
+Status TcpChannel::admit(const HelloPayload& hello) {
   if (phase_ == Phase::Closed) {
     return {StatusCode::PeerLost, core::str("the channel with this process has ended: ", status().message())};
   }
   const bool numbers_fit =
       hello.stream_count >= 1 && hello.stream_count <= kMaxDataStreams && hello.stream <= hello.stream_count;
-  const bool order_fits = streams_.empty()
-                              ? hello.stream == 0
-                              : streams_.size() == hello.stream_count + 1U && !streams_[hello.stream];
-  if (phase_ != Phase::Connecting || !numbers_fit || !order_fits) {
+  const bool order_fits =
+      streams_.size() == 0 ? hello.stream == 0 : streams_.size() == hello.stream_count + 1U;
+  if (!numbers_fit || !order_fits) {
     return {StatusCode::InvalidArgument,
             core::str("stream ", hello.stream, " of ", hello.stream_count, " does not fit this channel")};
   }
+  if (const std::uint32_t newest = streams_.generation(hello.stream); hello.generation <= newest) {
+    return {StatusCode::InvalidArgument, core::str("connection ", hello.generation, " of stream ", hello.stream,
+                                                   " is no newer than connection ", newest)};
+  }
+  if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
+  if (streams_.size() == 0) streams_.set_data_streams(hello.stream_count);
+  // What the older one still brings is not read any more, so that the counts in Welcome hold.
+  if (Stream* const older = streams_.open(hello.stream)) drop(*older);
   return Status::ok();
+}
+
+HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
+  return hello(received.stream, received.stream_count, received.generation);
 }
 
 void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
   start_deadline();
-  add_stream(hello.stream, hello.stream_count, std::move(connection), hello.max_unexpected_bytes);
+  add_stream({hello.stream, hello.generation}, std::move(connection), hello.max_unexpected_bytes);
 }
 
-void TcpChannel::add_stream(std::uint16_t stream, std::uint16_t stream_count,
-                            std::unique_ptr<Connection> connection, std::uint64_t peer_limit) {
-  auto added = std::make_unique<Stream>(*context_->loop, std::move(connection), stream, *this);
-  Stream& raw = *added;
-  std::size_t present = 0;
-  {
-    std::lock_guard lock(streams_mutex_);
-    if (streams_.empty()) streams_.resize(stream_count + 1U);
-    streams_[stream] = std::move(added);
-    present = static_cast<std::size_t>(
-        std::count_if(streams_.begin(), streams_.end(), [](const auto& one) { return one != nullptr; }));
+void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
+                            std::uint64_t peer_limit) {
+  Stream& stream =
+      streams_.put(std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
+  last_contact_ = IoLoop::Clock::now();
+  silent_ticks_ = 0;
+  redialer_.on_contact();
+  if (!redialer_.dials()) redialer_.stop();
+  if (carrier.stream == 0) {
+    peer_limit_ = peer_limit;
+    // The peer may have missed what the older control stream carried.
+    receiver_.window().tell_all();
+    acks_due_.set_due();
   }
-  last_receive_ = IoLoop::Clock::now();
-  if (stream == 0) peer_limit_ = peer_limit;
-  if (Status status = raw.start(); !status.is_ok()) return fail(std::move(status));
-  if (present == streams_.size()) become_ready();
+  if (const Status status = stream.start(); !status.is_ok()) return on_stream_lost(stream, status);
+  if (phase_ == Phase::Connecting && streams_.open_count() == streams_.size()) become_ready();
   schedule_flush();
 }
 
 void TcpChannel::become_ready() {
   phase_ = Phase::Ready;
   context_->loop->cancel_timer(timer_);
+  redialer_.set_resuming();
   queue_.set_peer_limit(peer_limit_);
   {
     std::lock_guard lock(mutex_);
@@ -274,92 +288,216 @@ void TcpChannel::become_ready() {
   tick();
 }
 
+void TcpChannel::drop(Stream& stream) {
+  const Carrier carrier = stream.carrier();
+  streams_.close(stream);
+  queue_.lose(carrier);
+  schedule_flush();
+}
+
+void TcpChannel::reconnect(std::uint16_t stream) {
+  const bool finished = peer_left_ && queue_.empty();
+  if (redialer_.dials()) {
+    // Without anything left to carry, only Goodbye matters.
+    if (!finished || stream == 0) {
+      redialer_.dial(stream, tuning(), streams_.pause_before_redial(stream));
+    }
+    return;
+  }
+  const bool none_left = streams_.open_count() == 0;
+  // Both have everything. If the peer has not heard our Goodbye, it will be told that the channel has ended.
+  if (finished && (stream == 0 || none_left)) return close(status(), !local_closing_);
+  if (none_left && phase_ == Phase::Ready) redialer_.ask(tuning());
+}
+
+// At once, instead of after the pauses that have begun.
+void TcpChannel::reconnect_all() {
+  redialer_.stop();
+  for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) {
+    if (!streams_.open(i)) reconnect(static_cast<std::uint16_t>(i));
+  }
+}
+
+void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
+  const std::uint16_t index = stream.index();
+  drop(stream);
+  if (phase_ == Phase::Closed) return;
+  last_loss_ = why.message();
+  core::log(core::LogLevel::Info, peer(), ": lost the connection of stream ", index, ": ", why.message());
+  reconnect(index);
+}
+
+void TcpChannel::on_no_link(const Status& why) {
+  if (phase_ == Phase::Connecting) return fail(why);
+  if (phase_ == Phase::Closed) return;
+  if (nothing_left()) return close(status(), !local_closing_);
+  const bool refused = why.sys_errno() == ECONNREFUSED;
+  const bool other = why.code() == kTryAgain || (why.code() == StatusCode::Network && !refused);
+  const std::string verdict =
+      refused ? "its process has ended (connections to it are refused)"
+      : other ? "its process has been restarted (another one answers at its address), and cannot go on with "
+                "what the old one had begun"
+              : "it takes no new connection";
+  fail(lost(core::str("the connections broke (", last_loss_, "), and ", verdict, ": ", why.message()))
+           .with_errno(why.sys_errno()));
+}
+
 // ---- IO thread: running ----
 
 void TcpChannel::tick() {
   const auto now = IoLoop::Clock::now();
   const auto deadline = context_->options.link_deadline;
-  if (now - last_receive_ >= deadline) {
-    return fail(lost(StatusCode::PeerLost, core::str("silent for ", seconds(deadline),
-                                                     " (link_deadline): the peer or the network is down")));
+  // Not by the clock alone: a process that was stopped itself reads first what came meanwhile.
+  if (++silent_ticks_ > kSilentTicks) {
+    if (now - last_contact_ >= deadline) {
+      if (nothing_left()) return close(status(), !local_closing_);
+      return fail(lost(core::str("silent for ", seconds(deadline),
+                                 " (link_deadline): the peer or the network is down",
+                                 last_loss_.empty() ? "" : core::str(". Last: ", last_loss_))));
+    }
+    const Status why(StatusCode::PeerLost, core::str("nothing was heard for ", kSilentTicks, " heartbeats"));
+    for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) {
+      if (Stream* const stream = streams_.open(i)) on_stream_lost(*stream, why);
+    }
   }
-  WireHeader header = make_header(FrameType::Heartbeat);
-  header.op = clock_ns();
-  if (streams_[0]) streams_[0]->send_frame(header);
-  if (phase_ != Phase::Ready) return;  // sending has failed
-  const auto interval = std::min<IoLoop::Clock::duration>(kHeartbeatInterval, deadline / 3);
-  timer_ = context_->loop->add_timer(std::min(now + interval, last_receive_ + deadline), [this] { tick(); });
+  if (phase_ != Phase::Ready) return;
+  if (Stream* const control = streams_.control()) {
+    WireHeader header = make_header(FrameType::Heartbeat);
+    header.op = clock_ns();
+    control->send_frame(header);
+  }
+  if (phase_ != Phase::Ready) return;
+  const auto interval = std::min<IoLoop::Clock::duration>(kHeartbeatInterval, deadline / (2 * kSilentTicks));
+  timer_ = context_->loop->add_timer(now + interval, [this] { tick(); });
 }
 
-Result<Incoming> TcpChannel::begin_segment(const WireHeader& header) {
-  Result<ReceiveTable::Begun> begun = table_.begin(header);
+Result<SegmentCopy> TcpChannel::begin_segment(const WireHeader& header) {
+  Result<SegmentReceiver::Begun> begun = receiver_.begin(header);
   if (!begun.is_ok()) return begun.status();
   if (begun->announce) announce({header.group, header.op});
-  payload_received_.fetch_add(header.length, std::memory_order_relaxed);
-  return std::move(begun->incoming);
+  if (begun->is_new) payload_received_.fetch_add(header.length, std::memory_order_relaxed);
+  return std::move(begun->copy);
 }
 
-void TcpChannel::finish_segment(Incoming incoming) {
-  table_.finish(std::move(incoming));
+void TcpChannel::finish_segment(SegmentCopy copy) {
+  receiver_.finish(std::move(copy));
+  acks_due_.arrived();
 }
 
 Status TcpChannel::on_frame(const WireHeader& header) {
   switch (static_cast<FrameType>(header.type)) {
     case FrameType::Posted:
+    case FrameType::Goodbye: {
+      GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
+      acks_due_.arrived();
+      if (!is_new) return Status::ok();
+      if (peer_left_) return {StatusCode::CorruptData, "a control frame after Goodbye"};
+      if (static_cast<FrameType>(header.type) == FrameType::Goodbye) {
+        peer_left();
+        return Status::ok();
+      }
       GEOCOMM_RETURN_IF_ERROR(queue_.posted({header.group, header.op}));
       schedule_flush();
       return Status::ok();
+    }
+    case FrameType::Ack:
+      return on_ack(header);
     case FrameType::Heartbeat: {
-      if (streams_[0]->pending_bytes() > kMaxPendingControlBytes) return Status::ok();
+      if (streams_.control()->pending_bytes() > kMaxPendingControlBytes) return Status::ok();
       WireHeader reply = make_header(FrameType::HeartbeatReply);
       reply.op = header.op;
-      streams_[0]->send_frame(reply);
+      streams_.control()->send_frame(reply);
       return Status::ok();
     }
     case FrameType::HeartbeatReply:
-      if (const std::uint64_t now = clock_ns(); header.op != 0 && header.op < now) {
-        rtt_us_ = std::max<std::uint64_t>((now - header.op) / 1000, 1);
-      }
+      on_reply(header.op);
+      return Status::ok();
+    case FrameType::Farewell:
+      fail(lost(core::str("it has given up the connection (",
+                          core::to_string(static_cast<StatusCode>(header.code)), ")")));
       return Status::ok();
     default:
       return {StatusCode::CorruptData, core::str("frame of unexpected type ", int{header.type})};
   }
 }
 
-void TcpChannel::pull(std::vector<OutSegment>& out) {
-  if (phase_ == Phase::Ready) queue_.pull(kMaxSegmentBytes, kMaxPullSegments, out);
+Status TcpChannel::on_ack(const WireHeader& header) {
+  GEOCOMM_ASSIGN_OR_RETURN(const AckFrame ack, parse_ack(header));
+  acks_.fetch_add(1, std::memory_order_relaxed);
+  GEOCOMM_RETURN_IF_ERROR(control_.acknowledge(ack.control_received));
+  std::vector<SentCallback> callbacks;
+  std::uint64_t bytes = 0;
+  GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, callbacks, bytes));
+  for (const auto& callback : callbacks) callback(Status::ok());
+  if (window_.acknowledged(bytes, std::chrono::microseconds(least_rtt_us_), IoLoop::Clock::now())) {
+    queue_.set_window(window_.bytes());
+  }
+  if (closing_ || queue_.has_ready()) schedule_flush();
+  return Status::ok();
+}
+
+void TcpChannel::on_reply(std::uint64_t sent_ns) {
+  const std::uint64_t now = clock_ns();
+  if (sent_ns == 0 || sent_ns >= now) return;
+  const std::uint64_t rtt = std::max<std::uint64_t>((now - sent_ns) / 1000, 1);
+  least_rtt_us_ = least_rtt_us_ == 0 ? rtt : std::min(least_rtt_us_, rtt);
+  rtt_us_ = rtt;
+  const std::chrono::milliseconds timeout = tuning().user_timeout;
+  if (std::exchange(user_timeout_, timeout) == timeout) return;
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (Stream* const stream = streams_.open(i)) set_user_timeout(stream->fd(), timeout);
+  }
+}
+
+void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
+  if (phase_ != Phase::Ready) return;
+  const std::size_t resent = queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, out);
+  resent_segments_.fetch_add(resent, std::memory_order_relaxed);
 }
 
 void TcpChannel::on_segment_sent(const OutSegment& segment) {
-  payload_sent_.fetch_add(segment.length, std::memory_order_relaxed);
   if (const SentCallback callback = queue_.segment_sent(segment)) callback(Status::ok());
-  if (closing_) schedule_flush();
 }
 
 void TcpChannel::count_bytes(std::uint64_t received, std::uint64_t sent) {
-  if (received > 0) last_receive_ = IoLoop::Clock::now();
+  if (received > 0) {
+    last_contact_ = IoLoop::Clock::now();
+    silent_ticks_ = 0;
+    redialer_.on_contact();
+  }
   bytes_received_.fetch_add(received, std::memory_order_relaxed);
   bytes_sent_.fetch_add(sent, std::memory_order_relaxed);
 }
 
 void TcpChannel::flush() {
   flush_scheduled_ = false;
-  if (phase_ == Phase::Closed || streams_.empty()) return;
-  std::vector<WireHeader> control;
-  {
-    std::lock_guard lock(control_mutex_);
-    control.swap(control_);
-  }
-  streams_[0]->send_frames(control);
-  if (phase_ != Phase::Ready) return;
-  const std::size_t data_streams = streams_.size() - 1;
+  if (phase_ == Phase::Closed) return;
+  send_control();
+  const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
   for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready && queue_.has_ready(); ++i) {
     next_stream_ = next_stream_ % data_streams + 1;
-    streams_[next_stream_]->wake();
+    if (Stream* const stream = streams_.open(next_stream_)) stream->wake();
   }
-  if (phase_ != Phase::Ready || !closing_ || goodbye_sent_ || !queue_.empty()) return;
-  goodbye_sent_ = true;
-  for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) streams_[i]->finish();
+  advance_closing();
+}
+
+void TcpChannel::send_control() {
+  Stream* const control = streams_.control();
+  if (control == nullptr) return;
+  std::vector<WireHeader> frames;
+  control_.take_unsent(frames);
+  const bool tell = acks_due_.due() || (!frames.empty() && acks_due_.waiting());
+  if (tell && control->pending_bytes() < kMaxPendingControlBytes) {
+    acks_due_.sent();
+    std::vector<AckFrame> acks;
+    receiver_.window().collect(acks);
+    for (AckFrame& ack : acks) {
+      ack.control_received = control_.received();
+      frames.push_back(make_ack(ack));
+    }
+  }
+  control->send_frames(frames);
+  if (control_.overflows()) fail({StatusCode::CorruptData, "the peer acknowledges no control frames"});
 }
 
 // ---- IO thread: ending ----
@@ -373,51 +511,48 @@ void TcpChannel::begin_close() {
   queue_.refuse(why);
   set_reason(why);
   if (phase_ == Phase::Connecting && queue_.empty()) return fail(why);
+  if (phase_ == Phase::Ready && queue_.empty()) reconnect_all();
   schedule_flush();
 }
 
+// Its Goodbye came: everything it sent is here.
 void TcpChannel::peer_left() {
   peer_left_ = true;
   closing_ = true;
-  const Status why = lost(StatusCode::PeerLost, "has left: it shut its endpoint down");
+  const Status why = lost("has left: it shut its endpoint down");
   queue_.refuse(why);
   set_reason(why);
+  receiver_.expect_no_more();
+  table_.fail(why, !local_closing_);
   // It will post nothing any more.
   for (const auto& callback : queue_.drop_waiting()) callback(why);
   schedule_flush();
 }
 
-void TcpChannel::on_stream_progress(Stream& stream) {
-  if (stream.index() == 0 && stream.peer_finished() && !peer_left_) peer_left();
-  if (stream.drained() && stream.finished()) close_stream(stream);
-  if (phase_ != Phase::Ready) return;
-  const auto all = [&](auto predicate) {
-    return std::all_of(streams_.begin(), streams_.end(), [&](const auto& one) { return predicate(*one); });
-  };
-  if (!receives_ended_ && all([](const Stream& one) { return one.drained(); })) {
-    receives_ended_ = true;
-    table_.fail(lost(StatusCode::PeerLost, "has left: it shut its endpoint down"), !local_closing_);
+void TcpChannel::advance_closing() {
+  if (phase_ != Phase::Ready || !closing_ || !queue_.empty()) return;
+  if (!goodbye_sent_) {
+    goodbye_sent_ = true;
+    control_.push(make_header(FrameType::Goodbye));
+    send_control();
   }
-  if (all([](const Stream& one) { return !one.is_open(); })) close(status(), !local_closing_);
+  if (phase_ != Phase::Ready || !peer_left_ || !control_.all_acknowledged()) return;
+  // The peer waits for the acknowledgement of its own.
+  if (acks_due_.waiting()) {
+    acks_due_.set_due();
+    send_control();
+  }
+  if (phase_ == Phase::Ready) close(status(), !local_closing_);
 }
 
-void TcpChannel::on_stream_failed(Stream&, const Status& why) {
+void TcpChannel::on_violation(Stream&, const Status& why) {
   Status named(why.code(), core::str("lost ", peer(), ": ", why.message()));
   fail(std::move(named).with_errno(why.sys_errno()));
 }
 
 void TcpChannel::fail(Status why) {
   if (phase_ == Phase::Closed) return;
-  close(std::move(why).with_peer(std::string(peer())), false);
-}
-
-void TcpChannel::close_stream(Stream& stream) {
-  if (!stream.is_open()) return;
-  std::lock_guard lock(streams_mutex_);
-  const LinkStats link = read_link_stats(stream.fd());
-  closed_retransmits_ += link.retransmitted_segments;
-  congestion_control_ = link.congestion_control;
-  stream.close();
+  close(std::move(why).with_peer(std::string(peer())), false, true);
 }
 
 void TcpChannel::set_reason(const Status& reason) {
@@ -428,7 +563,7 @@ void TcpChannel::set_reason(const Status& reason) {
   changed_.notify_all();
 }
 
-void TcpChannel::close(const Status& reason, bool keep_complete) {
+void TcpChannel::close(const Status& reason, bool keep_complete, bool farewell) {
   const bool was_ready = phase_ == Phase::Ready;
   phase_ = Phase::Closed;
   context_->loop->cancel_timer(timer_);
@@ -437,18 +572,19 @@ void TcpChannel::close(const Status& reason, bool keep_complete) {
     core::log(core::LogLevel::Warning,
               was_ready ? "channel failed: " : "channel not made: ", reason.to_string());
   }
-  for (const auto& stream : streams_) {
-    if (stream) close_stream(*stream);
+  if (Stream* const control = streams_.control(); farewell && control != nullptr) {
+    // Spares the peer the search for us.
+    WireHeader header = make_header(FrameType::Farewell);
+    header.code = static_cast<std::uint16_t>(reason.code());
+    control->send_frame(header);
   }
+  acks_due_.sent();
+  redialer_.stop();
+  streams_.close_all();
+  receiver_.clear();
   queue_.refuse(reason);
   for (const auto& callback : queue_.drop_all()) callback(reason);
   table_.fail(reason, keep_complete);
-  // One of their callbacks may be running.
-  context_->loop->post([self = shared_from_this()] {
-    self->dialers_.clear();
-    std::lock_guard lock(self->streams_mutex_);
-    self->streams_.clear();
-  });
   context_->on_closed();
 }
 

@@ -1,8 +1,9 @@
-// A Channel over TCP: one control stream, which carries Posted, heartbeats and Goodbye, and data streams,
-// which carry segments.
+// A Channel over TCP: one control stream, which carries Posted, heartbeats, acknowledgements and Goodbye, and
+// data streams, which carry segments.
 //
-// Life: connecting → ready → closing (shutdown here or Goodbye from the peer: flush, Goodbye on every stream,
-// drain) → closed; or, from any of them, closed by a failure.
+// Life: connecting → ready → closed. A connection that is lost while ready is made again, and what it carried
+// goes out again over any other. Orderly end (shutdown here or Goodbye from the peer): flush, Goodbye, wait
+// for the peer's and for the acknowledgement of ours.
 #pragma once
 
 #include <atomic>
@@ -17,15 +18,20 @@
 #include "core/buffer.h"
 #include "core/deadline.h"
 #include "core/status.h"
+#include "transport/ack_scheduler.h"
 #include "transport/channel.h"
 #include "transport/closed_groups.h"
 #include "transport/connection.h"
-#include "transport/dialer.h"
+#include "transport/control_log.h"
 #include "transport/endpoint.h"
 #include "transport/io_loop.h"
 #include "transport/receive_table.h"
+#include "transport/redialer.h"
+#include "transport/segment_receiver.h"
 #include "transport/send_queue.h"
+#include "transport/send_window.h"
 #include "transport/stream.h"
+#include "transport/stream_set.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -40,7 +46,10 @@ struct ChannelContext {
   std::function<void()> on_closed;  // a channel has closed or failed; on the IO thread
 };
 
-class TcpChannel final : public Channel, public StreamOwner, public std::enable_shared_from_this<TcpChannel> {
+class TcpChannel final : public Channel,
+                         public StreamOwner,
+                         public RedialerOwner,
+                         public std::enable_shared_from_this<TcpChannel> {
  public:
   TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId& peer_id, std::string description);
 
@@ -59,47 +68,57 @@ class TcpChannel final : public Channel, public StreamOwner, public std::enable_
   void close_group(std::uint64_t group, const core::Status& why);
 
   // The IO thread's.
-  void dial(const PeerAddress& address, const JobToken& token);
-  void expect_peer();
-  // Whether a stream that the peer has opened fits; if so, adopt() takes it after Welcome is sent.
-  core::Status check_hello(const HelloPayload& hello) const;
+  // `peer` is where to dial, or, as the other side, where to look for a peer that went silent.
+  void connect(const PeerAddress& peer, const JobToken& token, bool dials);
+  // A stream that the peer has opened: an error if it does not fit, otherwise the older connection of its
+  // number is closed, and adopt() takes the new one after Welcome is sent.
+  core::Status admit(const HelloPayload& hello);
+  HelloPayload welcome(const HelloPayload& hello) const;
   void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
   // Flush, Goodbye, drain. With nothing to flush and no connection yet, it closes at once.
   void begin_close();
   void fail(core::Status why);
   bool closed() const { return phase_ == Phase::Closed; }
-  HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count) const;
-  StreamTuning tuning(std::uint16_t stream_count) const;
+  StreamTuning tuning() const;
 
  private:
   enum class Phase : std::uint8_t { Connecting, Ready, Closed };
 
-  core::Result<Incoming> begin_segment(const WireHeader& header) override;
-  void finish_segment(Incoming incoming) override;
+  core::Result<SegmentCopy> begin_segment(const WireHeader& header) override;
+  void finish_segment(SegmentCopy copy) override;
   core::Status on_frame(const WireHeader& header) override;
-  void pull(std::vector<OutSegment>& out) override;
+  void pull(const Carrier& carrier, std::vector<OutSegment>& out) override;
   bool has_ready() const override { return queue_.has_ready(); }
   void on_segment_sent(const OutSegment& segment) override;
   void count_bytes(std::uint64_t received, std::uint64_t sent) override;
-  void on_stream_progress(Stream& stream) override;
-  void on_stream_failed(Stream& stream, const core::Status& why) override;
+  void on_stream_lost(Stream& stream, const core::Status& why) override;
+  void on_violation(Stream& stream, const core::Status& why) override;
 
+  HelloPayload next_hello(std::uint16_t stream) override;
+  void on_dialed(std::uint16_t stream, DialedStream dialed) override;
+  void on_no_link(const core::Status& why) override;
+  bool nothing_left() const override { return closing_ && queue_.empty(); }
+
+  HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
-  void dial_stream(std::uint16_t stream, std::uint16_t stream_count);
-  void on_dialed(std::uint16_t stream, std::uint16_t stream_count, core::Result<DialedStream> dialed);
-  void add_stream(std::uint16_t stream, std::uint16_t stream_count, std::unique_ptr<Connection> connection,
-                  std::uint64_t peer_limit);
+  void add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection, std::uint64_t peer_limit);
   void become_ready();
   void tick();
+  void drop(Stream& stream);
+  void reconnect(std::uint16_t stream);
+  void reconnect_all();
+  core::Status on_ack(const WireHeader& header);
+  void on_reply(std::uint64_t sent_ns);
   void peer_left();
   void schedule_flush();
   void flush();
-  void close_stream(Stream& stream);
-  void close(const core::Status& reason, bool keep_complete);
+  void send_control();
+  void advance_closing();
+  void close(const core::Status& reason, bool keep_complete, bool farewell = false);
   void set_reason(const core::Status& reason);
   void announce(const OpKey& key);
   void run_callbacks(std::vector<SentCallback> callbacks, const core::Status& status);
-  core::Status lost(core::StatusCode code, const std::string& what) const;
+  core::Status lost(const std::string& what) const;
 
   const std::shared_ptr<ChannelContext> context_;
   const ProcessId peer_id_;
@@ -115,20 +134,17 @@ class TcpChannel final : public Channel, public StreamOwner, public std::enable_
   bool connected_ = false;
   core::Status reason_;  // Ok while alive
 
-  std::mutex control_mutex_;         // guards control_
-  std::vector<WireHeader> control_;  // for the control stream
+  ControlLog control_;
   std::atomic<bool> flush_scheduled_{false};
   std::atomic<bool> refuse_posts_{false};
 
-  mutable std::mutex streams_mutex_;  // the IO thread holds it to change streams_, others to look at it
-  std::vector<std::unique_ptr<Stream>> streams_;  // by index
-  std::uint64_t closed_retransmits_ = 0;          // of streams that are gone; with streams_mutex_
-  std::string congestion_control_;                // with streams_mutex_
-
+  StreamSet streams_;
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<std::uint64_t> bytes_received_{0};
   std::atomic<std::uint64_t> payload_sent_{0};
   std::atomic<std::uint64_t> payload_received_{0};
+  std::atomic<std::uint64_t> resent_segments_{0};
+  std::atomic<std::uint64_t> acks_{0};
   std::atomic<std::uint64_t> rtt_us_{0};
 
   // The IO thread's.
@@ -137,14 +153,19 @@ class TcpChannel final : public Channel, public StreamOwner, public std::enable_
   bool local_closing_ = false;  // because this endpoint shuts down
   bool goodbye_sent_ = false;
   bool peer_left_ = false;
-  bool receives_ended_ = false;
   std::uint64_t peer_limit_ = 0;
   std::size_t next_stream_ = 0;  // with which flush() begins
-  IoLoop::Clock::time_point last_receive_;
+  SegmentReceiver receiver_{table_};
+  AckScheduler acks_due_;
+  SendWindow window_;
+  std::uint64_t least_rtt_us_ = 0;
+  std::chrono::milliseconds user_timeout_{};  // of the open streams
+  Redialer redialer_;
+  IoLoop::Clock::time_point last_contact_;
+  int silent_ticks_ = 0;   // in a row, with nothing heard
+  std::string last_loss_;  // why a connection was lost
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
-  DialPlan plan_;
-  std::vector<std::unique_ptr<Dialer>> dialers_;
 };
 
 }  // namespace geocomm::transport

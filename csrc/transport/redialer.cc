@@ -1,0 +1,109 @@
+#include "transport/redialer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// A peer whose machine refuses connections for so long has ended.
+constexpr std::chrono::milliseconds kBelievedRefusal{5000};
+// Short enough to notice within a few attempts that a peer has ended.
+constexpr std::chrono::milliseconds kLongestResumePause{2000};
+constexpr std::chrono::milliseconds kAskAgain{2000};
+constexpr std::chrono::hours kNoDeadline{24 * 365};
+
+}  // namespace
+
+DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
+  DialPlan plan = plan_->dial;
+  plan.tuning = tuning;
+  plan.hello = [this, stream] {
+    HelloPayload hello = owner_.next_hello(stream);
+    hello.token = plan_->token;
+    return hello;
+  };
+  plan.on_failed_attempt = [this](const Status& why) { return on_failed_attempt(why); };
+  plan.deadline = plan_->first_deadline;
+  if (!resuming_) return plan;
+  plan.resuming = true;
+  // A peer that is deaf for long is dialed a few times before it is given up.
+  plan.handshake_timeout = std::min<std::chrono::milliseconds>(kHandshakeTimeout, plan_->link_deadline / 4);
+  plan.longest_pause = kLongestResumePause;
+  plan.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
+  return plan;
+}
+
+void Redialer::begin(std::uint16_t stream, DialPlan plan, Dialer::Done done) {
+  auto& dialer = dialers_[stream];
+  dialer = std::make_unique<Dialer>(loop_, std::move(plan), std::move(done));
+  // It may fail at once, which destroys all dialers: not to be touched afterwards.
+  dialer->start();
+}
+
+// For a dialer that is in its last callback, and cannot be destroyed there.
+void Redialer::finish(std::uint16_t stream) {
+  const auto found = dialers_.find(stream);
+  if (found == dialers_.end()) return;
+  std::shared_ptr<Dialer> gone = std::move(found->second);
+  dialers_.erase(found);
+  loop_->post([gone] {});
+}
+
+void Redialer::dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause) {
+  if (!plan_ || dialers_.contains(stream)) return;
+  DialPlan plan = plan_for(stream, tuning);
+  plan.first_pause = pause;
+  begin(stream, std::move(plan), [this, stream](Result<DialedStream> dialed) {
+    finish(stream);
+    if (dialed.is_ok()) return owner_.on_dialed(stream, std::move(dialed).value());
+    owner_.on_no_link(dialed.status());
+  });
+}
+
+void Redialer::ask(const StreamTuning& tuning) {
+  if (!plan_ || !dialers_.empty()) return;
+  loop_->cancel_timer(ask_again_);
+  begin(0, plan_for(0, tuning), [this, tuning](const Result<DialedStream>& answer) {
+    finish(0);
+    on_asked(answer, tuning);
+  });
+}
+
+void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& tuning) {
+  // The peer itself says that it is the one who dials.
+  if (!answer.is_ok() && answer.status().code() == StatusCode::InvalidArgument) {
+    refusing_ = false;
+    ask_again_ = loop_->add_timer(IoLoop::Clock::now() + kAskAgain, [this, tuning] { ask(tuning); });
+    return;
+  }
+  owner_.on_no_link(answer.is_ok() ? Status(StatusCode::CorruptData, "welcomed where it should dial")
+                                   : answer.status());
+}
+
+bool Redialer::on_failed_attempt(const Status& why) {
+  if (!resuming_) return true;
+  if (why.sys_errno() != ECONNREFUSED) {
+    refusing_ = false;
+    return true;
+  }
+  const auto now = IoLoop::Clock::now();
+  if (!std::exchange(refusing_, true)) refusing_since_ = now;
+  if (owner_.nothing_left()) return false;
+  return now - refusing_since_ < std::min(kBelievedRefusal, plan_->link_deadline);
+}
+
+void Redialer::stop() {
+  loop_->cancel_timer(ask_again_);
+  dialers_.clear();
+}
+
+}  // namespace geocomm::transport

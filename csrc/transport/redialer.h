@@ -1,0 +1,79 @@
+// Connects the streams of a link, and connects them again when they were lost, as the side that dials; as the
+// other side, asks whether a peer of which no connection is left is still there.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/deadline.h"
+#include "core/status.h"
+#include "transport/dialer.h"
+#include "transport/io_loop.h"
+#include "transport/socket.h"
+#include "transport/wire.h"
+
+namespace geocomm::transport {
+
+// What the link knows, and what it wants to hear. On the IO thread.
+class RedialerOwner {
+ public:
+  virtual ~RedialerOwner() = default;
+  virtual HelloPayload next_hello(std::uint16_t stream) = 0;
+  virtual void on_dialed(std::uint16_t stream, DialedStream dialed) = 0;
+  // There is no link with this process (any more).
+  virtual void on_no_link(const core::Status& why) = 0;
+  // Nothing would be lost if the peer were gone: believe the first refusal.
+  virtual bool nothing_left() const = 0;
+};
+
+struct RedialerPlan {
+  DialPlan dial;  // peer, host, port, loopback_only: the rest is the redialer's
+  JobToken token{};
+  core::Deadline first_deadline = core::Deadline::after({});  // to connect for the first time
+  std::chrono::milliseconds link_deadline{};
+  bool dials = false;  // else it only asks
+};
+
+// The IO thread's.
+class Redialer {
+ public:
+  Redialer(std::shared_ptr<IoLoop> loop, RedialerOwner& owner) : loop_(std::move(loop)), owner_(owner) {}
+  ~Redialer() { stop(); }
+
+  bool has_plan() const { return plan_ != nullptr; }
+  bool dials() const { return plan_ && plan_->dials; }
+  void set_plan(RedialerPlan plan) { plan_ = std::make_unique<RedialerPlan>(std::move(plan)); }
+  // The link was complete once: from now on, refusals mean that the peer has ended.
+  void set_resuming() { resuming_ = true; }
+
+  // Until there is a connection, after a pause of up to `pause` if the link resumes. Nothing if that is under
+  // way already.
+  void dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause = {});
+  // Precondition: the plan does not dial. Nothing without a plan, or while it asks already.
+  void ask(const StreamTuning& tuning);
+  // Something came from the peer.
+  void on_contact() { refusing_ = false; }
+  void stop();
+
+ private:
+  DialPlan plan_for(std::uint16_t stream, const StreamTuning& tuning);
+  void begin(std::uint16_t stream, DialPlan plan, Dialer::Done done);
+  void finish(std::uint16_t stream);
+  void on_asked(const core::Result<DialedStream>& answer, const StreamTuning& tuning);
+  bool on_failed_attempt(const core::Status& why);
+
+  const std::shared_ptr<IoLoop> loop_;
+  RedialerOwner& owner_;
+  std::unique_ptr<RedialerPlan> plan_;
+  std::map<std::uint16_t, std::unique_ptr<Dialer>> dialers_;  // by stream; 0 also asks
+  bool resuming_ = false;
+  bool refusing_ = false;  // since refusing_since_, nothing but refusals
+  IoLoop::Clock::time_point refusing_since_;
+  IoLoop::TimerId ask_again_{};
+};
+
+}  // namespace geocomm::transport

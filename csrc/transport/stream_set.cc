@@ -1,0 +1,85 @@
+#include "transport/stream_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/link_stats.h"
+
+namespace geocomm::transport {
+
+namespace {
+constexpr std::chrono::milliseconds kShortLife{500};
+constexpr std::chrono::milliseconds kFirstPause{20};
+constexpr unsigned kMostDoublings = 6;
+}  // namespace
+
+void StreamSet::set_data_streams(std::uint16_t count) {
+  std::lock_guard lock(mutex_);
+  slots_.resize(count + 1U);
+}
+
+Stream* StreamSet::open(std::size_t index) const {
+  return index < slots_.size() ? slots_[index].stream.get() : nullptr;
+}
+
+std::size_t StreamSet::open_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.stream != nullptr; }));
+}
+
+std::uint32_t StreamSet::generation(std::uint16_t index) const {
+  return index < slots_.size() ? slots_[index].generation : 0;
+}
+
+Stream& StreamSet::put(std::unique_ptr<Stream> stream) {
+  std::lock_guard lock(mutex_);
+  Slot& slot = slots_[stream->index()];
+  slot.generation = std::max(slot.generation, stream->carrier().generation);
+  if (std::exchange(slot.connected_before, true)) ++resumes_;
+  slot.opened = IoLoop::Clock::now();
+  slot.stream = std::move(stream);
+  return *slot.stream;
+}
+
+void StreamSet::close(Stream& stream) {
+  std::unique_ptr<Stream> gone;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stream.is_open()) return;
+    const LinkStats link = read_link_stats(stream.fd());
+    closed_retransmits_ += link.retransmitted_segments;
+    congestion_control_ = link.congestion_control;
+    Slot& slot = slots_[stream.index()];
+    slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
+    gone = std::move(slot.stream);
+    gone->close();
+  }
+  loop_->post([gone = std::shared_ptr<Stream>(std::move(gone))] {});
+}
+
+void StreamSet::close_all() {
+  for (const Slot& slot : slots_) {
+    if (slot.stream) close(*slot.stream);
+  }
+}
+
+std::chrono::milliseconds StreamSet::pause_before_redial(std::uint16_t index) const {
+  return kFirstPause * (1 << std::min(slots_[index].short_lives, kMostDoublings));
+}
+
+void StreamSet::add_stats(ChannelStats& stats) const {
+  std::lock_guard lock(mutex_);
+  stats.resumes = resumes_;
+  stats.retransmitted_segments = closed_retransmits_;
+  stats.congestion_control = congestion_control_;
+  for (const Slot& slot : slots_) {
+    if (!slot.stream) continue;
+    const LinkStats link = read_link_stats(slot.stream->fd());
+    stats.retransmitted_segments += link.retransmitted_segments;
+    stats.congestion_control = link.congestion_control;
+    if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;
+    if (slot.stream->index() != 0) ++stats.streams;
+  }
+}
+
+}  // namespace geocomm::transport
