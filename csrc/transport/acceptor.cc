@@ -83,8 +83,10 @@ void Acceptor::on_hello(HalfOpen& half_open, const Result<ReceivedHello>& hello)
   if (hello.is_ok()) {
     const Status refusal = on_hello_(half_open, *hello);
     if (!refusal.is_ok()) {
-      core::log(refusal.code() == kTryAgain ? LogLevel::Debug : LogLevel::Warning,
-                "refused a connection from ", from, ": ", refusal.message());
+      // InvalidArgument: an attempt that was given up meanwhile, or a peer that asks whether we live.
+      const bool usual = refusal.code() == kTryAgain || refusal.code() == core::StatusCode::InvalidArgument;
+      core::log(usual ? LogLevel::Debug : LogLevel::Warning, "refused a connection from ", from, ": ",
+                refusal.message());
       // Closing with bytes unread would reset the connection, and the refusal with it.
       std::array<std::byte, 4096> unread;
       const iovec part{unread.data(), unread.size()};

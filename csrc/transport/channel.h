@@ -70,8 +70,8 @@ struct ChannelStats {
   std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost
   std::uint64_t acks = 0;                    // frames received
   std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
-  std::uint32_t streams = 0;  // data streams that are connected now
-  std::string congestion_control;  // "bbr", "cubic", ...
+  std::uint32_t streams = 0;                 // data streams that are connected now
+  std::string congestion_control;            // "bbr", "cubic", ...
 };
 
 class Channel {

@@ -22,9 +22,9 @@ void ControlLog::push(WireHeader header) {
 
 Status ControlLog::drop(std::uint64_t received) {
   if (received >= first_ + frames_.size()) {
-    return {StatusCode::CorruptData, core::str("acknowledgement of control frame ", received,
-                                               ", which was never sent (the last one is ",
-                                               first_ + frames_.size() - 1, ")")};
+    return {StatusCode::CorruptData,
+            core::str("acknowledgement of control frame ", received,
+                      ", which was never sent (the last one is ", first_ + frames_.size() - 1, ")")};
   }
   if (received < first_) return Status::ok();
   const auto count = static_cast<std::size_t>(received - first_ + 1);
@@ -68,8 +68,7 @@ bool ControlLog::overflows() const {
 
 Result<bool> ControlLog::receive(std::uint64_t number) {
   if (number == 0 || number > received_ + 1) {
-    return Status(StatusCode::CorruptData,
-                  core::str("control frame ", number, " after frame ", received_));
+    return Status(StatusCode::CorruptData, core::str("control frame ", number, " after frame ", received_));
   }
   if (number <= received_) return false;
   received_ = number;

@@ -99,8 +99,8 @@ void Dialer::connect() {
   connection_ = plain_connection(std::move(fd).value());
   handler_ = *handler;
   state_ = State::Connecting;
-  timer_ =
-      loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()), [this] {
+  timer_ = loop_->add_timer(
+      std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()), [this] {
         retry({StatusCode::Network, state_ == State::Connecting
                                         ? "no answer (packets are dropped: firewall, or wrong address?)"
                                         : "connected, but no geocomm answers there"});

@@ -102,8 +102,7 @@ void HalfOpen::read_hello() {
       if (!header.is_ok()) return finish(header.status());
       // Of another version, what is needed for the refusal stands at its start.
       const bool same = header->version == kWireVersion;
-      const bool fits =
-          same ? header->length == sizeof(HelloPayload) : header->length >= kCommonHelloBytes;
+      const bool fits = same ? header->length == sizeof(HelloPayload) : header->length >= kCommonHelloBytes;
       if (static_cast<FrameType>(header->type) != FrameType::Hello || !fits) {
         return finish(Status(StatusCode::CorruptData, "does not begin with Hello"));
       }

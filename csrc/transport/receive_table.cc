@@ -124,9 +124,9 @@ Result<Incoming> ReceiveTable::begin_again(const std::shared_ptr<ReceiveOp>& op,
   std::lock_guard lock(op->mutex);
   const auto found = op->chunks.find(chunk);
   const bool same = op->key == OpKey{header.group, header.op} && header.chunk == chunk &&
-                    header.offset == segment * kMaxSegmentBytes &&
-                    header.descriptor == op->peer_descriptor && header.chunk_count == op->peer_chunk_count &&
-                    found != op->chunks.end() && found->second.bytes == header.chunk_bytes;
+                    header.offset == segment * kMaxSegmentBytes && header.descriptor == op->peer_descriptor &&
+                    header.chunk_count == op->peer_chunk_count && found != op->chunks.end() &&
+                    found->second.bytes == header.chunk_bytes;
   if (!same) {
     return corrupt(op->key, core::str("segment ", header.sequence, " came again as another segment (group ",
                                       std::hex, header.group, std::dec, ", operation ", header.op, ", chunk ",

@@ -12,9 +12,8 @@ using core::StatusCode;
 
 Status ReceiveWindow::check(std::uint64_t number) const {
   if (number == 0 || (number >= low_ && number - low_ >= kMaxNumberSpan)) {
-    return {StatusCode::CorruptData,
-            core::str("segment number ", number, " while ", low_, " is missing (at most ", kMaxNumberSpan,
-                      " ahead)")};
+    return {StatusCode::CorruptData, core::str("segment number ", number, " while ", low_,
+                                               " is missing (at most ", kMaxNumberSpan, " ahead)")};
   }
   return Status::ok();
 }

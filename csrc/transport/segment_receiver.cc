@@ -32,8 +32,8 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
   begun.announce = opened.announce;
   begun.is_new = true;
   const Incoming& incoming = begun.copy.incoming;
-  begun.copy.reception = std::make_shared<Reception>(
-      Reception{header.sequence, incoming.op, incoming.chunk, incoming.segment});
+  begun.copy.reception =
+      std::make_shared<Reception>(Reception{header.sequence, incoming.op, incoming.chunk, incoming.segment});
   begun_.emplace(header.sequence, begun.copy.reception);
   return begun;
 }

@@ -3,7 +3,8 @@
 //
 // A number that has arrived whole is read and thrown away. One that has begun is accepted again into the same
 // memory, as both copies have the same bytes; the first copy that is whole counts, and from then on the
-// memory belongs to the consumer: whoever receives another copy must throw the rest of it away (superseded()).
+// memory belongs to the consumer: whoever receives another copy must throw the rest of it away
+// (superseded()).
 #pragma once
 
 #include <cstdint>

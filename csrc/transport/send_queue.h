@@ -34,7 +34,7 @@ struct OutChunk {
   SentCallback on_sent;
   std::uint64_t order = 0;  // of send()
   std::uint32_t next_offset = 0;
-  std::uint32_t unsent_segments = 0;  // of all, those not yet written
+  std::uint32_t unsent_segments = 0;   // of all, those not yet written
   std::uint32_t unacked_segments = 0;  // of all, those not yet acknowledged
   std::uint32_t under_way = 0;         // of those handed out, those not yet acknowledged
   bool charged = false;
@@ -58,8 +58,8 @@ class SendQueue {
   // The peer has posted `key`. CorruptData if it posts absurdly many operations that nobody sends.
   core::Status posted(const OpKey& key);
 
-  // Adds the next segments to `out`, those that were lost first: at least one if any is ready, then more up to
-  // `max_bytes` and `max_segments`. Returns how many of them had gone out before.
+  // Adds the next segments to `out`, those that were lost first: at least one if any is ready, then more up
+  // to `max_bytes` and `max_segments`. Returns how many of them had gone out before.
   std::size_t pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
                    std::vector<OutSegment>& out);
   // A segment is written: the callback of its chunk if that was the last one (null otherwise).

@@ -139,7 +139,8 @@ bool Stream::parse_staged() {
     }
     const std::size_t left = staged_bytes_ - begin;
     if (left > 0 && !may_be_header(std::span(staged_).subspan(begin, left))) {
-      violation({StatusCode::CorruptData, core::str("stream ", index(), ": not a header where one must begin")});
+      violation(
+          {StatusCode::CorruptData, core::str("stream ", index(), ": not a header where one must begin")});
       return false;
     }
     if (left < kHeaderBytes) break;

@@ -10,7 +10,7 @@ namespace geocomm::transport {
 namespace {
 constexpr std::chrono::milliseconds kShortLife{500};
 constexpr std::chrono::milliseconds kFirstPause{20};
-constexpr unsigned kMostDoublings = 6;
+constexpr unsigned kMostDoublings = 3;
 }  // namespace
 
 void StreamSet::set_data_streams(std::uint16_t count) {

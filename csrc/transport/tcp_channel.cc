@@ -1,12 +1,10 @@
 #include "transport/tcp_channel.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "core/log.h"
 #include "core/str.h"
-#include "transport/handshake.h"
 
 namespace geocomm::transport {
 
@@ -19,9 +17,6 @@ namespace {
 constexpr std::chrono::milliseconds kHeartbeatInterval{3000};
 // Intervals without a byte from the peer after which its connections count as dead.
 constexpr int kSilentTicks = 3;
-// A connection on which nothing is acknowledged for so long, or 20 round trips, is dead.
-constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
-constexpr int kUserTimeoutRtts = 20;
 constexpr std::size_t kMaxPullSegments = 15;
 // A peer that does not read what it is told is told no more: neither replies nor acknowledgements.
 constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
@@ -29,10 +24,6 @@ constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
 std::uint64_t clock_ns() {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(IoLoop::Clock::now().time_since_epoch()).count());
-}
-
-std::string seconds(std::chrono::milliseconds time) {
-  return core::str(static_cast<double>(time.count()) / 1000, " s");
 }
 
 }  // namespace
@@ -145,204 +136,7 @@ Status TcpChannel::lost(const std::string& what) const {
   return Status(StatusCode::PeerLost, core::str(peer(), ": ", what)).with_peer(std::string(peer()));
 }
 
-// ---- IO thread: connecting, again and again ----
-
-HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
-                               std::uint32_t generation) const {
-  HelloPayload hello{};
-  hello.sender = context_->self;
-  hello.receiver = peer_id_;
-  hello.max_unexpected_bytes = context_->options.max_unexpected_bytes;
-  hello.stream = stream;
-  hello.stream_count = stream_count;
-  hello.generation = generation;
-  hello.control_received = control_.received();
-  return hello;
-}
-
-StreamTuning TcpChannel::tuning() const {
-  StreamTuning tuning;
-  const auto rtts =
-      std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts * std::chrono::microseconds(rtt_us_));
-  tuning.user_timeout = std::max(kLeastUserTimeout, rtts);
-  const std::uint64_t data_streams = std::max<std::size_t>(streams_.size(), 2) - 1;
-  const std::uint64_t cap_bps = context_->options.max_pacing_bps;
-  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / data_streams, 1);
-  return tuning;
-}
-
-void TcpChannel::start_deadline() {
-  if (std::exchange(deadline_started_, true) || phase_ != Phase::Connecting) return;
-  timer_ = context_->loop->add_timer(IoLoop::Clock::now() + context_->options.link_deadline, [this] {
-    fail(Status(
-        StatusCode::Network,
-        core::str(peer(), " did not connect within ", seconds(context_->options.link_deadline),
-                  ". Of two processes the one with the larger id dials, here the peer: check that it "
-                  "runs, and that it can reach this process (firewall, GEOCOMM_ADDRESS, GEOCOMM_PORT)")));
-  });
-}
-
-void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool dials) {
-  if (phase_ == Phase::Closed) return;
-  if (!dials) start_deadline();
-  if (redialer_.has_plan() || address.host.empty() || address.port == 0) return;
-  RedialerPlan plan;
-  plan.dial.peer = peer();
-  plan.dial.host = address.host;
-  plan.dial.port = address.port;
-  plan.dial.loopback_only = context_->options.security == Security::Required;
-  plan.token = token;
-  plan.link_deadline = context_->options.link_deadline;
-  plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
-  plan.dials = dials;
-  redialer_.set_plan(std::move(plan));
-  if (!dials) return;
-  streams_.set_data_streams(static_cast<std::uint16_t>(context_->options.streams));
-  redialer_.dial(0, tuning());
-}
-
-HelloPayload TcpChannel::next_hello(std::uint16_t stream) {
-  const auto data_streams = static_cast<std::uint16_t>(context_->options.streams);
-  return hello(stream, data_streams, redialer_.dials() ? streams_.next_generation(stream) : 0);
-}
-
-void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
-  if (phase_ == Phase::Closed) return;
-  const HelloPayload& welcome = dialed.welcome;
-  if (stream == 0) {
-    if (Status status = control_.restart(welcome.control_received); !status.is_ok()) {
-      return fail(std::move(status));
-    }
-  }
-  add_stream({stream, welcome.generation}, std::move(dialed.connection), welcome.max_unexpected_bytes);
-  // The peer lets us in: now the others, all at once.
-  for (std::size_t other = 1; stream == 0 && other < streams_.size() && phase_ == Phase::Connecting; ++other) {
-    if (!streams_.open(other)) redialer_.dial(static_cast<std::uint16_t>(other), tuning());
-  }
-}
-
-Status TcpChannel::admit(const HelloPayload& hello) {
-  if (phase_ == Phase::Closed) {
-    return {StatusCode::PeerLost, core::str("the channel with this process has ended: ", status().message())};
-  }
-  const bool numbers_fit =
-      hello.stream_count >= 1 && hello.stream_count <= kMaxDataStreams && hello.stream <= hello.stream_count;
-  const bool order_fits =
-      streams_.size() == 0 ? hello.stream == 0 : streams_.size() == hello.stream_count + 1U;
-  if (!numbers_fit || !order_fits) {
-    return {StatusCode::InvalidArgument,
-            core::str("stream ", hello.stream, " of ", hello.stream_count, " does not fit this channel")};
-  }
-  if (const std::uint32_t newest = streams_.generation(hello.stream); hello.generation <= newest) {
-    return {StatusCode::InvalidArgument, core::str("connection ", hello.generation, " of stream ", hello.stream,
-                                                   " is no newer than connection ", newest)};
-  }
-  if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
-  if (streams_.size() == 0) streams_.set_data_streams(hello.stream_count);
-  // What the older one still brings is not read any more, so that the counts in Welcome hold.
-  if (Stream* const older = streams_.open(hello.stream)) drop(*older);
-  return Status::ok();
-}
-
-HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
-  return hello(received.stream, received.stream_count, received.generation);
-}
-
-void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
-  start_deadline();
-  add_stream({hello.stream, hello.generation}, std::move(connection), hello.max_unexpected_bytes);
-}
-
-void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
-                            std::uint64_t peer_limit) {
-  Stream& stream =
-      streams_.put(std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
-  last_contact_ = IoLoop::Clock::now();
-  silent_ticks_ = 0;
-  redialer_.on_contact();
-  if (!redialer_.dials()) redialer_.stop();
-  if (carrier.stream == 0) {
-    peer_limit_ = peer_limit;
-    // The peer may have missed what the older control stream carried.
-    receiver_.window().tell_all();
-    acks_due_.set_due();
-  }
-  if (const Status status = stream.start(); !status.is_ok()) return on_stream_lost(stream, status);
-  if (phase_ == Phase::Connecting && streams_.open_count() == streams_.size()) become_ready();
-  schedule_flush();
-}
-
-void TcpChannel::become_ready() {
-  phase_ = Phase::Ready;
-  context_->loop->cancel_timer(timer_);
-  redialer_.set_resuming();
-  queue_.set_peer_limit(peer_limit_);
-  {
-    std::lock_guard lock(mutex_);
-    connected_ = true;
-  }
-  changed_.notify_all();
-  const ChannelStats now = stats();
-  core::log(core::LogLevel::Info, "connected to ", peer(), " over ", now.streams, " data streams, ",
-            now.congestion_control);
-  tick();
-}
-
-void TcpChannel::drop(Stream& stream) {
-  const Carrier carrier = stream.carrier();
-  streams_.close(stream);
-  queue_.lose(carrier);
-  schedule_flush();
-}
-
-void TcpChannel::reconnect(std::uint16_t stream) {
-  const bool finished = peer_left_ && queue_.empty();
-  if (redialer_.dials()) {
-    // Without anything left to carry, only Goodbye matters.
-    if (!finished || stream == 0) {
-      redialer_.dial(stream, tuning(), streams_.pause_before_redial(stream));
-    }
-    return;
-  }
-  const bool none_left = streams_.open_count() == 0;
-  // Both have everything. If the peer has not heard our Goodbye, it will be told that the channel has ended.
-  if (finished && (stream == 0 || none_left)) return close(status(), !local_closing_);
-  if (none_left && phase_ == Phase::Ready) redialer_.ask(tuning());
-}
-
-// At once, instead of after the pauses that have begun.
-void TcpChannel::reconnect_all() {
-  redialer_.stop();
-  for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) {
-    if (!streams_.open(i)) reconnect(static_cast<std::uint16_t>(i));
-  }
-}
-
-void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
-  const std::uint16_t index = stream.index();
-  drop(stream);
-  if (phase_ == Phase::Closed) return;
-  last_loss_ = why.message();
-  core::log(core::LogLevel::Info, peer(), ": lost the connection of stream ", index, ": ", why.message());
-  reconnect(index);
-}
-
-void TcpChannel::on_no_link(const Status& why) {
-  if (phase_ == Phase::Connecting) return fail(why);
-  if (phase_ == Phase::Closed) return;
-  if (nothing_left()) return close(status(), !local_closing_);
-  const bool refused = why.sys_errno() == ECONNREFUSED;
-  const bool other = why.code() == kTryAgain || (why.code() == StatusCode::Network && !refused);
-  const std::string verdict =
-      refused ? "its process has ended (connections to it are refused)"
-      : other ? "its process has been restarted (another one answers at its address), and cannot go on with "
-                "what the old one had begun"
-              : "it takes no new connection";
-  fail(lost(core::str("the connections broke (", last_loss_, "), and ", verdict, ": ", why.message()))
-           .with_errno(why.sys_errno()));
-}
-
-// ---- IO thread: running ----
+// ---- IO thread: running (connecting: tcp_channel_connect.cc) ----
 
 void TcpChannel::tick() {
   const auto now = IoLoop::Clock::now();
@@ -351,7 +145,7 @@ void TcpChannel::tick() {
   if (++silent_ticks_ > kSilentTicks) {
     if (now - last_contact_ >= deadline) {
       if (nothing_left()) return close(status(), !local_closing_);
-      return fail(lost(core::str("silent for ", seconds(deadline),
+      return fail(lost(core::str("silent for ", in_seconds(deadline),
                                  " (link_deadline): the peer or the network is down",
                                  last_loss_.empty() ? "" : core::str(". Last: ", last_loss_))));
     }
@@ -453,6 +247,9 @@ void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
   if (phase_ != Phase::Ready) return;
   const std::size_t resent = queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, out);
   resent_segments_.fetch_add(resent, std::memory_order_relaxed);
+  for (std::size_t i = resent; i < out.size(); ++i) {
+    payload_sent_.fetch_add(out[i].length, std::memory_order_relaxed);
+  }
 }
 
 void TcpChannel::on_segment_sent(const OutSegment& segment) {

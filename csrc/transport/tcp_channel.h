@@ -46,6 +46,9 @@ struct ChannelContext {
   std::function<void()> on_closed;  // a channel has closed or failed; on the IO thread
 };
 
+// "1.5 s"
+std::string in_seconds(std::chrono::milliseconds time);
+
 class TcpChannel final : public Channel,
                          public StreamOwner,
                          public RedialerOwner,

@@ -32,8 +32,8 @@ enum class FrameType : std::uint8_t {
   Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same
   HeartbeatReply = 7,
-  Goodbye = 8,  // orderly end: everything sent is acknowledged, nothing new will be posted or sent
-  Ack = 9,      // which segments and reliable control frames have arrived
+  Goodbye = 8,    // orderly end: everything sent is acknowledged, nothing new will be posted or sent
+  Ack = 9,        // which segments and reliable control frames have arrived
   Farewell = 10,  // the sender has given the link up; code = StatusCode of the reason
 };
 
@@ -60,14 +60,14 @@ using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 // Follows Hello and Welcome. The first 48 bytes mean the same in every version.
 struct HelloPayload {
   ProcessId sender;
-  ProcessId receiver;                  // whom the sender believes to be talking to
-  JobToken token;                      // Welcome: zero
-  std::uint64_t max_unexpected_bytes;  // the sender's EndpointOptions::max_unexpected_bytes
-  std::uint16_t stream;                // 0: the control stream; 1 to stream_count: a data stream
-  std::uint16_t stream_count;          // data streams of the channel
-  std::uint32_t generation;            // which connection of this stream number: larger is newer
-  std::uint64_t control_received;      // reliable control frames that the sender has received
-  std::array<std::uint8_t, 32> binding;  // TLS: ties a data stream to the control stream's session; else 0
+  ProcessId receiver;                     // whom the sender believes to be talking to
+  JobToken token;                         // Welcome: zero
+  std::uint64_t max_unexpected_bytes;     // the sender's EndpointOptions::max_unexpected_bytes
+  std::uint16_t stream;                   // 0: the control stream; 1 to stream_count: a data stream
+  std::uint16_t stream_count;             // data streams of the channel
+  std::uint32_t generation;               // which connection of this stream number: larger is newer
+  std::uint64_t control_received;         // reliable control frames that the sender has received
+  std::array<std::uint8_t, 32> binding;   // TLS: ties a data stream to the control stream's session; else 0
   std::array<std::uint8_t, 24> reserved;  // 0
 };
 static_assert(sizeof(HelloPayload) == 128);

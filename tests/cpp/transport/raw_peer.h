@@ -98,7 +98,14 @@ inline HelloPayload raw_hello(const Endpoint& to, std::uint16_t stream, std::uin
   hello.max_unexpected_bytes = 1 << 20;
   hello.stream = stream;
   hello.stream_count = count;
+  hello.generation = 1;
   return hello;
+}
+
+inline WireHeader control_header(FrameType type, std::uint64_t number) {
+  WireHeader header = make_header(type);
+  header.sequence = number;
+  return header;
 }
 
 // A connection that says Hello and reads the Welcome.
@@ -116,13 +123,21 @@ struct RawPeer {
   RawPeer(const Endpoint& victim, JobToken token, ProcessId id = id_of(0xFF))
       : control(open_stream(victim, raw_hello(victim, 0, 1, token, id))),
         data(open_stream(victim, raw_hello(victim, 1, 1, token, id))) {}
+  // The next frame of `type` on the control stream, whatever comes before; none if the stream ends.
+  std::optional<WireHeader> next_control(FrameType type) {
+    for (;;) {
+      const auto header = control.read_header();
+      if (!header || header->type == static_cast<std::uint8_t>(type)) return header;
+    }
+  }
   RawConnection control;
   RawConnection data;
 };
 
 // A Segment header as an honest peer would send it, of the first segment of a chunk of one.
-inline WireHeader segment_header(std::uint64_t op, std::uint32_t chunk_bytes) {
+inline WireHeader segment_header(std::uint64_t op, std::uint32_t chunk_bytes, std::uint64_t number = 1) {
   WireHeader header = make_header(FrameType::Segment);
+  header.sequence = number;
   header.group = 1;
   header.op = op;
   header.descriptor = 7;

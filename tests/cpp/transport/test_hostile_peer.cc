@@ -104,7 +104,7 @@ TEST_F(HostilePeer, test_half_open_connections_are_limited_and_the_oldest_go_fir
 }
 
 TEST_F(HostilePeer, test_hello_with_wrong_length_is_dropped) {
-  for (const std::uint32_t length : {0U, 63U, 65U, 0xFFFFFFFFU}) {
+  for (const std::uint32_t length : {0U, 127U, 129U, 0xFFFFFFFFU}) {
     RawConnection raw(victim().port());
     WireHeader header = make_header(FrameType::Hello);
     header.length = length;
@@ -204,9 +204,10 @@ TEST_F(HostilePeer, test_segment_fields_that_contradict_fail_the_channel) {
 TEST_F(HostilePeer, test_segment_twice_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) {
     const auto data = pattern(kMaxSegmentBytes, 1);
-    const WireHeader header = segment_header(1, 2 * kMaxSegmentBytes);
+    WireHeader header = segment_header(1, 2 * kMaxSegmentBytes);
     (void)raw.data.send(header);
     (void)raw.data.send(data.data(), data.size());
+    header.sequence = 2;
     (void)raw.data.send(header);
   });
 }
@@ -218,7 +219,8 @@ TEST_F(HostilePeer, test_chunk_twice_never_completes_an_operation) {
   ASSERT_TRUE(channel()->post_receive({1, 1}, 7, 2, sink).is_ok());
   WireHeader header = segment_header(1, 10);
   header.chunk_count = 2;
-  for (int i = 0; i < 2; ++i) {
+  for (std::uint64_t number = 1; number <= 2; ++number) {
+    header.sequence = number;
     (void)raw.data.send(header);
     (void)raw.data.send("0123456789", 10);
   }
@@ -231,7 +233,7 @@ TEST_F(HostilePeer, test_chunk_that_changes_its_size_fails_the_channel) {
     const auto data = pattern(kMaxSegmentBytes, 1);
     (void)raw.data.send(segment_header(1, 2 * kMaxSegmentBytes));
     (void)raw.data.send(data.data(), data.size());
-    WireHeader second = segment_header(1, 3 * kMaxSegmentBytes);
+    WireHeader second = segment_header(1, 3 * kMaxSegmentBytes, 2);
     second.offset = kMaxSegmentBytes;
     (void)raw.data.send(second);
   });
@@ -242,6 +244,7 @@ TEST_F(HostilePeer, test_operation_that_changes_its_descriptor_fails_the_channel
     WireHeader header = segment_header(1, 0);
     header.chunk_count = 2;
     (void)raw.data.send(header);
+    header.sequence = 2;
     header.chunk = 1;
     header.descriptor = 8;
     (void)raw.data.send(header);
@@ -252,29 +255,36 @@ TEST_F(HostilePeer, test_unknown_frame_types_fail_the_channel) {
   expect_corrupt([](RawPeer& raw) { (void)raw.control.send(make_header(static_cast<FrameType>(200))); });
 }
 
-TEST_F(HostilePeer, test_reserved_ack_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.control.send(make_header(FrameType::Ack)); });
-}
-
 TEST_F(HostilePeer, test_segment_on_the_control_stream_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) { (void)raw.control.send(segment_header(1, 10)); });
 }
 
 TEST_F(HostilePeer, test_control_frame_on_a_data_stream_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(make_header(FrameType::Posted)); });
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Posted, 1)); });
 }
 
-TEST_F(HostilePeer, test_frame_after_goodbye_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) {
-    (void)raw.data.send(make_header(FrameType::Goodbye));
-    (void)raw.data.send(segment_header(1, 0));
-  });
+TEST_F(HostilePeer, test_goodbye_on_a_data_stream_fails_the_channel) {
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Goodbye, 1)); });
+}
+
+TEST_F(HostilePeer, test_segment_or_post_after_goodbye_ends_the_connections) {
+  std::uint8_t id = 0xF0;
+  for (const bool segment : {true, false}) {
+    RawPeer raw(victim(), token(1), id_of(++id));
+    ASSERT_TRUE(raw.control.send(control_header(FrameType::Goodbye, 1)));
+    const auto goodbye = raw.next_control(FrameType::Goodbye);  // the victim's, after it has taken ours
+    ASSERT_TRUE(goodbye.has_value());
+    (void)(segment ? raw.data.send(segment_header(1, 0))
+                   : raw.control.send(control_header(FrameType::Posted, 2)));
+    EXPECT_TRUE(raw.control.closed_by_peer());
+    EXPECT_TRUE(raw.data.closed_by_peer());
+  }
 }
 
 TEST_F(HostilePeer, test_header_of_other_version_fails_the_channel) {
   RawPeer raw(victim(), token(1));
   HeaderBytes bytes = encode_header(segment_header(1, 0));
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{77};
   ASSERT_TRUE(raw.data.send(bytes.data(), bytes.size()));
   EXPECT_TRUE(raw.control.closed_by_peer());
   EXPECT_FALSE(channel()->status().is_ok());
@@ -284,7 +294,7 @@ TEST_F(HostilePeer, test_unexpected_bytes_over_the_credit_fail_the_channel) {
   expect_corrupt([](RawPeer& raw) {
     for (std::uint64_t op = 0; op < 5; ++op) {
       const auto data = pattern(kMaxSegmentBytes, op);
-      if (!raw.data.send(segment_header(op, kMaxSegmentBytes))) return;
+      if (!raw.data.send(segment_header(op, kMaxSegmentBytes, op + 1))) return;
       if (!raw.data.send(data.data(), data.size())) return;
     }
   });
@@ -293,7 +303,7 @@ TEST_F(HostilePeer, test_unexpected_bytes_over_the_credit_fail_the_channel) {
 TEST_F(HostilePeer, test_flood_of_empty_operations_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) {
     for (std::uint64_t op = 0; op < 257; ++op) {
-      if (!raw.data.send(segment_header(op, 0))) return;
+      if (!raw.data.send(segment_header(op, 0, op + 1))) return;
     }
   });
 }
@@ -304,6 +314,7 @@ TEST_F(HostilePeer, test_flood_of_posted_frames_fails_the_channel) {
     for (std::uint64_t op = 0; op <= (1U << 18); op += frames.size()) {
       for (std::size_t i = 0; i < frames.size(); ++i) {
         WireHeader header = make_header(FrameType::Posted);
+        header.sequence = op + i + 1;
         header.group = 1;
         header.op = op + i;
         frames[i] = encode_header(header);

@@ -15,6 +15,7 @@ using core::StatusCode;
 
 WireHeader sample() {
   WireHeader header = make_header(FrameType::Segment);
+  header.sequence = 0xA1A2A3A4A5A6A7A8;
   header.group = 0x1122334455667788;
   header.op = 42;
   header.descriptor = 0xFEDCBA9876543210;
@@ -30,8 +31,10 @@ TEST(Wire, test_header_bytes_are_those_of_the_table) {
   const HeaderBytes bytes = encode_header(sample());
   const auto at = [&](std::size_t i) { return std::to_integer<int>(bytes[i]); };
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "GOCT");
-  EXPECT_EQ(at(4), 1);
+  EXPECT_EQ(at(4), 2);
   EXPECT_EQ(at(5), 4);
+  EXPECT_EQ(at(8), 0xA8);
+  EXPECT_EQ(at(15), 0xA1);
   EXPECT_EQ(at(16), 0x88);
   EXPECT_EQ(at(23), 0x11);
   EXPECT_EQ(at(24), 42);
@@ -64,7 +67,7 @@ TEST(Wire, test_every_flipped_bit_is_found) {
 
 TEST(Wire, test_other_version_is_a_version_mismatch) {
   HeaderBytes bytes = encode_header(sample());
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{1};
   const std::uint32_t crc = core::crc32c(std::span(bytes).first(60));
   std::memcpy(bytes.data() + 60, &crc, 4);
   EXPECT_EQ(parse_header(bytes).status().code(), StatusCode::VersionMismatch);
@@ -79,6 +82,26 @@ TEST(Wire, test_prefix_of_a_header_may_be_one_and_noise_may_not) {
   const std::array<std::byte, 2> noise = {std::byte{'G'}, std::byte{'E'}};
   EXPECT_TRUE(may_be_header(std::span(noise).first(1)));
   EXPECT_FALSE(may_be_header(noise));
+}
+
+TEST(Wire, test_ack_round_trip_keeps_every_field) {
+  const AckFrame sent{.control_received = 9, .low = 130, .base = 192, .bits = 0x8000000000000001};
+  const auto ack = parse_ack(make_ack(sent));
+  ASSERT_TRUE(ack.is_ok());
+  EXPECT_EQ(ack->control_received, 9U);
+  EXPECT_EQ(ack->low, 130U);
+  EXPECT_EQ(ack->base, 192U);
+  EXPECT_EQ(ack->bits, sent.bits);
+}
+
+TEST(Wire, test_ack_fields_that_contradict_are_corrupt) {
+  const std::uint64_t all = ~std::uint64_t{0};
+  for (const AckFrame& bad :
+       {AckFrame{0, 0, 0, 0}, AckFrame{0, 1, 1, 0}, AckFrame{0, 130, 64, 0}, AckFrame{0, all, 0, 0},
+        AckFrame{0, 1, kMaxNumberSpan + 64, 1}, AckFrame{0, 1, all - 63, all}}) {
+    EXPECT_EQ(parse_ack(make_ack(bad)).status().code(), StatusCode::CorruptData)
+        << bad.low << " " << bad.base;
+  }
 }
 
 TEST(Wire, test_segments_cover_every_chunk_exactly) {
