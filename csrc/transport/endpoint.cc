@@ -82,6 +82,11 @@ class TcpEndpoint final : public Endpoint {
     return all;
   }
 
+  ChannelPtr find(const ProcessId& peer) const {
+    std::lock_guard lock(mutex_);
+    const auto found = channels_.find(peer);
+    return found == channels_.end() ? nullptr : found->second;
+  }
   ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
   Status on_hello(HalfOpen& half_open, const ReceivedHello& hello);
 
@@ -159,6 +164,10 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
                       "GEOCOMM_PORT")};
   }
   if (hello.sender <= context_->self) {
+    // It does not want a connection, but to know whether there still is a channel.
+    if (const ChannelPtr channel = find(hello.sender); channel && channel->closed()) {
+      return {StatusCode::PeerLost, "the channel with this process has ended"};
+    }
     return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials"};
   }
   const ChannelPtr channel =

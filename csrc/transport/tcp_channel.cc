@@ -364,6 +364,7 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool farewell) 
   const bool was_ready = phase_ == Phase::Ready;
   phase_ = Phase::Closed;
   context_->loop->cancel_timer(timer_);
+  if (lingering_) context_->loop->cancel_timer(linger_timer_);
   set_reason(reason);
   if (reason.code() != StatusCode::Aborted && !peer_left_) {
     core::log(core::LogLevel::Warning,

@@ -110,6 +110,7 @@ class TcpChannel final : public Channel,
   void drop(Stream& stream);
   void reconnect(std::uint16_t stream);
   void reconnect_all();
+  void linger();
   core::Status on_ack(const WireHeader& header);
   void on_reply(std::uint64_t sent_ns);
   void peer_left();
@@ -169,6 +170,8 @@ class TcpChannel final : public Channel,
   std::string last_loss_;  // why a connection was lost
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
+  IoLoop::TimerId linger_timer_{};
+  bool lingering_ = false;
 };
 
 }  // namespace geocomm::transport

@@ -18,6 +18,8 @@ namespace {
 // A connection on which nothing is acknowledged for so long, or 20 round trips, is dead.
 constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
+// For a peer that has said Goodbye and lost its connections.
+constexpr std::chrono::milliseconds kLinger{2000};
 
 }  // namespace
 
@@ -175,18 +177,23 @@ void TcpChannel::drop(Stream& stream) {
 }
 
 void TcpChannel::reconnect(std::uint16_t stream) {
+  // Both have everything: only the Goodbyes, or their acknowledgements, may be missing.
   const bool finished = peer_left_ && queue_.empty();
+  if (finished) linger();
   if (redialer_.dials()) {
-    // Without anything left to carry, only Goodbye matters.
     if (!finished || stream == 0) {
       redialer_.dial(stream, tuning(), streams_.pause_before_redial(stream));
     }
-    return;
+  } else if (phase_ == Phase::Ready && (streams_.open_count() == 0 || (finished && stream == 0))) {
+    redialer_.ask(tuning());
   }
-  const bool none_left = streams_.open_count() == 0;
-  // Both have everything. If the peer has not heard our Goodbye, it will be told that the channel has ended.
-  if (finished && (stream == 0 || none_left)) return close(status(), !local_closing_);
-  if (none_left && phase_ == Phase::Ready) redialer_.ask(tuning());
+}
+
+// The peer may still want our Goodbye; if it has ended without, nothing is lost.
+void TcpChannel::linger() {
+  if (std::exchange(lingering_, true)) return;
+  linger_timer_ =
+      context_->loop->add_timer(IoLoop::Clock::now() + kLinger, [this] { close(status(), !local_closing_); });
 }
 
 // At once, instead of after the pauses that have begun.

@@ -152,8 +152,10 @@ TEST(EndpointShutdown, test_abort_ends_pending_operations_with_its_reason) {
   EXPECT_EQ(pair.high->connect(address_of(*pair.low, "low"), token(1)).status().code(), StatusCode::Internal);
 }
 
-TEST(EndpointShutdown, test_connection_cut_without_goodbye_is_a_lost_peer) {
-  auto endpoint = make_endpoint();
+TEST(EndpointShutdown, test_connection_cut_without_goodbye_by_a_peer_that_is_gone_is_a_lost_peer) {
+  EndpointOptions options;
+  options.link_deadline = 1s;  // refusals are believed after 5 s, or after this
+  auto endpoint = make_endpoint(options);
   const auto channel = *endpoint->connect({id_of(0xFF), "127.0.0.1", 1, "rank 1"}, token(1));
   auto sink = std::make_shared<CollectingSink>(1);
   ASSERT_TRUE(channel->post_receive({1, 1}, 7, 1, sink).is_ok());
