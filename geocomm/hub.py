@@ -94,6 +94,7 @@ class Hub:
                 self._strangers[task] = str(source[0])
                 self._tasks.add(task)
                 task.add_done_callback(self._forget)
+                await asyncio.sleep(0)  # a flood keeps accept from ever waiting; the sessions get their turn
         finally:
             self._listener.close()
             for task in (reaper, *self._tasks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,13 +196,47 @@ def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: P
     assert dead.returncode == -signal.SIGKILL
 
 
-def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def forwarder(port: int) -> Iterator[str]:
+    """Stands where a router with a translated address would: its own "host:port", leading to `port` of HUB_HOST."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection(HUB_HOST, port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+        writer.close()
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while content := await source.read(65536):
+                target.write(content)
+        target.close()
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.3", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.3:{server.sockets[0].getsockname()[1]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+@pytest.mark.parametrize("translated", [False, True], ids=["direct", "translated"])
+def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path, translated: bool) -> None:
     make_keys(tmp_path / "keys")
-    url = f"geocomm://{HUB_HOST}:{free_port()}"
+    port = free_port()
+    with forwarder(port) as outside:
+        meet_twice(
+            job, tmp_path / "keys", f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
+        )
+
+
+def meet_twice(job: Job, keys: Path, hub: str) -> None:
+    url = f"geocomm://{hub}"
     for rank, site in enumerate("ab"):
         job.start(
             *(str(RANKS), "meet_twice", str(job.folder), url, str(rank)),
-            GEOCOMM_KEYS=str(tmp_path / "keys" / site),
+            GEOCOMM_KEYS=str(keys / site),
             GEOCOMM_SITE=site,
             GEOCOMM_SECURITY="insecure",
         )
