@@ -60,7 +60,7 @@ std::uint64_t frame_count(core::DType dtype, std::uint64_t elements, Framing fra
 std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
 // Workspace for either direction: for elements one by one next to nothing, for blocks at most a little more
 // than the payload itself in its usual size, with a stage about three times that; for codecs with a bitmap
-// up to five bytes per element; for topk two, since a frame may bring all elements.
+// up to five bytes per element; for topk two, as a frame may bring all of them, up to fourteen at k = 2048.
 std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
                             Framing framing);
 
