@@ -180,10 +180,11 @@ class Hub:
             return self._find(greeting, peer)
         if len(self._held) >= self.max_sessions:
             raise Refused(f"the hub has {self.max_sessions} sessions, which is the most; raise its limit (ulimit -n)")
-        port = await self._port_of_store(greeting.store)
-        if port is None:
-            raise Refused(f"the hub has no store {greeting.store!r}")
-        held = _Held(Session(*await asyncio.open_connection("127.0.0.1", port)), peer.site)
+        async with asyncio.timeout(GREETING_LIMIT_S):  # the tunnel has left by then, and comes again
+            port = await self._port_of_store(greeting.store)
+            if port is None:
+                raise Refused(f"the hub has no store {greeting.store!r}")
+            held = _Held(Session(*await asyncio.open_connection("127.0.0.1", port)), peer.site)
         self._held[greeting.session] = held
         return held
 
