@@ -41,6 +41,8 @@ class FaultProxy {
   }
 
   std::uint16_t port() const { return port_; }
+  // For connections from now on.
+  void lead_to(std::uint16_t server_port) { server_port_ = server_port; }
 
   // Each connection is reset when it has carried so many bytes, at random up to twice `mean_bytes`. 0: never.
   void reset_after(std::uint64_t mean_bytes) { mean_bytes_ = mean_bytes; }
@@ -228,7 +230,7 @@ class FaultProxy {
     return true;
   }
 
-  const std::uint16_t server_port_;
+  std::atomic<std::uint16_t> server_port_;
   std::uint16_t port_ = 0;
   std::atomic<std::uint64_t> mean_bytes_{0};
   std::atomic<int> most_resets_{1 << 30};

@@ -265,6 +265,76 @@ TEST_F(LinkResume, test_many_resumes_take_no_more_descriptors) {
   EXPECT_LE(open_descriptors(), before);
 }
 
+// The proxy leads to another process all of a sudden: as if the peer had been restarted on its port.
+TEST_F(LinkResume, test_restarted_peer_is_named_at_once) {
+  for (const bool knows_the_job : {true, false}) {
+    EndpointOptions options;
+    options.link_deadline = 60s;
+    start(options);
+    connect();
+    auto sink = std::make_shared<CollectingSink>(1);
+    ASSERT_TRUE(high().post_receive({1, 1}, 7, 1, sink).is_ok());
+    auto restarted = make_endpoint(options);
+    if (knows_the_job) restarted->allow(token(1));
+    proxy_->lead_to(restarted->port());
+    proxy_->reset_all();
+    EXPECT_EQ(sink->wait(Deadline::after(5s)).code(), StatusCode::PeerLost) << sink->wait().to_string();
+    EXPECT_NE(sink->wait().message().find("restarted"), std::string::npos) << sink->wait().to_string();
+    EXPECT_EQ(sink->wait().peer(), "rank 0 (low)");
+    TearDown();
+  }
+}
+
+// The side that waits to be dialed finds a restarted peer as well.
+TEST_F(LinkResume, test_restarted_dialer_is_named_by_the_side_that_waits) {
+  start();
+  FaultProxy to_high(pair_->high->port());
+  PeerAddress high_address = address_of(*pair_->high, "rank 1 (high)");
+  high_address.port = to_high.port();
+  PeerAddress low_address = address_of(*pair_->low, "rank 0 (low)");
+  low_address.port = proxy_->port();
+  pair_->low_channel = *pair_->low->connect(high_address, token(1));
+  pair_->high_channel = *pair_->high->connect(low_address, token(1));
+  ASSERT_TRUE(low().wait_ready(patience()).is_ok());
+  ASSERT_TRUE(high().wait_ready(patience()).is_ok());
+  auto sink = std::make_shared<CollectingSink>(1);
+  ASSERT_TRUE(low().post_receive({1, 1}, 7, 1, sink).is_ok());
+  auto restarted = make_endpoint();
+  to_high.lead_to(restarted->port());
+  proxy_->listen(false);
+  proxy_->reset_all();
+  EXPECT_EQ(sink->wait(Deadline::after(5s)).code(), StatusCode::PeerLost) << sink->wait().to_string();
+  EXPECT_NE(sink->wait().message().find("restarted"), std::string::npos) << sink->wait().to_string();
+}
+
+// While the dialer's way is cut, the waiting side sees that the peer lives and keeps the link.
+TEST_F(LinkResume, test_waiting_side_does_not_give_up_a_peer_that_answers) {
+  start();
+  connect();
+  proxy_->listen(false);
+  proxy_->reset_all();
+  std::this_thread::sleep_for(4s);
+  EXPECT_TRUE(low().status().is_ok()) << low().status().to_string();
+  proxy_->listen(true);
+  exchange(0, 2, 10'000);
+}
+
+TEST_F(LinkResume, test_network_that_stays_away_is_a_lost_peer_after_the_deadline) {
+  EndpointOptions options;
+  options.link_deadline = 2s;
+  start(options);
+  connect();
+  proxy_->swallow_new(true);
+  proxy_->reset_all();
+  const auto begin = std::chrono::steady_clock::now();
+  auto sink = std::make_shared<CollectingSink>(1);
+  ASSERT_TRUE(high().post_receive({1, 1}, 7, 1, sink).is_ok());
+  EXPECT_EQ(sink->wait().code(), StatusCode::PeerLost);
+  const auto time = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(time, 1500ms);
+  EXPECT_LT(time, 15s);
+}
+
 TEST_F(LinkResume, test_cancelled_operation_does_not_hold_up_the_link) {
   start();
   connect();
