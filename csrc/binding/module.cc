@@ -109,6 +109,9 @@ py::list channel_stats(const PyEndpoint& self) {
     row["payload_sent"] = stats.payload_sent;
     row["payload_received"] = stats.payload_received;
     row["retransmitted_segments"] = stats.retransmitted_segments;
+    row["resumes"] = stats.resumes;
+    row["resent_segments"] = stats.resent_segments;
+    row["acks"] = stats.acks;
     row["rtt_us"] = stats.rtt_us;
     row["streams"] = stats.streams;
     row["congestion_control"] = stats.congestion_control;
