@@ -67,7 +67,7 @@ struct ChannelStats {
   std::uint64_t payload_received = 0;
   std::uint64_t retransmitted_segments = 0;  // TCP's count, all streams
   std::uint64_t resumes = 0;                 // connections that took the place of others
-  std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost
+  std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost or slow
   std::uint64_t acks = 0;                    // frames received
   std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
   std::uint32_t streams = 0;                 // data streams that are connected now

@@ -1,5 +1,6 @@
 #include "transport/send_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/str.h"
@@ -13,6 +14,8 @@ using core::StatusCode;
 namespace {
 // Posted operations for which nothing was sent yet; a peer is not that far ahead.
 constexpr std::size_t kMaxPostedOnly = 1U << 18;
+constexpr std::chrono::milliseconds kLeastPatience{20};
+constexpr std::chrono::milliseconds kStalled{1000};
 
 std::uint32_t bytes_of(const OutChunk& chunk) {
   return static_cast<std::uint32_t>(chunk.chunk.payload.size());
@@ -119,12 +122,13 @@ void SendQueue::admit_waiting() {
 
 std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
                             std::vector<OutSegment>& out) {
+  const auto now = Clock::now();
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   std::size_t count = 0;
   for (; count < max_segments && unacked_.has_lost(); ++count) {
     if (count > 0 && bytes + kMaxSegmentBytes > max_bytes) return count;
-    out.push_back(unacked_.resend(carrier));
+    out.push_back(unacked_.resend(carrier, now));
     bytes += out.back().length;
   }
   const std::size_t resent = count;
@@ -134,7 +138,8 @@ std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::
     const std::uint32_t length = segment_length(bytes_of(*chunk), chunk->next_offset);
     if (count > 0 && bytes + length > max_bytes) break;
     out.push_back({0, chunk, chunk->next_offset, length});
-    unacked_.add(out.back(), carrier);
+    unacked_.add(out.back(), carrier, now);
+    handed_bytes_ += length;
     bytes += length;
     chunk->started = true;
     chunk->next_offset += length;
@@ -142,6 +147,38 @@ std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::
     if (chunk->next_offset == bytes_of(*chunk)) in_flight_.insert(ready_.extract(first));
   }
   return resent;
+}
+
+// A segment that takes longer than this is slow.
+SendQueue::Clock::duration SendQueue::patience() const {
+  return 2 * usual_time_ + kLeastPatience;
+}
+
+const OutSegment* SendQueue::find_slow(Clock::time_point now, const Carrier* carrier) const {
+  if (!ready_.empty() || unacked_.has_lost() || unacked_.empty()) return nullptr;
+  const OutSegment* slow = unacked_.find_slow(now - patience(), carrier);
+  if (slow == nullptr || 50 * (doubled_bytes_ + slow->length) <= handed_bytes_) return slow;
+  return unacked_.find_slow(now - std::max<Clock::duration>(kStalled, 4 * patience()), carrier);
+}
+
+bool SendQueue::pull_slow(const Carrier& carrier, Clock::time_point now, std::vector<OutSegment>& out) {
+  std::lock_guard lock(mutex_);
+  const OutSegment* const slow = find_slow(now, &carrier);
+  if (slow == nullptr) return false;
+  doubled_bytes_ += slow->length;
+  out.push_back(unacked_.double_up(slow->number, carrier));
+  return true;
+}
+
+bool SendQueue::has_slow(Clock::time_point now) const {
+  std::lock_guard lock(mutex_);
+  return find_slow(now, nullptr) != nullptr;
+}
+
+std::optional<SendQueue::Clock::duration> SendQueue::slow_after() const {
+  std::lock_guard lock(mutex_);
+  if (!ready_.empty() || unacked_.empty()) return std::nullopt;
+  return patience() / 2;
 }
 
 SentCallback SendQueue::segment_sent(const OutSegment& segment) {
@@ -162,8 +199,13 @@ Status SendQueue::acknowledge(const AckFrame& ack, std::vector<SentCallback>& ca
   std::vector<UnackedSegments::Acked> freed;  // destroyed after the lock: the last owners of their bytes
   std::lock_guard lock(mutex_);
   GEOCOMM_RETURN_IF_ERROR(unacked_.acknowledge(ack, freed));
+  const auto now = Clock::now();
   for (const UnackedSegments::Acked& acked : freed) {
     OutChunk& chunk = *acked.segment.chunk;
+    if (acked.first_copy) {
+      const auto time = now - acked.handed;
+      usual_time_ += (time - usual_time_) / (usual_time_ == Clock::duration{} ? 1 : 8);
+    }
     acked_bytes += acked.segment.length;
     if (!acked.was_written) {
       if (SentCallback callback = count_written(chunk)) callbacks.push_back(std::move(callback));

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -45,6 +46,8 @@ struct OutChunk {
 // Thread-safe; calls no callback: it returns those that are due, and the caller runs them on the IO thread.
 class SendQueue {
  public:
+  using Clock = UnackedSegments::Clock;
+
   SendQueue(std::size_t window_bytes, const ClosedGroups& closed_groups)
       : closed_groups_(closed_groups), window_bytes_(window_bytes) {}
 
@@ -62,6 +65,13 @@ class SendQueue {
   // to `max_bytes` and `max_segments`. Returns how many of them had gone out before.
   std::size_t pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
                    std::vector<OutSegment>& out);
+  // With nothing else to send, adds a segment that another stream has had for much longer than segments take,
+  // so that a slow or silent stream holds up nobody: at most 2 % of all bytes go out twice for this, but for
+  // segments that have been under way for a second and more.
+  bool pull_slow(const Carrier& carrier, Clock::time_point now, std::vector<OutSegment>& out);
+  bool has_slow(Clock::time_point now) const;
+  // When to look again; nothing if there is nothing to look for.
+  std::optional<Clock::duration> slow_after() const;
   // A segment is written: the callback of its chunk if that was the last one (null otherwise).
   SentCallback segment_sent(const OutSegment& segment);
   // The peer has segments: adds the callbacks of chunks that were not known to be written, and their bytes to
@@ -102,6 +112,8 @@ class SendQueue {
   void forget(const OpKey& key);
   void room_changed();
   SentCallback count_written(OutChunk& chunk);
+  const OutSegment* find_slow(Clock::time_point now, const Carrier* carrier) const;
+  Clock::duration patience() const;
 
   const ClosedGroups& closed_groups_;
 
@@ -112,6 +124,9 @@ class SendQueue {
   Chunks waiting_;
   Chunks in_flight_;
   UnackedSegments unacked_;
+  Clock::duration usual_time_{};     // from a stream to its acknowledgement; 0: not known yet
+  std::uint64_t handed_bytes_ = 0;   // in all
+  std::uint64_t doubled_bytes_ = 0;  // of slow segments
   std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
   std::size_t posted_only_ = 0;  // operations that the peer posted and nobody sends (yet)
   std::uint64_t next_order_ = 0;

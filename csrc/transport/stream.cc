@@ -189,6 +189,10 @@ void Stream::send_frames(std::span<const WireHeader> headers) {
   if (!watches_output_) write();
 }
 
+bool Stream::is_idle() const {
+  return is_open() && pending_bytes() == 0 && not_sent_bytes(fd()) == 0;
+}
+
 void Stream::wake() {
   if (!is_open() || watches_output_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.

@@ -52,6 +52,8 @@ class Stream : public IoHandler {
   void send_frames(std::span<const WireHeader> headers);
   // Of control frames and segments that the kernel has not taken.
   std::size_t pending_bytes() const { return out_bytes_ - out_written_; }
+  // The kernel has sent all that it was given.
+  bool is_idle() const;
   // The queue has segments again.
   void wake();
   // Closes the connection at once.

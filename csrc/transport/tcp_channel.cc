@@ -245,6 +245,10 @@ void TcpChannel::on_reply(std::uint64_t sent_ns) {
 
 void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
   if (phase_ != Phase::Ready) return;
+  if (doubling_ && !queue_.has_ready() && queue_.pull_slow(carrier, IoLoop::Clock::now(), out)) {
+    resent_segments_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   const std::size_t resent = queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, out);
   resent_segments_.fetch_add(resent, std::memory_order_relaxed);
   for (std::size_t i = resent; i < out.size(); ++i) {
@@ -275,7 +279,30 @@ void TcpChannel::flush() {
     next_stream_ = next_stream_ % data_streams + 1;
     if (Stream* const stream = streams_.open(next_stream_)) stream->wake();
   }
+  double_slow_segments();
   advance_closing();
+}
+
+// With nothing new to send, streams that have sent everything take over what others are slow with.
+void TcpChannel::double_slow_segments() {
+  const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
+  for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready; ++i) {
+    if (!queue_.has_slow(IoLoop::Clock::now())) break;
+    next_stream_ = next_stream_ % data_streams + 1;
+    Stream* const stream = streams_.open(next_stream_);
+    if (stream != nullptr && stream->is_idle()) {
+      doubling_ = true;
+      stream->wake();
+      doubling_ = false;
+    }
+  }
+  const auto again = queue_.slow_after();
+  if (!again || phase_ != Phase::Ready || slow_timer_runs_) return;
+  slow_timer_runs_ = true;
+  slow_timer_ = context_->loop->add_timer(IoLoop::Clock::now() + *again, [this] {
+    slow_timer_runs_ = false;
+    schedule_flush();
+  });
 }
 
 void TcpChannel::send_control() {
@@ -365,6 +392,7 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool farewell) 
   phase_ = Phase::Closed;
   context_->loop->cancel_timer(timer_);
   if (lingering_) context_->loop->cancel_timer(linger_timer_);
+  if (slow_timer_runs_) context_->loop->cancel_timer(slow_timer_);
   set_reason(reason);
   if (reason.code() != StatusCode::Aborted && !peer_left_) {
     core::log(core::LogLevel::Warning,

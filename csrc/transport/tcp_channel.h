@@ -116,6 +116,7 @@ class TcpChannel final : public Channel,
   void peer_left();
   void schedule_flush();
   void flush();
+  void double_slow_segments();
   void send_control();
   void advance_closing();
   void close(const core::Status& reason, bool keep_complete, bool farewell = false);
@@ -170,6 +171,9 @@ class TcpChannel final : public Channel,
   std::string last_loss_;  // why a connection was lost
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
+  IoLoop::TimerId slow_timer_{};
+  bool slow_timer_runs_ = false;
+  bool doubling_ = false;  // an idle stream may pull what others are slow with
   IoLoop::TimerId linger_timer_{};
   bool lingering_ = false;
 };

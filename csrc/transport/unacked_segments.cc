@@ -1,5 +1,6 @@
 #include "transport/unacked_segments.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -10,9 +11,13 @@ namespace geocomm::transport {
 using core::Status;
 using core::StatusCode;
 
-void UnackedSegments::add(OutSegment& segment, const Carrier& carrier) {
+namespace {
+constexpr std::size_t kMostLookedAt = 1024;
+}  // namespace
+
+void UnackedSegments::add(OutSegment& segment, const Carrier& carrier, Clock::time_point now) {
   segment.number = first_ + entries_.size();
-  entries_.push_back({segment, carrier});
+  entries_.push_back({segment, carrier, now});
 }
 
 UnackedSegments::Entry* UnackedSegments::find(std::uint64_t number) {
@@ -29,7 +34,7 @@ bool UnackedSegments::mark_written(std::uint64_t number) {
 void UnackedSegments::take(std::uint64_t number, std::vector<Acked>& out) {
   Entry* const entry = find(number);
   if (entry == nullptr) return;
-  out.push_back({std::move(entry->segment), entry->written});
+  out.push_back({std::move(entry->segment), entry->written, !entry->again, entry->handed});
   entry->segment.chunk.reset();
   lost_.erase(number);
   ++acked_;
@@ -61,11 +66,30 @@ void UnackedSegments::lose(const Carrier& carrier) {
   }
 }
 
-OutSegment UnackedSegments::resend(const Carrier& carrier) {
+OutSegment UnackedSegments::resend(const Carrier& carrier, Clock::time_point now) {
   const std::uint64_t number = *lost_.begin();
   lost_.erase(lost_.begin());
   Entry& entry = entries_[number - first_];
   entry.carrier = carrier;
+  entry.handed = now;
+  entry.again = true;
+  return entry.segment;
+}
+
+const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carrier* carrier) const {
+  const std::size_t count = std::min(entries_.size(), kMostLookedAt);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Entry& entry = entries_[i];
+    const bool elsewhere = carrier == nullptr || entry.carrier.stream != carrier->stream;
+    if (entry.segment.chunk && !entry.again && elsewhere && entry.handed < since) return &entry.segment;
+  }
+  return nullptr;
+}
+
+OutSegment UnackedSegments::double_up(std::uint64_t number, const Carrier& carrier) {
+  Entry& entry = entries_[number - first_];
+  entry.carrier = carrier;
+  entry.again = true;
   return entry.segment;
 }
 

@@ -4,6 +4,7 @@
 // the peer's window would wait for it forever.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -37,10 +38,12 @@ struct OutSegment {
 // Not thread-safe: guarded by its SendQueue.
 class UnackedSegments {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // False while the oldest number that is not acknowledged is too far behind.
   bool has_room() const { return entries_.size() < kMaxNumberSpan; }
   // Gives `segment` the next number. Precondition: has_room().
-  void add(OutSegment& segment, const Carrier& carrier);
+  void add(OutSegment& segment, const Carrier& carrier, Clock::time_point now);
   bool empty() const { return acked_ == entries_.size(); }
 
   // True once for each number, when it is known to have been written: the first time that it was, or with its
@@ -50,6 +53,8 @@ class UnackedSegments {
   struct Acked {
     OutSegment segment;
     bool was_written = false;
+    bool first_copy = false;   // it went out once
+    Clock::time_point handed;  // to its stream, the last time
   };
   // Moves what `ack` says into `out`. CorruptData for numbers that were never given out.
   core::Status acknowledge(const AckFrame& ack, std::vector<Acked>& out);
@@ -58,8 +63,13 @@ class UnackedSegments {
   void lose(const Carrier& carrier);
   bool has_lost() const { return !lost_.empty(); }
   // The oldest such segment, now carried by `carrier`. Precondition: has_lost().
-  OutSegment resend(const Carrier& carrier);
-  std::size_t lost_count() const { return lost_.size(); }
+  OutSegment resend(const Carrier& carrier, Clock::time_point now);
+  // The oldest segment that has been under way since before `since`, over another connection than `carrier`
+  // (if given), and went out only once; null if there is none. Looks at so many of the oldest only that it is
+  // cheap.
+  const OutSegment* find_slow(Clock::time_point since, const Carrier* carrier) const;
+  // It goes out once more, over `carrier`, which carries it from now on.
+  OutSegment double_up(std::uint64_t number, const Carrier& carrier);
 
   void clear();
 
@@ -67,7 +77,9 @@ class UnackedSegments {
   struct Entry {
     OutSegment segment;  // no chunk: acknowledged
     Carrier carrier;
+    Clock::time_point handed;
     bool written = false;
+    bool again = false;  // more than one copy went out
   };
 
   Entry* find(std::uint64_t number);

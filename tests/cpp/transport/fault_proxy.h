@@ -53,6 +53,8 @@ class FaultProxy {
   void reset_one(std::size_t which) { order(Order::ResetOne, which); }
   // What the open connections carry in the direction (or, for new ones, too) disappears, and they stay open.
   void swallow(Direction direction) { order(Order::Swallow, static_cast<std::size_t>(direction)); }
+  // Only of one connection: number `which`, both ways.
+  void swallow_one(std::size_t which) { order(Order::SwallowOne, which); }
   void swallow_new(bool on) { swallow_new_ = on; }
   // Nobody listens any more (connections are refused), or again.
   void listen(bool on) { order(Order::Listen, on ? 1 : 0); }
@@ -65,7 +67,7 @@ class FaultProxy {
  private:
   using Clock = std::chrono::steady_clock;
   struct Order {
-    enum Kind { ResetAll, ResetOne, Swallow, Listen } kind;
+    enum Kind { ResetAll, ResetOne, Swallow, SwallowOne, Listen } kind;
     std::size_t value;
   };
   struct Piece {
@@ -161,6 +163,8 @@ class FaultProxy {
         ++resets_;
       } else if (order.kind == Order::Swallow) {
         for (auto& link : links_) link->swallow[order.value] = true;
+      } else if (order.kind == Order::SwallowOne && order.value < links_.size()) {
+        links_[order.value]->swallow = {true, true};
       } else if (order.kind == Order::Listen) {
         order.value != 0 ? open_listener(port_) : listener_.reset();
       }

@@ -240,6 +240,18 @@ TEST_F(LinkResume, test_one_deaf_direction_is_noticed) {
   }
 }
 
+TEST_F(LinkResume, test_data_stream_that_carries_nothing_holds_up_nobody_for_long) {
+  start();
+  connect();
+  exchange(0, 4, 1'000'000);
+  const auto begin = std::chrono::steady_clock::now();
+  proxy_->swallow_one(2);  // far from its 10 s without TCP's acknowledgement: the proxy takes everything
+  exchange(10, 4, 1'000'000);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 9s);
+  EXPECT_GT(high().stats().resent_segments + low().stats().resent_segments, 0U);
+  EXPECT_EQ(high().stats().resumes, 0U);
+}
+
 TEST_F(LinkResume, test_delay_and_resets_together_lose_nothing) {
   start();
   connect();

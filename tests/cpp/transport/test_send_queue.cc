@@ -130,6 +130,33 @@ TEST_F(SendQueueTest, test_numbered_segment_of_a_cancelled_operation_still_goes_
   EXPECT_EQ(results_.size(), 1U);
 }
 
+TEST_F(SendQueueTest, test_slow_segments_go_out_once_more_over_another_stream_within_the_budget) {
+  const auto later = [](std::chrono::milliseconds time) { return SendQueue::Clock::now() + time; };
+  for (std::uint64_t op = 10; op < 60; ++op) push(op, 2 * kMaxSegmentBytes);
+  (void)pull(kSecond, 99);
+  ASSERT_TRUE(acknowledge(100).is_ok());
+  std::vector<OutSegment> out;
+  EXPECT_FALSE(queue_.has_slow(later(10s)));  // not while there is something else to send
+  (void)pull(kFirst, 1);
+  push(2, 3 * kMaxSegmentBytes);
+  (void)pull(kFirst);
+  EXPECT_FALSE(queue_.has_slow(later(-1s)));
+  EXPECT_TRUE(queue_.slow_after().has_value());
+  EXPECT_TRUE(queue_.has_slow(later(900ms)));
+  EXPECT_FALSE(queue_.pull_slow(kFirst, later(900ms), out));  // has them itself
+  EXPECT_TRUE(queue_.pull_slow(kSecond, later(900ms), out));
+  EXPECT_TRUE(queue_.pull_slow(kSecond, later(900ms), out));
+  EXPECT_FALSE(queue_.pull_slow(kSecond, later(900ms), out));  // 2 of 103 is all
+  EXPECT_TRUE(queue_.pull_slow(kSecond, later(10s), out));     // but for those that seem to be stuck
+  EXPECT_TRUE(queue_.pull_slow(kSecond, later(10s), out));
+  EXPECT_FALSE(queue_.pull_slow(kSecond, later(10s), out));  // each once
+  EXPECT_EQ(numbers(out), (Numbers{100, 101, 102, 103}));
+  queue_.lose(kFirst);
+  EXPECT_FALSE(queue_.has_ready());  // kSecond carries them now
+  queue_.lose(kSecond);
+  EXPECT_TRUE(queue_.has_ready());
+}
+
 TEST_F(SendQueueTest, test_numbers_do_not_run_away_from_the_oldest_one) {
   OutgoingChunk empty;
   empty.chunk_count = kMaxChunkCount;
