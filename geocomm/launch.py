@@ -10,7 +10,8 @@ import sys
 from torch.distributed import run
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from geocomm.rendezvous import create_hub_rendezvous
+from geocomm.options import keep_keys_from_ranks
+from geocomm.rendezvous import hub_rendezvous_with, keys_or_refusal
 
 
 def main(arguments: list[str]) -> None:
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> None:
     fewest, _, most = str(chosen.nnodes).partition(":")
     if most and most != fewest:
         sys.exit(f"geocomm run: --nnodes {chosen.nnodes}: the number of nodes has to be fixed")
-    rendezvous_handler_registry.register("geocomm", create_hub_rendezvous)
+    rendezvous_handler_registry.register("geocomm", hub_rendezvous_with(keys_or_refusal()))
+    keep_keys_from_ranks()
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
     chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank}"]))
     chosen.node_rank = 0  # torchrun warns of a node rank, since it does not know this backend

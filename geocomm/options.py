@@ -174,6 +174,13 @@ def keys_folder() -> str | None:
     return os.environ.get("GEOCOMM_KEYS") or None
 
 
+def keep_keys_from_ranks() -> None:
+    """Under security=insecure, where ranks have no use for keys, take GEOCOMM_KEYS out of what processes started from
+    here inherit: only the rendezvous is encrypted then."""
+    if os.environ.get("GEOCOMM_SECURITY") == "insecure":
+        os.environ.pop("GEOCOMM_KEYS", None)
+
+
 def site_name() -> str | None:
     """This site, from GEOCOMM_SITE, for programs that have no options."""
     return os.environ.get("GEOCOMM_SITE") or None

@@ -9,7 +9,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -68,9 +68,9 @@ def keys_or_refusal() -> str:
     return folder
 
 
-def _tunnel(hub: HubAddress, store: str, limit: timedelta) -> StoreProcess:
+def _tunnel(hub: HubAddress, keys: str, store: str, limit: timedelta) -> StoreProcess:
     try:
-        return StoreProcess.tunnel(hub, keys_or_refusal(), store, limit.total_seconds())
+        return StoreProcess.tunnel(hub, keys, store, limit.total_seconds())
     except KeysError as error:
         raise AuthFailedError(f"hub {hub}: {error}") from error
     except ConnectionError as error:
@@ -90,7 +90,7 @@ class _Meetings:
         number = self._counts[hub] = self._counts.get(hub, 0) + 1
         name = f"init-{number}"
         if rank != 0:
-            tunnel = _tunnel(hub, name, timeout)
+            tunnel = _tunnel(hub, keys_or_refusal(), name, timeout)
             store = _client(tunnel.port, timeout)
             self._kept.append((tunnel, store))
             return store
@@ -152,8 +152,9 @@ class HubRendezvous(RendezvousHandler):
     called for. A node joins no round twice, so one that was restarted calls for the next, and the others follow.
     """
 
-    def __init__(self, hub: HubAddress, node: int, nodes: int, run_id: str, limit: timedelta) -> None:
-        self._hub, self._node, self._nodes, self._run_id, self._limit = hub, node, nodes, run_id, limit
+    def __init__(self, hub: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta) -> None:
+        self._hub, self._keys, self._node, self._nodes = hub, keys, node, nodes
+        self._run_id, self._limit = run_id, limit
         self._round = 0
         self._called = 0
         self._tunnels: list[StoreProcess] = []
@@ -175,7 +176,7 @@ class HubRendezvous(RendezvousHandler):
             for tunnel in self._tunnels[1:]:
                 tunnel.close()
             del self._tunnels[1:]
-            workers = _tunnel(self._hub, f"round-{self._round}", self._limit)
+            workers = _tunnel(self._hub, self._keys, f"round-{self._round}", self._limit)
         except (GeocommError, dist.DistError) as error:
             raise RendezvousConnectionError(str(error)) from error
         self._tunnels.append(workers)
@@ -207,7 +208,7 @@ class HubRendezvous(RendezvousHandler):
 
     def _agents_store(self) -> dist.Store:
         if self._store is None:
-            self._tunnels = [_tunnel(self._hub, AGENTS_STORE, self._limit)]
+            self._tunnels = [_tunnel(self._hub, self._keys, AGENTS_STORE, self._limit)]
             self._store = dist.PrefixStore(self._run_id, _client(self._tunnels[0].port, _STORE_LIMIT))
             self._watcher = threading.Thread(target=self._watch, name="geocomm-rendezvous", daemon=True)
             self._watcher.start()
@@ -256,12 +257,17 @@ def _call_for(store: dist.Store, number: int) -> int:
     return known
 
 
-def create_hub_rendezvous(parameters: RendezvousParameters) -> HubRendezvous:
-    """torchrun's way to make one."""
-    return HubRendezvous(
-        HubAddress.parse(parameters.endpoint),
-        node=int(parameters.config["rank"]),
-        nodes=parameters.max_nodes,
-        run_id=parameters.run_id,
-        limit=timedelta(seconds=int(parameters.config.get("timeout", _JOIN_LIMIT.total_seconds()))),
-    )
+def hub_rendezvous_with(keys: str) -> Callable[[RendezvousParameters], HubRendezvous]:
+    """torchrun's way to make one, for a site's folder of keys."""
+
+    def create(parameters: RendezvousParameters) -> HubRendezvous:
+        return HubRendezvous(
+            HubAddress.parse(parameters.endpoint),
+            keys,
+            node=int(parameters.config["rank"]),
+            nodes=parameters.max_nodes,
+            run_id=parameters.run_id,
+            limit=timedelta(seconds=int(parameters.config.get("timeout", _JOIN_LIMIT.total_seconds()))),
+        )
+
+    return create

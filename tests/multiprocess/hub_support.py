@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -13,10 +14,13 @@ from pathlib import Path
 from geocomm.hub import Hub
 from geocomm.hub_address import HubAddress, listen_on, loopback_listener
 from geocomm.job_ca import JobCa
+from geocomm.options import Options
 from geocomm.security import Keys
 from geocomm.tunnel import Tunnel
 
 HUB_HOST = "127.0.0.2"
+# Ranks that cannot use keys themselves would refuse them under "required".
+SECURITY = "required" if "keys" in {field.name for field in dataclasses.fields(Options)} else "insecure"
 
 
 def make_keys(folder: Path, sites: str = "ab", job: str = "run7") -> dict[str, Keys]:

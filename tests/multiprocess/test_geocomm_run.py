@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_support import HUB_HOST, make_keys
+from hub_support import HUB_HOST, SECURITY, make_keys
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 RANKS = Path(__file__).with_name("hub_ranks.py")
@@ -116,7 +116,7 @@ def start_node(job: Job, keys: Path, port: int, node: int, work: str, *torchrun:
         *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
         *(str(RANKS), work, str(job.folder)),
         GEOCOMM_KEYS=str(keys / "ab"[node]),
-        GEOCOMM_SECURITY="insecure",
+        GEOCOMM_SECURITY=SECURITY,
     )
 
 
@@ -238,7 +238,7 @@ def meet_twice(job: Job, keys: Path, hub: str) -> None:
             *(str(RANKS), "meet_twice", str(job.folder), url, str(rank)),
             GEOCOMM_KEYS=str(keys / site),
             GEOCOMM_SITE=site,
-            GEOCOMM_SECURITY="insecure",
+            GEOCOMM_SECURITY=SECURITY,
         )
     assert job.end() == [0, 0], job.output()
     for name in ("rank0-0", "rank1-0", "rank0-1", "rank1-1"):
