@@ -48,14 +48,17 @@ def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[
 
 
 async def _be_hub(listener: socket.socket, keys: Keys, command: list[str], environment: dict[str, str]) -> int:
-    hub = Hub(listener, keys, _Stores().port, log)
+    stores = _Stores()
+    hub = Hub(listener, keys, stores.port, log)
     serving = asyncio.create_task(hub.serve())
+    first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
     process = await asyncio.create_subprocess_exec(*command, env=environment)
     with _passed_on(process):
         status = await process.wait()
         await hub.drained(_LINGER_S)  # other nodes may still say good-bye
+    first.cancel()
     serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    await asyncio.gather(first, serving, return_exceptions=True)
     return status if status >= 0 else 128 - status
 
 
@@ -98,6 +101,6 @@ class _Stores:
 
 
 def _new_store() -> Any:
-    from geocomm.rendezvous import loopback_store  # torch takes seconds to import; the hub answers meanwhile
+    from geocomm.rendezvous import loopback_store
 
     return loopback_store()

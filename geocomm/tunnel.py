@@ -150,9 +150,10 @@ class Tunnel:
                     if loop.time() - lost_at > RESUME_LIMIT_S or (session.local_ended and purpose is Purpose.BEGIN):
                         return
                     reason = str(error) or "time-out"
-                    if reason != reported:
+                    # At first the hub may be about to make the store that is asked for.
+                    if reason != reported and (purpose is Purpose.RESUME or loop.time() - lost_at > DIAL_LIMIT_S):
                         self._log(f"no connection to the hub at {self._hub}: {reason}; trying again")
-                    reported = reason
+                        reported = reason
                     await asyncio.sleep(next(pauses))
         finally:
             self._sessions.discard(session)
