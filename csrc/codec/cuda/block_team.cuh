@@ -45,25 +45,4 @@ inline Grid grid_of_teams(const PayloadPlan& plan) {
   return {(warps + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
 }
 
-// Elements of a row that are kept, four bits in each lane, to places among all that are: lanes of a block in
-// order, and of each its four.
-struct KeptRow {
-  unsigned before;  // of this lane's
-  unsigned total;   // in the row
-};
-__device__ __forceinline__ KeptRow count_kept(unsigned nibble, unsigned lanes) {
-  const unsigned lane = threadIdx.x % kWarp;
-  const unsigned first = lane & ~(lanes - 1);
-  const unsigned own = lanes == kWarp ? kFullMask : 0xFFFFu << first;
-  const unsigned earlier = own & ((1u << lane) - 1);
-  KeptRow kept{0, 0};
-#pragma unroll
-  for (unsigned c = 0; c < 4; ++c) {
-    const unsigned mask = __ballot_sync(kFullMask, static_cast<int>(nibble >> c & 1u));
-    kept.before += static_cast<unsigned>(__popc(mask & earlier));
-    kept.total += static_cast<unsigned>(__popc(mask & own));
-  }
-  return kept;
-}
-
 }  // namespace geocomm::codec::cuda

@@ -85,19 +85,15 @@ FrameHeader header_of(const CodecSpec& spec, DType dtype) {
   return header;
 }
 
-// Of codecs without kernels: nothing but their absence.
-const CodecFamily kAbsentFamily{[](const CodecSpec&) { return false; },
-                                [](const CodecSpec&, DType, const PayloadPlan&) { return std::size_t{0}; },
-                                nullptr, nullptr};
-
 }  // namespace
 
 const CodecFamily& family_of(const CodecSpec& spec) {
   switch (spec.id) {
     case CodecId::None:
+      break;
     case CodecId::Fp16:
     case CodecId::Bf16:
-      return kElementFamily;
+      return spec.entropy == Entropy::None ? kElementFamily : kCastPlaneFamily;
     case CodecId::Int8:
     case CodecId::Int4:
     case CodecId::Bit2:
@@ -109,9 +105,9 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::TopK:
       return kTopKFamily;
     case CodecId::Lossless:
-      break;
+      return kLosslessFamily;
   }
-  return kAbsentFamily;
+  return kElementFamily;
 }
 
 bool is_supported(const CodecSpec& spec, DType dtype) {

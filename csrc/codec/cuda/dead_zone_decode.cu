@@ -3,6 +3,7 @@
 #include "codec/cuda/block_team.cuh"
 #include "codec/cuda/dead_zone_stages.h"
 #include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/kept_rows.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {

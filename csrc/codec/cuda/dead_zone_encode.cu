@@ -3,6 +3,7 @@
 #include "codec/cuda/block_team.cuh"
 #include "codec/cuda/dead_zone_stages.h"
 #include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/kept_rows.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -46,16 +47,6 @@ __device__ __forceinline__ unsigned kept_of(std::uint32_t codes) {
 #pragma unroll
   for (unsigned c = 0; c < 4; ++c) nibble |= (codes >> 8 * c & 0xFFu) != 0 ? 1u << c : 0u;
   return nibble;
-}
-
-// The four bits of each of eight lanes as a word, which the first of them stores.
-__device__ __forceinline__ void store_bits(unsigned nibble, bool is_there, std::uint8_t* to) {
-  const unsigned lane = threadIdx.x % kWarp;
-  std::uint32_t word = nibble << lane % 8 * 4;
-  word |= __shfl_xor_sync(kFullMask, word, 1);
-  word |= __shfl_xor_sync(kFullMask, word, 2);
-  word |= __shfl_xor_sync(kFullMask, word, 4);
-  if (lane % 8 == 0 && is_there) *reinterpret_cast<std::uint32_t*>(to) = word;
 }
 
 template <core::DType kType, bool kFeedback>

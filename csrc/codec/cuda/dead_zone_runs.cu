@@ -4,6 +4,7 @@
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/dead_zone_stages.h"
 #include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/plain_store.cuh"
 #include "codec/cuda/verdict.h"
 #include "codec/quantize.h"
@@ -102,15 +103,6 @@ __global__ void __launch_bounds__(kThreads) name_blocks(PayloadPlan plan, DeadZo
   const FrameExtent extent = plan.extent(frame);
   space.sections.section(frame, kSteps).bytes = extent.codes_at;
   space.sections.section(frame, kBitmap).bytes = bitmap_bytes_of(extent);
-}
-
-// The bits of up to 32 elements that a bitmap, at any address, has at `from`.
-__device__ __forceinline__ std::uint32_t load_bits(const std::uint8_t* from, unsigned elements) {
-  if (elements > 24) return load_any_u32(from);
-  std::uint32_t bits = from[0];
-  if (elements > 8) bits |= std::uint32_t{from[1]} << 8;
-  if (elements > 16) bits |= std::uint32_t{from[2]} << 16;
-  return bits;
 }
 
 // Steps in range, and no bits of raw blocks or beyond the last element; counts the codes.

@@ -1,5 +1,6 @@
 // Frames of None, Fp16 and Bf16: elements one by one. A cast's frame in which a finite value would become Inf
 // becomes one of None.
+#include "codec/cuda/cast_range.cuh"
 #include "codec/cuda/device.h"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/plain_store.cuh"
@@ -23,21 +24,6 @@ __device__ Tile find_tile(const PayloadPlan& plan, std::uint64_t tile) {
 }
 std::uint64_t tiles_of(const PayloadPlan& plan) {
   return (plan.elements + kTile - 1) / kTile;
-}
-
-// Magnitudes from here up to Inf are finite and would become Inf.
-template <core::DType kFormat>
-inline constexpr std::uint32_t kFirstTooLarge = kFormat == core::DType::Float16 ? 0x477FF000u : 0x7F7F8000u;
-
-template <core::DType kFormat>
-__device__ bool all_fit(const Quad& values) {
-  bool fit = true;
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    const std::uint32_t magnitude = __float_as_uint(values.v[c]) & kMagnitude;
-    fit = fit && (magnitude < kFirstTooLarge<kFormat> || magnitude >= kInfBits);
-  }
-  return fit;
 }
 
 // Stores values in a 16-bit format or as floats, and keeps what that lost.

@@ -46,7 +46,12 @@ inline constexpr std::string_view kCudaSpecs[] = {"none",
                                                   "deadzone:block=64,step=1.2",
                                                   "deadzone:block=1024,step=0.3+none",
                                                   "tiny",
-                                                  "topk"};
+                                                  "topk",
+
+                                                  "lossless",
+                                                  "lossless+none",
+                                                  "fp16+huffman",
+                                                  "bf16+huffman"};
 
 // Memory as the device has it: aligned to 256, and watched to its last byte by AddressSanitizer.
 class DeviceBytes {

@@ -1,6 +1,8 @@
 // Codecs whose frames consist of sections of sizes that only the device knows: payloads of several frames,
 // and frames of a hostile peer, whose checksums are right. Whatever the bytes are, the device says what the
 // CPU says.
+#include <random>
+
 #include "cuda_cases.h"
 
 namespace geocomm::codec {
@@ -117,6 +119,86 @@ TEST(CudaSections, test_hostile_dead_zone_frames_do_no_harm) {
   expect_no_harm({"deadzone:block=64"}, values);
   expect_no_harm({"deadzone:block=64+none", DType::Float16}, values);
   expect_no_harm({"deadzone:block=128+none"}, gaussian(300));
+}
+
+// Floats of which every `every`-th has a lower half that is not zero; 0: none has.
+Bytes with_lower_halves(std::size_t elements, std::size_t every) {
+  Bytes bytes = to_bytes(gaussian(elements));
+  for (std::size_t i = 0; i < elements; ++i) {
+    if (every == 0 || i % every != 0) std::memset(bytes.data() + 4 * i, 0, 2);
+  }
+  return bytes;
+}
+
+// The three modes, each with its own run of planes, and what does not shrink.
+TEST(CudaSections, test_every_mode_of_lossless) {
+  for (const std::string_view spec : {"lossless", "lossless+none"}) {
+    for (const std::size_t every : {0u, 1u, 2u, 17u}) {
+      SCOPED_TRACE(std::string(spec) + ", one of " + std::to_string(every));
+      CudaCase test{spec_of(spec), DType::Float32, with_lower_halves(9001, every)};
+      expect_same_payload(test);
+    }
+  }
+  // 15 of 16 are the most that a bitmap is worth.
+  for (const std::size_t zeros : {64u, 63u}) {
+    Bytes bytes = with_lower_halves(1024, 1);
+    for (std::size_t i = 0; i < 1024; ++i) bytes[4 * i] |= std::byte{1};
+    for (std::size_t i = 0; i < zeros; ++i) std::memset(bytes.data() + 64 * i, 0, 2);
+    expect_same_payload({spec_of("lossless"), DType::Float32, bytes});
+  }
+}
+
+TEST(CudaSections, test_every_bit_pattern_survives_lossless) {
+  Bytes bytes(2 * 65536);
+  for (std::size_t i = 0; i < 65536; ++i) {
+    const std::uint16_t bits = static_cast<std::uint16_t>(i);
+    std::memcpy(bytes.data() + 2 * i, &bits, 2);
+  }
+  for (const DType dtype : {DType::Float16, DType::BFloat16, DType::Float32}) {
+    SCOPED_TRACE(core::to_string(dtype));
+    Bytes repeated = bytes;  // so that it shrinks
+    for (std::size_t i = 0; i < bytes.size() / 2; i += 4)
+      std::memcpy(&repeated[bytes.size() / 2 + i], &bytes[4], 4);
+    const CudaCase test{spec_of("lossless"), dtype, repeated};
+    expect_same_payload(test);
+    const Bytes payload = encode_on_device(test).payload;
+    EXPECT_EQ(static_cast<int>(payload[5]), static_cast<int>(CodecId::Lossless));
+    EXPECT_TRUE(
+        decode_on_device(test.spec, dtype, payload, Bytes(bytes.size()), test.elements(), sink_of(dtype))
+            .elements == repeated);
+  }
+}
+
+// A frame of noise is one of None between others.
+TEST(CudaSections, test_lossless_payloads_of_several_frames) {
+  Bytes bytes = with_lower_halves(2 * kFrame + 700, 5);
+  std::mt19937 random(5);
+  for (std::size_t i = 0; i < kPayloadFrameBytes; i += 4) {
+    const auto word = static_cast<std::uint32_t>(random());
+    std::memcpy(bytes.data() + kPayloadFrameBytes + i, &word, 4);
+  }
+  expect_same_payload({spec_of("lossless"), DType::Float32, bytes});
+}
+
+TEST(CudaSections, test_hostile_lossless_frames_do_no_harm) {
+  const std::vector<float> values = to_floats(with_lower_halves(700, 9));
+  expect_no_harm({"lossless"}, values);
+  expect_no_harm({"lossless+none"}, values);
+  expect_no_harm({"lossless", DType::BFloat16}, gaussian(900));
+}
+
+// What the cast cannot carry makes frames of None, which move those behind them.
+TEST(CudaSections, test_staged_casts_of_several_frames) {
+  CudaCase test{spec_of("fp16+huffman"), DType::Float32, to_bytes(gaussian(2 * kFrame + 900))};
+  set_float(test.src, kFrame + 77, 70000.0f);
+  expect_same_payload(test);
+  test.residual = to_bytes(gaussian(test.elements(), 0.5f, 2));
+  expect_same_payload(test);
+}
+
+TEST(CudaSections, test_hostile_staged_casts_do_no_harm) {
+  expect_no_harm({"bf16+huffman"}, gaussian(900));
+  expect_no_harm({"fp16+huffman", DType::BFloat16}, gaussian(900));
 }
 
 }  // namespace
