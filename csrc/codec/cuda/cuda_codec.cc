@@ -112,7 +112,6 @@ const CodecFamily& family_of(const CodecSpec& spec) {
 
 bool is_supported(const CodecSpec& spec, DType dtype) {
   if (spec.id != CodecId::None && !core::is_compressible(dtype)) return false;
-  if (spec.scale == Scale::Tensor) return false;  // would read the whole tensor before the first frame
   return family_of(spec).is_supported(spec);
 }
 

@@ -16,8 +16,9 @@ bool has_stage(const CodecSpec& spec) {
   return spec.entropy != Entropy::None;
 }
 
+// A step of the whole tensor is the host's: it would take a pass over all of it before the first frame.
 bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd;
+  return spec.entropy != Entropy::Zstd && spec.scale == codec::Scale::Block;
 }
 
 SectionShape shape_of(const PayloadPlan& plan) {

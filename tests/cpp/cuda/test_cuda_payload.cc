@@ -204,6 +204,8 @@ TEST(CudaPayload, test_bad_arguments_are_refused) {
   EXPECT_EQ(code(spec, DType::Float32, src.data(), to, work), StatusCode::Ok);
   EXPECT_EQ(code(spec, DType::Int32, src.data(), to, work), StatusCode::Unsupported);
   EXPECT_EQ(code(spec_of("int8+zstd"), DType::Float32, src.data(), to, work), StatusCode::Unsupported);
+  EXPECT_EQ(code(spec_of("deadzone:scale=tensor"), DType::Float32, src.data(), to, work),
+            StatusCode::Unsupported);
   EXPECT_EQ(code(spec, DType::Float32, src.data() + 1, to, work), StatusCode::InvalidArgument);
   EXPECT_EQ(code(spec, DType::Float32, src.data(), to.subspan(4), work), StatusCode::InvalidArgument);
   EXPECT_EQ(code(spec, DType::Float32, src.data(), to.first(to.size() - 1), work), StatusCode::DstTooSmall);
