@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "codec/plane.h"
 #include "collective/frame_operation.h"
 #include "collective/move_operation.h"
 #include "collective/operation.h"
@@ -62,6 +61,13 @@ Status check_data(const LaneData& lane, core::DType dtype) {
   return Status::ok();
 }
 
+Status check_policy(const Topology& topology, const WanPolicy* policy) {
+  const auto sites = static_cast<std::size_t>(topology.site_count());
+  if (policy != nullptr && policy->sites() == sites) return Status::ok();
+  return invalid(
+      str("a policy of ", policy == nullptr ? 0 : policy->sites(), " sites for a group of ", sites));
+}
+
 Status check_piece(const Topology& topology, int rank) {
   if (rank >= 0 && rank < topology.size() && rank != topology.rank()) return Status::ok();
   return invalid(str("a piece for rank ", rank, ": rank ", topology.rank(),
@@ -70,11 +76,12 @@ Status check_piece(const Topology& topology, int rank) {
 
 class ExchangeImpl final : public Exchange {
  public:
-  explicit ExchangeImpl(ExchangeConfig config)
-      : shared_(std::make_shared<ExchangeShared>(std::move(config))) {}
+  ExchangeImpl(ExchangeConfig config, std::shared_ptr<const WanPolicy> policy)
+      : shared_(std::make_shared<ExchangeShared>(std::move(config))), policy_(std::move(policy)) {}
 
-  Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) override {
-    Status status = check_reduction(context.dtype, op);
+  Status reduce(const OpContext& given, ReduceOp op, std::span<LaneData> lanes) override {
+    const OpContext context = with_policy(given);
+    Status status = check(context, op);
     for (const LaneData& lane : lanes) {
       if (status.is_ok()) status = check_lane(topology(), lane);
       if (status.is_ok()) status = check_data(lane, context.dtype);
@@ -83,9 +90,10 @@ class ExchangeImpl final : public Exchange {
     return run(context, std::make_shared<ReduceOperation>(shared_, context, op, lanes));
   }
 
-  core::Result<FramePlan> plan_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
+  core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
                                       core::BufferPool& memory) override {
-    Status status = check_reduction(context.dtype, op);
+    const OpContext context = with_policy(given);
+    Status status = check(context, op);
     for (const LaneData& lane : lanes) {
       if (status.is_ok()) status = check_lane(topology(), lane);
     }
@@ -93,8 +101,9 @@ class ExchangeImpl final : public Exchange {
     return collective::plan_frames(shared_->config, context, op, lanes, memory);
   }
 
-  Status exchange_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
+  Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
                          FramePlan& plan, FrameMaker& maker) override {
+    const OpContext context = with_policy(given);
     return run(context, std::make_shared<FrameOperation>(shared_, context, op, lanes, plan, maker));
   }
 
@@ -122,6 +131,18 @@ class ExchangeImpl final : public Exchange {
     for (const auto& operation : active) operation->fail(status);
   }
 
+  std::shared_ptr<const WanPolicy> policy() const override {
+    std::lock_guard lock(mutex_);
+    return policy_;
+  }
+
+  Status set_policy(std::shared_ptr<const WanPolicy> policy) override {
+    GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), policy.get()));
+    std::lock_guard lock(mutex_);
+    policy_ = std::move(policy);
+    return Status::ok();
+  }
+
   ExchangeStats stats() const override {
     ExchangeStats stats;
     stats.operations = shared_->operations;
@@ -132,9 +153,21 @@ class ExchangeImpl final : public Exchange {
     return stats;
   }
 
+  std::vector<PeerRate> take_rates() override { return shared_->rates.take(); }
+
   const Topology& topology() const override { return shared_->config.topology; }
 
  private:
+  OpContext with_policy(OpContext context) const {
+    if (!context.policy) context.policy = policy();
+    return context;
+  }
+
+  Status check(const OpContext& context, ReduceOp op) const {
+    GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), context.policy.get()));
+    return check_reduction(context.dtype, op);
+  }
+
   Status run(const OpContext& context, std::shared_ptr<Operation> operation) {
     {
       std::lock_guard lock(mutex_);
@@ -152,7 +185,8 @@ class ExchangeImpl final : public Exchange {
   }
 
   const std::shared_ptr<ExchangeShared> shared_;
-  std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all below
+  std::shared_ptr<const WanPolicy> policy_;
   Status aborted_;
   std::set<std::shared_ptr<Operation>> active_;
 };
@@ -167,20 +201,12 @@ Result<std::unique_ptr<Exchange>> Exchange::create(ExchangeConfig config) {
     return invalid(str("chunk_bytes is ", config.chunk_bytes, ": it must be from ", kMinChunkBytes, " to ",
                        kMaxChunkBytes));
   }
-  if (config.codec.has_blocks() && !codec::is_valid_block(config.codec.block)) {
-    return invalid(str("codec block of ", config.codec.block, " elements"));
-  }
-  if (config.codec.needs_feedback()) {
-    return Status(StatusCode::Unsupported,
-                  str("codec ", config.codec.to_string(),
-                      " drops so much that it needs a residual, and "
-                      "collectives have none; use geocomm.compress(tensor, codec, residual=...)"));
-  }
-  if (!codec::has_stage(config.codec.entropy)) {
-    return Status(StatusCode::Unsupported, str("codec ", config.codec.to_string(),
-                                               " needs an entropy stage that this build of geocomm lacks"));
-  }
-  return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config)));
+  LinkMatrix links = config.links;
+  if (links.sites == 0) links = LinkMatrix::assumed(static_cast<std::size_t>(config.topology.site_count()));
+  GEOCOMM_ASSIGN_OR_RETURN(auto policy,
+                           WanPolicy::create(std::move(links), {{config.min_compress_bytes, config.codec}}));
+  GEOCOMM_RETURN_IF_ERROR(check_policy(config.topology, policy.get()));
+  return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config), std::move(policy)));
 }
 
 }  // namespace geocomm::collective

@@ -16,7 +16,9 @@
 #include "codec/codec_spec.h"
 #include "collective/layout.h"
 #include "collective/op_kind.h"
+#include "collective/rate_meter.h"
 #include "collective/topology.h"
+#include "collective/wan_policy.h"
 #include "core/buffer.h"
 #include "core/deadline.h"
 #include "core/dtype.h"
@@ -35,6 +37,7 @@ struct OpContext {
       0;  // of the whole operation, as every rank knows it (0 where ranks may differ, as in all-to-all)
   core::DType dtype = core::DType::UInt8;
   core::Deadline deadline;
+  std::shared_ptr<const WanPolicy> policy = nullptr;  // null: the one in force when the call begins
   std::shared_ptr<void>
       keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more: until the
                    // call returns or, after a failed move(), until the IO thread lets go of it
@@ -117,12 +120,10 @@ struct ExchangeConfig {
   std::function<core::Result<std::shared_ptr<transport::Channel>>(int rank)> channel_to;
   codec::CodecSpec codec;                      // for reductions (Sum, Avg) of compressible dtypes
   std::size_t min_compress_bytes = 64 * 1024;  // operations below it (raw, whole operation) go uncompressed
-  // With three sites and more: operations below it (raw bytes of a lane) are exchanged broadcast-all, others
-  // owner-reduces.
-  std::size_t broadcast_all_below_bytes = 4 * 1024 * 1024;
-  std::size_t chunk_bytes = 1024 * 1024;  // raw bytes of a pipeline chunk
-  core::ThreadPool* pool = nullptr;       // encode, decode, reduce; outlives the Exchange
-  core::BufferPool* buffers = nullptr;    // outlives the Exchange
+  LinkMatrix links = {};                       // no sites: LinkMatrix::assumed()
+  std::size_t chunk_bytes = 1024 * 1024;       // raw bytes of a pipeline chunk
+  core::ThreadPool* pool = nullptr;            // encode, decode, reduce; outlives the Exchange
+  core::BufferPool* buffers = nullptr;         // outlives the Exchange
 };
 
 class Exchange {
@@ -136,7 +137,7 @@ class Exchange {
   // Avg, Product, Min, Max; integers all but Avg (and wrap around); Bool takes Sum and Max as or, Product and
   // Min as and, and the bitwise ones. Cost per rank, S = compressed bytes of its lanes, N sites:
   // broadcast-all (N-1)S bytes out, one latency; owner-reduces 2S(N-1)/N bytes out, two latencies, one
-  // requantization.
+  // requantization; the policy's cost model chooses.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
 
   // The same for data on an accelerator. plan_frames() takes lanes without data and acquires the frames'
@@ -154,10 +155,17 @@ class Exchange {
   virtual core::Status move(const OpContext& context, std::span<const SendPiece> sends,
                             std::span<const ReceivePiece> receives) = 0;
 
+  // What operations follow that bring no policy of their own: at first the config's links, and its codec from
+  // min_compress_bytes on. InvalidArgument: a policy for another number of sites.
+  virtual std::shared_ptr<const WanPolicy> policy() const = 0;
+  virtual core::Status set_policy(std::shared_ptr<const WanPolicy> policy) = 0;
+
   // Fails everything in flight and to come with `why`. The peers learn it by their own deadline or by the
   // lost channel.
   virtual void abort(const core::Status& why) = 0;
   virtual ExchangeStats stats() const = 0;
+  // Rates from the peers since the last call.
+  virtual std::vector<PeerRate> take_rates() = 0;
   virtual const Topology& topology() const = 0;
 };
 

@@ -18,14 +18,14 @@ using core::str;
 Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
                               std::span<const LaneData> lanes, core::BufferPool& memory) {
   FramePlan plan;
-  plan.codec = reduction_codec(config, context, op);
+  plan.codec = reduction_codec(context, op);
   if (plan.codec.is_exact()) {
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
   }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   const int own_site = config.topology.site();
   const auto sites = static_cast<std::size_t>(config.topology.site_count());
-  for (const PlannedChunk& planned : plan_of(config, context, lanes).chunks) {
+  for (const PlannedChunk& planned : plan_of(config, context, plan.codec, lanes).chunks) {
     const LaneData& lane = lanes[planned.lane];
     FrameChunk chunk;
     chunk.lane = planned.lane;

@@ -72,6 +72,11 @@ class Operation::Sink : public transport::ReceiveSink {
     ++peer.arrived;
     if (arrival.owed) ++peer.owed_arrived;
     ExchangeShared& shared = *operation_->shared_;
+    // An operation is under way from the first chunk to the last that the peer sends without waiting.
+    const std::uint32_t flowing = peer.owed > 0 ? peer.owed : peer.receives;
+    const std::uint32_t flowed = peer.owed > 0 ? peer.owed_arrived : peer.arrived;
+    const bool bounds = flowing > 1 && (peer.owed == 0 || arrival.owed);
+    shared.rates.arrived(peer.rank, arrival.wire_bytes, bounds && flowed == 1, bounds && flowed == flowing);
     shared.raw_bytes_received += arrival.raw_bytes;
     shared.wire_bytes_received += arrival.wire_bytes;
   }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "collective/exchange.h"
+#include "collective/rate_meter.h"
 
 namespace geocomm::collective {
 
@@ -32,6 +33,7 @@ struct ExchangeShared {
   std::atomic<std::uint64_t> wire_bytes_sent{0};
   std::atomic<std::uint64_t> raw_bytes_received{0};
   std::atomic<std::uint64_t> wire_bytes_received{0};
+  RateMeter rates;
 };
 
 // Thread-safe. Lives in a shared_ptr: channels (through their sinks), pool tasks and the caller own it.

@@ -25,22 +25,24 @@ std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
 
 }  // namespace
 
-codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
+codec::CodecSpec reduction_codec(const OpContext& context, ReduceOp op) {
+  const codec::CodecSpec& codec = context.policy->codec_for(context.elements * core::size_of(context.dtype));
   const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
-  const bool large = context.elements * core::size_of(context.dtype) >= config.min_compress_bytes;
-  const bool fits = core::is_compressible(context.dtype) && (sums || config.codec.is_exact());
-  return large && fits ? config.codec : codec::CodecSpec{};
+  const bool fits = core::is_compressible(context.dtype) && (sums || codec.is_exact());
+  return fits ? codec : codec::CodecSpec{};
 }
 
 DType result_dtype(const codec::CodecSpec& codec, DType dtype) {
   return codec.is_exact() ? dtype : DType::Float32;
 }
 
-ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, std::span<const LaneData> lanes) {
+ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
+                   std::span<const LaneData> lanes) {
   std::vector<PlannedLane> shapes;
   for (const LaneData& lane : lanes) shapes.push_back({lane.lane, lane.receives});
   return plan_reduce(config.topology, shapes,
-                     {core::size_of(context.dtype), config.chunk_bytes, config.broadcast_all_below_bytes});
+                     {core::size_of(context.dtype), config.chunk_bytes,
+                      context.policy->scheme_for(codec, context.dtype, context.elements)});
 }
 
 PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
@@ -48,8 +50,8 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
     : Operation(std::move(shared), context),
       op_(op),
       lanes_(lanes.begin(), lanes.end()),
-      codec_(reduction_codec(config(), context, op)),
-      plan_(plan_of(config(), context, lanes)),
+      codec_(reduction_codec(context, op)),
+      plan_(plan_of(config(), context, codec_, lanes)),
       routes_(plan_.chunks.size()) {
   for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
     const PeerPlan& planned = plan_.peers[p];

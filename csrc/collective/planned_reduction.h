@@ -17,13 +17,14 @@
 
 namespace geocomm::collective {
 
-// The codec of an operation: that of the group where the dtype, the reduction and the size allow it.
-codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op);
+// The codec of an operation: that of its policy where the dtype and the reduction allow it.
+codec::CodecSpec reduction_codec(const OpContext& context, ReduceOp op);
 // What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
 core::DType result_dtype(const codec::CodecSpec& codec, core::DType dtype);
 
-// `lanes` are checked (Exchange::reduce()); their data is not looked at.
-ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, std::span<const LaneData> lanes);
+// `lanes` are checked (Exchange::reduce()); their data is not looked at. `codec`: that of the operation.
+ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
+                   std::span<const LaneData> lanes);
 
 // How this rank encodes a chunk of `lane`: seeds differ between ranks, operations and kinds.
 codec::CompressOptions encode_options(const ExchangeConfig& config, const OpContext& context,

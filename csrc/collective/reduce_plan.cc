@@ -1,6 +1,7 @@
 #include "collective/reduce_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 namespace geocomm::collective {
@@ -14,22 +15,68 @@ constexpr std::uint64_t kMinChunkBytes = 64 * 1024;
 // A frame of raw elements fits a buffer of chunk_bytes, header included.
 constexpr std::uint64_t kFrameReserveBytes = 64;
 constexpr std::uint64_t kChunkAlignment = 256;  // elements
+// Chunks per owner from which on a chunk more or less does not matter.
+constexpr std::uint64_t kChunksThatAreFair = 16;
 
 Flow flow_of(const PlannedLane& planned, const PlanSettings& settings) {
   const auto receivers = std::count(planned.receives.begin(), planned.receives.end(), true);
   if (receivers == 1) return Flow::ToReceiver;
-  const std::uint64_t bytes = planned.lane.range.size() * settings.element_bytes;
-  if (planned.receives.size() <= 2 || bytes < settings.broadcast_all_below_bytes) return Flow::BroadcastAll;
-  return Flow::OwnerReduces;
+  const bool has_owners = settings.scheme != nullptr && settings.scheme->has_owners();
+  return has_owners ? Flow::OwnerReduces : Flow::BroadcastAll;
 }
 
-// The one place where owners are chosen.
-int owner_of(std::uint32_t chunk_index, std::size_t sites) {
-  return static_cast<int>(chunk_index % sites);
+using Shares = std::vector<std::uint32_t>;
+
+// The owner of each of `count` chunks: always the site that has least of its share so far, so that owners
+// take turns and the first chunks of a lane are spread as all of them are.
+std::vector<int> owners_of(std::uint64_t count, const Shares& shares) {
+  std::vector<int> owners;
+  std::vector<std::int64_t> owned(shares.size(), 0);
+  for (std::uint64_t c = 0; c < count; ++c) {
+    std::size_t most_wanting = 0;
+    std::int64_t most_missing = std::numeric_limits<std::int64_t>::min();
+    for (std::size_t site = 0; site < shares.size(); ++site) {
+      const std::int64_t missing = static_cast<std::int64_t>(c + 1) * shares[site] - owned[site];
+      if (shares[site] == 0 || missing <= most_missing) continue;
+      most_wanting = site;
+      most_missing = missing;
+    }
+    owned[most_wanting] += kShareParts;
+    owners.push_back(static_cast<int>(most_wanting));
+  }
+  return owners;
 }
 
-std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, std::size_t sites,
-                             const PlanSettings& settings) {
+// How far the site with the most chunks, for its share, is above it: 1 is exact.
+double imbalance(std::uint64_t count, const Shares& shares) {
+  std::vector<std::uint64_t> chunks(shares.size(), 0);
+  for (const int owner : owners_of(count, shares)) ++chunks[static_cast<std::size_t>(owner)];
+  double worst = 1.0;
+  for (std::size_t site = 0; site < shares.size(); ++site) {
+    if (shares[site] == 0) continue;
+    const double fair = static_cast<double>(count) * shares[site] / kShareParts;
+    worst = std::max(worst, static_cast<double>(chunks[site]) / fair);
+  }
+  return worst;
+}
+
+// `least` or somewhat more: as many chunks as can be dealt out by the shares.
+std::uint64_t fair_count(std::uint64_t least, const Shares& shares) {
+  const std::uint64_t owners = shares.size() - static_cast<std::size_t>(std::ranges::count(shares, 0u));
+  if (least >= owners * kChunksThatAreFair) return least;
+  constexpr double kBetter = 0.99;
+  std::uint64_t best = least;
+  double best_imbalance = imbalance(least, shares);
+  for (std::uint64_t count = least + 1; count < least + 2 * owners; ++count) {
+    const double tried = imbalance(count, shares);
+    if (tried >= best_imbalance * kBetter) continue;
+    best = count;
+    best_imbalance = tried;
+  }
+  return best;
+}
+
+std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, const PlanSettings& settings) {
   const auto aligned = [&](std::uint64_t bytes) {
     return std::max(bytes / settings.element_bytes / kChunkAlignment * kChunkAlignment, kChunkAlignment);
   };
@@ -37,10 +84,10 @@ std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, std::size_t site
       aligned(settings.chunk_bytes - std::min<std::size_t>(settings.chunk_bytes, kFrameReserveBytes));
   const std::uint64_t least = std::min(most, aligned(kMinChunkBytes));
   const auto parts = [&](std::uint64_t size) { return (elements + size - 1) / size; };
-  // Owners get equally many chunks.
-  const std::uint64_t unit = flow == Flow::OwnerReduces ? sites : 1;
+  const bool has_owners = flow == Flow::OwnerReduces;
+  const std::uint64_t unit = has_owners ? settings.scheme->shares.size() : 1;
   std::uint64_t count = std::max(parts(most), std::min(unit * kPipelineChunks, parts(least)));
-  count = (count + unit - 1) / unit * unit;
+  if (has_owners) count = fair_count(count, settings.scheme->shares);
   const std::uint64_t size = (elements + count - 1) / count;
   return std::max((size + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment, kChunkAlignment);
 }
@@ -69,19 +116,20 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> la
   std::map<int, PeerPlan> peers;
   for (std::size_t l = 0; l < lanes.size(); ++l) {
     const PlannedLane& planned = lanes[l];
-    const std::size_t sites = planned.receives.size();
     const auto first_receiver = std::find(planned.receives.begin(), planned.receives.end(), true);
     if (first_receiver == planned.receives.end()) continue;
     const Flow flow = flow_of(planned, settings);
     const std::uint64_t elements = planned.lane.range.size();
-    const std::uint64_t step = chunk_elements(elements, flow, sites, settings);
+    const std::uint64_t step = chunk_elements(elements, flow, settings);
+    std::vector<int> owners;
+    if (flow == Flow::OwnerReduces) owners = owners_of((elements + step - 1) / step, settings.scheme->shares);
     std::uint32_t index = 0;
     for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {
       PlannedChunk chunk{l, index, {begin, std::min(elements, begin + step)}, flow, -1};
       if (flow == Flow::ToReceiver) {
         chunk.reducer = static_cast<int>(first_receiver - planned.receives.begin());
       } else if (flow == Flow::OwnerReduces) {
-        chunk.reducer = owner_of(index, sites);
+        chunk.reducer = owners[index];
       }
       for_each_message(chunk, planned.receives, [&](int from, int to, Message::Kind kind) {
         if (from != topology.site() && to != topology.site()) return;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/cost_model.h"
 #include "collective/layout.h"
 #include "collective/topology.h"
 
@@ -48,7 +49,7 @@ struct PeerPlan {
 struct PlanSettings {
   std::size_t element_bytes = 4;
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  std::size_t broadcast_all_below_bytes = std::size_t{4} << 20;
+  const ReduceScheme* scheme = nullptr;  // of lanes with several receivers; null: broadcast-all
 };
 
 struct ReducePlan {

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "element_values.h"
+#include "link_shapes.h"
 #include "topology_shapes.h"
 #include "transport/endpoint.h"
 

@@ -79,11 +79,11 @@ TEST(ExchangeMismatch, other_settings_are_an_error_on_both) {
   }
 }
 
-class ExchangeTimeout : public ::testing::TestWithParam<std::size_t> {};
+class ExchangeTimeout : public ::testing::TestWithParam<Way> {};
 
 TEST_P(ExchangeTimeout, a_rank_that_does_not_call_is_the_only_one_named) {
   ExchangeGroup group({1, 1, 1}, [](int, ExchangeConfig& config) {
-    config.broadcast_all_below_bytes = GetParam();
+    config.links = links_for(GetParam(), 3);
     config.chunk_bytes = 1024;
   });
   // Connected, so that only the operation is to blame.
@@ -105,10 +105,8 @@ TEST_P(ExchangeTimeout, a_rank_that_does_not_call_is_the_only_one_named) {
   expect_all_ok(group.run([&](int rank) { return reduce_on(group, rank, all_reduce_context(3)); }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeTimeout, ::testing::Values(0, std::size_t{1} << 60),
-                         [](const auto& info) {
-                           return std::string(info.param == 0 ? "owner_reduces" : "broadcast_all");
-                         });
+INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeTimeout, ::testing::Values(Way::EqualOwners, Way::BroadcastAll),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST(ExchangeFailure, move_that_times_out_names_the_sender_and_lets_the_memory_go) {
   ExchangeGroup group({1, 1});

@@ -135,16 +135,16 @@ Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp o
   return Status::ok();
 }
 
-ExchangeGroup::Tune with_codec(const char* text, std::size_t broadcast_all_below_bytes) {
+ExchangeGroup::Tune with_codec(const char* text, Way way) {
   return [=](int, ExchangeConfig& config) {
     config.codec = codec::CodecSpec::parse(text).value();
     config.min_compress_bytes = 0;
-    config.broadcast_all_below_bytes = broadcast_all_below_bytes;
+    config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
     config.chunk_bytes = 4096;
   };
 }
 
-class ExchangeFrames : public ::testing::TestWithParam<std::size_t> {};
+class ExchangeFrames : public ::testing::TestWithParam<Way> {};
 
 TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_it) {
   for (const std::vector<int>& sizes : std::vector<std::vector<int>>{{1, 1}, {1, 2, 1}, {1, 1, 1, 1}}) {
@@ -179,10 +179,12 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
 }
 
 // Below: always broadcast-all; above: with three sites and more, chunks have owners.
-INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames, ::testing::Values(std::size_t{1} << 60, 0));
+INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames,
+                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST(ExchangeFramesErrors, exact_reductions_are_refused_and_a_lost_peer_ends_it) {
-  ExchangeGroup group({1, 1}, with_codec("int8", 0));
+  ExchangeGroup group({1, 1}, with_codec("int8", Way::EqualOwners));
   core::BufferPool memory;
   SiteVectors data(group.topology(0), DType::Float32, 5000, 1);
   auto lanes = data.lanes(0);

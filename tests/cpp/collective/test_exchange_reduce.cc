@@ -14,11 +14,9 @@ using namespace testing;
 using codec::CodecId;
 using codec::CodecSpec;
 
-constexpr std::size_t kHuge = std::size_t{1} << 60;
-
 struct Settings {
   CodecSpec codec = {};
-  std::size_t broadcast_all_below_bytes = 0;
+  Way way = Way::EqualOwners;
   std::size_t chunk_bytes = 2048;
 };
 
@@ -32,7 +30,7 @@ ExchangeGroup::Tune tune_to(const Settings& settings) {
   return [settings](int, ExchangeConfig& config) {
     config.codec = settings.codec;
     config.min_compress_bytes = 0;
-    config.broadcast_all_below_bytes = settings.broadcast_all_below_bytes;
+    config.links = links_for(settings.way, static_cast<std::size_t>(config.topology.site_count()));
     config.chunk_bytes = settings.chunk_bytes;
   };
 }
@@ -93,12 +91,12 @@ const std::vector<std::vector<int>>& shapes() {
   return kShapes;
 }
 
-class ExchangeAlgorithms : public ::testing::TestWithParam<std::size_t> {};
+class ExchangeAlgorithms : public ::testing::TestWithParam<Way> {};
 
 TEST_P(ExchangeAlgorithms, all_reduce_of_every_dtype_and_op_by_exact_codecs_is_exact_in_site_order) {
   for (const std::string_view text : {"none", "lossless"}) {
     for (const auto& sizes : shapes()) {
-      ExchangeGroup group(sizes, tune_to({.codec = spec_of(text), .broadcast_all_below_bytes = GetParam()}));
+      ExchangeGroup group(sizes, tune_to({.codec = spec_of(text), .way = GetParam()}));
       std::uint64_t seq = 0;
       for (DType dtype : all_dtypes()) {
         for (int number = 0; number < 8; ++number) {
@@ -256,14 +254,14 @@ TEST_P(ExchangeAlgorithms, many_operations_issued_in_different_orders_all_comple
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeAlgorithms, ::testing::Values(0, kHuge), [](const auto& info) {
-  return std::string(info.param == 0 ? "owner_reduces" : "broadcast_all");
-});
+INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeAlgorithms,
+                         ::testing::Values(Way::EqualOwners, Way::UnequalOwners, Way::BroadcastAll),
+                         [](const auto& info) { return name_of(info.param); });
 
 const CodecSpec kStochastic = {.id = CodecId::Int8, .rounding = codec::Rounding::Stochastic};
 
 Bytes stochastic_sum(const std::vector<int>& sizes, std::size_t chunk_bytes, int threads) {
-  ExchangeGroup group(sizes, tune_to({kStochastic, 0, chunk_bytes}), threads);
+  ExchangeGroup group(sizes, tune_to({kStochastic, Way::EqualOwners, chunk_bytes}), threads);
   SiteVectors data(group.topology(0), DType::Float32, 20'000, 11);
   expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
   return data.outputs()[0];
@@ -324,6 +322,53 @@ TEST(ExchangeReduce, reduce_scatter_layout_played_through_gives_each_rank_its_sh
   }
 }
 
+// A policy under which sites own unequal shares.
+std::shared_ptr<const WanPolicy> policy_with(std::string_view codec, std::size_t sites = 3) {
+  return WanPolicy::create(links_for(Way::UnequalOwners, sites), {{0, spec_of(codec)}}).value();
+}
+
+TEST(ExchangeReduce, a_new_policy_holds_from_the_next_operation_and_an_operation_may_bring_its_own) {
+  ExchangeGroup group({1, 1, 1}, tune_to({.way = Way::BroadcastAll}));
+  const auto reduced = [&](std::uint64_t seq, const std::shared_ptr<const WanPolicy>& own) {
+    SiteVectors data(group.topology(0), DType::Float32, 20'000, 1);
+    expect_all_ok(group.run([&](int rank) {
+      auto lanes = data.lanes(rank);
+      OpContext context = context_of(OpKind::AllReduce, seq, DType::Float32, data.elements());
+      context.policy = own;
+      return group.exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+    }));
+    for (const Bytes& output : data.outputs()) EXPECT_EQ(output, data.outputs()[0]);
+    return data.outputs()[0];
+  };
+  const Bytes exact = reduced(1, nullptr);
+  const Bytes int4 = reduced(2, policy_with("int4"));
+  EXPECT_NE(int4, exact);
+  EXPECT_EQ(reduced(3, nullptr), exact);
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(group.exchange(rank).set_policy(policy_with("int4")).is_ok());
+  }
+  EXPECT_EQ(reduced(4, nullptr), int4);
+  EXPECT_EQ(reduced(5, policy_with("none")), exact);
+}
+
+TEST(ExchangeReduce, a_policy_that_ranks_do_not_share_is_an_error_not_a_wrong_sum) {
+  ExchangeGroup group({1, 1}, tune_to({}));
+  SiteVectors data(group.topology(0), DType::Float32, 20'000, 1);
+  const auto results = group.run([&](int rank) {
+    auto lanes = data.lanes(rank);
+    OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, data.elements());
+    context.policy = policy_with(rank == 1 ? "int8" : "int4", 2);
+    return group.exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+  });
+  for (const Status& status : results) EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
+}
+
+TEST(ExchangeReduce, a_policy_for_another_number_of_sites_is_refused) {
+  ExchangeGroup group({1, 1}, tune_to({}));
+  EXPECT_EQ(group.exchange(0).set_policy(policy_with("none")).code(), StatusCode::InvalidArgument);
+  EXPECT_EQ(group.exchange(0).set_policy(nullptr).code(), StatusCode::InvalidArgument);
+}
+
 TEST(ExchangeReduce, operations_below_min_compress_bytes_are_exact) {
   ExchangeGroup group({1, 1}, [](int, ExchangeConfig& config) { config.codec.id = CodecId::Int4; });
   SiteVectors data(group.topology(0), DType::Float32, 1000, 1);
@@ -349,7 +394,7 @@ TEST(ExchangeReduce, no_elements_is_done_at_once) {
 }
 
 TEST(ExchangeReduce, stats_count_raw_and_wire_bytes_of_both_directions) {
-  ExchangeGroup group({1, 1}, tune_to({{.id = CodecId::Int8}, 0, 1 << 20}));
+  ExchangeGroup group({1, 1}, tune_to({{.id = CodecId::Int8}, Way::EqualOwners, 1 << 20}));
   constexpr std::size_t kElements = 1 << 20;
   SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
   expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "collective/reduce_plan.h"
 #include "topology_shapes.h"
 
@@ -60,10 +62,27 @@ void check_plans(const std::vector<int>& sizes, std::uint64_t elements, const st
   }
 }
 
+// Schemes by number of sites: the first and the last site own different shares, one in the middle none.
+ReduceScheme broadcast() {
+  return {};
+}
+ReduceScheme equal_owners(std::size_t sites) {
+  const auto share = kShareParts / static_cast<std::uint32_t>(sites);
+  return {.shares = std::vector<std::uint32_t>(sites, share), .lines = {}};
+}
+ReduceScheme unequal_owners(std::size_t sites) {
+  std::vector<std::uint32_t> shares(sites, kShareParts / 8);
+  if (sites > 2) shares[1] = 0;
+  shares[0] = 0;
+  shares[0] = kShareParts - std::accumulate(shares.begin(), shares.end(), 0u);
+  return {.shares = std::move(shares), .lines = {}};
+}
+
 TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
   for (const auto& sizes : testing::all_site_sizes(4, 3)) {
-    for (const std::size_t threshold : {std::size_t{0}, std::size_t{1} << 40}) {
-      const PlanSettings settings{4, 2048, threshold};
+    for (const ReduceScheme& scheme :
+         {broadcast(), equal_owners(sizes.size()), unequal_owners(sizes.size())}) {
+      const PlanSettings settings{4, 2048, &scheme};
       std::vector<bool> receives(sizes.size(), true);
       ASSERT_NO_FATAL_FAILURE(check_plans(sizes, 10'007, receives, settings));
       for (std::size_t only = 0; only < sizes.size(); ++only) {
@@ -78,19 +97,44 @@ TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
   }
 }
 
-TEST(ReducePlan, owners_get_equally_many_chunks_and_a_full_chunk_fits_its_buffer) {
-  const auto topologies = testing::topologies_of({1, 1, 1}, false);
-  const std::uint64_t elements = 16 * 1024 * 1024;
-  const auto lanes = lanes_for(topologies[0], elements, {true, true, true});
-  const ReducePlan plan = plan_reduce(topologies[0], lanes, PlanSettings{});
-  std::vector<std::uint64_t> owned(3, 0);
+// Elements that each site owns, of one lane.
+std::vector<double> owned_parts(std::size_t sites, std::uint64_t elements, const ReduceScheme& scheme) {
+  const auto topologies = testing::topologies_of(std::vector<int>(sites, 1), false);
+  const auto lanes = lanes_for(topologies[0], elements, std::vector<bool>(sites, true));
+  const ReducePlan plan = plan_reduce(topologies[0], lanes, {.scheme = &scheme});
+  std::vector<double> owned(sites, 0.0);
   for (const PlannedChunk& chunk : plan.chunks) {
     EXPECT_EQ(chunk.flow, Flow::OwnerReduces);
     EXPECT_LE(chunk.range.size() * 4 + 64, std::size_t{1} << 20);
-    owned[static_cast<std::size_t>(chunk.reducer)] += chunk.range.size();
+    owned[static_cast<std::size_t>(chunk.reducer)] +=
+        static_cast<double>(chunk.range.size()) / static_cast<double>(elements);
   }
-  for (std::uint64_t share : owned) {
-    EXPECT_NEAR(static_cast<double>(share), static_cast<double>(elements) / 3, 2.0 * 262'144);
+  return owned;
+}
+
+TEST(ReducePlan, owners_get_their_shares) {
+  for (const std::uint64_t elements : {1u << 20, 1u << 21, 1u << 22, 1u << 24}) {
+    for (const double part : owned_parts(3, elements, equal_owners(3))) EXPECT_NEAR(part, 1.0 / 3, 0.02);
+    const auto parts = owned_parts(4, elements, unequal_owners(4));
+    EXPECT_NEAR(parts[0], 0.75, 0.02);
+    EXPECT_EQ(parts[1], 0.0);
+    EXPECT_NEAR(parts[2], 0.125, 0.02);
+    EXPECT_NEAR(parts[3], 0.125, 0.02);
+    const ReduceScheme odd{.shares = {30'000, 20'000, 10'000, 5'536}, .lines = {}};
+    const auto dealt = owned_parts(4, elements, odd);
+    for (std::size_t site = 0; site < 4; ++site) {
+      EXPECT_NEAR(dealt[site], static_cast<double>(odd.shares[site]) / kShareParts, 0.05);
+    }
+  }
+}
+
+TEST(ReducePlan, owners_take_turns) {
+  const auto topologies = testing::topologies_of({1, 1, 1}, false);
+  const auto lanes = lanes_for(topologies[0], 1u << 22, {true, true, true});
+  const ReduceScheme scheme = equal_owners(3);
+  const ReducePlan plan = plan_reduce(topologies[0], lanes, {.scheme = &scheme});
+  for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
+    EXPECT_EQ(plan.chunks[c].reducer, static_cast<int>(c % 3));
   }
 }
 

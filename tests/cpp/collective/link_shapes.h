@@ -1,0 +1,42 @@
+// Link matrices for tests.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "collective/link_matrix.h"
+
+namespace geocomm::collective::testing {
+
+// Under which way all reductions of three and more sites go.
+enum class Way { BroadcastAll, EqualOwners, UnequalOwners };
+
+// Latency, or bandwidth, is all that counts. Unequal: the last site's links are slow, each as another, so
+// that it owns nothing and the others own ever more.
+inline LinkMatrix links_for(Way way, std::size_t sites) {
+  if (way == Way::BroadcastAll) return LinkMatrix::uniform(sites, 1e12, 1.0);
+  LinkMatrix links = LinkMatrix::uniform(sites, 1e6, 0.0);
+  if (way == Way::EqualOwners) return links;
+  for (std::size_t from = 0; from < sites; ++from) {
+    for (std::size_t to = 0; to < sites; ++to) {
+      double& rate = links.bytes_per_s[from * sites + to];
+      if (from + 1 == sites || to + 1 == sites) rate = 1e5 * static_cast<double>(1 + std::min(from, to));
+    }
+  }
+  return links;
+}
+
+inline const char* name_of(Way way) {
+  switch (way) {
+    case Way::BroadcastAll:
+      return "broadcast_all";
+    case Way::EqualOwners:
+      return "equal_owners";
+    case Way::UnequalOwners:
+      return "unequal_owners";
+  }
+  return "";
+}
+
+}  // namespace geocomm::collective::testing
