@@ -10,6 +10,9 @@ from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name
 
 __torch_version__: str
 
+# Bytes per second and one-way seconds, both [from * sites + to]; limits of the sites, empty where unknown.
+_Links = tuple[list[float], list[float], list[float], list[float]]
+
 class Endpoint:
     """This process's listener and its channels to peer processes; shared by all process groups.
 
@@ -67,7 +70,16 @@ class ProcessGroupGeocomm(C10dBackend):
     def closed(self) -> bool: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def set_policy(self, links: _Links, codecs: list[tuple[int, str]]) -> None: ...
+    def take_rates(self) -> list[tuple[int, int, float]]: ...
 
+class CostModel:
+    """What a reduction over the WAN costs (csrc/collective/cost_model.h)."""
+
+    def __init__(self, sites: int, links: _Links) -> None: ...
+    def choice(self, wire_bytes: float) -> dict[str, Any]: ...
+
+def expected_bytes_per_element(codec: str, dtype: str = "float32") -> float: ...
 def compress(
     tensor: torch.Tensor,
     codec: str,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from geocomm.options import Options
+    from geocomm.policy import refresh_links
     from geocomm.telemetry import last_error, stats
     from geocomm.topology import device_mesh
 
@@ -40,6 +41,7 @@ _MODULE_OF = {
     "codec_presets": "codec",
     "stats": "telemetry",
     "last_error": "telemetry",
+    "refresh_links": "policy",
     "device_mesh": "topology",
     "GeocommError": "errors",
     "InvalidArgumentError": "errors",
@@ -77,6 +79,7 @@ __all__ = [
     "decompress",
     "device_mesh",
     "last_error",
+    "refresh_links",
     "stats",
 ]
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from geocomm.codec import collective_codec
+from geocomm import auto_codec, policy
+from geocomm.codec import AUTO, collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native
 from geocomm.options import Options, codec_threads, listen_port
@@ -50,6 +51,7 @@ class Group:
     store: dist.Store
     options: Options
     infos: list[RankInfo]
+    policy: policy.Policy | None = None  # None inside one site
     splits: int = 0
 
     @property
@@ -113,11 +115,26 @@ class Process:
         with self._lock:
             return next(group for group in self._groups if group.backend is backend)
 
+    def group_of(self, group: dist.ProcessGroup | None) -> Group:
+        """That of torch's process group; None: of the default one."""
+        if group is None and self.world is not None:
+            return self.world
+        backend = None if group is None else group._get_backend(torch.device("cpu"))
+        with self._lock:
+            found = [one for one in self._groups if one.backend is backend]
+        if not found:
+            raise InvalidArgumentError("not a living process group of the geocomm backend")
+        return found[0]
+
     def group_stats(self) -> list[dict[str, Any]]:
-        """Counters of the living groups that span sites."""
+        """Counters of the living groups that span sites, and what they have agreed on."""
         with self._lock:
             self._forget_closed()
-            return [group.backend.stats() for group in self._groups if group.backend.spans_sites]
+            return [
+                group.backend.stats() | {"policy": group.policy.describe() if group.policy else None}
+                for group in self._groups
+                if group.backend.spans_sites
+            ]
 
     def _forget_closed(self) -> None:
         """Lets go of groups that were shut down (their threads end with them), keeping their counters in `past`."""
@@ -200,12 +217,14 @@ def _make_group(
             peers=[(base64.b64decode(i.process_id), i.host, i.port, i.description) for i in infos]
             if spans_sites
             else [],
-            codec=options.codec,
+            codec="none" if options.codec == AUTO else options.codec,
             min_compress_bytes=options.min_compress_bytes,
             preserve_inputs=options.preserve_inputs,
             split=_split,
         )
-    made = Group(backend, store, options, infos)
+        made = Group(backend, store, options, infos)
+        if spans_sites:
+            policy.apply(made, policy.first_policy(store, rank, infos, options))
     process.add(made)
     return made
 
@@ -227,6 +246,8 @@ def _introduce(
     # Under security=required, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
     if options.site is not None and (options.security == "insecure" or _is_loopback(host)):
         endpoint = held.enter_context(process.endpoint(options, host))
+    links = policy.links_of_group(options)
+    speeds = auto_codec.measure(auto_codec.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
     group, token = new_group_identity()
     own = RankInfo(
         rank=rank,
@@ -237,7 +258,8 @@ def _introduce(
         process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
         versions=own_versions(),
         codecs=core.codec_names(),
-        agreed=options.agreed(),
+        agreed=options.agreed() | {"links": links.digest() if links else "not given"},
+        codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
         store_host=store_host(store),
         group=group,

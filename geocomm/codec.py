@@ -12,6 +12,9 @@ from geocomm.options import LOG_LEVELS
 if TYPE_CHECKING:
     import torch
 
+AUTO = "auto"
+"""In place of a codec's name: the backend chooses for each size (auto_codec.py)."""
+
 
 def compress(
     tensor: torch.Tensor,
@@ -77,8 +80,10 @@ def collective_codec(codec: str) -> str:
 
     The backend sees anonymous buffers, so there is no error feedback: what only works with it is refused. Four bits
     rounded to nearest would lose small values in every step: `int4` therefore rounds stochastically, which is unbiased,
-    unless the string says `round=`. A dead zone cannot be unbiased, and a log line says so.
+    unless the string says `round=`. A dead zone cannot be unbiased, and a log line says so. "auto" stays what it is.
     """
+    if codec == AUTO:
+        return AUTO
     canonical = native().canonical_codec(codec)
     settings, plus, stage = canonical.partition("+")
     name = settings.partition(":")[0]

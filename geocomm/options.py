@@ -59,6 +59,10 @@ def _rate(text: str) -> int:
     return round(parse_rate(text))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _field(default: Any, variable: str, parse: Callable[[str], Any], help_text: str) -> Any:
     metadata = {"default": default, "variable": variable, "parse": parse, "help": help_text}
     return dataclasses.field(default=_UNSET, metadata=metadata)
@@ -74,7 +78,22 @@ class Options:
 
     site: str | None = _field(None, "GEOCOMM_SITE", str, "name of this rank's site; unset on all ranks: one site")
     codec: str = _field(
-        "none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128"
+        "none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128; or auto"
+    )
+    codecs: tuple[str, ...] = _field(
+        ("lossless", "bf16", "int8", "int4", "balanced", "small"),
+        "GEOCOMM_CODECS",
+        _names,
+        "what codec=auto may choose, by commas; none is always among it",
+    )
+    max_nmse: float = _field(
+        1e-3, "GEOCOMM_MAX_NMSE", float, "codec=auto: most squared error over squared norm (docs/codecs.md)"
+    )
+    max_relative_error: float | None = _field(
+        None, "GEOCOMM_MAX_RELATIVE_ERROR", float, "codec=auto: most error of an element, over the largest of its block"
+    )
+    links: str | None = _field(
+        None, "GEOCOMM_LINKS", str, "file with the rates of the links, from `geocomm probe --out`; default: assumed"
     )
     transport: str = _field("tcp", "GEOCOMM_TRANSPORT", str, "what crosses the sites: tcp")
     security: str = _field("required", "GEOCOMM_SECURITY", str, "required (loopback only in this version) or insecure")
@@ -132,6 +151,16 @@ class Options:
             raise _bad(self, "preserve_inputs", "True or False")
         if not isinstance(self.codec, str):
             raise _bad(self, "codec", "a codec string such as 'int8'")
+        if not isinstance(self.codecs, (tuple, list)) or not all(isinstance(codec, str) for codec in self.codecs):
+            raise _bad(self, "codecs", "a tuple of codec strings")
+        for name in ("max_nmse", "max_relative_error"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+                raise _bad(self, name, "a number, 0 or more")
+        if self.max_nmse is None:
+            raise _bad(self, "max_nmse", "a number, 0 or more")
+        if self.links is not None and not isinstance(self.links, str):
+            raise _bad(self, "links", "the path of a file")
 
     def agreed(self) -> dict[str, str | int | float | bool]:
         """The fields that all ranks of a group must have alike."""
@@ -140,6 +169,15 @@ class Options:
             "transport": self.transport,
             "security": self.security,
             "min_compress_bytes": self.min_compress_bytes,
+        } | self._agreed_of_auto()
+
+    def _agreed_of_auto(self) -> dict[str, str | float]:
+        if self.codec != "auto":
+            return {}
+        return {
+            "codecs": ", ".join(self.codecs),
+            "max_nmse": self.max_nmse,
+            "max_relative_error": "none" if self.max_relative_error is None else self.max_relative_error,
         }
 
     def replace(self, **changes: Any) -> Options:

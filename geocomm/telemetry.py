@@ -19,9 +19,10 @@ def stats() -> dict[str, Any]:
 
     operations: collectives that crossed sites; raw_bytes_*: tensor bytes that they stood for; wire_bytes_*: bytes of
     the messages that carried them (TCP/IP headers left out); exposed_seconds: time that callers spent in wait().
-    groups: one such dict per living process group; peers: one dict per peer process (peer, bytes_sent, bytes_received,
-    payload_sent, payload_received, retransmitted_segments (TCP's), resumes (connections made again after a loss),
-    resent_segments (geocomm's, because of that), acks, rtt_us, streams, congestion_control).
+    groups: one such dict per living process group that spans sites, with its policy (epoch, links, codecs by size; see
+    `geocomm.refresh_links`); peers: one dict per peer process (peer, bytes_sent, bytes_received, payload_sent,
+    payload_received, retransmitted_segments (TCP's), resumes (connections made again after a loss), resent_segments
+    (geocomm's, because of that), acks, rtt_us, streams, congestion_control).
     """
     from geocomm.backend import process
 

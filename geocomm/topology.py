@@ -40,6 +40,7 @@ class RankInfo:
     agreed: dict[str, Any] = field(default_factory=dict)
     group: int = 0
     token: str = ""
+    codec_speeds: dict[str, list[float]] = field(default_factory=dict)  # codec=auto: seconds per byte (auto_codec.py)
     detail_debugging: bool = False
     store_host: str = ""  # where torch's store is dialled, which carries plaintext; empty: not over TCP
     error: str = ""

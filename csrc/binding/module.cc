@@ -15,6 +15,7 @@
 #include "binding/process_group.h"
 #include "binding/tensor_codec.h"
 #include "codec/codec_spec.h"
+#include "codec/expected_size.h"
 #include "core/cpu.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -229,6 +230,56 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   return result;
 }
 
+// ---- choosing: links, costs, codecs
+// -----------------------------------------------------------------------------------------------------------
+
+// Bytes per second and one-way seconds, each [from * sites + to]; most that a site sends and receives, bytes
+// per second, empty where unknown.
+using LinksTuple =
+    std::tuple<std::vector<double>, std::vector<double>, std::vector<double>, std::vector<double>>;
+
+collective::LinkMatrix link_matrix(std::size_t sites, LinksTuple links) {
+  auto& [rates, delays, up, down] = links;
+  return {sites, std::move(rates), std::move(delays), std::move(up), std::move(down)};
+}
+
+collective::CostModel make_cost_model(std::size_t sites, LinksTuple links) {
+  return value_or_throw(collective::CostModel::create(link_matrix(sites, std::move(links))));
+}
+
+py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
+  const collective::ReduceScheme& scheme = self.choose(wire_bytes);
+  std::vector<double> shares;
+  for (const std::uint32_t parts : scheme.shares) {
+    shares.push_back(static_cast<double>(parts) / collective::kShareParts);
+  }
+  py::dict result;
+  result["seconds"] = scheme.seconds(wire_bytes);
+  result["shares"] = shares;
+  return result;
+}
+
+void set_group_policy(const ProcessGroupGeocomm& self, LinksTuple links,
+                      const std::vector<std::pair<std::uint64_t, std::string>>& codecs) {
+  if (!self.spans_sites()) throw_status(StatusCode::InvalidArgument, "the group is inside one site");
+  std::vector<collective::CodecClass> classes;
+  for (const auto& [from_bytes, codec] : codecs) {
+    classes.push_back({from_bytes, value_or_throw(codec::CodecSpec::parse(codec))});
+  }
+  const auto sites = static_cast<std::size_t>(self.wan()->topology().site_count());
+  throw_if_error(self.wan()->set_policy(value_or_throw(
+      collective::WanPolicy::create(link_matrix(sites, std::move(links)), std::move(classes)))));
+}
+
+std::vector<std::tuple<int, std::uint64_t, double>> take_group_rates(const ProcessGroupGeocomm& self) {
+  std::vector<std::tuple<int, std::uint64_t, double>> result;
+  if (!self.spans_sites()) return result;
+  for (const collective::PeerRate& rate : self.wan()->take_rates()) {
+    result.emplace_back(rate.rank, rate.bytes, rate.seconds);
+  }
+  return result;
+}
+
 py::object last_error_dict() {
   ErrorRecord record;
   if (!last_error(record)) return py::none();
@@ -293,7 +344,23 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("closed", &ProcessGroupGeocomm::closed)
       .def(
           "perform_nocolor_split", [](ProcessGroupGeocomm&, const at::Device&) {}, py::arg("device"))
-      .def("stats", &group_stats);
+      .def("stats", &group_stats)
+      .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
+      .def("take_rates", &take_group_rates);
+
+  py::class_<collective::CostModel>(m, "CostModel")
+      .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))
+      .def("choice", &cost_choice, py::arg("wire_bytes"));
+  m.def(
+      "expected_bytes_per_element",
+      [](const std::string& codec, const std::string& dtype) {
+        const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
+        for (const core::DType type : {core::DType::Float32, core::DType::Float16, core::DType::BFloat16}) {
+          if (core::to_string(type) == dtype) return codec::expected_bytes_per_element(spec, type);
+        }
+        throw_status(StatusCode::InvalidArgument, core::str("dtype ", dtype, " is not compressed"));
+      },
+      py::arg("codec"), py::arg("dtype") = "float32");
 
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
         py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),

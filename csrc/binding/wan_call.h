@@ -35,6 +35,7 @@ class WanCollectives::Call {
                  .elements = elements,
                  .dtype = dtype,
                  .deadline = core::Deadline::after(timeout),
+                 .policy = owner.exchange_->policy(),
                  .keep_alive = nullptr} {}
 
   const DeviceSide& side() const { return side_; }

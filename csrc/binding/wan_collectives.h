@@ -67,6 +67,11 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   std::uint64_t sequence() const { return next_seq_.load(); }
   const collective::Topology& topology() const { return exchange_->topology(); }
   collective::ExchangeStats stats() const { return exchange_->stats(); }
+  // Of operations that are issued from now on; all ranks change it between the same two operations.
+  core::Status set_policy(std::shared_ptr<const collective::WanPolicy> policy) {
+    return exchange_->set_policy(std::move(policy));
+  }
+  std::vector<collective::PeerRate> take_rates() { return exchange_->take_rates(); }
   const std::shared_ptr<ExposedTime>& exposed() const { return exposed_; }
 
  private:

@@ -17,6 +17,10 @@ pytestmark = pytest.mark.unit
 EVERY_FIELD = {
     "site": ("berlin", "berlin", "rome"),
     "codec": ("int8", "int8", "bf16"),
+    "codecs": ("int8, int4", ("int8", "int4"), ("bf16",)),
+    "max_nmse": ("0.05", 0.05, 0.0),
+    "max_relative_error": ("0.2", 0.2, 0.1),
+    "links": ("links.json", "links.json", "other.json"),
     "transport": ("tcp", "tcp", "tcp"),
     "security": ("insecure", "insecure", "required"),
     "streams": ("8", 8, 3),
@@ -49,6 +53,10 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
     assert dataclasses.asdict(options) == {
         "site": None,
         "codec": "none",
+        "codecs": ("lossless", "bf16", "int8", "int4", "balanced", "small"),
+        "max_nmse": 1e-3,
+        "max_relative_error": None,
+        "links": None,
         "transport": "tcp",
         "security": "required",
         "streams": None,
@@ -102,6 +110,12 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
         ("security", "insecur"),
         ("site", "  "),
         ("site", "x" * 65),
+        ("codecs", "int8"),
+        ("codecs", (8,)),
+        ("max_nmse", -1.0),
+        ("max_nmse", None),
+        ("max_relative_error", float("nan")),
+        ("links", 3),
         ("streams", 0),
         ("streams", 65),
         ("streams", True),
@@ -171,6 +185,8 @@ def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> 
 def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
     assert not {"site", "address", "port", "threads"} & Options().agreed().keys()
     assert Options(codec="int8").agreed() != Options().agreed()
+    assert Options(codec="auto").agreed() != Options(codec="auto", max_nmse=0.1).agreed()
+    assert Options(codec="int8", max_nmse=0.1).agreed() == Options(codec="int8").agreed()
 
 
 def test_codec_threads_share_the_cores_among_local_ranks(environment: pytest.MonkeyPatch) -> None:
