@@ -1,0 +1,97 @@
+"""`geocomm probe`: what the links between the sites of a job can do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+_HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
+
+Run it as the job would run, one or more ranks at each site, under torchrun or the emulator:
+
+    geocomm wan --sites 3 --rtt 80ms -- geocomm probe --out links.json
+
+GEOCOMM_SITE, RANK and WORLD_SIZE (or NODE_RANK and NNODES for one rank a site), MASTER_ADDR and MASTER_PORT say who is
+where. Rank 0 prints the tables, and writes the file that GEOCOMM_LINKS takes: copy it to all sites. Exit status: 0; 1
+where the sites could not be measured; 2 for a wrong option.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("probe", help=_HELP)(probe)
+
+
+def probe(
+    out: Annotated[Path | None, typer.Option(help="Write the links here.", metavar="PATH.json")] = None,
+    seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="At most so many ranks of a site send at once.")] = 4,
+    plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """See _HELP."""
+    for name, node in (("RANK", "NODE_RANK"), ("WORLD_SIZE", "NNODES")):
+        if not os.environ.get(name):
+            os.environ[name] = os.environ.get(node, "")
+        if not os.environ[name]:
+            _fail(f"{name} is not set: start the probe at every site with torchrun or geocomm wan (see --help)", 2)
+
+    import torch.distributed as dist
+
+    from geocomm.errors import GeocommError
+    from geocomm.link_probe import LinkProbe
+
+    try:
+        dist.init_process_group("geocomm")
+        links = LinkProbe(seconds, ranks).run()
+        first = dist.get_rank() == 0
+        dist.destroy_process_group()
+    except (GeocommError, dist.DistError, ValueError) as error:
+        _fail(str(error), 1)
+    if not first:
+        return
+    document = json.dumps(links.to_dict())
+    if as_json:
+        print(document)
+    else:
+        _show(links)
+    if out is not None:
+        try:
+            out.write_text(document + "\n", encoding="utf-8")
+        except OSError as error:
+            _fail(f"--out {out}: {error.strerror}", 2)
+        Console(stderr=True).print(f"written: {out}", highlight=False)
+    if plot is not None:
+        _draw(links, plot)
+
+
+def _show(links: object) -> None:
+    from geocomm.link_report import access_lines, delays_table, rates_table
+
+    console = Console()
+    console.print(rates_table(links))
+    console.print(delays_table(links))
+    for line in access_lines(links):
+        console.print(line, highlight=False)
+
+
+def _draw(links: object, plot: Path) -> None:
+    from geocomm.link_report import draw
+
+    try:
+        draw(links, plot)
+    except ImportError:
+        _fail("--plot needs matplotlib: pip install matplotlib", 2)
+    except (OSError, ValueError) as error:
+        _fail(f"--plot {plot}: {error}", 2)
+    Console(stderr=True).print(f"written: {plot}", highlight=False)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True).print(f"geocomm probe: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(status)
