@@ -1,0 +1,123 @@
+"""`geocomm plan`: the arithmetic, and what the command refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from geocomm.auto_codec import Speed
+from geocomm.cli.main import build_app
+from geocomm.links import Links
+from geocomm.wan_plan import OPERATION_S, Workload, estimate, scaled
+
+pytestmark = pytest.mark.unit
+
+INSTANT = Speed(0.0, 0.0)
+
+
+def links(sites: int = 2, rate_bps: float = 1e9, rtt_s: float = 0.1) -> Links:
+    return Links.uniform([f"s{index}" for index in range(sites)], rate_bps, rtt_s)
+
+
+def test_two_sites_take_the_bytes_over_the_rate_and_a_latency() -> None:
+    work = Workload(parameters=125e6, ranks_per_site=1, compute_s=1.0)
+    row = estimate(work, links(), "none", 1, INSTANT)
+    assert row.sent_bytes == row.wire_bytes == 500e6
+    assert row.exchange_s == pytest.approx(4.05 + 8 * OPERATION_S)
+    assert row.step_s == pytest.approx(1 + row.exchange_s)
+    assert row.compute_share == pytest.approx(1 / row.step_s)
+    assert row.link_share == pytest.approx(4.0 / row.step_s)
+    assert row.egress_bytes_per_step == 1e9
+    assert row.egress_bytes_per_day == pytest.approx(1e9 * 86400 / row.step_s)
+    assert row.dollars_per_day is None
+
+
+def test_owners_move_two_thirds_of_what_broadcasting_would_with_three_sites() -> None:
+    work = Workload(parameters=1e9, ranks_per_site=1000, compute_s=1.0, dollars_per_gb=0.05)
+    row = estimate(work, links(3), "none", 1, INSTANT)
+    assert row.owners
+    assert row.sent_bytes == pytest.approx(4e9 * 4 / 3, rel=1e-3)
+    assert row.sent_per_rank_bytes == row.sent_bytes / 1000
+    assert row.egress_bytes_per_step == 16e9
+    assert row.dollars_per_day == pytest.approx(row.egress_bytes_per_day / 1e9 * 0.05)
+
+
+def test_syncing_less_often_and_hiding_shorten_the_step() -> None:
+    work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
+    often, seldom = (estimate(work, links(), "int8", every, INSTANT) for every in (1, 100))
+    assert seldom.exchange_s == often.exchange_s
+    assert seldom.step_s == pytest.approx(1 + often.exchange_s / 100)
+    assert seldom.egress_bytes_per_step == pytest.approx(often.egress_bytes_per_step / 100)
+    hidden = estimate(Workload(1e9, 8, 1.0, hidden=1.0), links(), "int8", 100, INSTANT)
+    assert hidden.exposed_s == 0
+    assert hidden.compute_share == 1
+
+
+def test_slow_coding_takes_longer_than_the_link() -> None:
+    work = Workload(parameters=1e9, ranks_per_site=1, compute_s=1.0)
+    assert estimate(work, links(), "int8", 1, Speed(1e-8, 1e-8)).exchange_s > 4e9 * 3e-8
+    many = Workload(parameters=1e9, ranks_per_site=1000, compute_s=1.0)
+    assert estimate(many, links(), "int8", 1, Speed(1e-8, 1e-8)).exchange_s < 10
+
+
+def test_efficiency_scales_rates_and_limits() -> None:
+    limited = Links.uniform(("a", "b"), 1e9, 0.1, up_bps=(1e9, 1e9))
+    half = scaled(limited, 0.5)
+    assert half.rate_bps[0][1] == 5e8
+    assert half.up_bps == (5e8, 5e8)
+    assert half.down_bps is None
+
+
+def test_command_prints_16_sites_of_1000_ranks_as_json() -> None:
+    arguments = [
+        "plan",
+        "--parameters",
+        "7b",
+        "--sites",
+        "16",
+        "--ranks",
+        "1000",
+        "--rate",
+        "10gbit",
+        "--price",
+        "0.02",
+    ]
+    result = CliRunner().invoke(build_app(), [*arguments, "--sync-every", "1", "--sync-every", "50", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert len(document["conditions"]["links"]["sites"]) == 16
+    rows = {(row["codec"], row["sync_every"]): row for row in document["rows"]}
+    assert len(rows) == 12
+    assert rows["int8", 1]["wire_bytes"] == pytest.approx(7e9 * 1.0078, rel=1e-3)
+    assert rows["small", 50]["step_s"] < rows["none", 1]["step_s"]
+    assert rows["none", 1]["dollars_per_day"] > 0
+
+
+def test_command_prints_a_table() -> None:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(build_app(), ["plan", "--parameters", "300m", "--codec", "int8"])
+    assert result.exit_code == 0, result.output
+    assert "int8" in result.stdout
+    assert "broadcast" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--parameters", "7b", "--model", "tiny"],
+        ["--parameters", "many"],
+        ["--parameters", "0"],
+        ["--model", "gpt"],
+        ["--parameters", "7b", "--codec", "int9"],
+        ["--parameters", "7b", "--rate", "fast"],
+        ["--parameters", "7b", "--step-time", "0s"],
+        ["--parameters", "7b", "--sync-every", "0"],
+        ["--parameters", "7b", "--element-bytes", "3"],
+        ["--parameters", "7b", "--links", "/nowhere.json"],
+    ],
+)
+def test_command_refuses_what_cannot_be(arguments: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), ["plan", *arguments])
+    assert result.exit_code == 2, result.output
