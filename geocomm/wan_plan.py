@@ -16,8 +16,8 @@ from geocomm.auto_codec import UNCOMPRESSED, ReduceTime, Speed
 from geocomm.links import Links
 from geocomm.native import native
 
-OPERATION_S = 0.0015
-"""Of one all-reduce beside the links: queues, threads, sockets. Measured (docs/planning.md)."""
+OPERATION_S = 0.001
+"""Of one all-reduce beside the links: queues, threads, sockets. Measured: docs/planning.md."""
 BUCKET_BYTES = 64 << 20
 NOMINAL_EFFICIENCY = 0.9
 """Share of a line's rate that tensors get, where the rate is the line's and not `geocomm probe`'s."""
