@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from geocomm.codec import AUTO, collective_codec, compress, compress_bound, decompress
+from geocomm.codec import AUTO, collective_form, compress, compress_bound, decompress
 from geocomm.errors import InvalidArgumentError
 from geocomm.native import native
 
@@ -90,9 +90,8 @@ def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, 
     values = torch.randn(_SAMPLE_ELEMENTS, generator=torch.Generator().manual_seed(1))
     speeds = {}
     for codec in codecs:
-        feedback = native().needs_feedback(codec)
-        runs = codec if feedback else collective_codec(codec)
-        residual = torch.zeros_like(values) if feedback else None
+        runs = collective_form(codec)
+        residual = torch.zeros_like(values) if native().needs_feedback(codec) else None
         room = torch.empty(compress_bound(values, runs), dtype=torch.uint8)
         total = torch.zeros_like(values)
         encode = decode = float("inf")

@@ -84,20 +84,25 @@ def collective_codec(codec: str) -> str:
     """
     if codec == AUTO:
         return AUTO
-    canonical = native().canonical_codec(codec)
-    settings, plus, stage = canonical.partition("+")
-    name = settings.partition(":")[0]
+    form = collective_form(codec)
     if native().needs_feedback(codec):
         raise UnsupportedError(
             f"codec {codec!r} drops most elements and needs error feedback, which the backend cannot give: it does not "
             "know which tensor a buffer belongs to. Take another codec here ('small' is the smallest that works), or "
             "pass a residual to geocomm.compress in code of your own"
         )
-    if name == "int4" and "round=" not in codec:
+    if form.startswith("deadzone"):
+        _warn_of_dead_zone(codec)
+    return form
+
+
+def collective_form(codec: str) -> str:
+    """`collective_codec` without its verdict: canonical, with the backend's own default rounding."""
+    canonical = native().canonical_codec(codec)
+    settings, plus, stage = canonical.partition("+")
+    if settings.partition(":")[0] == "int4" and "round=" not in codec:
         separator = "," if ":" in settings else ":"
         return native().canonical_codec(f"{settings}{separator}round=stochastic{plus}{stage}")
-    if name == "deadzone":
-        _warn_of_dead_zone(codec)
     return canonical
 
 
