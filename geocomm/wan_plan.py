@@ -61,7 +61,7 @@ class Estimate:
     """Mean over all steps."""
     compute_share: float
     link_share: float
-    """Of the busiest link's rate."""
+    """Of the rate of the busiest link or access line."""
     egress_bytes_per_step: float
     """All sites together."""
     egress_bytes_per_day: float
@@ -110,12 +110,16 @@ def _bytes_per_element(codec: str, element_bytes: int) -> float:
 
 
 def _busiest(links: Links, shares: Sequence[float]) -> float:
-    """Seconds that the busiest link carries data, per byte of a site."""
+    """Seconds that the busiest link, or a site's access line, carries data, per byte of a site."""
     most = 0.0
     for src, row in enumerate(links.rate_bps):
         for dst, rate in enumerate(row):
             if src != dst:
                 most = max(most, 8 * (shares[src] + shares[dst] if shares else 1.0) / rate)
+    others = len(links.sites) - 1
+    for limits in (links.up_bps, links.down_bps):
+        for site, limit in enumerate(limits or ()):
+            most = max(most, 8 * (1 + (others - 1) * shares[site] if shares else others) / limit)
     return most
 
 

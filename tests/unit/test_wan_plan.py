@@ -62,6 +62,14 @@ def test_slow_coding_takes_longer_than_the_link() -> None:
     assert estimate(many, links(), "int8", 1, Speed(1e-8, 1e-8)).exchange_s < 10
 
 
+def test_use_of_an_access_line_counts_what_goes_over_all_links() -> None:
+    work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
+    shared = Links.uniform(("a", "b", "c"), 1e12, 0.1, up_bps=(1e9,) * 3, down_bps=(1e9,) * 3)
+    row = estimate(work, shared, "none", 1, INSTANT)
+    assert row.link_share == pytest.approx(8 * row.sent_bytes / 1e9 / row.step_s)
+    assert 0.9 < row.link_share < 1
+
+
 def test_efficiency_scales_rates_and_limits() -> None:
     limited = Links.uniform(("a", "b"), 1e9, 0.1, up_bps=(1e9, 1e9))
     half = scaled(limited, 0.5)
