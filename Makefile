@@ -17,7 +17,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long wheel ecosystem clean
+.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long wheel ecosystem model clean
 .NOTPARALLEL:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
 	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
 	@echo "make ecosystem  the tests marked slow"
+	@echo "make model      every run of the link protocol's model, within bounds (needs spin; docs/model)"
 	@echo "make wheel      sdist and wheel in dist/"
 	@echo "make clean      remove build/ and dist/ (not .venv)"
 
@@ -115,6 +116,10 @@ fuzz-long: $(ENVIRONMENT)
 # Needs Bochs and GRUB, and says so; no Python packages.
 emulated:
 	@$(PYTHON) tests/emulated/run_emulated.py
+
+# Needs spin and a C compiler, and says so; no Python packages.
+model:
+	@$(PYTHON) docs/model/check_model.py
 
 comma := ,
 
