@@ -97,14 +97,20 @@ decltype(auto) with_residual(Residual residual, Run&& run) {
   return run.template operator()<Residual::None>();
 }
 
-// v = input + decay * residual, each operation rounded; without a residual the input.
+// Each operation rounded. Where both are NaN it is the input's: an addition may keep either, as the compiler
+// likes.
+inline float add_residual(float input, float decay, float residual) {
+  return input != input ? input + input : input + decay * residual;
+}
+
+// v = input + decay * residual; without a residual the input.
 template <core::DType kType, Residual kResidual>
 float load_value(const std::byte* src, const std::byte* residual, float decay, std::size_t index) {
   const float input = load_element<kType>(src, index);
   if constexpr (kResidual == Residual::Float32) {
-    return input + decay * load_element<core::DType::Float32>(residual, index);
+    return add_residual(input, decay, load_element<core::DType::Float32>(residual, index));
   } else if constexpr (kResidual == Residual::BFloat16) {
-    return input + decay * load_element<core::DType::BFloat16>(residual, index);
+    return add_residual(input, decay, load_element<core::DType::BFloat16>(residual, index));
   } else {
     return input;
   }

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "codec/kernels/bitmap_tables.h"
+#include "codec/kernels/vector_avx2.h"
 
 namespace geocomm::codec {
 namespace {
@@ -83,7 +84,7 @@ std::uint32_t load_as(const std::byte* src, const ErrorFeedback& feedback, std::
       const std::size_t at = i + 8 * part;
       __m256 value = load8<kType>(src, at);
       if constexpr (kFeedback) {
-        value = _mm256_add_ps(value, _mm256_mul_ps(decay, load8<kResidual>(feedback.residual, at)));
+        value = Avx2::add_residual(value, decay, load8<kResidual>(feedback.residual, at));
       }
       _mm256_storeu_ps(values + at, value);
       most[part] = _mm256_max_epu32(most[part], magnitude_bits(value));

@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include "codec/kernels/vector_avx512.h"
+
 namespace geocomm::codec {
 namespace {
 
@@ -75,7 +77,7 @@ std::uint32_t load_as(const std::byte* src, const ErrorFeedback& feedback, std::
       const std::size_t at = i + 16 * part;
       __m512 value = load16<kType>(src, at);
       if constexpr (kFeedback) {
-        value = _mm512_add_ps(value, _mm512_mul_ps(decay, load16<kResidual>(feedback.residual, at)));
+        value = Avx512::add_residual(value, decay, load16<kResidual>(feedback.residual, at));
       }
       _mm512_storeu_ps(values + at, value);
       most[part] = _mm512_max_epu32(most[part], magnitude_bits(value));

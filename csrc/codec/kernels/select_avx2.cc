@@ -4,6 +4,8 @@
 #include <immintrin.h>
 
 #include <cstring>
+
+#include "codec/kernels/vector_avx2.h"
 #endif
 
 namespace geocomm::codec {
@@ -75,7 +77,7 @@ std::uint64_t load_group(const std::byte* src, std::byte* residual, __m256 decay
   for (std::size_t i = 0; i < kGroup; i += kLanes) {
     __m256 value = load_input<kType>(src, i);
     if constexpr (kResidual != Residual::None) {
-      value = _mm256_add_ps(value, _mm256_mul_ps(decay, load_residual<kResidual>(residual, i)));
+      value = Avx2::add_residual(value, decay, load_residual<kResidual>(residual, i));
     }
     _mm256_storeu_ps(chunk + i, value);
     const __m256i bits = _mm256_castps_si256(value);

@@ -2,6 +2,8 @@
 
 #ifdef __AVX512VBMI2__
 #include <immintrin.h>
+
+#include "codec/kernels/vector_avx512.h"
 #endif
 
 namespace geocomm::codec {
@@ -88,7 +90,7 @@ std::size_t collect(const CollectInput& input, float* chunk, float* values, std:
     if constexpr (kResidual != Residual::None) prefetch(input.residual + kResidualBytes * (i + kAhead));
     __m512 value = load_input<kType>(input.src, i, lanes);
     if constexpr (kResidual != Residual::None) {
-      value = _mm512_add_ps(value, _mm512_mul_ps(decay, load_residual<kResidual>(input.residual, i, lanes)));
+      value = Avx512::add_residual(value, decay, load_residual<kResidual>(input.residual, i, lanes));
     }
     _mm512_storeu_ps(chunk + i, value);
     const __m512i bits = _mm512_castps_si512(value);

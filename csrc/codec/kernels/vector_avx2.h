@@ -23,6 +23,12 @@ struct Avx2 {
   static void store_ints(std::byte* to, Ints a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a); }
   static Floats set(float a) { return _mm256_set1_ps(a); }
   static Ints set_int(std::int32_t a) { return _mm256_set1_epi32(a); }
+  // input + decay * residual. Where both are NaN it is the input's: an addition may keep either, as the
+  // compiler likes.
+  static Floats add_residual(Floats input, Floats decay, Floats residual) {
+    const Floats is_nan = _mm256_cmp_ps(input, input, _CMP_UNORD_Q);
+    return _mm256_add_ps(input, _mm256_andnot_ps(is_nan, _mm256_mul_ps(decay, residual)));
+  }
   static Ints bits(Floats a) { return _mm256_castps_si256(a); }
   static Floats floats(Ints a) { return _mm256_castsi256_ps(a); }
 

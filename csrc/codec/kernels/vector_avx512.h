@@ -22,6 +22,12 @@ struct Avx512 {
   static void store_ints(std::byte* to, Ints a) { _mm512_storeu_si512(to, a); }
   static Floats set(float a) { return _mm512_set1_ps(a); }
   static Ints set_int(std::int32_t a) { return _mm512_set1_epi32(a); }
+  // input + decay * residual. Where both are NaN it is the input's: an addition may keep either, as the
+  // compiler likes.
+  static Floats add_residual(Floats input, Floats decay, Floats residual) {
+    const __mmask16 is_number = _mm512_cmp_ps_mask(input, input, _CMP_ORD_Q);
+    return _mm512_add_ps(input, _mm512_maskz_mul_ps(is_number, decay, residual));
+  }
   static Ints bits(Floats a) { return _mm512_castps_si512(a); }
   static Floats floats(Ints a) { return _mm512_castsi512_ps(a); }
 

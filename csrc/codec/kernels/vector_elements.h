@@ -37,9 +37,9 @@ typename V::Floats load_values(const std::byte* src, const std::byte* residual, 
                                std::size_t index) {
   const auto input = load_vector<V, kType>(src, index);
   if constexpr (kResidual == Residual::Float32) {
-    return input + decay * load_vector<V, core::DType::Float32>(residual, index);
+    return V::add_residual(input, decay, load_vector<V, core::DType::Float32>(residual, index));
   } else if constexpr (kResidual == Residual::BFloat16) {
-    return input + decay * load_vector<V, core::DType::BFloat16>(residual, index);
+    return V::add_residual(input, decay, load_vector<V, core::DType::BFloat16>(residual, index));
   } else {
     return input;
   }

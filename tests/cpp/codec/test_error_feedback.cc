@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "codec_cases.h"
+#include "level_cases.h"
 
 namespace geocomm::codec {
 namespace {
@@ -110,6 +113,25 @@ TEST_P(Feedback, test_nan_and_inf_leave_a_residual_of_zero_and_no_trace) {
 }
 
 // A raw block of a 16-bit dtype is rounded to it, and saturates: the rest stays in the residual.
+// Which of two NaN an addition keeps is up to the compiler, and must not be seen.
+TEST_P(Feedback, test_nan_of_the_input_wins_over_that_of_the_residual_at_every_level) {
+  auto values = gaussian(600);
+  std::vector<float> residual(600, 0.5f);
+  for (const std::size_t i : {3u, 200u, 599u}) {
+    values[i] = std::bit_cast<float>(0xFFC0F000u);
+    residual[i] = std::bit_cast<float>(0x7FA50000u);
+  }
+  for (const DType dtype : kFloatTypes) {
+    Bytes old = to_bytes(residual);
+    const ErrorFeedback feedback{old.data(), DType::Float32, values.size(), 0.5f};
+    const Bytes src = to_bytes(values, dtype);
+    expect_same_at_every_level(spec_, dtype, src, feedback);
+    const float arrived = run_frame(spec_, dtype, src, feedback, 0).assigned[200];
+    EXPECT_TRUE(std::isnan(arrived));
+    EXPECT_TRUE(std::signbit(arrived));
+  }
+}
+
 TEST_P(Feedback, test_raw_16_bit_values_keep_what_rounding_lost) {
   for (const DType dtype : {DType::Float16, DType::BFloat16}) {
     std::vector<float> values(100, 1.0f);
