@@ -181,7 +181,10 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
   tune_stream(half_open.connection().fd(), channel->tuning());
   const HelloPayload welcome = channel->welcome(hello);
-  GEOCOMM_RETURN_IF_ERROR(send_hello_frame(half_open.connection(), FrameType::Welcome, welcome));
+  if (Status sent = send_hello_frame(half_open.connection(), FrameType::Welcome, welcome); !sent.is_ok()) {
+    channel->not_adopted(hello.stream);
+    return sent;
+  }
   channel->adopt(half_open.take(), hello);
   return Status::ok();
 }

@@ -19,6 +19,8 @@ constexpr std::chrono::milliseconds kBelievedRefusal{5000};
 // Short enough to notice within a few attempts that a peer has ended.
 constexpr std::chrono::milliseconds kLongestResumePause{2000};
 constexpr std::chrono::milliseconds kAskAgain{2000};
+// Some round trips across the world.
+constexpr std::chrono::milliseconds kLeastHandshakeTimeout{1000};
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 
 }  // namespace
@@ -36,7 +38,8 @@ DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
   if (!resuming_) return plan;
   plan.resuming = true;
   // A peer that is deaf for long is dialed a few times before it is given up.
-  plan.handshake_timeout = std::min<std::chrono::milliseconds>(kHandshakeTimeout, plan_->link_deadline / 4);
+  plan.handshake_timeout = std::clamp<std::chrono::milliseconds>(plan_->link_deadline / 4,
+                                                                 kLeastHandshakeTimeout, kHandshakeTimeout);
   plan.longest_pause = kLongestResumePause;
   plan.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
   return plan;

@@ -161,6 +161,7 @@ void TcpChannel::tick() {
     control->send_frame(header);
   }
   if (phase_ != Phase::Ready) return;
+  schedule_flush();  // for acknowledgements that did not fit
   const auto interval = std::min<IoLoop::Clock::duration>(kHeartbeatInterval, deadline / (2 * kSilentTicks));
   timer_ = context_->loop->add_timer(now + interval, [this] { tick(); });
 }

@@ -78,6 +78,8 @@ class TcpChannel final : public Channel,
   core::Status admit(const HelloPayload& hello);
   HelloPayload welcome(const HelloPayload& hello) const;
   void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
+  // Welcome could not be sent.
+  void not_adopted(std::uint16_t stream) { reconnect(stream); }
   // Flush, Goodbye, drain. With nothing to flush and no connection yet, it closes at once.
   void begin_close();
   void fail(core::Status why);
@@ -169,6 +171,7 @@ class TcpChannel final : public Channel,
   IoLoop::Clock::time_point last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard
   std::string last_loss_;  // why a connection was lost
+  bool down_ = false;      // no connection is left, and that was said
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
   IoLoop::TimerId slow_timer_{};

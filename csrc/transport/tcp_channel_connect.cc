@@ -138,7 +138,12 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
                             std::uint64_t peer_limit) {
   Stream& stream =
       streams_.put(std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
-  last_contact_ = IoLoop::Clock::now();
+  const auto now = IoLoop::Clock::now();
+  if (std::exchange(down_, false)) {
+    core::log(core::LogLevel::Warning, "connected to ", peer(), " again after ",
+              in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(now - last_contact_)));
+  }
+  last_contact_ = now;
   silent_ticks_ = 0;
   redialer_.on_contact();
   if (!redialer_.dials()) redialer_.stop();
@@ -211,6 +216,9 @@ void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
   last_loss_ = why.message();
   core::log(core::LogLevel::Info, peer(), ": lost the connection of stream ", index, ": ", why.message());
   reconnect(index);
+  if (phase_ != Phase::Ready || closing_ || streams_.open_count() > 0 || std::exchange(down_, true)) return;
+  core::log(core::LogLevel::Warning, "lost all connections to ", peer(), " (", why.message(),
+            "); trying again for up to ", in_seconds(context_->options.link_deadline), " (link_deadline)");
 }
 
 void TcpChannel::on_no_link(const Status& why) {
