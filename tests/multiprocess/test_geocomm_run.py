@@ -168,6 +168,7 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     start_nodes(job, tmp_path / "keys", free_port(), "fail_once", "--max-restarts", "1")
@@ -178,6 +179,7 @@ def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -
     assert [rank["TORCHELASTIC_RESTART_COUNT"] for rank in ranks] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     port = free_port()

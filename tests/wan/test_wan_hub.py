@@ -14,7 +14,7 @@ from wan_support import emulate, require_wan, wait_until
 from geocomm.store_session import SILENCE_LIMIT_S
 from geocomm.wan import Link, Topology, WanRun
 
-pytestmark = [pytest.mark.wan, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.wan, pytest.mark.slow, pytest.mark.timeout(290)]
 
 SITES = 2
 OPERATIONS = 20
