@@ -72,6 +72,10 @@ struct ChannelStats {
   std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
   std::uint32_t streams = 0;                 // data streams that are connected now
   std::string congestion_control;            // "bbr", "cubic", ...
+  // Time in which TCP had data and held it back, all streams together: for the receiver's window, and for
+  // room in its own send buffer.
+  std::uint64_t stalled_by_receiver_us = 0;
+  std::uint64_t stalled_by_send_buffer_us = 0;
 };
 
 class Channel {

@@ -1,7 +1,7 @@
 #include "transport/link_stats.h"
 
+#include <linux/tcp.h>  // its tcp_info has fields that the C library's lacks
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -15,6 +15,8 @@ LinkStats read_link_stats(int fd) {
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
     stats.retransmitted_segments = info.tcpi_total_retrans;
     stats.rtt_us = info.tcpi_rtt;
+    stats.stalled_by_receiver_us = info.tcpi_rwnd_limited;
+    stats.stalled_by_send_buffer_us = info.tcpi_sndbuf_limited;
   }
   char name[17] = {};
   size = sizeof name - 1;

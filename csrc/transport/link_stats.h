@@ -10,6 +10,9 @@ struct LinkStats {
   std::uint64_t retransmitted_segments = 0;
   std::uint64_t rtt_us = 0;        // smoothed
   std::string congestion_control;  // "bbr", "cubic", ...
+  // See ChannelStats.
+  std::uint64_t stalled_by_receiver_us = 0;
+  std::uint64_t stalled_by_send_buffer_us = 0;
 };
 // Zeros where the kernel does not say.
 LinkStats read_link_stats(int fd);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/link_stats.h"
-
 namespace geocomm::transport {
 
 namespace {
@@ -47,8 +45,10 @@ void StreamSet::close(Stream& stream) {
     std::lock_guard lock(mutex_);
     if (!stream.is_open()) return;
     const LinkStats link = read_link_stats(stream.fd());
-    closed_retransmits_ += link.retransmitted_segments;
-    congestion_control_ = link.congestion_control;
+    closed_.retransmitted_segments += link.retransmitted_segments;
+    closed_.stalled_by_receiver_us += link.stalled_by_receiver_us;
+    closed_.stalled_by_send_buffer_us += link.stalled_by_send_buffer_us;
+    closed_.congestion_control = link.congestion_control;
     Slot& slot = slots_[stream.index()];
     slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
     gone = std::move(slot.stream);
@@ -70,12 +70,16 @@ std::chrono::milliseconds StreamSet::pause_before_redial(std::uint16_t index) co
 void StreamSet::add_stats(ChannelStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.resumes = resumes_;
-  stats.retransmitted_segments = closed_retransmits_;
-  stats.congestion_control = congestion_control_;
+  stats.retransmitted_segments = closed_.retransmitted_segments;
+  stats.stalled_by_receiver_us = closed_.stalled_by_receiver_us;
+  stats.stalled_by_send_buffer_us = closed_.stalled_by_send_buffer_us;
+  stats.congestion_control = closed_.congestion_control;
   for (const Slot& slot : slots_) {
     if (!slot.stream) continue;
     const LinkStats link = read_link_stats(slot.stream->fd());
     stats.retransmitted_segments += link.retransmitted_segments;
+    stats.stalled_by_receiver_us += link.stalled_by_receiver_us;
+    stats.stalled_by_send_buffer_us += link.stalled_by_send_buffer_us;
     stats.congestion_control = link.congestion_control;
     if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;
     if (slot.stream->index() != 0) ++stats.streams;

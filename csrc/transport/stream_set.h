@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "transport/channel.h"
 #include "transport/io_loop.h"
+#include "transport/link_stats.h"
 #include "transport/stream.h"
 
 namespace geocomm::transport {
@@ -58,8 +58,7 @@ class StreamSet {
   mutable std::mutex mutex_;  // the IO thread holds it to change what is below, others to look at it
   std::vector<Slot> slots_;
   std::uint64_t resumes_ = 0;
-  std::uint64_t closed_retransmits_ = 0;
-  std::string congestion_control_;
+  LinkStats closed_;  // sums over the connections that are gone
 };
 
 }  // namespace geocomm::transport
