@@ -61,6 +61,7 @@ class ProcessGroupGeocomm(C10dBackend):
         min_compress_bytes: int = 65536,
         preserve_inputs: bool = False,
         split: Callable[[ProcessGroupGeocomm, list[int], C10dBackend.Options], C10dBackend | None] | None = None,
+        on_shutdown: Callable[[], None] | None = None,
     ) -> None: ...
     @property
     def options(self) -> ProcessGroupGeocomm.Options: ...

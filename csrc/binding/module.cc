@@ -116,6 +116,8 @@ py::list channel_stats(const PyEndpoint& self) {
     row["rtt_us"] = stats.rtt_us;
     row["streams"] = stats.streams;
     row["congestion_control"] = stats.congestion_control;
+    row["stalled_by_receiver_us"] = stats.stalled_by_receiver_us;
+    row["stalled_by_send_buffer_us"] = stats.stalled_by_send_buffer_us;
     result.append(std::move(row));
   }
   return result;
@@ -126,18 +128,34 @@ py::list channel_stats(const PyEndpoint& self) {
 
 using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string>;
 
+// Shared, and freed under the GIL, since the group may die on any thread.
+std::shared_ptr<py::object> hold(const py::object& callable) {
+  return {new py::object(callable), [](py::object* object) {
+            const py::gil_scoped_acquire gil;
+            delete object;
+          }};
+}
+
 ProcessGroupGeocomm::SplitFunction split_function(const py::object& callable) {
   if (callable.is_none()) return nullptr;
-  // Shared, and freed under the GIL, since the group may die on any thread.
-  std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [held](const c10::intrusive_ptr<ProcessGroupGeocomm>& parent, const std::vector<int>& ranks,
-                const c10::intrusive_ptr<c10d::Backend::Options>& options) -> BackendPtr {
+  return [held = hold(callable)](const c10::intrusive_ptr<ProcessGroupGeocomm>& parent,
+                                 const std::vector<int>& ranks,
+                                 const c10::intrusive_ptr<c10d::Backend::Options>& options) -> BackendPtr {
     const py::gil_scoped_acquire gil;
     py::object child = (*held)(parent, ranks, options);
     return child.is_none() ? nullptr : child.cast<BackendPtr>();
+  };
+}
+
+ProcessGroupGeocomm::ShutdownFunction shutdown_function(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [held = hold(callable)] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("on_shutdown of a process group");
+    }
   };
 }
 
@@ -164,7 +182,8 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
     std::vector<std::string> site_names, const std::optional<PyEndpoint>& endpoint, std::uint64_t group,
     const py::bytes& token, const std::vector<PeerTuple>& peers, const std::string& codec,
-    std::size_t min_compress_bytes, bool preserve_inputs, const py::object& split) {
+    std::size_t min_compress_bytes, bool preserve_inputs, const py::object& split,
+    const py::object& on_shutdown) {
   InnerBackends backends;
   for (const auto& [device, pair] : inner) backends[at::Device(device).type()] = {pair.first, pair.second};
   auto topology =
@@ -214,7 +233,8 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     throw_status(StatusCode::Aborted, "the endpoint closed when its last process group did");
   }
   return c10::make_intrusive<ProcessGroupGeocomm>(rank, size, timeout, std::move(backends), std::move(wan),
-                                                  std::move(process), split_function(split));
+                                                  std::move(process), split_function(split),
+                                                  shutdown_function(on_shutdown));
 }
 
 py::dict group_stats(const ProcessGroupGeocomm& self) {
@@ -338,7 +358,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("inner"), py::arg("site_of_rank"), py::arg("site_names"), py::arg("endpoint") = py::none(),
            py::arg("group") = 0, py::arg("token") = py::bytes(), py::arg("peers") = std::vector<PeerTuple>{},
            py::arg("codec") = "none", py::arg("min_compress_bytes") = 65536,
-           py::arg("preserve_inputs") = false, py::arg("split") = py::none())
+           py::arg("preserve_inputs") = false, py::arg("split") = py::none(),
+           py::arg("on_shutdown") = py::none())
       .def_property_readonly("options", &ProcessGroupGeocomm::options)
       .def_property_readonly("spans_sites", &ProcessGroupGeocomm::spans_sites)
       .def_property_readonly("closed", &ProcessGroupGeocomm::closed)

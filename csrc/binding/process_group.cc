@@ -72,13 +72,15 @@ Tensors split_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& sp
 
 ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeout, InnerBackends inner,
                                          std::shared_ptr<WanCollectives> wan,
-                                         std::shared_ptr<ProcessResources> process, SplitFunction split)
+                                         std::shared_ptr<ProcessResources> process, SplitFunction split,
+                                         ShutdownFunction on_shutdown)
     : Backend(rank, size),
       options_(c10::make_intrusive<Options>(timeout)),
       inner_(std::move(inner)),
       wan_(std::move(wan)),
       process_(std::move(process)),
-      split_(std::move(split)) {}
+      split_(std::move(split)),
+      on_shutdown_(std::move(on_shutdown)) {}
 
 bool ProcessResources::acquire() {
   std::lock_guard lock(mutex_);
@@ -102,6 +104,7 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   // alone. Python frees the object with the GIL held, which users' callbacks on other threads may be waiting
   // for.
   PyThreadState* python = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  on_shutdown_ = nullptr;  // the interpreter may be gone
   try {
     shutdown();
   } catch (const std::exception& e) {
@@ -419,6 +422,7 @@ void ProcessGroupGeocomm::shutdown() {
     }
     wan_->leave();
   }
+  if (on_shutdown_) on_shutdown_();
   for_each_inner([](c10d::Backend& backend) { backend.shutdown(); });
   if (process_) process_->release();
   BackendPtr child;

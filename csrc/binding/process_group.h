@@ -41,12 +41,15 @@ class ProcessGroupGeocomm : public c10d::Backend {
   using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<ProcessGroupGeocomm>& parent,
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
+  // Called by shutdown(), once, without the GIL: the group has ended, its counters and links can still be
+  // read. Not called for a group that nobody shut down. Must not throw.
+  using ShutdownFunction = std::function<void()>;
 
   // `wan` is null where all ranks are at one site; then `inner` serves everything. `process` must have been
   // acquired for this group, which releases it.
   ProcessGroupGeocomm(int rank, int size, Milliseconds timeout, InnerBackends inner,
                       std::shared_ptr<WanCollectives> wan, std::shared_ptr<ProcessResources> process,
-                      SplitFunction split);
+                      SplitFunction split, ShutdownFunction on_shutdown);
   ~ProcessGroupGeocomm() override;
 
   const std::string getBackendName() const override { return "geocomm"; }
@@ -111,7 +114,8 @@ class ProcessGroupGeocomm : public c10d::Backend {
   const std::shared_ptr<WanCollectives> wan_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
-  mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_, split_store_, split_child_
+  ShutdownFunction on_shutdown_;  // changed by the destructor only
+  mutable std::mutex mutex_;      // guards coalescing_, coalesced_, closed_, split_store_, split_child_
   bool coalescing_ = false;
   bool closed_ = false;
   std::vector<WorkPtr> coalesced_;
