@@ -23,6 +23,7 @@ from geocomm.codec import AUTO, collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native
 from geocomm.options import Options, codec_threads, listen_port
+from geocomm.reporting import check_reporting, reporting
 from geocomm.topology import (
     RankInfo,
     check,
@@ -67,6 +68,7 @@ class Process:
         self.past: dict[str, float] = {}  # counters of groups that are gone
         self._groups: list[Group] = []
         self._endpoint: tuple[dict[str, Any], Endpoint] | None = None
+        self._rank_and_site: dict[str, tuple[int, str | None]] = {}  # of peers, by what the endpoint calls them
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -104,12 +106,14 @@ class Process:
         endpoint = native().Endpoint(**settings)
         endpoint.acquire()
         self._endpoint = (settings, endpoint)
+        self._rank_and_site.clear()
         return endpoint
 
     def add(self, group: Group) -> None:
         with self._lock:
             self._forget_closed()
             self._groups.append(group)
+            self._rank_and_site |= {info.description: (info.global_rank, info.site) for info in group.infos}
 
     def find(self, backend: ProcessGroupGeocomm) -> Group:
         with self._lock:
@@ -144,11 +148,23 @@ class Process:
             self._groups.remove(group)
 
     def channel_stats(self) -> list[dict[str, Any]]:
+        """Counters of the links, with rank and site of the peer (None where no group has it)."""
         with self._lock:
-            return self._endpoint[1].channel_stats() if self._endpoint else []
+            rows = self._endpoint[1].channel_stats() if self._endpoint else []
+            for row in rows:
+                row["rank"], row["site"] = self._rank_and_site.get(row["peer"], (None, None))
+            return rows
+
+    def on_shutdown(self) -> None:
+        """A group was shut down; its links are still there."""
+        with self._lock:
+            last = all(group.backend.closed for group in self._groups)
+        if last:
+            reporting.stop()
 
     def close(self) -> None:
         """At exit, for users who never destroy their groups: what is queued still reaches the peers."""
+        reporting.stop()
         with self._lock:
             groups, self._groups = self._groups, []
         for group in reversed(groups):
@@ -221,11 +237,13 @@ def _make_group(
             min_compress_bytes=options.min_compress_bytes,
             preserve_inputs=options.preserve_inputs,
             split=_split,
+            on_shutdown=process.on_shutdown,
         )
         made = Group(backend, store, options, infos)
         if spans_sites:
             policy.apply(made, policy.first_policy(store, rank, infos, options))
     process.add(made)
+    reporting.start(options, global_ranks[rank])
     return made
 
 
@@ -239,6 +257,7 @@ def _introduce(
     """What this rank says of itself, and its endpoint where it may have to cross sites; `held` keeps that open."""
     options = options_of_group()
     options.validate()
+    check_reporting(options)
     core = native()
     options = options.replace(codec=collective_codec(options.codec))
     host = options.address or own_address()

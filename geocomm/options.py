@@ -37,6 +37,8 @@ class _Unset:
 
 _UNSET: Any = _Unset()
 _MINUTE = timedelta(minutes=1)
+_A_SECOND = "a time of at least 1 s"
+_A_TENTH = "a time from 0.1 s to a day"
 
 
 def _boolean(text: str) -> bool:
@@ -70,7 +72,8 @@ def _field(default: Any, variable: str, parse: Callable[[str], Any], help_text: 
 
 @dataclasses.dataclass
 class Options:
-    """How this process group crosses sites. Ranks may differ in site, address, port and threads; the rest must agree.
+    """How this process group crosses sites. Ranks may differ in site, address, port, threads, and in how they report
+    (metrics_*, stats_*); the rest must agree. A process reports as its first group says.
 
     Raises `geocomm.InvalidArgumentError` from `validate()` (which the backend calls) for a value that cannot be, naming
     the field, its variable and the nearest right value.
@@ -113,6 +116,16 @@ class Options:
     max_pacing_bps: int | None = _field(
         None, "GEOCOMM_MAX_PACING_BPS", _rate, "most bits per second to each peer; default: no cap"
     )
+    metrics_port: int | None = _field(
+        None, "GEOCOMM_METRICS_PORT", int, "Prometheus scrapes port + LOCAL_RANK; default: no endpoint"
+    )
+    metrics_address: str = _field("127.0.0.1", "GEOCOMM_METRICS_ADDRESS", str, "address of that endpoint")
+    stats_file: str | None = _field(
+        None, "GEOCOMM_STATS_FILE", str, "append stats() to it as JSON lines; {rank} in it stands for the rank"
+    )
+    stats_interval: timedelta = _field(  # noqa: RUF009
+        timedelta(seconds=10), "GEOCOMM_STATS_INTERVAL", _duration, "time between its lines"
+    )
 
     keys: dataclasses.InitVar[str | None] = None  # refused: TLS is not in this version
 
@@ -122,11 +135,13 @@ class Options:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is _UNSET:
                 setattr(self, field.name, _from_environment(field, os.environ))
-        if isinstance(self.link_deadline, (int, float)) and not isinstance(self.link_deadline, bool):
-            try:
-                self.link_deadline = timedelta(seconds=self.link_deadline)
-            except (ValueError, OverflowError):  # nan, inf
-                raise _bad(self, "link_deadline", "a time of at least 1 s") from None
+        for name, wanted in (("link_deadline", _A_SECOND), ("stats_interval", _A_TENTH)):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                try:
+                    setattr(self, name, timedelta(seconds=value))
+                except (ValueError, OverflowError):  # nan, inf
+                    raise _bad(self, name, wanted) from None
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
@@ -137,12 +152,20 @@ class Options:
                 raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip() or len(self.site) > 64):
             raise _bad(self, "site", "a name of 1 to 64 characters")
-        for name, low, high in (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, MAX_THREADS)):
+        whole = (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, MAX_THREADS), ("metrics_port", 1, 65535))
+        for name, low, high in whole:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or not low <= value <= high):
                 raise _bad(self, name, f"a whole number from {low} to {high}")
         if not isinstance(self.link_deadline, timedelta) or self.link_deadline < timedelta(seconds=1):
-            raise _bad(self, "link_deadline", "a time of at least 1 s")
+            raise _bad(self, "link_deadline", _A_SECOND)
+        interval = self.stats_interval
+        if not isinstance(interval, timedelta) or not timedelta(milliseconds=100) <= interval <= timedelta(days=1):
+            raise _bad(self, "stats_interval", _A_TENTH)
+        if not isinstance(self.metrics_address, str) or not self.metrics_address:
+            raise _bad(self, "metrics_address", "an address of this machine, such as 0.0.0.0")
+        if self.stats_file is not None and (not isinstance(self.stats_file, str) or not self.stats_file):
+            raise _bad(self, "stats_file", "a path")
         if not _is_int(self.min_compress_bytes) or self.min_compress_bytes < 0:
             raise _bad(self, "min_compress_bytes", "a number of bytes, 0 or more")
         if self.max_pacing_bps is not None and (not _is_int(self.max_pacing_bps) or self.max_pacing_bps < 8000):
@@ -256,9 +279,17 @@ def _share_of_cores() -> int:
 
 def listen_port(options: Options) -> int:
     """Port of this process: the pinned one plus LOCAL_RANK, or 0 (the kernel chooses)."""
-    if options.port is None:
-        return 0
-    return options.port + int(os.environ.get("LOCAL_RANK", "0") or "0")
+    return 0 if options.port is None else options.port + _local_rank()
+
+
+def metrics_listen_port(options: Options) -> int:
+    """Port of this process's metrics endpoint; options.metrics_port must be there."""
+    assert options.metrics_port is not None
+    return options.metrics_port + _local_rank()
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0") or "0")
 
 
 def _from_environment(field: dataclasses.Field[Any], environment: Mapping[str, str]) -> Any:

@@ -15,20 +15,32 @@ _TOTALS = (
 
 
 def stats() -> dict[str, Any]:
-    """Totals of this process since it started, and what its groups and peers have now.
+    """Totals of this process since it started, and what its groups and peers have now. Names and units are stable.
 
-    operations: collectives that crossed sites; raw_bytes_*: tensor bytes that they stood for; wire_bytes_*: bytes of
-    the messages that carried them (TCP/IP headers left out); exposed_seconds: time that callers spent in wait().
-    groups: one such dict per living process group that spans sites, with its policy (epoch, links, codecs by size; see
-    `geocomm.refresh_links`); peers: one dict per peer process (peer, bytes_sent, bytes_received, payload_sent,
-    payload_received, retransmitted_segments (TCP's), resumes (connections made again after a loss), resent_segments
-    (geocomm's, because of that), acks, rtt_us, streams, congestion_control).
+    operations: collectives that crossed sites; raw_bytes_sent, raw_bytes_received: tensor bytes that they stood for;
+    wire_bytes_sent, wire_bytes_received: bytes of the messages that carried them (TCP/IP headers left out); ratio: raw
+    by wire bytes, both ways together (None before the first); exposed_seconds: time that callers spent in wait().
+
+    groups: one such dict, without ratio, per living process group that spans sites, with its policy (epoch, links,
+    codecs by size; see `geocomm.refresh_links`).
+
+    peers: one dict per peer process, since this process first met it:
+    - peer: description; rank, site: its global rank and site, None where no living group has it
+    - bytes_sent, bytes_received; payload_sent, payload_received: of these, what collectives sent, as encoded
+    - retransmitted_segments: TCP's, which loss on the way causes
+    - resumes: connections made again after a loss; resent_segments: geocomm's, because of that; acks: received
+    - stalled_by_receiver_us: time in which the peer's receive window held back data; stalled_by_send_buffer_us: this
+      side's send buffers; streams counted together, zeros where the kernel does not tell
+    - rtt_us: round trip of the last heartbeat; streams: data streams that are connected; congestion_control
     """
     from geocomm.backend import process
 
     groups = process.group_stats()
     totals: dict[str, Any] = {name: process.past.get(name, 0) + sum(g[name] for g in groups) for name in _TOTALS}
     totals["exposed_seconds"] = float(totals["exposed_seconds"])
+    wire_bytes = totals["wire_bytes_sent"] + totals["wire_bytes_received"]
+    raw_bytes = totals["raw_bytes_sent"] + totals["raw_bytes_received"]
+    totals["ratio"] = raw_bytes / wire_bytes if wire_bytes else None
     return totals | {"groups": groups, "peers": process.channel_stats()}
 
 

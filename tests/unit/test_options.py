@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from geocomm.errors import InvalidArgumentError
-from geocomm.options import Options, codec_threads, listen_port, log_level
+from geocomm.options import Options, codec_threads, listen_port, log_level, metrics_listen_port
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +31,10 @@ EVERY_FIELD = {
     "min_compress_bytes": ("1mib", 1 << 20, 0),
     "preserve_inputs": ("1", True, False),
     "max_pacing_bps": ("500mbit", 500_000_000, 10_000),
+    "metrics_port": ("9400", 9400, 9500),
+    "metrics_address": ("0.0.0.0", "0.0.0.0", "::1"),
+    "stats_file": ("/tmp/geocomm-{rank}.jsonl", "/tmp/geocomm-{rank}.jsonl", "stats"),
+    "stats_interval": ("500ms", timedelta(seconds=0.5), timedelta(minutes=1)),
 }
 
 
@@ -67,6 +71,10 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
         "min_compress_bytes": 64 * 1024,
         "preserve_inputs": False,
         "max_pacing_bps": None,
+        "metrics_port": None,
+        "metrics_address": "127.0.0.1",
+        "stats_file": None,
+        "stats_interval": timedelta(seconds=10),
     }
 
 
@@ -128,6 +136,11 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
         ("max_pacing_bps", 10),
         ("preserve_inputs", "yes"),
         ("codec", None),
+        ("metrics_port", 0),
+        ("metrics_address", ""),
+        ("stats_file", ""),
+        ("stats_interval", timedelta(milliseconds=5)),
+        ("stats_interval", timedelta(days=30)),
     ],
 )
 def test_validate_of_an_impossible_value_names_field_variable_and_value(name: str, value: object) -> None:
@@ -152,6 +165,8 @@ def test_validate_of_a_misspelt_value_offers_the_nearest(name: str, value: str, 
         ("GEOCOMM_MIN_COMPRESS_BYTES", "big"),
         ("GEOCOMM_PRESERVE_INPUTS", "maybe"),
         ("GEOCOMM_MAX_PACING_BPS", "fast"),
+        ("GEOCOMM_METRICS_PORT", "web"),
+        ("GEOCOMM_STATS_INTERVAL", "often"),
     ],
 )
 def test_options_with_an_unreadable_variable_name_it(environment: pytest.MonkeyPatch, variable: str, text: str) -> None:
@@ -166,6 +181,12 @@ def test_link_deadline_as_number_is_seconds(environment: pytest.MonkeyPatch) -> 
     assert Options(link_deadline=2.5).link_deadline == timedelta(seconds=2.5)
     environment.setenv("GEOCOMM_LINK_DEADLINE", "45")
     assert Options().link_deadline == timedelta(seconds=45)
+
+
+def test_stats_interval_as_number_is_seconds() -> None:
+    assert Options(stats_interval=0.5).stats_interval == timedelta(seconds=0.5)
+    with pytest.raises(InvalidArgumentError, match="stats_interval"):
+        Options(stats_interval=float("nan"))
 
 
 def test_keys_are_refused_as_long_as_there_is_no_tls(environment: pytest.MonkeyPatch) -> None:
@@ -183,7 +204,8 @@ def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> 
 
 
 def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
-    assert not {"site", "address", "port", "threads"} & Options().agreed().keys()
+    own = {"site", "address", "port", "threads", "metrics_port", "metrics_address", "stats_file", "stats_interval"}
+    assert not own & Options().agreed().keys()
     assert Options(codec="int8").agreed() != Options().agreed()
     assert Options(codec="auto").agreed() != Options(codec="auto", max_nmse=0.1).agreed()
     assert Options(codec="int8", max_nmse=0.1).agreed() == Options(codec="int8").agreed()
@@ -201,6 +223,7 @@ def test_listen_port_pins_port_plus_local_rank(environment: pytest.MonkeyPatch) 
     environment.setenv("LOCAL_RANK", "3")
     assert listen_port(Options()) == 0
     assert listen_port(Options(port=4000)) == 4003
+    assert metrics_listen_port(Options(metrics_port=9400)) == 9403
 
 
 def test_log_level_of_an_unknown_name_is_refused(environment: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""Counters on their way out of the process: the Prometheus endpoint and the stats file, as the options ask for them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from geocomm.options import Options, metrics_listen_port
+from geocomm.telemetry import stats
+
+if TYPE_CHECKING:
+    from geocomm.metrics_server import MetricsServer
+    from geocomm.stats_file import StatsFile
+
+
+def check_reporting(options: Options) -> None:
+    """UnsupportedError for what is asked for and not installed."""
+    if options.metrics_port is not None:
+        from geocomm.metrics_server import require_prometheus_client
+
+        require_prometheus_client()
+
+
+class Reporting:
+    """At most one endpoint and one file in a process, from its first process group to its last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: list[MetricsServer | StatsFile] = []
+
+    def start(self, options: Options, rank: int) -> None:
+        """Start what the options ask for, unless it runs already: the first group's count. Never raises OSError."""
+        with self._lock:
+            if self._parts:
+                return
+            site = options.site or ""
+            if options.metrics_port is not None:
+                self._serve(options, rank, site)
+            if options.stats_file is not None:
+                from geocomm.stats_file import StatsFile
+
+                interval_s = options.stats_interval.total_seconds()
+                self._parts.append(StatsFile(options.stats_file, interval_s, rank, site, stats))
+
+    def _serve(self, options: Options, rank: int, site: str) -> None:
+        from geocomm.metrics_server import MetricsServer
+
+        port = metrics_listen_port(options)
+        try:
+            self._parts.append(MetricsServer(options.metrics_address, port, rank, site, stats))
+        except (OSError, OverflowError) as error:
+            print(
+                f"geocomm: WARNING: rank {rank} has no metrics at {options.metrics_address}:{port}: {error}; the job "
+                "goes on without (GEOCOMM_METRICS_PORT + LOCAL_RANK, GEOCOMM_METRICS_ADDRESS)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def stop(self) -> None:
+        """The last line, while there is something to count; then quiet."""
+        with self._lock:
+            parts, self._parts = self._parts, []
+            for part in parts:
+                part.close()
+
+
+reporting = Reporting()
+"""This process's."""
