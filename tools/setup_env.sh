@@ -37,6 +37,7 @@ ensure_debian_packages() {
   "$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
     missing+=("python$version-dev")
   echo '#include <gtest/gtest.h>' | g++ -x c++ -std=c++20 -fsyntax-only - 2>/dev/null || missing+=(libgtest-dev)
+  echo '#include <openssl/ssl.h>' | g++ -x c++ -fsyntax-only - 2>/dev/null || missing+=(libssl-dev)
   # Without it the entropy stage zstd is left out: no reason to stop.
   if ! echo '#include <zstd.h>' | g++ -x c++ -fsyntax-only - 2>/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then missing+=(libzstd-dev)

@@ -16,11 +16,13 @@ namespace geocomm::transport {
 using core::LogLevel;
 using core::Result;
 using core::Status;
+using core::StatusCode;
 
 namespace {
 constexpr int kAcceptsPerTurn = 64;
 // Without descriptors or memory: the listener stays readable, and looking at once would be a busy loop.
 constexpr std::chrono::milliseconds kAcceptPause{200};
+constexpr std::chrono::seconds kWarningInterval{1};
 }  // namespace
 
 Status Acceptor::start() {
@@ -59,7 +61,7 @@ void Acceptor::pause() {
 void Acceptor::add(Fd fd) {
   if (waiting_.size() >= kMaxHalfOpen) drop(waiting_.begin());
   auto connection = std::make_unique<HalfOpen>(
-      loop_, plain_connection(std::move(fd)),
+      loop_, std::move(fd), keys_, gate_,
       [this](HalfOpen& self, Result<ReceivedHello> hello) { on_hello(self, hello); });
   if (!connection->start().is_ok()) return;
   const HalfOpen* raw = connection.get();
@@ -78,23 +80,30 @@ void Acceptor::drop(std::list<Waiting>::iterator waiting) {
   waiting_.erase(waiting);
 }
 
+// Strangers cannot fill the log.
+LogLevel Acceptor::warning() {
+  const auto now = IoLoop::Clock::now();
+  if (now < next_warning_) return LogLevel::Debug;
+  next_warning_ = now + kWarningInterval;
+  return LogLevel::Warning;
+}
+
 void Acceptor::on_hello(HalfOpen& half_open, const Result<ReceivedHello>& hello) {
-  const std::string from = SocketAddress::peer_of(half_open.connection().fd()).to_string();
-  if (hello.is_ok()) {
-    const Status refusal = on_hello_(half_open, *hello);
-    if (!refusal.is_ok()) {
-      // InvalidArgument: an attempt that was given up meanwhile, or a peer that asks whether we live.
-      const bool usual = refusal.code() == kTryAgain || refusal.code() == core::StatusCode::InvalidArgument;
-      core::log(usual ? LogLevel::Debug : LogLevel::Warning, "refused a connection from ", from, ": ",
-                refusal.message());
-      // Closing with bytes unread would reset the connection, and the refusal with it.
-      std::array<std::byte, 4096> unread;
-      const iovec part{unread.data(), unread.size()};
-      (void)half_open.connection().read({&part, 1}).is_ok();
-      send_refuse(half_open.connection(), refusal);
-    }
-  } else {
-    core::log(LogLevel::Debug, "dropped a connection from ", from, ": ", hello.status().message());
+  const std::string from = SocketAddress::peer_of(half_open.fd()).to_string();
+  Status refusal = hello.is_ok() ? on_hello_(half_open, *hello) : hello.status();
+  // Who speaks another language gets no answer, a peer without the right keys does.
+  const bool answer = hello.is_ok() || refusal.code() == StatusCode::AuthFailed;
+  if (!refusal.is_ok()) {
+    // InvalidArgument: an attempt that was given up meanwhile, or a peer that asks whether we live.
+    const bool usual = refusal.code() == kTryAgain || refusal.code() == StatusCode::InvalidArgument;
+    core::log(!answer || usual ? LogLevel::Debug : warning(), "refused a connection from ", from, ": ",
+              refusal.message());
+  }
+  if (Connection* const connection = half_open.connection(); !refusal.is_ok() && answer && connection) {
+    // Closing with bytes unread would reset the connection, and the refusal with it.
+    std::array<std::byte, 4096> unread;
+    (void)::recv(half_open.fd(), unread.data(), unread.size(), MSG_DONTWAIT);
+    send_refuse(*connection, refusal);
   }
   drop(half_open);
 }

@@ -6,16 +6,22 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "core/status.h"
 #include "transport/socket.h"
 
 namespace geocomm::transport {
+
+struct TlsName;
+// A secret that only the two ends of a TLS session know.
+using BindingKey = std::array<std::uint8_t, 32>;
 
 class Connection {
  public:
@@ -44,6 +50,13 @@ class Connection {
   virtual core::Result<std::size_t> write(std::span<const iovec> parts) = 0;
   // Ends the sending direction. False: again when writable.
   virtual core::Result<bool> finish() = 0;
+
+  // Who the peer is by its certificate; null on a plain connection, and before the handshake is done.
+  virtual const TlsName* peer_name() const { return nullptr; }
+  // Any thread, once the handshake is done. Empty: plaintext.
+  virtual std::string_view cipher() const { return {}; }
+  // Precondition: peer_name() is not null.
+  virtual core::Result<BindingKey> binding_key() const;
 
   int fd() const { return fd_.get(); }
 

@@ -25,22 +25,6 @@ Status with_reason(const std::string& what, const Status& why) {
   return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
 }
 
-// What a peer says is shown, but not what it could do to a terminal or a log.
-std::string printable(std::span<const std::byte> text) {
-  std::string out;
-  for (const std::byte byte : text) {
-    const auto c = static_cast<unsigned char>(byte);
-    out += c < 0x20 || c == 0x7F ? '?' : static_cast<char>(c);
-  }
-  return out;
-}
-
-StatusCode code_of(std::uint16_t wire) {
-  const bool known = wire >= static_cast<std::uint16_t>(StatusCode::InvalidArgument) &&
-                     wire <= static_cast<std::uint16_t>(StatusCode::Internal);
-  return known ? static_cast<StatusCode>(wire) : StatusCode::Network;
-}
-
 }  // namespace
 
 Dialer::Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done)
@@ -96,7 +80,17 @@ void Dialer::connect() {
   if (!fd.is_ok()) return retry(fd.status());
   const auto handler = loop_->add(fd->get(), this, EPOLLOUT);
   if (!handler.is_ok()) return retry(handler.status());
-  connection_ = plain_connection(std::move(fd).value());
+  const auto drop = [&] { loop_->remove(*handler); };
+  if (plan_.keys == nullptr) {
+    connection_ = plain_connection(std::move(fd).value());
+  } else {
+    Result<std::unique_ptr<Connection>> secured = plan_.keys->secure(std::move(fd).value(), TlsRole::Dialer);
+    if (!secured.is_ok()) {
+      drop();
+      return retry(secured.status());
+    }
+    connection_ = std::move(secured).value();
+  }
   handler_ = *handler;
   state_ = State::Connecting;
   timer_ = loop_->add_timer(
@@ -119,9 +113,19 @@ void Dialer::on_ready(std::uint32_t) {
 
 void Dialer::secure() {
   const Result<bool> done = connection_->handshake();
-  if (!done.is_ok()) return retry(done.status());
-  if (!*done) return loop_->modify(handler_, connection_->wanted_events());
-  send_hello();
+  if (done.is_ok() && !*done) return loop_->modify(handler_, connection_->wanted_events());
+  Status why = done.is_ok() ? check_site() : done.status();
+  if (why.is_ok()) return send_hello();
+  if (why.code() != StatusCode::AuthFailed) return retry(std::move(why));
+  // So that both sides know.
+  send_refuse(*connection_, why);
+  give_up(std::move(why));
+}
+
+Status Dialer::check_site() const {
+  const TlsName* name = connection_->peer_name();
+  if (name == nullptr || plan_.site.empty() || name->site == plan_.site) return Status::ok();
+  return wrong_site(*name, plan_.site);
 }
 
 void Dialer::send_hello() {
@@ -187,9 +191,8 @@ void Dialer::on_welcome() {
 }
 
 void Dialer::on_refuse() {
-  const std::string reason = printable(std::span(reply_).subspan(kHeaderBytes, reply_header_.length));
-  const StatusCode code = code_of(reply_header_.code);
-  Status why(code, core::str("refused by the peer: ", reason));
+  Status why = refusal_of(reply_header_, std::span(reply_).subspan(kHeaderBytes, reply_header_.length));
+  const StatusCode code = why.code();
   if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
     return give_up(version_mismatch(reply_header_.version));
   }
@@ -215,7 +218,7 @@ void Dialer::give_up(Status why) {
       why.code(),
       core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port, " (", attempts_,
                 attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
-                why.code() == StatusCode::Network || why.code() == StatusCode::AuthFailed
+                why.code() == StatusCode::Network || (why.code() == StatusCode::AuthFailed && attempts_ > 0)
                     ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
                       "GEOCOMM_PORT there"
                     : ""));

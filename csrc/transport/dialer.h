@@ -17,6 +17,7 @@
 #include "transport/endpoint.h"
 #include "transport/io_loop.h"
 #include "transport/socket.h"
+#include "transport/tls_keys.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -36,6 +37,8 @@ struct DialPlan {
   std::function<HelloPayload()> hello;  // asked for by every attempt
   StreamTuning tuning;
   bool loopback_only = false;
+  TlsKeys* keys = nullptr;  // null: plaintext; outlives the dialer
+  std::string site;         // whose certificate the peer must have; empty: any of the job
   // The peer has known the token before: who does not know it is another process, and Refuse is final.
   bool resuming = false;
   std::chrono::milliseconds first_pause{};  // before the first attempt, at random up to this
@@ -63,6 +66,7 @@ class Dialer : public IoHandler {
   void attempt();
   void connect();
   void secure();
+  core::Status check_site() const;
   void send_hello();
   void read_reply();
   void on_welcome();

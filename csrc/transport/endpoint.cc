@@ -16,6 +16,7 @@
 #include "transport/io_loop.h"
 #include "transport/socket.h"
 #include "transport/tcp_channel.h"
+#include "transport/tls_keys.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -47,7 +48,7 @@ class TcpEndpoint final : public Endpoint {
       closed_.notify_all();
     };
     acceptor_ = std::make_unique<Acceptor>(
-        *context_->loop, std::move(listener),
+        *context_->loop, std::move(listener), context_->keys.get(),
         [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
     Status status = acceptor_->start();
     context_->loop->start();  // also then: the destructor needs it
@@ -89,10 +90,12 @@ class TcpEndpoint final : public Endpoint {
   }
   ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
   Status on_hello(HalfOpen& half_open, const ReceivedHello& hello);
+  Status check_site(const Connection& connection, const ProcessId& sender);
 
   const std::shared_ptr<ChannelContext> context_;
   const std::uint16_t port_;
-  std::unique_ptr<Acceptor> acceptor_;  // the IO thread's, once it runs
+  std::unique_ptr<Acceptor> acceptor_;      // the IO thread's, once it runs
+  std::map<ProcessId, TlsName> certified_;  // the IO thread's: of peers that have dialed
 
   std::mutex shutdown_mutex_;  // held by shutdown(): a second call waits for the first one
   bool shut_down_ = false;
@@ -103,6 +106,7 @@ class TcpEndpoint final : public Endpoint {
   Status refusal_;                  // why there are no new channels; Ok while there are
   std::set<JobToken> tokens_;       // allowed
   std::map<ProcessId, ChannelPtr> channels_;
+  std::map<ProcessId, std::string> expected_sites_;
 };
 
 TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const std::string& description) {
@@ -127,7 +131,7 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
   }
   // A name is checked when it is resolved.
   const auto numeric = SocketAddress::parse(peer.host, peer.port);
-  if (context_->options.security == Security::Required && numeric && !numeric->is_loopback()) {
+  if (context_->loopback_only() && numeric && !numeric->is_loopback()) {
     return no_plaintext(core::str(peer.description, " at ", numeric->to_string()))
         .with_peer(std::string(peer.description));
   }
@@ -135,19 +139,41 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
     std::lock_guard lock(mutex_);
     if (!refusal_.is_ok()) return refusal_;
     tokens_.insert(token);
+    if (!peer.site.empty()) expected_sites_[peer.id] = peer.site;
   }
   const ChannelPtr channel = find_or_create(peer.id, peer.description);
   if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
   channel->describe(peer.description);
-  context_->loop->post([channel, peer, token, dials] { channel->connect(peer, token, dials); });
+  context_->loop->post([this, channel, peer, token, dials] {
+    // It may have dialed before this process knew its site.
+    const auto certified = certified_.find(peer.id);
+    if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
+      return channel->fail(wrong_site(certified->second, peer.site));
+    }
+    channel->connect(peer, token, dials);
+  });
   return std::shared_ptr<Channel>(channel);
+}
+
+// The sender must have the certificate of the site to which this process knows it to belong, and the same one
+// on all its streams.
+Status TcpEndpoint::check_site(const Connection& connection, const ProcessId& sender) {
+  const TlsName* name = connection.peer_name();
+  if (name == nullptr) return Status::ok();
+  const auto [certified, is_new] = certified_.try_emplace(sender, *name);
+  if (!is_new && certified->second.site != name->site) return wrong_site(*name, certified->second.site);
+  std::lock_guard lock(mutex_);
+  const auto expected = expected_sites_.find(sender);
+  if (expected == expected_sites_.end() || expected->second == name->site) return Status::ok();
+  if (is_new) certified_.erase(certified);
+  return wrong_site(*name, expected->second);
 }
 
 // What a stranger learns is "try again": everything else is said only to who knows a token.
 Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received) {
   const HelloPayload& hello = received.payload;
-  const SocketAddress from = SocketAddress::peer_of(half_open.connection().fd());
-  if (context_->options.security == Security::Required && !from.is_loopback()) {
+  const SocketAddress from = SocketAddress::peer_of(half_open.fd());
+  if (context_->loopback_only() && !from.is_loopback()) {
     return no_plaintext(from.to_string());
   }
   {
@@ -170,6 +196,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
     }
     return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials"};
   }
+  GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
   const ChannelPtr channel =
       find_or_create(hello.sender, core::str("process ", short_id(hello.sender), " at ", from.to_string()));
   if (!channel) return {StatusCode::Aborted, "this process has shut its endpoint down"};
@@ -178,10 +205,16 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
     channel->fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
     return mismatch;
   }
+  if (!channel->is_bound(*half_open.connection(), hello)) {
+    // Not told: an honest peer, whose control stream has just changed, dials again with a new proof.
+    (void)half_open.take();
+    return {StatusCode::AuthFailed,
+            core::str("stream ", hello.stream, " does not prove that it belongs to ", channel->peer())};
+  }
   GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
-  tune_stream(half_open.connection().fd(), channel->tuning());
+  tune_stream(half_open.fd(), channel->tuning());
   const HelloPayload welcome = channel->welcome(hello);
-  if (Status sent = send_hello_frame(half_open.connection(), FrameType::Welcome, welcome); !sent.is_ok()) {
+  if (Status sent = send_hello_frame(*half_open.connection(), FrameType::Welcome, welcome); !sent.is_ok()) {
     channel->not_adopted(hello.stream);
     return sent;
   }
@@ -255,7 +288,7 @@ Result<ProcessId> random_id() {
 Result<Fd> open_listener(const EndpointOptions& options) {
   std::string host = options.bind_address;
   if (host.empty()) {
-    if (options.security == Security::Required)
+    if (options.security == Security::Required && options.keys.empty())
       return listen_on(*SocketAddress::parse("127.0.0.1", options.port));
     Result<Fd> both = listen_on(*SocketAddress::parse("::", options.port));
     // Without IPv6, IPv4 alone.
@@ -267,7 +300,8 @@ Result<Fd> open_listener(const EndpointOptions& options) {
     return Status(StatusCode::InvalidArgument,
                   core::str("'", host, "' is not a numeric address to listen on"));
   }
-  if (options.security == Security::Required && !address->is_loopback() && !address->is_wildcard()) {
+  if (options.security == Security::Required && options.keys.empty() && !address->is_loopback() &&
+      !address->is_wildcard()) {
     return no_plaintext(address->to_string());
   }
   return listen_on(*address);
@@ -283,7 +317,20 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
   if (options.link_deadline <= std::chrono::milliseconds(0) || options.send_window_bytes == 0) {
     return Status(StatusCode::InvalidArgument, "link_deadline and send_window_bytes must be positive");
   }
+  if (options.security == Security::Insecure && !options.keys.empty()) {
+    return Status(
+        StatusCode::InvalidArgument,
+        "keys and security=insecure contradict each other: leave GEOCOMM_SECURITY or GEOCOMM_KEYS out");
+  }
   auto context = std::make_shared<ChannelContext>();
+  if (!options.keys.empty()) {
+    GEOCOMM_ASSIGN_OR_RETURN(context->keys, TlsKeys::load(options.keys));
+    if (const TlsName& name = context->keys->name(); !options.site.empty() && name.site != options.site) {
+      return Status(StatusCode::InvalidArgument,
+                    core::str("the keys in ", options.keys, " are of ", name.uri(), ", but this is site '",
+                              options.site, "': set GEOCOMM_KEYS to the folder of this site"));
+    }
+  }
   context->options = options;
   if (options.streams == 0) context->options.streams = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
   GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id());

@@ -16,16 +16,18 @@
 namespace geocomm::transport {
 
 enum class Security : std::uint8_t {
-  Required = 0,  // until TLS is there: only 127.0.0.0/8 and ::1, both to dial and to accept
+  Required = 0,  // TLS with the keys; without keys only 127.0.0.0/8 and ::1, both to dial and to accept
   Insecure = 1,  // plaintext to anywhere
 };
 
 struct EndpointOptions {
-  std::string
-      bind_address;  // numeric address to listen on; empty: all interfaces (Insecure) or loopback (Required)
-  std::uint16_t port = 0;  // 0: the kernel chooses
+  std::string bind_address;  // numeric address to listen on; empty: all interfaces, or loopback (Required
+                             // without keys)
+  std::uint16_t port = 0;    // 0: the kernel chooses
   int streams = 0;  // data streams per channel; 0: 4 with BBR, 16 with another congestion control; at most 64
   Security security = Security::Required;
+  std::string keys;  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
+  std::string site;  // whose certificate the keys must hold; empty: any
   std::chrono::milliseconds link_deadline =
       std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect. Until then
                                      // lost connections are made again
@@ -40,6 +42,7 @@ struct PeerAddress {
   std::string host;  // numeric IPv4 / IPv6 address or a name
   std::uint16_t port = 0;
   std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
+  std::string site = {};    // whose certificate the process must have; empty: any of the job
 };
 
 class Endpoint {

@@ -1,9 +1,11 @@
 #include "transport/handshake.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -42,11 +44,36 @@ void send_refuse(Connection& connection, const Status& why) {
   if (connection.write({&part, 1}).is_ok()) (void)connection.finish();
 }
 
+Status refusal_of(const WireHeader& header, std::span<const std::byte> reason) {
+  const bool known = header.code >= static_cast<std::uint16_t>(StatusCode::InvalidArgument) &&
+                     header.code <= static_cast<std::uint16_t>(StatusCode::Internal);
+  std::string text = "refused by the peer: ";
+  // What a peer says is shown, but not what it could do to a terminal or a log.
+  for (const std::byte byte : reason) {
+    const auto c = static_cast<unsigned char>(byte);
+    text += c < 0x20 || c == 0x7F ? '?' : static_cast<char>(c);
+  }
+  return {known ? static_cast<StatusCode>(header.code) : StatusCode::Network, text};
+}
+
+FirstByte peek_first_byte(int fd) {
+  FirstByte first;
+  first.bytes = ::recv(fd, &first.value, 1, MSG_PEEK | MSG_DONTWAIT);
+  return first;
+}
+
 Status no_plaintext(const std::string& address) {
+  return {
+      StatusCode::AuthFailed,
+      core::str("security=required allows no plaintext to or from ", address,
+                ", only loopback. Make keys with `geocomm keygen` and set GEOCOMM_KEYS to the folder of "
+                "this site, or set GEOCOMM_SECURITY=insecure to send plaintext over a network you trust")};
+}
+
+Status wrong_site(const TlsName& certified, const std::string& expected) {
   return {StatusCode::AuthFailed,
-          core::str("security=required allows no plaintext to or from ", address,
-                    ", only loopback: TLS between sites is not there yet in this version. Set "
-                    "GEOCOMM_SECURITY=insecure to send plaintext over a network you trust")};
+          core::str("a process of site '", expected, "' presents the certificate of another site (",
+                    certified.uri(), "): check GEOCOMM_KEYS and GEOCOMM_SITE there")};
 }
 
 std::string short_id(const ProcessId& id) {
@@ -59,13 +86,24 @@ std::string short_id(const ProcessId& id) {
   return text;
 }
 
+Result<std::size_t> opening_payload_bytes(const WireHeader& header) {
+  const auto type = static_cast<FrameType>(header.type);
+  if (type == FrameType::Refuse && header.length <= kMaxRefuseBytes) return std::size_t{header.length};
+  // Of another version, what is needed for the refusal stands at its start.
+  const bool same = header.version == kWireVersion;
+  const bool fits = same ? header.length == sizeof(HelloPayload) : header.length >= kCommonHelloBytes;
+  if (type != FrameType::Hello || !fits) return Status(StatusCode::CorruptData, "does not begin with Hello");
+  return same ? sizeof(HelloPayload) : kCommonHelloBytes;
+}
+
 Status HalfOpen::start() {
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(connection_->fd(), this, EPOLLIN));
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN));
   return Status::ok();
 }
 
 void HalfOpen::detach() {
-  if (connection_ && handler_ != 0) loop_.remove(std::exchange(handler_, 0));
+  gate_.forget(*this);
+  if (handler_ != 0) loop_.remove(std::exchange(handler_, 0));
 }
 
 std::unique_ptr<Connection> HalfOpen::take() {
@@ -73,15 +111,55 @@ std::unique_ptr<Connection> HalfOpen::take() {
   return std::move(connection_);
 }
 
-void HalfOpen::on_ready(std::uint32_t) {
-  if (!secured_) {
-    const Result<bool> done = connection_->handshake();
-    if (!done.is_ok()) return finish(done.status());
-    secured_ = *done;
-    loop_.modify(handler_, secured_ ? std::uint32_t{EPOLLIN} : connection_->wanted_events());
-    if (!secured_) return;
-  }
+void HalfOpen::on_ready(std::uint32_t events) {
+  // At the gate, only a broken connection is reported.
+  if (queued_ && events != 0) return finish(Status(StatusCode::Network, "broke before Hello"));
+  if (!connection_ && !begin()) return;
+  if (!secured_ && !secure()) return;
   read_hello();
+}
+
+// False: nothing there yet, or finished.
+bool HalfOpen::begin() {
+  const FirstByte first = peek_first_byte(fd_.get());
+  if (first.bytes < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (first.bytes <= 0) {
+    finish(Status(StatusCode::Network, "closed before Hello"));
+    return false;
+  }
+  if (keys_ == nullptr || !first.is_tls()) {
+    connection_ = plain_connection(std::move(fd_));
+    if (!first.is_tls()) return true;
+    finish(Status(StatusCode::AuthFailed,
+                  "it speaks TLS, while this side has no keys: set GEOCOMM_KEYS on all sites, or on none"));
+    return false;
+  }
+  // Not before there is something to do: connections that say nothing cost no memory for TLS.
+  Result<std::unique_ptr<Connection>> connection = keys_->secure(std::move(fd_), TlsRole::Acceptor);
+  if (!connection.is_ok()) {
+    finish(connection.status());
+    return false;
+  }
+  connection_ = std::move(connection).value();
+  return true;
+}
+
+// False: not done, or finished.
+bool HalfOpen::secure() {
+  queued_ = !gate_.enter(*this);
+  if (queued_) {
+    loop_.modify(handler_, 0);
+    return false;
+  }
+  const Result<bool> done = connection_->handshake();
+  gate_.leave();
+  if (!done.is_ok()) {
+    finish(done.status());
+    return false;
+  }
+  secured_ = *done;
+  loop_.modify(handler_, secured_ ? std::uint32_t{EPOLLIN} : connection_->wanted_events());
+  return secured_;
 }
 
 void HalfOpen::read_hello() {
@@ -100,19 +178,24 @@ void HalfOpen::read_hello() {
     if (wanted_ == kHeaderBytes) {
       const Result<WireHeader> header = parse_header_of_any_version(std::span(bytes_).first<kHeaderBytes>());
       if (!header.is_ok()) return finish(header.status());
-      // Of another version, what is needed for the refusal stands at its start.
-      const bool same = header->version == kWireVersion;
-      const bool fits = same ? header->length == sizeof(HelloPayload) : header->length >= kCommonHelloBytes;
-      if (static_cast<FrameType>(header->type) != FrameType::Hello || !fits) {
-        return finish(Status(StatusCode::CorruptData, "does not begin with Hello"));
-      }
-      version_ = header->version;
-      wanted_ += same ? sizeof(HelloPayload) : kCommonHelloBytes;
-      continue;
+      const Result<std::size_t> payload = opening_payload_bytes(*header);
+      if (!payload.is_ok()) return finish(payload.status());
+      header_ = *header;
+      wanted_ += *payload;
+      if (*payload > 0) continue;
+    }
+    const auto payload = std::span(std::as_const(bytes_)).subspan(kHeaderBytes, wanted_ - kHeaderBytes);
+    // A dialer that does not accept this side's certificate.
+    if (static_cast<FrameType>(header_.type) == FrameType::Refuse)
+      return finish(refusal_of(header_, payload));
+    if (keys_ != nullptr && connection_->peer_name() == nullptr) {
+      return finish(Status(StatusCode::AuthFailed,
+                           "it speaks plaintext, while this side has keys: set GEOCOMM_KEYS on all sites, or "
+                           "on none"));
     }
     ReceivedHello hello;
-    hello.version = version_;
-    std::memcpy(&hello.payload, bytes_.data() + kHeaderBytes, wanted_ - kHeaderBytes);
+    hello.version = header_.version;
+    std::memcpy(&hello.payload, payload.data(), payload.size());
     return finish(hello);
   }
 }

@@ -6,11 +6,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "core/status.h"
 #include "transport/connection.h"
+#include "transport/handshake_gate.h"
 #include "transport/io_loop.h"
+#include "transport/socket.h"
+#include "transport/tls_keys.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -22,8 +26,19 @@ inline constexpr core::StatusCode kTryAgain = core::StatusCode::Timeout;
 core::Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload);
 // Sends Refuse, as well as it goes.
 void send_refuse(Connection& connection, const core::Status& why);
+// What a Refuse says: the peer's code and reason, fit to be shown.
+core::Status refusal_of(const WireHeader& header, std::span<const std::byte> reason);
+// What a new connection begins with; nothing yet if `bytes` is 0.
+struct FirstByte {
+  ssize_t bytes = 0;  // as recv() returns them
+  std::uint8_t value = 0;
+  bool is_tls() const { return bytes == 1 && value == 0x16; }  // a handshake record
+};
+FirstByte peek_first_byte(int fd);
 // AuthFailed: no plaintext over a network under Security::Required.
 core::Status no_plaintext(const std::string& address);
+// AuthFailed: a certificate of another site than the process at hand belongs to.
+core::Status wrong_site(const TlsName& certified, const std::string& expected);
 // "3f2a9c41": enough of an id to tell processes apart.
 std::string short_id(const ProcessId& id);
 
@@ -32,6 +47,10 @@ struct ReceivedHello {
   HelloPayload payload{};  // of another version: its first kCommonHelloBytes, then zeros
 };
 
+// How much of the payload of a connection's first frame is of use, at most kMaxRefuseBytes. CorruptData
+// unless it is a Hello (of any version), or the Refuse of a dialer that does not trust this side.
+core::Result<std::size_t> opening_payload_bytes(const WireHeader& header);
+
 // An accepted connection whose Hello is not complete. On the IO thread.
 class HalfOpen : public IoHandler {
  public:
@@ -39,31 +58,39 @@ class HalfOpen : public IoHandler {
   // destroy this object.
   using Done = std::function<void(HalfOpen&, core::Result<ReceivedHello>)>;
 
-  HalfOpen(IoLoop& loop, std::unique_ptr<Connection> connection, Done done)
-      : loop_(loop), connection_(std::move(connection)), done_(std::move(done)) {}
+  // With `keys`, only TLS comes as far as a Hello; without, only plaintext. Both outlive this object.
+  HalfOpen(IoLoop& loop, Fd fd, TlsKeys* keys, HandshakeGate& gate, Done done)
+      : loop_(loop), fd_(std::move(fd)), keys_(keys), gate_(gate), done_(std::move(done)) {}
   ~HalfOpen() override { detach(); }
   core::Status start();
   void on_ready(std::uint32_t events) override;
 
-  // Until take().
-  Connection& connection() { return *connection_; }
-  // Gives the connection up to a stream.
+  int fd() const { return connection_ ? connection_->fd() : fd_.get(); }
+  // Null before the first byte has come, and after take().
+  Connection* connection() { return connection_.get(); }
+  // Gives the connection up to a stream (or to be closed).
   std::unique_ptr<Connection> take();
 
  private:
   void detach();
+  bool begin();
+  bool secure();
   void read_hello();
   void finish(core::Result<ReceivedHello> hello);
 
   IoLoop& loop_;
+  Fd fd_;  // until there is a connection
+  TlsKeys* const keys_;
+  HandshakeGate& gate_;
   std::unique_ptr<Connection> connection_;
   Done done_;
   IoLoop::HandlerId handler_ = 0;
+  bool queued_ = false;   // at the gate
   bool secured_ = false;  // the connection's own handshake is done
-  std::array<std::byte, kHeaderBytes + sizeof(HelloPayload)> bytes_{};
+  std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> bytes_{};
   std::size_t wanted_ = kHeaderBytes;  // then the payload as well
   std::size_t received_ = 0;
-  std::uint8_t version_ = 0;
+  WireHeader header_{};
 };
 
 }  // namespace geocomm::transport

@@ -8,6 +8,8 @@
 namespace geocomm::transport {
 
 using core::Result;
+using core::Status;
+using core::StatusCode;
 
 namespace {
 
@@ -54,6 +56,10 @@ class PlainConnection final : public Connection {
 };
 
 }  // namespace
+
+Result<BindingKey> Connection::binding_key() const {
+  return Status(StatusCode::Internal, "a plain connection has no keys");
+}
 
 std::unique_ptr<Connection> plain_connection(Fd fd) {
   return std::make_unique<PlainConnection>(std::move(fd));

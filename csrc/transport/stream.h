@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/status.h"
@@ -63,6 +64,7 @@ class Stream : public IoHandler {
   std::uint16_t index() const { return carrier_.stream; }
   // Precondition: is_open().
   int fd() const { return connection_->fd(); }
+  std::string_view cipher() const { return connection_->cipher(); }
   bool is_open() const { return connection_ != nullptr; }
 
   void on_ready(std::uint32_t events) override;

@@ -81,6 +81,7 @@ void StreamSet::add_stats(ChannelStats& stats) const {
     stats.stalled_by_receiver_us += link.stalled_by_receiver_us;
     stats.stalled_by_send_buffer_us += link.stalled_by_send_buffer_us;
     stats.congestion_control = link.congestion_control;
+    stats.cipher = slot.stream->cipher();
     if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;
     if (slot.stream->index() != 0) ++stats.streams;
   }

@@ -31,7 +31,9 @@
 #include "transport/send_queue.h"
 #include "transport/send_window.h"
 #include "transport/stream.h"
+#include "transport/stream_binding.h"
 #include "transport/stream_set.h"
+#include "transport/tls_keys.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -43,7 +45,10 @@ struct ChannelContext {
   ProcessId self{};
   core::BufferPool pool{std::size_t{64} << 20};  // of unexpected chunks
   ClosedGroups closed_groups;
+  std::unique_ptr<TlsKeys> keys;    // null: plaintext; the IO thread's once it runs
   std::function<void()> on_closed;  // a channel has closed or failed; on the IO thread
+
+  bool loopback_only() const { return options.security == Security::Required && !keys; }
 };
 
 // "1.5 s"
@@ -76,6 +81,10 @@ class TcpChannel final : public Channel,
   // A stream that the peer has opened: an error if it does not fit, otherwise the older connection of its
   // number is closed, and adopt() takes the new one after Welcome is sent.
   core::Status admit(const HelloPayload& hello);
+  // Whether the process at the other end of `connection` is the one that has this channel's control stream.
+  bool is_bound(const Connection& connection, const HelloPayload& hello) const {
+    return binding_.holds(connection, hello);
+  }
   HelloPayload welcome(const HelloPayload& hello) const;
   void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
   // Welcome could not be sent.
@@ -167,6 +176,7 @@ class TcpChannel final : public Channel,
   SendWindow window_;
   std::uint64_t least_rtt_us_ = 0;
   std::chrono::milliseconds user_timeout_{};  // of the open streams
+  StreamBinding binding_;
   Redialer redialer_;
   IoLoop::Clock::time_point last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard

@@ -37,6 +37,7 @@ HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
   hello.stream_count = stream_count;
   hello.generation = generation;
   hello.control_received = control_.received();
+  if (stream != 0) hello.binding = binding_.proof(stream, generation);
   return hello;
 }
 
@@ -70,7 +71,9 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.dial.peer = peer();
   plan.dial.host = address.host;
   plan.dial.port = address.port;
-  plan.dial.loopback_only = context_->options.security == Security::Required;
+  plan.dial.loopback_only = context_->loopback_only();
+  plan.dial.keys = context_->keys.get();
+  plan.dial.site = address.site;
   plan.token = token;
   plan.link_deadline = context_->options.link_deadline;
   plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
@@ -136,6 +139,7 @@ void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayloa
 
 void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
                             std::uint64_t peer_limit) {
+  if (carrier.stream == 0) binding_.restart(*connection);
   Stream& stream =
       streams_.put(std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
   const auto now = IoLoop::Clock::now();

@@ -94,6 +94,7 @@ def build_programs(layers: list[str]) -> None:
         *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DGEOCOMM_TESTS=ON", "-DGEOCOMM_TOOLS=OFF"),
         f"-DCMAKE_EXE_LINKER_FLAGS=-static -Wl,-Ttext-segment={PROGRAM_ADDRESS}",
         "-DGEOCOMM_ZSTD_LIBRARY=-l:libzstd.a",
+        "-DOPENSSL_USE_STATIC_LIBS=ON",
     )
     call("cmake", "--build", BUILD, "--target", *(f"test_{layer}" for layer in layers))
 

@@ -1,0 +1,255 @@
+// Channels over TLS: the same data, and who is let in.
+#include <sys/socket.h>
+
+#include <fstream>
+#include <thread>
+
+#include "tls_fixture.h"
+#include "transport/stream_binding.h"
+#include "transport/tls_keys.h"
+
+namespace geocomm::transport::testing {
+namespace {
+
+void transfer(Channel& from, Channel& to, std::uint64_t op, std::size_t bytes, std::uint32_t chunks = 4) {
+  auto sink = std::make_shared<CollectingSink>(chunks);
+  ASSERT_TRUE(to.post_receive({1, op}, 7, chunks, sink).is_ok());
+  for (std::uint32_t i = 0; i < chunks; ++i) {
+    ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(bytes, op * 100 + i), i, chunks)).is_ok());
+  }
+  const Status status = sink->wait();
+  ASSERT_TRUE(status.is_ok()) << status.to_string();
+  for (std::uint32_t i = 0; i < chunks; ++i) EXPECT_EQ(sink->data(i), pattern(bytes, op * 100 + i)) << bytes;
+}
+
+std::vector<iovec> parts_of(const std::string& data) {
+  return {{const_cast<char*>(data.data()), data.size()}};
+}
+
+// The two ends of a connection, without a loop.
+struct TlsEnds {
+  TlsEnds(TlsKeys& accepting, TlsKeys& dialing) {
+    std::array<int, 2> fds{};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
+    acceptor = std::move(accepting.secure(Fd(fds[0]), TlsRole::Acceptor)).value();
+    dialer = std::move(dialing.secure(Fd(fds[1]), TlsRole::Dialer)).value();
+  }
+  bool shake_hands() {
+    bool accepted = false;
+    bool dialed = false;
+    for (int i = 0; i < 10 && !(accepted && dialed); ++i) {
+      dialed = dialed || *dialer->handshake();
+      accepted = accepted || *acceptor->handshake();
+    }
+    return accepted && dialed;
+  }
+  static std::string receive_some(Connection& end, std::size_t most) {
+    std::string data(most, '\0');
+    const auto received = end.read(parts_of(data));
+    EXPECT_TRUE(received.is_ok()) << received.status().to_string();
+    data.resize(received.is_ok() ? received->bytes : 0);
+    return data;
+  }
+  static std::string receive(Connection& end, std::size_t bytes) {
+    std::string data;
+    for (int i = 0; i < 1000 && data.size() < bytes; ++i) data += receive_some(end, bytes - data.size());
+    return data;
+  }
+  // At the acceptor's socket.
+  std::size_t waiting_bytes() const {
+    std::vector<char> seen(1 << 20);
+    const ssize_t count = ::recv(acceptor->fd(), seen.data(), seen.size(), MSG_PEEK | MSG_DONTWAIT);
+    return count < 0 ? 0 : static_cast<std::size_t>(count);
+  }
+  std::unique_ptr<Connection> acceptor;
+  std::unique_ptr<Connection> dialer;
+};
+
+TEST(TlsChannel, test_chunks_of_all_sizes_arrive_both_ways) {
+  SecurePair pair;
+  const Status connected = pair.connect();
+  ASSERT_TRUE(connected.is_ok()) << connected.to_string();
+  std::uint64_t op = 1;
+  for (const std::size_t bytes : {0U, 1U, 63U, 16383U, 16384U, 16385U, 262144U, 262145U, 5000000U}) {
+    transfer(*pair.high_channel, *pair.low_channel, op++, bytes);
+    transfer(*pair.low_channel, *pair.high_channel, op++, bytes);
+  }
+  EXPECT_EQ(pair.high_channel->stats().cipher, "TLS_AES_256_GCM_SHA384");
+  EXPECT_EQ(pair.high_channel->stats().streams, 4U);
+  EXPECT_TRUE(pair.high->shutdown(patience()).is_ok());
+  EXPECT_TRUE(pair.low->shutdown(patience()).is_ok());
+}
+
+TEST(TlsChannel, test_nothing_readable_goes_over_the_wire) {
+  // A file descriptor pair in place of the network, with the bytes in sight.
+  Authority authority;
+  Folder folder_a;
+  Folder folder_b;
+  authority.write_keys(folder_a, "geocomm://job/a");
+  authority.write_keys(folder_b, "geocomm://job/b");
+  auto keys_a = std::move(TlsKeys::load(folder_a.path())).value();
+  auto keys_b = std::move(TlsKeys::load(folder_b.path())).value();
+  TlsEnds ends(*keys_a, *keys_b);
+  ASSERT_TRUE(ends.shake_hands());
+  const std::string secret = "the weights of the model";
+  ASSERT_EQ(ends.dialer->write(parts_of(secret)).value(), secret.size());
+  std::string seen(4096, '\0');
+  const ssize_t count = ::recv(ends.acceptor->fd(), seen.data(), seen.size(), MSG_PEEK);
+  ASSERT_GT(count, static_cast<ssize_t>(secret.size()));
+  EXPECT_EQ(seen.find(secret), std::string::npos);
+  EXPECT_EQ(ends.receive(*ends.acceptor, secret.size()), secret);
+}
+
+TEST(TlsConnection, test_keys_change_under_way_and_data_goes_on) {
+  Authority authority;
+  Folder folder;
+  authority.write_keys(folder, "geocomm://job/a");
+  RekeyLimits often;
+  often.bytes = 100'000;
+  auto keys = std::move(TlsKeys::load(folder.path(), often)).value();
+  TlsEnds ends(*keys, *keys);
+  ASSERT_TRUE(ends.shake_hands());
+  // Each change shows as a record of its own: 5 bytes of message, 1 of type, 16 of tag, 5 of header.
+  for (int round = 0; round < 50; ++round) {
+    const std::string data(30'000, static_cast<char>('a' + round % 26));
+    ASSERT_EQ(ends.dialer->write(parts_of(data)).value(), data.size());
+    const std::size_t wire = ends.waiting_bytes();
+    EXPECT_EQ(wire, data.size() + 2 * 22 + (round > 0 && round % 4 == 0 ? 27 : 0)) << round;
+    ASSERT_EQ(ends.receive(*ends.acceptor, data.size()), data);
+  }
+}
+
+// A peer that reads slowly: the kernel takes part of a batch, and the rest must come exactly once.
+TEST(TlsConnection, test_short_writes_lose_and_repeat_nothing) {
+  Authority authority;
+  Folder folder;
+  authority.write_keys(folder, "geocomm://job/a");
+  auto keys = std::move(TlsKeys::load(folder.path())).value();
+  TlsEnds ends(*keys, *keys);
+  ASSERT_TRUE(ends.shake_hands());
+  const auto bytes = pattern(3'000'000, 4);
+  const std::string data(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::string received;
+  std::size_t sent = 0;
+  int short_writes = 0;
+  while (received.size() < data.size()) {
+    if (sent < data.size()) {
+      // Odd pieces, so that records share parts.
+      std::vector<iovec> parts;
+      for (std::size_t at = sent, size = 64; at < data.size() && parts.size() < 20;
+           at += size, size = size * 3 % 70'001) {
+        size = std::min(size, data.size() - at);
+        parts.push_back({const_cast<char*>(data.data()) + at, size});
+      }
+      std::size_t offered = 0;
+      for (const iovec& part : parts) offered += part.iov_len;
+      const auto written = ends.dialer->write(parts);
+      ASSERT_TRUE(written.is_ok());
+      short_writes += *written < offered ? 1 : 0;
+      sent += *written;
+    }
+    received += ends.receive_some(*ends.acceptor, 50'000);
+  }
+  EXPECT_GT(short_writes, 3);
+  EXPECT_EQ(received, data);
+  EXPECT_EQ(sent, data.size());
+}
+
+TEST(TlsConnection, test_changed_bytes_break_the_connection) {
+  Authority authority;
+  Folder folder;
+  authority.write_keys(folder, "geocomm://job/a");
+  auto keys = std::move(TlsKeys::load(folder.path())).value();
+  TlsEnds ends(*keys, *keys);
+  ASSERT_TRUE(ends.shake_hands());
+  std::string forged = std::string("\x17\x03\x03\x00\x40", 5) + std::string(64, 'x');
+  ASSERT_EQ(::send(ends.dialer->fd(), forged.data(), forged.size(), 0), static_cast<ssize_t>(forged.size()));
+  std::string room(100, '\0');
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ends.acceptor->read(parts_of(room)).status().code(), StatusCode::Network);
+  }
+}
+
+TEST(TlsConnection, test_end_is_told_and_the_other_direction_goes_on) {
+  Authority authority;
+  Folder folder;
+  authority.write_keys(folder, "geocomm://job/a");
+  auto keys = std::move(TlsKeys::load(folder.path())).value();
+  TlsEnds ends(*keys, *keys);
+  ASSERT_TRUE(ends.shake_hands());
+  EXPECT_TRUE(ends.dialer->finish().value());
+  std::string room(10, '\0');
+  EXPECT_TRUE(ends.acceptor->read(parts_of(room))->ended);
+  const std::string last = "still here";
+  ASSERT_EQ(ends.acceptor->write(parts_of(last)).value(), last.size());
+  EXPECT_EQ(ends.receive(*ends.dialer, last.size()), last);
+}
+
+TEST(TlsConnection, test_binding_proves_the_control_session_and_the_number) {
+  Authority authority;
+  Folder folder;
+  authority.write_keys(folder, "geocomm://job/a");
+  auto keys = std::move(TlsKeys::load(folder.path())).value();
+  TlsEnds control(*keys, *keys);
+  TlsEnds data(*keys, *keys);
+  TlsEnds stranger(*keys, *keys);
+  ASSERT_TRUE(control.shake_hands() && data.shake_hands() && stranger.shake_hands());
+  StreamBinding here;
+  StreamBinding there;
+  StreamBinding other;
+  HelloPayload hello{};
+  hello.stream = 3;
+  hello.generation = 7;
+  EXPECT_FALSE(here.holds(*data.acceptor, hello)) << "no control stream yet";
+  here.restart(*control.acceptor);
+  there.restart(*control.dialer);
+  other.restart(*stranger.dialer);
+  hello.binding = there.proof(3, 7);
+  EXPECT_TRUE(here.holds(*data.acceptor, hello));
+  hello.generation = 8;
+  EXPECT_FALSE(here.holds(*data.acceptor, hello));
+  hello.generation = 7;
+  hello.stream = 4;
+  EXPECT_FALSE(here.holds(*data.acceptor, hello));
+  hello.stream = 3;
+  hello.binding = other.proof(3, 7);
+  EXPECT_FALSE(here.holds(*data.acceptor, hello));
+  hello.binding = {};
+  EXPECT_FALSE(here.holds(*data.acceptor, hello));
+  // A newer control stream: what the one before proved counts until the next.
+  hello.binding = there.proof(3, 7);
+  here.restart(*stranger.acceptor);
+  EXPECT_TRUE(here.holds(*data.acceptor, hello));
+  here.restart(*data.acceptor);
+  EXPECT_FALSE(here.holds(*data.acceptor, hello));
+}
+
+TEST(TlsReload, test_new_keys_are_used_by_new_connections_and_old_ones_go_on) {
+  SecurePair pair;
+  ASSERT_TRUE(pair.connect().is_ok());
+  Authority fresh;
+  fresh.write_keys(pair.keys_a, "geocomm://job/a");
+  fresh.write_keys(pair.keys_b, "geocomm://job/b");
+  transfer(*pair.high_channel, *pair.low_channel, 1, 100'000);
+  // A third process, which only the new CA has signed.
+  Folder keys_c;
+  fresh.write_keys(keys_c, "geocomm://job/c");
+  std::unique_ptr<Endpoint> third;
+  do third = make_endpoint(tls_options(keys_c));
+  while (third->id() < pair.low->id());
+  const auto here = *pair.low->connect(address_of(*third, "third"), token(1));
+  const auto there = *third->connect(address_of(*pair.low, "low"), token(1));
+  ASSERT_TRUE(there->wait_ready(patience()).is_ok()) << there->status().to_string();
+  ASSERT_TRUE(here->wait_ready(patience()).is_ok());
+  transfer(*there, *here, 2, 100'000);
+  transfer(*pair.low_channel, *pair.high_channel, 3, 100'000);
+}
+
+TEST(TlsReload, test_files_that_cannot_be_used_leave_the_previous_ones) {
+  SecurePair pair;
+  std::ofstream(pair.keys_a.file("cert.pem")) << "half a certif";
+  EXPECT_TRUE(pair.connect().is_ok()) << pair.high_channel->status().to_string();
+}
+
+}  // namespace
+}  // namespace geocomm::transport::testing
