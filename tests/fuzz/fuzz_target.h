@@ -135,5 +135,7 @@ void fuzz_encode_dead_zone(Input input);
 void fuzz_encode_top_k(Input input);
 void fuzz_encode_lossless(Input input);
 void fuzz_encode_plane(Input input);
+void fuzz_wire_header(Input input);
+void fuzz_opening_frame(Input input);
 
 }  // namespace geocomm::fuzz

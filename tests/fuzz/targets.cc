@@ -26,6 +26,8 @@ std::span<const Target> targets() {
       {"encode_top_k", fuzz_encode_top_k},
       {"encode_lossless", fuzz_encode_lossless},
       {"encode_plane", fuzz_encode_plane},
+      {"wire_header", fuzz_wire_header},
+      {"opening_frame", fuzz_opening_frame},
   };
   return kTargets;
 }
