@@ -39,10 +39,6 @@ core::BufferPool& pinned_buffers() {
   return *pool;
 }
 
-DType frame_dtype(bool is_result, DType dtype) {
-  return is_result ? DType::Float32 : dtype;
-}
-
 }  // namespace
 
 // The device's side: one workspace and one word each for sizes and verdicts, used in order of the stream.
