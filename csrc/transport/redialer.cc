@@ -17,7 +17,7 @@ namespace {
 // A peer whose machine refuses connections for so long has ended.
 constexpr std::chrono::milliseconds kBelievedRefusal{5000};
 // Short enough to notice within a few attempts that a peer has ended.
-constexpr std::chrono::milliseconds kLongestResumePause{2000};
+constexpr std::chrono::milliseconds kLongestResumePause{1000};
 constexpr std::chrono::milliseconds kAskAgain{2000};
 // Some round trips across the world.
 constexpr std::chrono::milliseconds kLeastHandshakeTimeout{1000};
