@@ -26,8 +26,8 @@ struct EndpointOptions {
   std::uint16_t port = 0;    // 0: the kernel chooses
   int streams = 0;  // data streams per channel; 0: 4 with BBR, 16 with another congestion control; at most 64
   Security security = Security::Required;
-  std::string keys;  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
-  std::string site;  // whose certificate the keys must hold; empty: any
+  std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
+  std::string site = {};  // whose certificate the keys must hold; empty: any
   std::chrono::milliseconds link_deadline =
       std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect. Until then
                                      // lost connections are made again
