@@ -26,6 +26,8 @@ class Endpoint:
         port: int = 0,
         streams: int = 0,
         insecure: bool = False,
+        keys: str = "",
+        site: str = "",
         link_deadline: timedelta = ...,
         max_pacing_bps: int = 0,
         threads: int = 1,

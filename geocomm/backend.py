@@ -22,7 +22,7 @@ from geocomm import auto_codec, policy
 from geocomm.codec import AUTO, collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native
-from geocomm.options import Options, codec_threads, listen_port
+from geocomm.options import Options, codec_threads, listen_port, transport_keys
 from geocomm.reporting import check_reporting, reporting
 from geocomm.topology import (
     RankInfo,
@@ -74,11 +74,14 @@ class Process:
     @contextlib.contextmanager
     def endpoint(self, options: Options, host: str) -> Iterator[Endpoint]:
         """The listener that all groups share, kept open inside the context; a new one if the last group closed it."""
+        keys = transport_keys(options)
         settings = {
-            "bind_address": host if options.security == "required" else "",
+            "bind_address": host if options.security == "required" and keys is None else "",
             "port": listen_port(options),
             "streams": options.streams or 0,
             "insecure": options.security == "insecure",
+            "keys": keys or "",
+            "site": (options.site or "") if keys else "",
             "link_deadline": options.link_deadline,
             "max_pacing_bps": options.max_pacing_bps or 0,
             "threads": codec_threads(options),
@@ -262,8 +265,8 @@ def _introduce(
     options = options.replace(codec=collective_codec(options.codec))
     host = options.address or own_address()
     endpoint = None
-    # Under security=required, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
-    if options.site is not None and (options.security == "insecure" or _is_loopback(host)):
+    # Without keys, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
+    if options.site is not None and (options.security == "insecure" or options.keys or _is_loopback(host)):
         endpoint = held.enter_context(process.endpoint(options, host))
     links = policy.links_of_group(options)
     speeds = auto_codec.measure(auto_codec.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
@@ -290,10 +293,11 @@ def _introduce(
 def _check_security(infos: list[RankInfo], options: Options) -> None:
     outside = [info for info in infos if not _is_loopback(info.host)]
     if options.security == "required":
-        if outside:
+        if outside and not options.keys:
             raise AuthFailedError(
-                f"security=required, but TLS between sites is not in this version, and {outside[0].description} is not "
-                "on loopback. To send plaintext over a network that you trust: GEOCOMM_SECURITY=insecure on every rank"
+                f"security=required, but there are no keys for TLS, and {outside[0].description} is not on loopback. "
+                "Make keys with `geocomm keygen` and set GEOCOMM_KEYS to the folder of each site; or, to send "
+                "plaintext over a network that you trust, GEOCOMM_SECURITY=insecure on every rank"
             )
         debugged = [info.global_rank for info in infos if info.detail_debugging]
         if debugged:

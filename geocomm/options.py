@@ -22,10 +22,6 @@ MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 TRANSPORTS = ("tcp",)
 SECURITIES = ("required", "insecure")
-_NO_TLS = (
-    "is set, but TLS between sites is not in this version; leave it out, and set security=insecure "
-    "(GEOCOMM_SECURITY=insecure) only where you trust the network between the sites"
-)
 
 
 class _Unset:
@@ -99,7 +95,8 @@ class Options:
         None, "GEOCOMM_LINKS", str, "file with the rates of the links, from `geocomm probe --out`; default: assumed"
     )
     transport: str = _field("tcp", "GEOCOMM_TRANSPORT", str, "what crosses the sites: tcp")
-    security: str = _field("required", "GEOCOMM_SECURITY", str, "required (loopback only in this version) or insecure")
+    security: str = _field("required", "GEOCOMM_SECURITY", str, "required (TLS; loopback without keys) or insecure")
+    keys: str | None = _field(None, "GEOCOMM_KEYS", str, "folder of this site's keys, made by geocomm keygen")
     streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default 4 (BBR) or 16")
     address: str | None = _field(None, "GEOCOMM_ADDRESS", str, "address that other sites dial; default: the route's")
     port: int | None = _field(None, "GEOCOMM_PORT", int, "listen on port + LOCAL_RANK; default: the kernel chooses")
@@ -127,11 +124,7 @@ class Options:
         timedelta(seconds=10), "GEOCOMM_STATS_INTERVAL", _duration, "time between its lines"
     )
 
-    keys: dataclasses.InitVar[str | None] = None  # refused: TLS is not in this version
-
-    def __post_init__(self, keys: str | None) -> None:
-        if keys is not None:
-            raise _refusal(f"option keys {_NO_TLS}")
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is _UNSET:
                 setattr(self, field.name, _from_environment(field, os.environ))
@@ -145,11 +138,11 @@ class Options:
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
-        if os.environ.get("GEOCOMM_KEYS") and self.security != "insecure":
-            raise _refusal(f"GEOCOMM_KEYS {_NO_TLS}")
         for name, allowed in (("transport", TRANSPORTS), ("security", SECURITIES)):
             if getattr(self, name) not in allowed:
                 raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
+        if self.keys is not None and (not isinstance(self.keys, str) or not self.keys):
+            raise _bad(self, "keys", "a folder that geocomm keygen has made")
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip() or len(self.site) > 64):
             raise _bad(self, "site", "a name of 1 to 64 characters")
         whole = (("streams", 1, 64), ("port", 1, 65535), ("threads", 1, MAX_THREADS), ("metrics_port", 1, 65535))
@@ -191,6 +184,7 @@ class Options:
             "codec": self.codec,
             "transport": self.transport,
             "security": self.security,
+            "keys": "set" if transport_keys(self) else "not set",
             "min_compress_bytes": self.min_compress_bytes,
         } | self._agreed_of_auto()
 
@@ -275,6 +269,11 @@ def tensor_threads() -> int:
 def _share_of_cores() -> int:
     local_ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1") or "1"), 1)
     return max(1, math.floor(len(os.sched_getaffinity(0)) / local_ranks))
+
+
+def transport_keys(options: Options) -> str | None:
+    """Folder of the keys for TLS between the sites; None: plaintext, as security=insecure asks for even with keys."""
+    return options.keys if options.security == "required" else None
 
 
 def listen_port(options: Options) -> int:

@@ -88,12 +88,15 @@ std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what
 }
 
 PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
-                         Milliseconds link_deadline, std::uint64_t max_pacing_bps, std::size_t threads) {
+                         const std::string& keys, const std::string& site, Milliseconds link_deadline,
+                         std::uint64_t max_pacing_bps, std::size_t threads) {
   transport::EndpointOptions options;
   options.bind_address = bind_address;
   options.port = port;
   options.streams = streams;
   options.security = insecure ? transport::Security::Insecure : transport::Security::Required;
+  options.keys = keys;
+  options.site = site;
   options.link_deadline = link_deadline;
   options.max_pacing_bps = max_pacing_bps;
   return {std::make_shared<ProcessResources>(value_or_throw(transport::Endpoint::create(options)), threads)};
@@ -118,6 +121,7 @@ py::list channel_stats(const PyEndpoint& self) {
     row["congestion_control"] = stats.congestion_control;
     row["stalled_by_receiver_us"] = stats.stalled_by_receiver_us;
     row["stalled_by_send_buffer_us"] = stats.stalled_by_send_buffer_us;
+    row["cipher"] = stats.cipher;
     result.append(std::move(row));
   }
   return result;
@@ -203,7 +207,9 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     const auto job = fixed_bytes<16>(token, "token");
     std::vector<transport::PeerAddress> addresses;
     for (const auto& [id, host, port, description] : peers) {
-      addresses.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description});
+      const int site = topology.site_of(static_cast<int>(addresses.size()));
+      addresses.push_back(
+          {fixed_bytes<16>(id, "a peer's id"), host, port, description, topology.site_name(site)});
     }
     process->endpoint->allow(job);
     // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
@@ -327,7 +333,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<PyEndpoint>(m, "Endpoint")
       .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
-           py::arg("streams") = 0, py::arg("insecure") = false,
+           py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
            py::arg("link_deadline") = Milliseconds(60'000), py::arg("max_pacing_bps") = 0,
            py::arg("threads") = 1)
       .def_property_readonly("id",

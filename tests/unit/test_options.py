@@ -9,7 +9,14 @@ from datetime import timedelta
 import pytest
 
 from geocomm.errors import InvalidArgumentError
-from geocomm.options import Options, codec_threads, listen_port, log_level, metrics_listen_port
+from geocomm.options import (
+    Options,
+    codec_threads,
+    listen_port,
+    log_level,
+    metrics_listen_port,
+    transport_keys,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -189,12 +196,22 @@ def test_stats_interval_as_number_is_seconds() -> None:
         Options(stats_interval=float("nan"))
 
 
-def test_keys_are_refused_as_long_as_there_is_no_tls(environment: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="TLS"):
-        Options(keys="/etc/geocomm")
-    environment.setenv("GEOCOMM_KEYS", "/etc/geocomm")
-    with pytest.raises(InvalidArgumentError, match=r"GEOCOMM_KEYS.*TLS"):
-        Options().validate()
+def test_keys_come_from_the_variable_and_must_be_a_folder(environment: pytest.MonkeyPatch) -> None:
+    assert Options().keys is None
+    environment.setenv("GEOCOMM_KEYS", "/etc/geocomm/a")
+    assert Options().keys == "/etc/geocomm/a"
+    assert Options(keys="/b").keys == "/b"
+    with pytest.raises(InvalidArgumentError, match="GEOCOMM_KEYS"):
+        Options(keys="").validate()
+
+
+def test_insecure_uses_no_keys_and_ranks_must_agree_whether_there_are_any() -> None:
+    secure = Options(keys="/keys/a", security="required")
+    insecure = Options(keys="/keys/a", security="insecure")
+    assert transport_keys(secure) == "/keys/a"
+    assert transport_keys(insecure) is None
+    assert secure.agreed()["keys"] == Options(keys="/keys/b", security="required").agreed()["keys"]
+    assert secure.agreed()["keys"] != Options(security="required").agreed()["keys"]
 
 
 def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> None:
