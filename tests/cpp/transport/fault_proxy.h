@@ -127,8 +127,9 @@ class FaultProxy {
       for (const auto& link : links_) {
         for (int from : {ToServer, ToClient}) {
           short events = 0;
-          // Bounded, so that the sender feels a slow receiver.
-          if (!link->ended[from] && link->queue[from].size() < 64) events |= POLLIN;
+          // Bounded, so that the sender feels a slow receiver, and a reset loses less than a connection
+          // carries.
+          if (!link->ended[from] && link->queue[from].size() < 8) events |= POLLIN;
           const auto& back = link->queue[1 - from];
           if (!back.empty() && back.front().due <= now) events |= POLLOUT;
           polled.push_back({link->ends[from].get(), events, 0});
