@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from geocomm.command_end import fail, write_plot
 
 
 def register(app: typer.Typer) -> None:
@@ -47,9 +49,9 @@ def codecs(
         data = gaussian(elements, seed) if file is None else from_file(file, elements)
         rows = measure(codec or default_codecs(), data, rounds=rounds, threads=threads)
     except (CodecDataError, GeocommError) as error:
-        _fail(str(error), 2)
+        fail("codecs", str(error), 2)
     except CodecBenchError as error:
-        _fail(str(error), 1)
+        fail("codecs", str(error), 1)
     if as_json:
         conditions = {"data": data.description, "cpu": native().cpu_level(), "threads": threads, "rounds": rounds}
         print(json.dumps({"conditions": conditions, "rows": [row.to_dict() for row in rows]}, indent=1))
@@ -59,21 +61,6 @@ def codecs(
         console.print(f"\n{NOTES}", highlight=False, style="dim")
         console.print(f"Threads: {threads}. CPU level: {native().cpu_level()}.", highlight=False, style="dim")
     if plot is not None:
-        _draw(plot, rows, data)
+        from geocomm.codec_report import plot as draw
 
-
-def _draw(path: Path, rows: list, data: object) -> None:
-    from geocomm.codec_report import plot
-
-    try:
-        plot(rows, data, path)
-    except ImportError:
-        _fail("--plot needs matplotlib: pip install matplotlib", 2)
-    except (OSError, ValueError) as error:
-        _fail(f"--plot {path}: {error}", 2)
-    Console(stderr=True).print(f"written: {path}", highlight=False)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    Console(stderr=True).print(f"geocomm codecs: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(status)
+        write_plot("codecs", plot, lambda path: draw(rows, data, path))

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from geocomm.command_end import fail
+
 if TYPE_CHECKING:
     from geocomm.doctor import Question
     from geocomm.doctor_network import Answerer
@@ -67,7 +69,7 @@ def doctor(
             keys=keys_folder(),
         )
     except (GeocommError, HubAddressError, WanConfigError) as error:
-        _fail(str(error))
+        fail("doctor", str(error))
     if _world_size() > 1:
         findings = _examine_job(question, timeout)
     else:
@@ -112,7 +114,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()
     except BadInput as error:
-        _fail(str(error))
+        fail("doctor", str(error))
     if place.rank != 0:
         return None
     return [*difference_findings(records), *gathered_findings(records, [each["findings"] for each in found])]
@@ -138,7 +140,7 @@ def _answer(port: int) -> NoReturn:
             while True:
                 time.sleep(3600)
     except OSError as error:
-        _fail(f"cannot listen at port {port}: {error.strerror}")
+        fail("doctor", f"cannot listen at port {port}: {error.strerror}")
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -164,8 +166,3 @@ def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(f"geocomm doctor: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(2)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from geocomm.command_end import fail
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -32,9 +34,9 @@ def keygen(
         from geocomm.job_ca import CA_KEY_FILE, JobCa
         from geocomm.security import REVOKED_FILE, KeysError
     except ImportError as error:
-        _fail(f"{error}; pip install cryptography")
+        fail("keygen", f"{error}; pip install cryptography")
     if sum(choice is not None for choice in (sites, add, renew, revoke)) != 1:
-        _fail("give one of --sites, --add, --renew and --revoke")
+        fail("keygen", "give one of --sites, --add, --renew and --revoke")
     console = Console(soft_wrap=True, highlight=False)
     try:
         if sites is not None:
@@ -60,17 +62,12 @@ def keygen(
                     f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there", markup=False
                 )
     except KeysError as error:
-        _fail(str(error))
+        fail("keygen", str(error))
     except OSError as error:
-        _fail(f"cannot write {error.filename or out}: {error.strerror}; nothing was changed")
+        fail("keygen", f"cannot write {error.filename or out}: {error.strerror}; nothing was changed")
     console.print(
         f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: whoever has it can join job "
         f"{ca.job} as any site",
         style="bold yellow",
         markup=False,
     )
-
-
-def _fail(message: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"geocomm keygen: {message}", style="red", markup=False, highlight=False)
-    raise typer.Exit(2)

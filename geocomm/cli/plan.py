@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from geocomm.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.links import Links
@@ -72,7 +74,7 @@ def plan(
         speeds = measure(codecs, threads)
         rows = [estimate(work, table, name, every, Speed(*speeds[name])) for every in intervals for name in codecs]
     except (GeocommError, ValueError) as error:
-        _fail(str(error))
+        fail("plan", str(error))
     if as_json:
         conditions = {"parameters": work.parameters, "ranks_per_site": ranks, "compute_s": work.compute_s}
         document = {"conditions": conditions | {"links": table.to_dict()}, "rows": [row.to_dict() for row in rows]}
@@ -155,8 +157,3 @@ def _bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.3g} B"
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(f"geocomm plan: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(2)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from geocomm.command_end import fail, write_plot
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 
@@ -39,7 +41,11 @@ def probe(
         if not os.environ.get(name):
             os.environ[name] = os.environ.get(node, "")
         if not os.environ[name]:
-            _fail(f"{name} is not set: start the probe at every site with torchrun or geocomm wan (see --help)", 2)
+            fail(
+                "probe",
+                f"{name} is not set: start the probe at every site with torchrun or geocomm wan (see --help)",
+                2,
+            )
 
     import torch.distributed as dist
 
@@ -52,7 +58,7 @@ def probe(
         first = dist.get_rank() == 0
         dist.destroy_process_group()
     except (GeocommError, dist.DistError, ValueError) as error:
-        _fail(str(error), 1)
+        fail("probe", str(error), 1)
     if not first:
         return
     document = json.dumps(links.to_dict())
@@ -64,10 +70,12 @@ def probe(
         try:
             out.write_text(document + "\n", encoding="utf-8")
         except OSError as error:
-            _fail(f"--out {out}: {error.strerror}", 2)
+            fail("probe", f"--out {out}: {error.strerror}", 2)
         Console(stderr=True).print(f"written: {out}", highlight=False)
     if plot is not None:
-        _draw(links, plot)
+        from geocomm.link_report import draw
+
+        write_plot("probe", plot, lambda path: draw(links, path))
 
 
 def _show(links: object) -> None:
@@ -78,20 +86,3 @@ def _show(links: object) -> None:
     console.print(delays_table(links))
     for line in access_lines(links):
         console.print(line, highlight=False)
-
-
-def _draw(links: object, plot: Path) -> None:
-    from geocomm.link_report import draw
-
-    try:
-        draw(links, plot)
-    except ImportError:
-        _fail("--plot needs matplotlib: pip install matplotlib", 2)
-    except (OSError, ValueError) as error:
-        _fail(f"--plot {plot}: {error}", 2)
-    Console(stderr=True).print(f"written: {plot}", highlight=False)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    Console(stderr=True).print(f"geocomm probe: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(status)

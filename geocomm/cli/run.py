@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from geocomm.command_end import fail
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
@@ -49,19 +50,18 @@ def run(
 
     folder = keys or keys_folder()
     if folder is None:
-        _fail("no keys: make them once with geocomm keygen --sites a,b, and set GEOCOMM_KEYS to this site's folder")
+        fail(
+            "run", "no keys: make them once with geocomm keygen --sites a,b, and set GEOCOMM_KEYS to this site's folder"
+        )
     try:
         loaded = Keys.load(folder)
         if (site := site_name()) not in (None, loaded.identity.site):
-            _fail(f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}")
+            fail(
+                "run", f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}"
+            )
         status = run_at_hub(HubAddress.parse(hub), listen, loaded, arguments, wait)
     except (KeysError, HubAddressError) as error:
-        _fail(str(error))
+        fail("run", str(error))
     except OSError as error:
-        _fail(f"{hub}: {error}")
+        fail("run", f"{hub}: {error}")
     raise typer.Exit(status)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"geocomm run: {message}", style="red", markup=False, highlight=False)
-    raise typer.Exit(2)
