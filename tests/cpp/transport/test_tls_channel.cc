@@ -65,6 +65,19 @@ struct TlsEnds {
   std::unique_ptr<Connection> dialer;
 };
 
+// Keys of one site, which both ends of a connection have.
+class TlsConnection : public ::testing::Test {
+ protected:
+  std::unique_ptr<TlsKeys> load(const RekeyLimits& limits = {}) {
+    authority_.write_keys(folder_, "geocomm://job/a");
+    return std::move(TlsKeys::load(folder_.path(), limits)).value();
+  }
+
+ private:
+  Authority authority_;
+  Folder folder_;
+};
+
 TEST(TlsChannel, test_chunks_of_all_sizes_arrive_both_ways) {
   SecurePair pair;
   const Status connected = pair.connect();
@@ -100,13 +113,10 @@ TEST(TlsChannel, test_nothing_readable_goes_over_the_wire) {
   EXPECT_EQ(ends.receive(*ends.acceptor, secret.size()), secret);
 }
 
-TEST(TlsConnection, test_keys_change_under_way_and_data_goes_on) {
-  Authority authority;
-  Folder folder;
-  authority.write_keys(folder, "geocomm://job/a");
+TEST_F(TlsConnection, test_keys_change_under_way_and_data_goes_on) {
   RekeyLimits often;
   often.bytes = 100'000;
-  auto keys = std::move(TlsKeys::load(folder.path(), often)).value();
+  auto keys = load(often);
   TlsEnds ends(*keys, *keys);
   ASSERT_TRUE(ends.shake_hands());
   // Each change shows as a record of its own: 5 bytes of message, 1 of type, 16 of tag, 5 of header.
@@ -120,11 +130,8 @@ TEST(TlsConnection, test_keys_change_under_way_and_data_goes_on) {
 }
 
 // A peer that reads slowly: the kernel takes part of a batch, and the rest must come exactly once.
-TEST(TlsConnection, test_short_writes_lose_and_repeat_nothing) {
-  Authority authority;
-  Folder folder;
-  authority.write_keys(folder, "geocomm://job/a");
-  auto keys = std::move(TlsKeys::load(folder.path())).value();
+TEST_F(TlsConnection, test_short_writes_lose_and_repeat_nothing) {
+  auto keys = load();
   TlsEnds ends(*keys, *keys);
   ASSERT_TRUE(ends.shake_hands());
   const auto bytes = pattern(3'000'000, 4);
@@ -155,11 +162,8 @@ TEST(TlsConnection, test_short_writes_lose_and_repeat_nothing) {
   EXPECT_EQ(sent, data.size());
 }
 
-TEST(TlsConnection, test_changed_bytes_break_the_connection) {
-  Authority authority;
-  Folder folder;
-  authority.write_keys(folder, "geocomm://job/a");
-  auto keys = std::move(TlsKeys::load(folder.path())).value();
+TEST_F(TlsConnection, test_changed_bytes_break_the_connection) {
+  auto keys = load();
   TlsEnds ends(*keys, *keys);
   ASSERT_TRUE(ends.shake_hands());
   std::string forged = std::string("\x17\x03\x03\x00\x40", 5) + std::string(64, 'x');
@@ -170,11 +174,8 @@ TEST(TlsConnection, test_changed_bytes_break_the_connection) {
   }
 }
 
-TEST(TlsConnection, test_end_is_told_and_the_other_direction_goes_on) {
-  Authority authority;
-  Folder folder;
-  authority.write_keys(folder, "geocomm://job/a");
-  auto keys = std::move(TlsKeys::load(folder.path())).value();
+TEST_F(TlsConnection, test_end_is_told_and_the_other_direction_goes_on) {
+  auto keys = load();
   TlsEnds ends(*keys, *keys);
   ASSERT_TRUE(ends.shake_hands());
   EXPECT_TRUE(ends.dialer->finish().value());
@@ -185,11 +186,8 @@ TEST(TlsConnection, test_end_is_told_and_the_other_direction_goes_on) {
   EXPECT_EQ(ends.receive(*ends.dialer, last.size()), last);
 }
 
-TEST(TlsConnection, test_binding_proves_the_control_session_and_the_number) {
-  Authority authority;
-  Folder folder;
-  authority.write_keys(folder, "geocomm://job/a");
-  auto keys = std::move(TlsKeys::load(folder.path())).value();
+TEST_F(TlsConnection, test_binding_proves_the_control_session_and_the_number) {
+  auto keys = load();
   TlsEnds control(*keys, *keys);
   TlsEnds data(*keys, *keys);
   TlsEnds stranger(*keys, *keys);
