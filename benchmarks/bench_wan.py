@@ -1,7 +1,8 @@
-"""The all-reduce rows that have targets: `python benchmarks/bench_wan.py`, about four minutes.
+"""The all-reduce rows that have targets, and how they scale: `python benchmarks/bench_wan.py`, about half an hour.
 
-Writes benchmarks/results/<date>-wan.md and .json. For other links, sizes and codecs: `geocomm bench wan`. Exit status
-1: a run failed, a result was wrong, or, with --check, a target was missed.
+Each scenario is measured by itself and written at once to benchmarks/results/<date>-wan.md and .json, so a run that was
+interrupted goes on where it was: what that file has of the present commit is not measured again. For other links, sizes
+and codecs: `geocomm bench wan`. Exit status 1: a run failed, a result was wrong, or, with --check, a target was missed.
 """
 
 from __future__ import annotations
@@ -9,55 +10,138 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
 from rich.console import Console
 
 from geocomm.wan import Link
-from geocomm.wan_bench import EXACT, GLOO, Effort, Row, bench_link, bench_one_site
-from geocomm.wan_bench_report import Conditions, rich_tables, verdict, write_results
+from geocomm.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
+from geocomm.wan_bench_report import Conditions, Section, read_results, rich_tables, verdict, write_results
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SIZE_BYTES = 64 << 20
+MIB = 1 << 20
 CLEAN = Link(rate_bps=1e9, delay_s=0.05)
 LOSSY = replace(CLEAN, loss=0.001)
-# (link, cases, target of each case's time over floor)
-LINKS = (
-    (CLEAN, (EXACT, "int8", GLOO), {EXACT: 1.4, "int8": 0.55}),
-    (LOSSY, (EXACT, "int8", GLOO), {EXACT: 1.8}),
-)
-ONE_SITE_TARGET = 1.05
+FAR = Link(rate_bps=2e8, delay_s=0.15, loss=0.005)
+# Of the payload rate, which headers leave 96.5 % of: bytes / (0.85 * 0.965 * rate) + delay, over the floor.
+GOODPUT_TARGET = 1.21
+IDLE_TARGET = 1.3
+ONE_SITE_TARGET = 1.02
 ONE_SITE_REPEATS = 15
 
 
-def measure(effort: Effort) -> list[Row]:
-    """All rows, with their targets."""
-    rows: list[Row] = []
-    for link, cases, targets in LINKS:
-        for row in bench_link(link, cases, [SIZE_BYTES], effort=effort):
-            rows.append(replace(row, target=targets.get(row.case)))
-    one_site = replace(effort, repeats=max(effort.repeats, ONE_SITE_REPEATS), warmup=2, pause_s=0.05)
-    for row in bench_one_site([SIZE_BYTES], effort=one_site):
-        rows.append(replace(row, target=ONE_SITE_TARGET if row.case == EXACT else None))
-    return rows
+@dataclass(frozen=True)
+class Scenario:
+    """Cases that are measured in one run, on one link."""
+
+    link: Link
+    cases: Sequence[str]
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """Most time over floor, by case."""
+    size_bytes: int = 64 * MIB
+    sites: int = 2
+    ranks_per_site: int = 1
+
+    def measure(self, effort: Effort) -> list[Row]:
+        """A row for each case."""
+        rows = bench_link(
+            self.link,
+            self.cases,
+            [self.size_bytes],
+            sites=self.sites,
+            ranks_per_site=self.ranks_per_site,
+            effort=effort,
+        )
+        return [replace(row, target=self.targets.get(row.case)) for row in rows]
+
+
+@dataclass(frozen=True)
+class AfterIdle:
+    """An operation after a pause, against operations that follow each other."""
+
+    link: Link
+    idle_s: float = 10.0
+
+    def measure(self, effort: Effort) -> list[Row]:
+        """The steady row, and the one after the pause with its target."""
+        (steady,) = Scenario(self.link, (EXACT,)).measure(effort)
+        (idle,) = Scenario(self.link, (EXACT,)).measure(replace(effort, pause_s=self.idle_s))
+        assert steady.ratio is not None
+        named = replace(idle, link=f"{idle.link}, after {self.idle_s:g} s idle", target=IDLE_TARGET * steady.ratio)
+        return [steady, named]
+
+
+@dataclass(frozen=True)
+class OneSite:
+    """No WAN: two ranks that geocomm leaves to Gloo."""
+
+    def measure(self, effort: Effort) -> list[Row]:
+        """Gloo, and geocomm with its target."""
+        many = replace(effort, repeats=max(effort.repeats, ONE_SITE_REPEATS), warmup=2, pause_s=0.05)
+        rows = bench_one_site([64 * MIB], effort=many)
+        return [replace(row, target=ONE_SITE_TARGET if row.case == EXACT else None) for row in rows]
+
+
+def scaling_link(sites: int) -> Link:
+    """So slow that the emulator, which carries all pairs on one machine, is not what is measured."""
+    return Link(rate_bps=1e9 / (sites * (sites - 1)), delay_s=0.05)
+
+
+SCENARIOS: dict[str, Scenario | AfterIdle | OneSite] = {
+    "clean": Scenario(
+        CLEAN,
+        (EXACT, "int8", "balanced", "small", GLOO, GLOO_SLICED),
+        {EXACT: 1.15, "int8": 0.42, "balanced": 0.25, "small": 0.22},
+    ),
+    "lossy": Scenario(LOSSY, (EXACT, "int8", GLOO, GLOO_SLICED), {EXACT: 1.3}),
+    "lossy-256MiB": Scenario(LOSSY, ("int8",), {"int8": 0.33}, size_bytes=256 * MIB),
+    "goodput": Scenario(LOSSY, (EXACT,), {EXACT: GOODPUT_TARGET}, size_bytes=512 * MIB),
+    "four-sites": Scenario(
+        Link(rate_bps=1e8, delay_s=0.075, loss=0.0005), (EXACT, GLOO, GLOO_SLICED), {EXACT: 1.2}, sites=4
+    ),
+    "far": Scenario(FAR, (EXACT, GLOO_SLICED), {EXACT: 1.3}),
+    "far-gloo": Scenario(FAR, (GLOO,)),
+    "idle": AfterIdle(CLEAN),
+    "one-site": OneSite(),
+    **{
+        f"scale-{sites}x{ranks}": Scenario(
+            scaling_link(sites), (EXACT,), size_bytes=16 * MIB, sites=sites, ranks_per_site=ranks
+        )
+        for sites in (2, 3, 4, 6, 8)
+        for ranks in (1, 2)
+    },
+}
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="valid operations of each row (default 5)")
+    parser.add_argument("--fresh", action="store_true", help="measure again what the results have of this commit")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--check", action="store_true", help="fail where a target is missed")
     arguments = parser.parse_args()
-    conditions = Conditions.here(shlex.join(["python", *sys.argv]))
-    rows = measure(Effort(repeats=arguments.repeats))
-    for table in rich_tables(rows):
-        Console().print(table)
-    print(f"written: {write_results(rows, conditions, arguments.out, f'{date.today().isoformat()}-wan')}")
-    failed = [row for row in rows if row.target is not None and verdict(row) != "met"]
-    return 1 if arguments.check and failed else 0
+    if unknown := [name for name in arguments.scenarios if name not in SCENARIOS]:
+        parser.error(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    path = arguments.out / f"{date.today().isoformat()}-wan.md"
+    done = {section.title: section for section in read_results(path)}
+    for name in arguments.scenarios or SCENARIOS:
+        conditions = Conditions.here(shlex.join(["python", *sys.argv]))
+        if name in done and done[name].conditions.commit == conditions.commit and not arguments.fresh:
+            continue
+        rows = SCENARIOS[name].measure(Effort(repeats=arguments.repeats))
+        done[name] = Section(name, conditions, tuple(rows))
+        for table in rich_tables(rows):
+            Console().print(table)
+        write_results([done[title] for title in SCENARIOS if title in done], path)
+    print(f"written: {path}")
+    rows = [row for section in done.values() for row in section.rows]
+    missed = [row for row in rows if row.target is not None and verdict(row) != "met"]
+    return 1 if arguments.check and missed else 0
 
 
 if __name__ == "__main__":

@@ -15,15 +15,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 from geocomm.wan import Link, Topology, WanRun
 
 GLOO = "gloo"
+GLOO_SLICED = "gloo8"
+"""Gloo with its interface named eight times, and the tensor in eight slices at once: the most it can be brought to."""
 EXACT = "none"
-MAX_NMSE = {"none": 0.0, "fp16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "int4": 5e-2, "auto": 1e-3}
+MAX_NMSE = {
+    "none": 0.0,
+    "lossless": 0.0,
+    "fp16": 1e-6,
+    "bf16": 1e-5,
+    "int8": 1.5e-4,
+    "int4": 5e-2,
+    "balanced": 0.12,
+    "small": 0.45,
+    "auto": 1e-3,
+}
 """Largest squared error over squared norm of a verified sum of normal data, by codec name. None is bit-exact."""
 
 _TAIL_LINES = 25
@@ -53,6 +65,11 @@ class Row:
     """Sent per site and operation, headers, acknowledgements and resent segments included; None without a WAN."""
     nmse: float
     max_lateness_s: float | None
+    ranks_per_site: int = 1
+    beside_bytes: int = 0
+    """Most memory of a rank during an operation, beside the process as it was before the groups, and the tensors."""
+    descriptors: int = 0
+    """Most open file descriptors of a rank after an operation."""
     gloo_ratio: float | None = None
     """Median of the paired ratios to Gloo; only of one site, where the cases alternate."""
     target: float | None = None
@@ -71,6 +88,12 @@ class Row:
         """With the derived numbers."""
         return asdict(self) | {"median_s": self.median_s, "ratio": self.ratio}
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Row:
+        """What to_dict() made."""
+        own = {field.name: document[field.name] for field in fields(cls)}
+        return cls(**own | {"times_s": tuple(document["times_s"])})
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -81,9 +104,12 @@ class Effort:
     pause_s: float = 0.5
     seed: int = 1
 
-    def plan(self, cases: Sequence[str], sizes_bytes: Sequence[int], *, interleave: bool) -> dict[str, Any]:
+    def plan(
+        self, cases: Sequence[str], sizes_bytes: Sequence[int], *, interleave: bool, ranks_per_site: int = 1
+    ) -> dict[str, Any]:
         """The fields of `wan_bench_worker.Plan`."""
-        own = {"cases": list(cases), "sizes_bytes": list(sizes_bytes), "interleave": interleave}
+        own: dict[str, Any] = {"cases": list(cases), "sizes_bytes": list(sizes_bytes), "interleave": interleave}
+        own["ranks_per_site"] = ranks_per_site
         return own | {name: getattr(self, name) for name in ("repeats", "warmup", "pause_s", "seed")}
 
 
@@ -98,7 +124,7 @@ def floor_s(size_bytes: int, sites: int, link: Link) -> float:
 def max_nmse(case: str) -> float:
     """The bound of a case. BenchError: a codec without one."""
     name = case.partition(":")[0]
-    if case == GLOO:
+    if case in (GLOO, GLOO_SLICED):
         return 0.0
     if name not in MAX_NMSE:
         raise BenchError(f"codec {case!r}: its error is not known here; known: {', '.join(MAX_NMSE)}")
@@ -113,25 +139,32 @@ def describe_link(link: Link) -> str:
 
 
 def bench_link(
-    link: Link, cases: Sequence[str], sizes_bytes: Sequence[int], *, sites: int = 2, effort: Effort | None = None
+    link: Link,
+    cases: Sequence[str],
+    sizes_bytes: Sequence[int],
+    *,
+    sites: int = 2,
+    ranks_per_site: int = 1,
+    effort: Effort | None = None,
 ) -> list[Row]:
-    """Measure `cases` ("gloo" or codecs of geocomm) with one rank at each of `sites` sites.
+    """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites.
 
     Raises BenchError, WanConfigError, WanUnavailableError.
     """
     for case in cases:
         max_nmse(case)
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
-        command = _worker_command(Path(folder), (effort or Effort()).plan(cases, sizes_bytes, interleave=False))
+        plan = (effort or Effort()).plan(cases, sizes_bytes, interleave=False, ranks_per_site=ranks_per_site)
+        command = _worker_command(Path(folder), plan)
         environment = _environment() | {"GEOCOMM_SECURITY": "insecure"}
         with WanRun(
             Topology.uniform(sites, link), command, environment=environment, stdout=log, stderr=log, master_port=29511
         ) as run:
             status = run.wait()
         _check_status(status, log, describe_link(link))
-        operations = _read_operations(Path(folder), sites)
+        operations = _read_operations(Path(folder), sites * ranks_per_site)
     rows = _rows(operations, describe_link(link), sites)
-    return [replace(row, floor_s=floor_s(row.size_bytes, sites, link)) for row in rows]
+    return [replace(row, floor_s=floor_s(row.size_bytes, sites, link), ranks_per_site=ranks_per_site) for row in rows]
 
 
 def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[Row]:
@@ -168,7 +201,7 @@ def paired_ratio(times_s: Iterable[float], base_s: Iterable[float]) -> float:
 
 def _environment() -> dict[str, str]:
     """This process's, without what would change the cases."""
-    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE")
+    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
@@ -254,6 +287,8 @@ def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: i
                 floor_s=None,
                 wire_bytes=statistics.median(wire) if wire else None,
                 nmse=max(line["nmse"] for lines in valid for line in lines),
+                beside_bytes=max(line["beside_bytes"] for lines in measured for line in lines),
+                descriptors=max(line["descriptors"] for lines in measured for line in lines),
                 max_lateness_s=first[-1].get("max_lateness_s"),
             )
         )

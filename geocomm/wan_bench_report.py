@@ -1,4 +1,7 @@
-"""What the all-reduce benchmark shows and writes: a table, and a dated pair of Markdown and JSON files."""
+"""What the all-reduce benchmark shows and writes: tables, and a pair of Markdown and JSON files of sections.
+
+A section is what one run measured; a report may be made of runs at different times, each with its own conditions.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,45 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from geocomm.wan_bench import GLOO, Row
+from geocomm.wan_bench import GLOO, GLOO_SLICED, Row
 
-_HEADINGS = ("link", "MiB", "what", "n", "median", "min", "max", "floor", "ratio", "target", "MB/site", "error")
+_HEADINGS = (
+    "link",
+    "MiB",
+    "what",
+    "n",
+    "median",
+    "min",
+    "max",
+    "floor",
+    "ratio",
+    "target",
+    "MB/site",
+    "beside",
+    "fds",
+    "error",
+)
 _SHOWN = ("MiB", "what", "n", "median", "floor", "ratio", "target", "MB/site", "error")
 _LEFT = ("link", "what", "target")
 _NOTES = """\
 Time: latest end minus latest start over the ranks, after a barrier and a pause, of an all-reduce of normal fp32 data;
 median of n verified operations after a warm-up, in seconds. Exact sums were compared with the sum computed from the
 seeds, lossy ones by squared error over squared norm ("error"); all ranks ended with equal bytes. Ratio: median over
-floor, where the floor (two sites) is bytes / rate + one-way delay; with one site, the median of the paired ratios to
-Gloo. MB/site: IP bytes that a site sent per operation, by the emulator's counters. void: operations repeated because
-the emulator delivered a packet more than 5 ms late.
+floor, where the floor is bytes / rate + one-way delay, or with N > 2 sites 2 x bytes / (N x rate) + RTT where that is
+less; with one site, the median of the paired ratios to Gloo. MB/site: IP bytes that a site sent per operation, by the
+emulator's counters. beside: MiB that a rank held at most during an operation, beside its tensors and the process as it
+was before the groups were made. fds: open file descriptors of a rank. void: operations repeated because the emulator
+delivered a packet more than 5 ms late. Gloo x 8: its interface named eight times, and eight slices of the tensor at
+once, the best that it can be brought to.
 """
 
 
@@ -64,6 +86,29 @@ class Conditions:
         )
 
 
+@dataclass(frozen=True)
+class Section:
+    """What one run measured."""
+
+    title: str
+    conditions: Conditions
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "title": self.title,
+            "conditions": vars(self.conditions),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Section:
+        """What to_dict() made."""
+        rows = tuple(Row.from_dict(row) for row in document["rows"])
+        return cls(document["title"], Conditions(**document["conditions"]), rows)
+
+
 def git_commit() -> str:
     """The commit of the source tree around this file, and whether it has changes; `unknown` outside of one."""
     root = Path(__file__).resolve().parent.parent
@@ -89,7 +134,7 @@ def _read(path: str) -> str:
 
 def case_name(case: str) -> str:
     """As it is shown."""
-    return "Gloo" if case == GLOO else f"geocomm {case}"
+    return {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(case, f"geocomm {case}")
 
 
 def verdict(row: Row) -> str:
@@ -99,11 +144,16 @@ def verdict(row: Row) -> str:
     return "met" if row.ratio <= row.target else "MISSED"
 
 
+def _where(row: Row) -> str:
+    ranks = f" of {row.ranks_per_site} ranks" if row.ranks_per_site > 1 else ""
+    return row.link if row.sites < 3 and not ranks else f"{row.sites} sites{ranks}, {row.link}"
+
+
 def row_cells(row: Row) -> list[str]:
     """In the order of the headings."""
     ratio, target = row.ratio, row.target
     return [
-        row.link if row.sites < 3 else f"{row.sites} sites, {row.link}",
+        _where(row),
         f"{row.size_bytes / 2**20:g}",
         case_name(row.case),
         "all void" if row.void else f"{len(row.times_s)}" + (f" ({row.voided} void)" if row.voided else ""),
@@ -114,6 +164,8 @@ def row_cells(row: Row) -> list[str]:
         "" if ratio is None else f"{ratio:.2f}",
         "" if target is None or ratio is None else f"≤ {target:g}: {verdict(row)}",
         "" if row.wire_bytes is None else f"{row.wire_bytes / 1e6:.1f}",
+        f"{max(row.beside_bytes, 0) / 2**20:.0f}",
+        f"{row.descriptors}",
         f"{row.nmse:.1e}" if row.nmse > 1e-12 else "exact",
     ]
 
@@ -132,31 +184,38 @@ def rich_tables(rows: Sequence[Row]) -> list[Table]:
     return list(tables.values())
 
 
-def markdown(rows: Sequence[Row], conditions: Conditions) -> str:
+def markdown(sections: Sequence[Section]) -> str:
     """The whole report."""
-    lines = [
-        "# All-reduce over an emulated WAN",
-        "",
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
-        f"- software: {conditions.software}; system's TCP congestion control (Gloo's): {conditions.congestion_control}",
-        f"- commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
-        "",
-        "| " + " | ".join(_HEADINGS) + " |",
-        "|" + "|".join("---" if heading in _LEFT else "---:" for heading in _HEADINGS) + "|",
-        *("| " + " | ".join(row_cells(row)) + " |" for row in rows),
-        "",
-        _NOTES,
-    ]
-    return "\n".join(lines)
+    lines = ["# All-reduce over an emulated WAN", ""]
+    for section in sections:
+        conditions = section.conditions
+        lines += [
+            f"## {section.title}",
+            "",
+            f"- {conditions.date}, commit {conditions.commit}, `{conditions.command}`",
+            f"- {conditions.machine}; load averages at the start: {conditions.load}",
+            f"- {conditions.software}; system's TCP congestion control (Gloo's): {conditions.congestion_control}",
+            "",
+            "| " + " | ".join(_HEADINGS) + " |",
+            "|" + "|".join("---" if heading in _LEFT else "---:" for heading in _HEADINGS) + "|",
+            *("| " + " | ".join(row_cells(row)) + " |" for row in section.rows),
+            "",
+        ]
+    return "\n".join([*lines, _NOTES])
 
 
-def write_results(rows: Sequence[Row], conditions: Conditions, folder: Path, name: str) -> Path:
-    """Write NAME.md and NAME.json into `folder`; returns the former's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.md"
-    path.write_text(markdown(rows, conditions), encoding="utf-8")
-    document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}
+def write_results(sections: Sequence[Section], path: Path) -> Path:
+    """Write PATH, a Markdown file, and its data in JSON beside it; returns `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(markdown(sections), encoding="utf-8")
+    document = {"sections": [section.to_dict() for section in sections]}
     path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def read_results(path: Path) -> list[Section]:
+    """The sections of a report that write_results() made; none where there is no such file."""
+    data = path.with_suffix(".json")
+    if not data.exists():
+        return []
+    return [Section.from_dict(section) for section in json.loads(data.read_text(encoding="utf-8"))["sections"]]

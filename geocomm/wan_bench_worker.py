@@ -2,8 +2,9 @@
 
 `wan_bench` starts it, at every site of an emulated WAN or twice on one machine. PLAN is a JSON file (`Plan`); into the
 folder OUT go one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the barriers,
-and is itself the case "gloo"; every other case has a geocomm group with a codec of its own. All clocks are
-CLOCK_MONOTONIC, which processes of one machine share.
+and is itself the case "gloo". The case "gloo8" is the most that Gloo can be brought to: a group that names its
+interface eight times, and eight slices at once. Every other case has a geocomm group with a codec of its own. All
+clocks are CLOCK_MONOTONIC, which processes of one machine share.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +26,9 @@ import torch.distributed as dist
 
 from geocomm.wan import CONTROL_VARIABLE, WanControl, WanReport
 
+GLOO = "gloo"
+GLOO_SLICED = "gloo8"
+SLICES = 8
 ELEMENT_BYTES = 4
 _CHUNK_ELEMS = 1 << 22
 
@@ -32,7 +38,7 @@ class Plan:
     """What to measure. Every rank gets the same."""
 
     cases: tuple[str, ...]
-    """"gloo", or a geocomm codec."""
+    """"gloo", "gloo8", or a geocomm codec."""
     sizes_bytes: tuple[int, ...]
     repeats: int
     """Valid operations wanted of each case and size."""
@@ -42,6 +48,7 @@ class Plan:
     interleave: bool
     """Alternate the cases, in turning order, rather than finish one before the next."""
     seed: int
+    ranks_per_site: int = 1
 
     def rounds(self) -> Iterator[tuple[int, tuple[str, ...]]]:
         """The sizes, each with the cases that are measured together."""
@@ -77,6 +84,11 @@ class Reference:
                 magnitude += part.abs()
         return cls(total, magnitude)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of its tensors."""
+        return self.total.nbytes * (1 if self.magnitude is None else 2)
+
     def is_exact(self, result: torch.Tensor, world_size: int) -> bool:
         """Bit for bit with two ranks; else within what the order of fp32 additions can change."""
         if self.magnitude is None:
@@ -101,11 +113,10 @@ class Worker:
         """Makes the process groups."""
         self._plan = plan
         self._out = out
+        self._bare_bytes = _memory("VmRSS")
         dist.init_process_group("gloo")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._groups: dict[str, dist.ProcessGroup | None] = {}
-        for case in plan.cases:
-            self._groups[case] = None if case == "gloo" else _geocomm_group(case)
+        self._groups = {case: _group(case) for case in plan.cases}
         path = os.environ.get(CONTROL_VARIABLE)
         self._control = WanControl(path) if path and self._rank == 0 else None
 
@@ -133,9 +144,15 @@ class Worker:
         before = self._links()  # ahead of the barrier: after it the others may begin at any time
         dist.barrier()
         time.sleep(self._plan.pause_s)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
         start = time.monotonic()
-        dist.all_reduce(tensor, group=group)
+        if case == GLOO_SLICED:
+            for work in [dist.all_reduce(part, group=group, async_op=True) for part in tensor.chunk(SLICES)]:
+                work.wait()
+        else:
+            dist.all_reduce(tensor, group=group)
         end = time.monotonic()
+        peak_bytes, descriptors = _memory("VmHWM"), len(os.listdir("/proc/self/fd"))
         dist.barrier()
         after = self._links()
         verdict = torch.zeros(1)
@@ -157,6 +174,8 @@ class Worker:
             "end": end,
             "exact": reference.is_exact(tensor, self._world_size),
             "nmse": reference.nmse(tensor),
+            "beside_bytes": peak_bytes - self._bare_bytes - reference.held_bytes - 2 * size,
+            "descriptors": descriptors,
             "digest": hashlib.blake2b(memoryview(tensor.numpy()), digest_size=16).hexdigest(),
             **counters,
         }
@@ -168,25 +187,64 @@ class Worker:
         return None if self._control is None else self._control.stats()
 
 
-def _geocomm_group(codec: str) -> dist.ProcessGroup:
+def _group(case: str) -> dist.ProcessGroup | None:
+    """None: the default group."""
+    if case == GLOO:
+        return None
+    if case == GLOO_SLICED:
+        return _sliced_gloo()
     from geocomm import Options
 
-    group = dist.new_group(backend="geocomm", pg_options=Options(codec=codec))
+    return _made(dist.new_group(backend="geocomm", pg_options=Options(codec=case)))
+
+
+def _sliced_gloo() -> dist.ProcessGroup:
+    """With a connection per slice, which Gloo makes where an interface is named again and again."""
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([interface] * SLICES)
+    try:
+        return _made(dist.new_group(backend="gloo"))
+    finally:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def _made(group: object) -> dist.ProcessGroup:
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
-def main(plan_path: str, out_dir: str) -> None:
-    """The process of one rank; RANK and WORLD_SIZE, or NODE_RANK and NNODES of `geocomm wan`, say which."""
-    os.environ.setdefault("RANK", os.environ.get("NODE_RANK", ""))
-    os.environ.setdefault("WORLD_SIZE", os.environ.get("NNODES", ""))
-    torch.set_num_threads(1)
+def _memory(name: str) -> int:
+    """Bytes of this process that /proc/self/status calls `name`: VmRSS, VmHWM."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _site(plan: Plan, arguments: list[str]) -> int:
+    """Start the ranks of this site; the first exit status that is not 0."""
+    site, sites = int(os.environ["NODE_RANK"]), int(os.environ["NNODES"])
+    own = {"WORLD_SIZE": str(sites * plan.ranks_per_site), "LOCAL_WORLD_SIZE": str(plan.ranks_per_site)}
+    command = [sys.executable, "-m", "geocomm.wan_bench_worker", *arguments]
+    ranks = []
+    for local in range(plan.ranks_per_site):
+        own |= {"RANK": str(site * plan.ranks_per_site + local), "LOCAL_RANK": str(local)}
+        ranks.append(subprocess.Popen(command, env=os.environ | own))
+    return next((status for rank in ranks if (status := rank.wait())), 0)
+
+
+def main(plan_path: str, out_dir: str) -> int:
+    """A rank, as RANK and WORLD_SIZE say; without RANK, the ranks of the site NODE_RANK of NNODES."""
     document = json.loads(Path(plan_path).read_text(encoding="utf-8"))
     plan = Plan(**document | {key: tuple(document[key]) for key in ("cases", "sizes_bytes")})
+    if "RANK" not in os.environ:
+        return _site(plan, [plan_path, out_dir])
+    torch.set_num_threads(1)
     with (Path(out_dir) / f"rank-{os.environ['RANK']}.jsonl").open("w", encoding="utf-8") as out:
         Worker(plan, out).run()
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -30,10 +30,14 @@ def bench_wan(
     rtt: Annotated[str, typer.Option(help="Round-trip time of the link.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0%",
-    sites: Annotated[int, typer.Option(min=2, max=8, help="Sites, of one rank each.")] = 2,
+    sites: Annotated[int, typer.Option(min=2, max=8, help="Sites.")] = 2,
     sizes: Annotated[str, typer.Option(help="Sizes of the fp32 tensor, by commas.")] = "64MiB",
     codecs: Annotated[str, typer.Option(help="Codecs of geocomm, by commas; none: exact.")] = "none,int8",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each site.")] = 1,
     gloo: Annotated[bool, typer.Option("--gloo/--no-gloo", help="Measure Gloo on the same link.")] = True,
+    gloo8: Annotated[
+        bool, typer.Option("--gloo8", help="Also Gloo at its best: its interface named 8 times, 8 slices at once.")
+    ] = False,
     one_site: Annotated[
         bool, typer.Option("--one-site", help="Also compare geocomm without a WAN with Gloo, two ranks on loopback.")
     ] = False,
@@ -48,8 +52,17 @@ def bench_wan(
 
     Exit status: 0; 1 where a run failed or a result was wrong; 2 for a wrong option; 125 where no WAN can be emulated.
     """
-    from geocomm.wan_bench import GLOO, BenchError, Effort, bench_link, bench_one_site, max_nmse
-    from geocomm.wan_bench_report import Conditions, rich_tables, write_results
+    from geocomm.wan_bench import (
+        GLOO,
+        GLOO_SLICED,
+        BenchError,
+        Effort,
+        bench_link,
+        bench_one_site,
+        describe_link,
+        max_nmse,
+    )
+    from geocomm.wan_bench_report import Conditions, Section, rich_tables, write_results
 
     console = Console(stderr=True)
     try:
@@ -57,7 +70,7 @@ def bench_wan(
         sizes_bytes = [parse_size(text, "sizes") // 4 * 4 for text in sizes.split(",")]
         if min(sizes_bytes) < 4:
             raise WanConfigError(f"sizes: {sizes!r} has a size below one fp32 element, 4 bytes")
-        cases = [codec.strip() for codec in codecs.split(",") if codec.strip()] + [GLOO] * gloo
+        cases = [codec.strip() for codec in codecs.split(",") if codec.strip()] + [GLOO] * gloo + [GLOO_SLICED] * gloo8
         for case in cases:
             max_nmse(case)
     except (WanConfigError, BenchError) as error:
@@ -66,7 +79,7 @@ def bench_wan(
     effort = Effort(repeats=repeats, warmup=warmup, pause_s=pause)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     try:
-        rows = bench_link(link, cases, sizes_bytes, sites=sites, effort=effort)
+        rows = bench_link(link, cases, sizes_bytes, sites=sites, ranks_per_site=ranks, effort=effort)
         if one_site:
             rows += bench_one_site(sizes_bytes, effort=effort)
     except (WanError, BenchError) as error:
@@ -75,4 +88,5 @@ def bench_wan(
     for table in rich_tables(rows):
         Console().print(table)
     if out is not None:
-        console.print(f"written: {write_results(rows, conditions, out.parent, out.stem)}", highlight=False)
+        section = Section(describe_link(link), conditions, tuple(rows))
+        console.print(f"written: {write_results([section], out)}", highlight=False)

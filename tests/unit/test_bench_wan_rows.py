@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from geocomm.cli.main import build_app
 from geocomm.wan import Link
 from geocomm.wan_bench import GLOO, BenchError, Row, describe_link, floor_s, paired_ratio, verify_operation
-from geocomm.wan_bench_report import Conditions, markdown, row_cells, verdict, write_results
+from geocomm.wan_bench_report import Conditions, Section, markdown, read_results, row_cells, verdict, write_results
 from geocomm.wan_bench_worker import Plan, Reference, rank_input
 
 pytestmark = pytest.mark.unit
@@ -114,16 +114,18 @@ def test_plan_rounds_interleave_or_finish_each_case() -> None:
 def test_report_says_conditions_and_missed_targets(tmp_path: Path) -> None:
     conditions = Conditions.here("geocomm bench wan --sizes 1MiB")
     missed = row(target=1.4)
-    text = markdown([missed, row(target=2.5)], conditions)
+    text = markdown([Section("a link", conditions, (missed, row(target=2.5)))])
     assert "MISSED" in row_cells(missed)[9]
     assert [verdict(r) for r in (missed, row(target=2.5), row(target=2.5, void=True))] == ["MISSED", "met", "void"]
     assert conditions.command in text
     assert conditions.machine in text
-    path = write_results([missed], conditions, tmp_path / "new", "today-wan")
+    sections = [Section("a link", conditions, (missed,)), Section("another", conditions, (row(descriptors=9),))]
+    path = write_results(sections, tmp_path / "new" / "today-wan.md")
     assert path.read_text().startswith("# ")
     document = json.loads(path.with_suffix(".json").read_text())
-    assert document["rows"][0]["ratio"] == pytest.approx(2.0)
-    assert document["conditions"]["commit"] == conditions.commit
+    assert document["sections"][0]["rows"][0]["ratio"] == pytest.approx(2.0)
+    assert read_results(path) == sections
+    assert read_results(tmp_path / "none.md") == []
 
 
 def test_link_description_has_rate_delay_and_loss() -> None:

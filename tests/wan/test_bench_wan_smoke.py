@@ -6,7 +6,7 @@ import pytest
 from wan_support import require_wan
 
 from geocomm.wan import Link
-from geocomm.wan_bench import EXACT, GLOO, BenchError, Effort, bench_link, bench_one_site
+from geocomm.wan_bench import EXACT, GLOO, GLOO_SLICED, BenchError, Effort, bench_link, bench_one_site
 
 pytestmark = [pytest.mark.wan, pytest.mark.multiprocess]
 
@@ -17,17 +17,29 @@ QUICK = Effort(repeats=2, warmup=1, pause_s=0.05)
 @pytest.mark.timeout(180)
 def test_bench_link_verifies_and_counts_bytes_of_every_case() -> None:
     require_wan()
-    rows = bench_link(Link(rate_bps=4e8, delay_s=0.01), [EXACT, "int8", GLOO], [SIZE_BYTES], effort=QUICK)
+    cases = [EXACT, "int8", GLOO, GLOO_SLICED]
+    rows = bench_link(Link(rate_bps=4e8, delay_s=0.01), cases, [SIZE_BYTES], effort=QUICK)
     by_case = {row.case: row for row in rows}
-    assert list(by_case) == [EXACT, "int8", GLOO]
+    assert list(by_case) == cases
     for row in rows:
         assert row.floor_s is not None
         assert min(row.times_s) >= (0.01 if row.case == "int8" else row.floor_s)
         assert row.wire_bytes is not None
+        assert row.descriptors > 10
     assert SIZE_BYTES < by_case[EXACT].wire_bytes < 1.3 * SIZE_BYTES
     assert SIZE_BYTES / 4 < by_case["int8"].wire_bytes < 0.4 * SIZE_BYTES
     assert by_case[EXACT].nmse == by_case[GLOO].nmse == 0
     assert 0 < by_case["int8"].nmse < 1e-4
+
+
+@pytest.mark.timeout(180)
+def test_bench_link_of_two_ranks_at_each_site_counts_them_all() -> None:
+    require_wan()
+    link = Link(rate_bps=4e8, delay_s=0.01)
+    (row,) = bench_link(link, [EXACT], [SIZE_BYTES], ranks_per_site=2, effort=QUICK)
+    assert (row.sites, row.ranks_per_site) == (2, 2)
+    assert row.wire_bytes is not None
+    assert SIZE_BYTES < row.wire_bytes < 1.3 * SIZE_BYTES  # the site's sum crosses once, whatever its ranks
 
 
 @pytest.mark.timeout(180)
