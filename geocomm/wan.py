@@ -79,6 +79,13 @@ class LinkReport:
     max_queue_bytes: int
     max_lateness_s: float
     late_frames: int
+    reorder: float
+    duplicate: float
+    reset: float
+    reordered: int
+    """Segments that came late, of those that came; duplicated: came twice; resets: came as a reset."""
+    duplicated: int
+    resets: int
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,9 @@ class WanControl:
         rtt: str | float | None = None,
         loss: str | float | None = None,
         queue: str | float | None = None,
+        reorder: str | float | None = None,
+        duplicate: str | float | None = None,
+        reset: str | float | None = None,
         one_way: bool = False,
     ) -> None:
         """Change the links between two sites, both directions unless `one_way`; what is None stays.
@@ -164,9 +174,11 @@ class WanControl:
         What a link let in before keeps its time of delivery, also when the link goes down. Each direction's delay
         becomes half of `rtt`.
         """
-        changes = link_changes(up=up, rate=rate, rtt=rtt, loss=loss, queue=queue)
+        changes = link_changes(
+            up=up, rate=rate, rtt=rtt, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
+        )
         if not changes:
-            raise WanConfigError("nothing to change: give up, rate, rtt, loss or queue")
+            raise WanConfigError("nothing to change: give up, rate, rtt, loss, queue, reorder, duplicate or reset")
         replace(Link(), **changes).validate(f"link {src}:{dst}")
         words = {word.partition("=")[0]: word for word in replace(Link(), **changes).words().split()}
         chosen = " ".join(words["delay_ns" if name == "delay_s" else name] for name in changes)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 MAX_SITES = 64
+PROBABILITIES = ("loss", "reorder", "duplicate", "reset")
+"""What happens to single segments of a link."""
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
@@ -51,12 +53,12 @@ def parse_duration(text: str | float, field: str = "rtt") -> float:
     return _parse(field, text, {"us": 1e-6, "ms": 1e-3, "s": 1.0}, "100ms", bare)
 
 
-def parse_loss(text: str | float, field: str = "loss") -> float:
+def parse_probability(text: str | float, field: str = "loss") -> float:
     """Probability of "0.1%" or of a bare probability such as 0.001."""
-    loss = _parse(field, text, {"%": 0.01}, "0.1%", 1.0)
-    if loss > 1:
+    probability = _parse(field, text, {"%": 0.01}, "0.1%", 1.0)
+    if probability > 1:
         raise WanConfigError(f"{field}: {text!r} is more than 100 %")
-    return loss
+    return probability
 
 
 def parse_size(text: str | float, field: str = "queue") -> int:
@@ -78,6 +80,12 @@ class Link:
     queue_bytes: int = 0
     """What may wait before packets are dropped; 0: max(256 KiB, rate * 2 * delay)."""
     up: bool = True
+    reorder: float = 0.0
+    """Probability per segment to come late, by up to half of the delay (2 ms at least): those behind overtake it."""
+    duplicate: float = 0.0
+    """Probability per segment to come twice."""
+    reset: float = 0.0
+    """Probability per segment to be turned into a reset of its TCP connection."""
 
     def validate(self, where: str = "link") -> None:
         """Raise WanConfigError where a value is impossible; `where` names the link."""
@@ -85,8 +93,9 @@ class Link:
             raise WanConfigError(f"{where}: rate of {self.rate_bps:g} bit/s is not within 1 kbit to 1000 gbit")
         if not 0 <= self.delay_s <= 60:
             raise WanConfigError(f"{where}: one-way delay of {self.delay_s:g} s is not within 0 to 60 s")
-        if not 0 <= self.loss <= 1:
-            raise WanConfigError(f"{where}: loss of {self.loss:g} is not within 0 to 1")
+        for name in PROBABILITIES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise WanConfigError(f"{where}: {name} of {getattr(self, name):g} is not within 0 to 1")
         if self.queue_bytes != 0 and self.queue_bytes < 1500:
             raise WanConfigError(f"{where}: queue of {self.queue_bytes} bytes does not hold one packet of 1500")
 
@@ -94,7 +103,8 @@ class Link:
         """The link as the emulator reads it."""
         return (
             f"rate_bps={self.rate_bps!r} delay_ns={round(self.delay_s * 1e9)} loss={self.loss!r} "
-            f"queue_bytes={self.queue_bytes} up={int(self.up)}"
+            f"queue_bytes={self.queue_bytes} up={int(self.up)} reorder={self.reorder!r} duplicate={self.duplicate!r} "
+            f"reset={self.reset!r}"
         )
 
 
@@ -106,6 +116,9 @@ def link_changes(
     loss: str | float | None = None,
     queue: str | float | None = None,
     up: bool | None = None,
+    reorder: str | float | None = None,
+    duplicate: str | float | None = None,
+    reset: str | float | None = None,
     where: str = "",
 ) -> dict[str, Any]:
     """Fields of Link out of what a person writes; what is None is left out. `rtt` is twice the one-way `delay`."""
@@ -119,8 +132,9 @@ def link_changes(
         changes["delay_s"] = parse_duration(rtt, f"{prefix}rtt") / 2
     if delay is not None:
         changes["delay_s"] = parse_duration(delay, f"{prefix}delay")
-    if loss is not None:
-        changes["loss"] = parse_loss(loss, f"{prefix}loss")
+    for name, text in zip(PROBABILITIES, (loss, reorder, duplicate, reset), strict=True):
+        if text is not None:
+            changes[name] = parse_probability(text, f"{prefix}{name}")
     if queue is not None:
         changes["queue_bytes"] = parse_size(queue, f"{prefix}queue")
     if up is not None:
@@ -130,7 +144,7 @@ def link_changes(
     return changes
 
 
-_LINK_KEYS = ("rate", "rtt", "delay", "loss", "queue", "up")
+_LINK_KEYS = ("rate", "rtt", "delay", "queue", "up", *PROBABILITIES)
 
 
 def _table(value: object, where: str, allowed: Sequence[str]) -> dict[str, Any]:
@@ -174,7 +188,7 @@ class Topology:
         """The topology of a file; `overrides` (fields of Link) go over its [default], not over its links.
 
         sites = ["frankfurt", "virginia", "tokyo"]
-        [default]                                     # all keys optional; also: delay, queue, up
+        [default]                                     # all keys optional; also: delay, queue, up, reorder, …
         rate = "1gbit"
         rtt = "100ms"
         loss = "0.1%"

@@ -123,6 +123,12 @@ Status apply_link_words(const std::vector<std::string_view>& words, LinkParams& 
       changed.delay = std::chrono::nanoseconds(delay_ns);
     } else if (key == "loss") {
       GEOCOMM_RETURN_IF_ERROR(parse_number(key, value, changed.loss));
+    } else if (key == "reorder") {
+      GEOCOMM_RETURN_IF_ERROR(parse_number(key, value, changed.reorder));
+    } else if (key == "duplicate") {
+      GEOCOMM_RETURN_IF_ERROR(parse_number(key, value, changed.duplicate));
+    } else if (key == "reset") {
+      GEOCOMM_RETURN_IF_ERROR(parse_number(key, value, changed.reset));
     } else if (key == "queue_bytes") {
       GEOCOMM_RETURN_IF_ERROR(parse_number(key, value, changed.queue_limit_bytes));
     } else if (key == "up") {

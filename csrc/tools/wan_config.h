@@ -1,8 +1,11 @@
 // What `wan_emulator run` is told: lines of words, ended by "go". Written by geocomm/wan.py:
-//   site <name>                      once per site, in order of rank; letters, digits, '_', '-', '.'; at most
-//   32 link <src> <dst> <key>=<value>…  keys rate_bps, delay_ns, loss, queue_bytes, up (0 or 1); after the
-//   sites master_port <port> | grace_ms <n> | seed <n> | raw <0|1> | keep_going <0|1> control <path> where
-//   the control socket is made; the rest of the line, at most 107 bytes
+//   site <name>
+//       once per site, in order of rank; letters, digits, '_', '-', '.'; at most 32
+//   link <src> <dst> <key>=<value>…
+//       keys rate_bps, delay_ns, loss, queue_bytes, up (0 or 1), reorder, duplicate, reset; after the sites
+//   master_port <port> | grace_ms <n> | seed <n> | raw <0|1> | keep_going <0|1>
+//   control <path>
+//       where the control socket is made; the rest of the line, at most 107 bytes
 #pragma once
 
 #include <chrono>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/str.h"
 
@@ -16,6 +17,7 @@ constexpr std::uint64_t kMinQueueBytes = 256 * 1024;
 constexpr double kMinRateBps = 1e3, kMaxRateBps = 1e12;
 constexpr nanoseconds kMaxDelay = std::chrono::seconds(60);
 constexpr nanoseconds kMaxRunLineTime = std::chrono::milliseconds(2);
+constexpr nanoseconds kLeastReorderLag = std::chrono::milliseconds(2);
 
 nanoseconds line_time(std::size_t bytes, double rate_bps) {
   return nanoseconds(std::llround(static_cast<double>(bytes) * 8e9 / rate_bps));
@@ -42,8 +44,10 @@ Status LinkParams::validate() const {
     return {StatusCode::InvalidArgument,
             core::str("delay_ns is ", delay.count(), ": it must lie in [0, 60 s]")};
   }
-  if (!(loss >= 0 && loss <= 1)) {
-    return {StatusCode::InvalidArgument, core::str("loss is ", loss, ": it must lie in [0, 1]")};
+  for (const auto& [name, value] : {std::pair{"loss", loss}, std::pair{"reorder", reorder},
+                                    std::pair{"duplicate", duplicate}, std::pair{"reset", reset}}) {
+    if (value >= 0 && value <= 1) continue;
+    return {StatusCode::InvalidArgument, core::str(name, " is ", value, ": it must lie in [0, 1]")};
   }
   return Status::ok();
 }
@@ -57,6 +61,7 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentR
   line_free_at_ = std::max(line_free_at_, now);
   const std::uint64_t queue_bytes = params_.queue_bytes();
   std::uniform_real_distribution<double> uniform(0, 1);
+  const auto happens = [&](double probability) { return probability > 0 && uniform(random_) < probability; };
   SegmentRun run;
   nanoseconds run_time{0};
   const auto close_run = [&] {
@@ -66,7 +71,7 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentR
   };
   for (std::size_t i = 0; i < frame.segments; ++i) {
     const std::size_t wire_bytes = frame.run_wire_bytes(i, 1);
-    if (params_.loss > 0 && uniform(random_) < params_.loss) {
+    if (happens(params_.loss)) {
       ++counters_.dropped_loss;
       close_run();
       continue;
@@ -79,6 +84,10 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentR
     }
     counters_.max_queue_bytes = std::max(counters_.max_queue_bytes, queued);
     const nanoseconds segment_time = line_time(wire_bytes, params_.rate_bps);
+    const bool reset = frame.resettable && happens(params_.reset);
+    const bool late = !reset && happens(params_.reorder);
+    const bool alone = reset || late;
+    if (alone) close_run();
     if (run.count > 0 && run_time + segment_time > kMaxRunLineTime) close_run();
     if (run.count == 0) run.first = i;
     ++run.count;
@@ -88,6 +97,20 @@ void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentR
     run.due = last_due_;
     ++counters_.segments;
     counters_.bytes += wire_bytes;
+    if (late) {
+      const auto longest = std::max(params_.delay / 2, kLeastReorderLag);
+      run.due += nanoseconds(std::llround(uniform(random_) * static_cast<double>(longest.count())));
+      ++counters_.reordered;
+    }
+    run.reset = reset;
+    if (reset) ++counters_.resets;
+    if (alone) close_run();
+    run.reset = false;
+    if (!alone && happens(params_.duplicate)) {
+      close_run();
+      runs.push_back({i, 1, last_due_, false});
+      ++counters_.duplicated;
+    }
   }
   close_run();
 }

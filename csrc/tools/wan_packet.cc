@@ -19,8 +19,9 @@ constexpr std::uint8_t kProtocolTcp = 6;
 // Offsets in the IPv4 and in the TCP header.
 constexpr std::size_t kIpTotalLength = 2, kIpId = 4, kIpProtocol = 9, kIpChecksum = 10, kIpSource = 12,
                       kIpDestination = 16;
-constexpr std::size_t kTcpSequence = 4, kTcpDataOffset = 12, kTcpFlags = 13, kTcpChecksum = 16;
-constexpr std::uint8_t kFin = 0x01, kPsh = 0x08, kCwr = 0x80;
+constexpr std::size_t kTcpSequence = 4, kTcpDataOffset = 12, kTcpFlags = 13, kTcpWindow = 14,
+                      kTcpChecksum = 16, kTcpUrgent = 18;
+constexpr std::uint8_t kFin = 0x01, kSyn = 0x02, kRst = 0x04, kPsh = 0x08, kAck = 0x10, kCwr = 0x80;
 
 // struct virtio_net_hdr of <linux/virtio_net.h>, which C++ cannot include: it names a member `class`. Host
 // byte order.
@@ -100,6 +101,10 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
                                                      ", read ", packet.size(), " bytes"));
   }
   frame.dst_address = load32(ip + kIpDestination);
+  if (load8(ip + kIpProtocol) == kProtocolTcp &&
+      packet.size() - frame.ip_header_bytes >= kMinTcpHeaderBytes) {
+    frame.resettable = (load8(ip + frame.ip_header_bytes + kTcpFlags) & (kSyn | kRst)) == 0;
+  }
 
   if (vnet.gso_type == kGsoNone) {
     frame.header_bytes = frame.ip_header_bytes;
@@ -127,6 +132,25 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   return frame;
 }
 
+namespace {
+
+void store_ip_lengths(std::byte* ip, std::size_t ip_header_bytes, std::size_t total_bytes,
+                      std::size_t id_step) {
+  store16(ip + kIpTotalLength, static_cast<std::uint16_t>(total_bytes));
+  store16(ip + kIpId, static_cast<std::uint16_t>(load16(ip + kIpId) + id_step));
+  store16(ip + kIpChecksum, 0);
+  store16(ip + kIpChecksum, static_cast<std::uint16_t>(~folded_sum({ip, ip_header_bytes})));
+}
+
+// With NEEDS_CSUM the field holds the sum of the pseudo header, which the receiving kernel trusts and
+// completes.
+void store_pseudo_sum(const std::byte* ip, std::byte* tcp, std::size_t tcp_bytes) {
+  store16(tcp + kTcpChecksum,
+          folded_sum({ip + kIpSource, 8}, kProtocolTcp + static_cast<std::uint32_t>(tcp_bytes)));
+}
+
+}  // namespace
+
 std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::size_t count) {
   if (first == 0 && count == frame.segments) return {frame.bytes.begin(), frame.bytes.end()};
 
@@ -141,10 +165,7 @@ std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::s
   out.insert(out.end(), body.begin(), body.end());
 
   std::byte* ip = out.data() + kVnetHeaderBytes;
-  store16(ip + kIpTotalLength, static_cast<std::uint16_t>(frame.header_bytes + payload));
-  store16(ip + kIpId, static_cast<std::uint16_t>(load16(ip + kIpId) + first));
-  store16(ip + kIpChecksum, 0);
-  store16(ip + kIpChecksum, static_cast<std::uint16_t>(~folded_sum({ip, frame.ip_header_bytes})));
+  store_ip_lengths(ip, frame.ip_header_bytes, frame.header_bytes + payload, first);
 
   std::byte* tcp = ip + frame.ip_header_bytes;
   const std::size_t tcp_bytes = frame.header_bytes - frame.ip_header_bytes + payload;
@@ -154,10 +175,7 @@ std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::s
   if (first > 0) flags &= static_cast<std::uint8_t>(~kCwr);
   if (first + count < frame.segments) flags &= static_cast<std::uint8_t>(~(kFin | kPsh));
   tcp[kTcpFlags] = static_cast<std::byte>(flags);
-  // With NEEDS_CSUM the field holds the sum of the pseudo header, which the receiving kernel trusts and
-  // completes.
-  store16(tcp + kTcpChecksum,
-          folded_sum({ip + kIpSource, 8}, kProtocolTcp + static_cast<std::uint32_t>(tcp_bytes)));
+  store_pseudo_sum(ip, tcp, tcp_bytes);
 
   VnetHeader vnet = load_vnet_header(frame.bytes);
   vnet.flags = kNeedsCsum;
@@ -172,6 +190,26 @@ std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::s
     vnet.gso_type = kGsoTcp4;
     if ((flags & kCwr) != 0) vnet.gso_type |= kGsoEcn;
   }
+  std::memcpy(out.data(), &vnet, sizeof(vnet));
+  return out;
+}
+
+std::vector<std::byte> make_reset(const Frame& frame, std::size_t segment) {
+  const std::size_t headers = kVnetHeaderBytes + frame.ip_header_bytes + kMinTcpHeaderBytes;
+  std::vector<std::byte> out(frame.bytes.begin(), frame.bytes.begin() + static_cast<std::ptrdiff_t>(headers));
+  std::byte* ip = out.data() + kVnetHeaderBytes;
+  store_ip_lengths(ip, frame.ip_header_bytes, frame.ip_header_bytes + kMinTcpHeaderBytes, segment);
+  std::byte* tcp = ip + frame.ip_header_bytes;
+  store32(tcp + kTcpSequence,
+          load32(tcp + kTcpSequence) + static_cast<std::uint32_t>(segment * frame.segment_payload_bytes));
+  store16(tcp + kTcpDataOffset, kMinTcpHeaderBytes / 4 << 12 | kRst | kAck);
+  store16(tcp + kTcpWindow, 0);
+  store16(tcp + kTcpUrgent, 0);
+  store_pseudo_sum(ip, tcp, kMinTcpHeaderBytes);
+  VnetHeader vnet{};
+  vnet.flags = kNeedsCsum;
+  vnet.csum_start = static_cast<std::uint16_t>(frame.ip_header_bytes);
+  vnet.csum_offset = kTcpChecksum;
   std::memcpy(out.data(), &vnet, sizeof(vnet));
   return out;
 }

@@ -24,6 +24,7 @@ struct Frame {
   std::size_t payload_bytes = 0;          // what follows them
   std::size_t segment_payload_bytes = 0;  // payload of every segment but the last, which may have less
   std::size_t segments = 1;
+  bool resettable = false;  // TCP with neither SYN nor RST
 
   // Payload and IP-level size (headers included, no link-layer overhead) of `count` segments from `first` on.
   // Precondition: first + count <= segments.
@@ -40,5 +41,9 @@ core::Result<Frame> parse_frame(std::span<const std::byte> bytes);
 // checksum computed and the TCP checksum left to the receiving kernel. Precondition: count > 0 and first +
 // count <= frame.segments.
 std::vector<std::byte> extract_run(const Frame& frame, std::size_t first, std::size_t count);
+
+// What a middlebox that breaks the connection sends on instead of segment `segment`: a RST with its sequence
+// number. Precondition: frame.resettable and segment < frame.segments.
+std::vector<std::byte> make_reset(const Frame& frame, std::size_t segment);
 
 }  // namespace geocomm::tools

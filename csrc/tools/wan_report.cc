@@ -19,12 +19,14 @@ void write_link(std::ostream& out, const std::string& src, const std::string& ds
   const LinkCounters& counters = link.counters;
   out << R"({"src":")" << src << R"(","dst":")" << dst << R"(","up":)" << json_bool(params.up)
       << R"(,"rate_bps":)" << params.rate_bps << R"(,"delay_s":)" << seconds(params.delay) << R"(,"loss":)"
-      << params.loss << R"(,"queue_bytes":)" << params.queue_bytes() << R"(,"bytes":)" << counters.bytes
-      << R"(,"segments":)" << counters.segments << R"(,"frames":)" << counters.frames << R"(,"dropped_loss":)"
-      << counters.dropped_loss << R"(,"dropped_queue":)" << counters.dropped_queue << R"(,"dropped_down":)"
-      << counters.dropped_down << R"(,"max_queue_bytes":)" << counters.max_queue_bytes
-      << R"(,"max_lateness_s":)" << seconds(link.max_lateness) << R"(,"late_frames":)" << link.late_frames
-      << '}';
+      << params.loss << R"(,"queue_bytes":)" << params.queue_bytes() << R"(,"reorder":)" << params.reorder
+      << R"(,"duplicate":)" << params.duplicate << R"(,"reset":)" << params.reset << R"(,"bytes":)"
+      << counters.bytes << R"(,"segments":)" << counters.segments << R"(,"frames":)" << counters.frames
+      << R"(,"dropped_loss":)" << counters.dropped_loss << R"(,"dropped_queue":)" << counters.dropped_queue
+      << R"(,"dropped_down":)" << counters.dropped_down << R"(,"max_queue_bytes":)"
+      << counters.max_queue_bytes << R"(,"reordered":)" << counters.reordered << R"(,"duplicated":)"
+      << counters.duplicated << R"(,"resets":)" << counters.resets << R"(,"max_lateness_s":)"
+      << seconds(link.max_lateness) << R"(,"late_frames":)" << link.late_frames << '}';
 }
 
 }  // namespace

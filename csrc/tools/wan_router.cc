@@ -129,7 +129,8 @@ void Router::route(std::size_t src, std::span<const std::byte> bytes, std::vecto
   }
   Port& port = *ports_[*dst];
   for (const SegmentRun& run : runs) {
-    Delivery delivery{run.due, 0, &guarded, extract_run(*frame, run.first, run.count)};
+    Delivery delivery{run.due, 0, &guarded,
+                      run.reset ? make_reset(*frame, run.first) : extract_run(*frame, run.first, run.count)};
     const std::lock_guard lock(port.mutex);
     delivery.order = port.next_order++;
     const bool first = port.pending.empty() || run.due < port.pending.top().due;

@@ -43,8 +43,13 @@ Change links while it runs with `geocomm wan-set`; read counters with `geocomm w
 
 _MATRIX_HELP = (
     "TOML file of named sites and unequal links: a list `sites`, a table `default`, and an array of tables `link` with "
-    "between = two sites (both directions) or from and to (one), and any of rate, rtt, delay, loss, queue, up."
+    "between = two sites (both directions) or from and to (one), and any of rate, rtt, delay, loss, queue, up, "
+    "reorder, duplicate, reset."
 )
+
+
+_REORDER_HELP = "Segments that come late, by up to half of the delay (2 ms at least), and are overtaken."
+_RESET_HELP = "Segments that are turned into a reset of their TCP connection."
 
 
 def register(app: typer.Typer) -> None:
@@ -97,6 +102,9 @@ def wan(
     queue: Annotated[
         str | None, typer.Option(help="Queue of every link.", show_default="max(256 KiB, rate x rtt)")
     ] = None,
+    reorder: Annotated[str | None, typer.Option(help=_REORDER_HELP, show_default="0%")] = None,
+    duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.", show_default="0%")] = None,
+    reset: Annotated[str | None, typer.Option(help=_RESET_HELP, show_default="0%")] = None,
     matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
     grace: Annotated[
         str, typer.Option(help="What the other sites get when one has failed, and before SIGKILL follows SIGTERM.")
@@ -114,7 +122,9 @@ def wan(
     # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        changes = link_changes(rtt=rtt, rate=rate, loss=loss, queue=queue)
+        changes = link_changes(
+            rtt=rtt, rate=rate, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
+        )
         run = WanRun(
             _topology(sites, matrix, changes),
             command,
@@ -186,6 +196,9 @@ def wan_set(
     rtt: Annotated[str | None, typer.Option(help="New round-trip time; a direction gets half of it.")] = None,
     loss: Annotated[str | None, typer.Option(help="New loss, such as 0.5%.")] = None,
     queue: Annotated[str | None, typer.Option(help="New queue, such as 4mb.")] = None,
+    reorder: Annotated[str | None, typer.Option(help=_REORDER_HELP)] = None,
+    duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.")] = None,
+    reset: Annotated[str | None, typer.Option(help=_RESET_HELP)] = None,
     one_way: Annotated[bool, typer.Option("--one-way", help="Only from A to B, not back.")] = False,
     control: Annotated[Path | None, _CONTROL] = None,
 ) -> None:
@@ -198,7 +211,9 @@ def wan_set(
             raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
         up = None if state is None else state == "up"
         client = WanControl(control or find_control())
-        client.set_link(ends[0], ends[1], up=up, rate=rate, rtt=rtt, loss=loss, queue=queue, one_way=one_way)
+        changes = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
+        changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
+        client.set_link(ends[0], ends[1], **changes, one_way=one_way)
     except WanError as error:
         _fail(error)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.wan import Link, LinkReport, Topology, WanConfigError, WanReport
-from geocomm.wan_topology import link_changes, parse_duration, parse_loss, parse_rate, parse_size
+from geocomm.wan_topology import link_changes, parse_duration, parse_probability, parse_rate, parse_size
 
 pytestmark = pytest.mark.unit
 
@@ -26,8 +26,8 @@ def test_parse_duration_known_units(text: str | float, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("text", "loss"), [("0.1%", 0.001), ("0.001", 0.001), (0.5, 0.5), ("100%", 1.0), (0, 0.0)])
-def test_parse_loss_percent_and_fraction(text: str | float, loss: float) -> None:
-    assert parse_loss(text) == pytest.approx(loss)
+def test_parse_probability_percent_and_fraction(text: str | float, loss: float) -> None:
+    assert parse_probability(text) == pytest.approx(loss)
 
 
 @pytest.mark.parametrize(("text", "size"), [("4mb", 4_000_000), ("256KiB", 262_144), ("1500", 1500), (2000, 2000)])
@@ -46,9 +46,9 @@ def test_parse_size_known_units(text: str | float, size: int) -> None:
         (parse_rate, True),
         (parse_duration, "100"),
         (parse_duration, "1 hour"),
-        (parse_loss, "101%"),
-        (parse_loss, "-0.1%"),
-        (parse_loss, 1.5),
+        (parse_probability, "101%"),
+        (parse_probability, "-0.1%"),
+        (parse_probability, 1.5),
         (parse_size, "4mbit"),
     ],
 )
@@ -63,6 +63,7 @@ def test_link_changes_hold_only_what_was_said() -> None:
     assert changes == {"delay_s": 0.05, "rate_bps": 1e6, "loss": 0.01, "queue_bytes": 3000, "up": False}
     with pytest.raises(WanConfigError):
         link_changes(rtt="1ms", delay="1ms")
+    assert link_changes(reorder="2%", duplicate=0.5, reset="0") == {"reorder": 0.02, "duplicate": 0.5, "reset": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,9 @@ def test_link_changes_hold_only_what_was_said() -> None:
         Link(delay_s=61),
         Link(delay_s=-1),
         Link(loss=1.1),
+        Link(reorder=1.1),
+        Link(duplicate=-0.1),
+        Link(reset=float("nan")),
         Link(queue_bytes=100),
     ],
 )
@@ -164,7 +168,7 @@ def test_matrix_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_report_survives_json() -> None:
-    link = LinkReport("a", "b", True, 1e9, 0.05, 0.0, 262144, 10, 1, 1, 0, 0, 0, 10, 0.001, 0)
+    link = LinkReport("a", "b", True, 1e9, 0.05, 0.0, 262144, 10, 1, 1, 0, 0, 0, 10, 0.001, 0, 0.1, 0.0, 0.0, 1, 0, 0)
     report = WanReport(("a", "b"), (0, None), 1.5, 0.001, 0, True, 0, (link,))
     assert WanReport.from_json(report.to_json()) == report
     assert report.link("a", "b") == link

@@ -10,7 +10,8 @@ using core::StatusCode;
 
 TEST(WanConfig, ParseFullConfigurationFillsEveryField) {
   const auto config = parse_config(
-      "site a\nsite b-2.x\n\nlink a b-2.x rate_bps=2.5e8 delay_ns=50000000 loss=0.001 queue_bytes=4096 up=0\n"
+      "site a\nsite b-2.x\n\nlink a b-2.x rate_bps=2.5e8 delay_ns=50000000 loss=0.001 queue_bytes=4096 up=0 "
+      "reorder=0.1 duplicate=0.2 reset=0.3\n"
       "master_port 1234\ngrace_ms 250\nseed 9\nraw 1\nkeep_going 1\ncontrol /tmp/with space/x.sock\n");
   ASSERT_TRUE(config.is_ok()) << config.status().message();
   ASSERT_EQ(config->sites, (std::vector<std::string>{"a", "b-2.x"}));
@@ -20,6 +21,9 @@ TEST(WanConfig, ParseFullConfigurationFillsEveryField) {
   EXPECT_EQ(there.loss, 0.001);
   EXPECT_EQ(there.queue_limit_bytes, 4096U);
   EXPECT_FALSE(there.up);
+  EXPECT_EQ(there.reorder, 0.1);
+  EXPECT_EQ(there.duplicate, 0.2);
+  EXPECT_EQ(there.reset, 0.3);
   EXPECT_TRUE(config->links[2].up);  // the way back was not mentioned
   EXPECT_EQ(config->master_port, 1234);
   EXPECT_EQ(config->grace, std::chrono::milliseconds(250));
@@ -47,6 +51,7 @@ TEST(WanConfig, ParseBadLinesAreRefused) {
                                   sites + "link a b rate_bps=-5\n",
                                   sites + "link a b loss=2\n",
                                   sites + "link a b up=yes\n",
+                                  sites + "link a b reset=2\n",
                                   sites + "link a b queue_bytes=-1\n",
                                   sites + "master_port 65536\n",
                                   sites + "master_port\n",

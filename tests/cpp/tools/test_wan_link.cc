@@ -108,6 +108,56 @@ TEST(WanLink, AdmitWhileDownDropsAndCounts) {
   EXPECT_EQ(admit(link, 40, kStart).size(), 1U);
 }
 
+TEST(WanLink, AdmitReorderedSegmentsComeAloneAndWithinTheirLag) {
+  Link link({.rate_bps = 1e9, .delay = milliseconds(20), .reorder = 0.5}, 3);
+  const auto runs = admit(link, 40, kStart);
+  std::vector<int> times_admitted(40);
+  std::size_t overtaken = 0;
+  Clock::time_point latest = kStart;
+  for (const SegmentRun& run : runs) {
+    for (std::size_t i = run.first; i < run.first + run.count; ++i) ++times_admitted[i];
+    EXPECT_GE(run.due, kStart + milliseconds(20));
+    EXPECT_LT(run.due, kStart + milliseconds(31));
+    if (run.due < latest) ++overtaken;
+    latest = std::max(latest, run.due);
+  }
+  EXPECT_EQ(times_admitted, std::vector<int>(40, 1));
+  EXPECT_GT(link.counters().reordered, 8U);
+  EXPECT_GT(overtaken, 4U);
+  EXPECT_LT(admit(link, 1, kStart + milliseconds(500)).back().due, kStart + milliseconds(531));
+}
+
+TEST(WanLink, AdmitDuplicatedSegmentsComeTwice) {
+  Link link({.rate_bps = 1e9, .duplicate = 0.5}, 3);
+  std::vector<std::size_t> times_admitted(40);
+  for (const SegmentRun& run : admit(link, 40, kStart)) {
+    for (std::size_t i = run.first; i < run.first + run.count; ++i) ++times_admitted[i];
+  }
+  std::size_t twice = 0;
+  for (const std::size_t times : times_admitted) {
+    EXPECT_TRUE(times == 1 || times == 2) << times;
+    twice += times - 1;
+  }
+  EXPECT_EQ(link.counters().duplicated, twice);
+  EXPECT_GT(twice, 8U);
+  EXPECT_LT(twice, 32U);
+}
+
+TEST(WanLink, AdmitResetsOnlyWhatCanBeReset) {
+  Link link({.rate_bps = 1e9, .reset = 1}, 3);
+  for (const SegmentRun& run : admit(link, 40, kStart)) EXPECT_FALSE(run.reset);
+  Frame frame = frame_of(40);
+  frame.resettable = true;
+  std::vector<SegmentRun> runs;
+  link.admit(frame, kStart, runs);
+  ASSERT_EQ(runs.size(), 40U);
+  for (const SegmentRun& run : runs) {
+    EXPECT_TRUE(run.reset);
+    EXPECT_EQ(run.count, 1U);
+  }
+  EXPECT_EQ(link.counters().resets, 40U);
+}
+
 TEST(WanLink, ChangeOfRateKeepsTheQueuedBytes) {
   Link link({.rate_bps = 12e6, .queue_limit_bytes = 150000}, 1);
   admit(link, 100, kStart);  // full: 100 ms at the old rate
@@ -139,7 +189,8 @@ TEST(WanLink, ValidateImpossibleValuesAreRefused) {
   for (const LinkParams& params :
        {LinkParams{.rate_bps = 0}, LinkParams{.rate_bps = nan}, LinkParams{.rate_bps = 1e13},
         LinkParams{.delay = nanoseconds(-1)}, LinkParams{.delay = std::chrono::seconds(61)},
-        LinkParams{.loss = -0.1}, LinkParams{.loss = 1.1}, LinkParams{.loss = nan}}) {
+        LinkParams{.loss = -0.1}, LinkParams{.loss = 1.1}, LinkParams{.loss = nan},
+        LinkParams{.reorder = 1.1}, LinkParams{.duplicate = nan}, LinkParams{.reset = -1}}) {
     EXPECT_EQ(params.validate().code(), core::StatusCode::InvalidArgument);
   }
 }

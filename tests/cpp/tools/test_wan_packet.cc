@@ -13,7 +13,7 @@ using core::StatusCode;
 constexpr std::size_t kIpBytes = 20, kTcpBytes = 32;
 constexpr std::size_t kTcp = kVnetHeaderBytes + kIpBytes;
 constexpr std::size_t kBody = kTcp + kTcpBytes;
-constexpr std::uint8_t kFin = 0x01, kPsh = 0x08, kAck = 0x10, kCwr = 0x80;
+constexpr std::uint8_t kFin = 0x01, kSyn = 0x02, kRst = 0x04, kPsh = 0x08, kAck = 0x10, kCwr = 0x80;
 
 struct Bytes : std::vector<std::byte> {
   using std::vector<std::byte>::vector;
@@ -182,6 +182,39 @@ TEST(WanPacket, ParseOtherProtocolsAreUnsupported) {
   for (const Bytes& bytes : {ipv6, udp_gso, not_tcp}) {
     EXPECT_EQ(parse_frame(bytes).status().code(), StatusCode::Unsupported);
   }
+}
+
+TEST(WanPacket, MakeResetTakesTheSegmentsPlaceInTheStream) {
+  const Bytes packet = super_packet(3500, 1000, kAck | kPsh);
+  const auto frame = parse_frame(packet);
+  ASSERT_TRUE(frame.is_ok());
+  ASSERT_TRUE(frame->resettable);
+  const auto made = make_reset(*frame, 2);
+  const Bytes reset(made.begin(), made.end());
+  ASSERT_EQ(reset.size(), kTcp + 20);
+  EXPECT_EQ(reset.u8(1), 0);  // no GSO
+  EXPECT_EQ(reset.u16(kVnetHeaderBytes + 2), 40);
+  EXPECT_EQ(ones_sum(reset, kVnetHeaderBytes, kTcp), 0xffff);
+  EXPECT_EQ(reset.u32(kTcp + 4), packet.u32(kTcp + 4) + 2000);
+  EXPECT_EQ(reset.u32(kTcp + 8), packet.u32(kTcp + 8));
+  EXPECT_EQ(reset.u8(kTcp + 12), 5 << 4);
+  EXPECT_EQ(reset.u8(kTcp + 13), kRst | kAck);
+  EXPECT_EQ(reset.u16(kTcp + 14), 0);
+  // What the receiving kernel completes: the pseudo header's sum.
+  EXPECT_EQ(reset.u16(kTcp + 16), ones_sum(reset, kVnetHeaderBytes + 12, kTcp, 6 + 20));
+}
+
+TEST(WanPacket, ParseOnlyEstablishedTcpCanBeReset) {
+  for (const std::uint8_t flags : {kSyn, static_cast<std::uint8_t>(kSyn | kAck), kRst}) {
+    const Bytes packet = super_packet(0, 0, flags);
+    const auto frame = parse_frame(packet);
+    ASSERT_TRUE(frame.is_ok());
+    EXPECT_FALSE(frame->resettable) << int{flags};
+  }
+  Bytes packet = super_packet(100, 0, kAck);
+  EXPECT_TRUE(parse_frame(packet)->resettable);
+  packet.put8(kVnetHeaderBytes + 9, 17);  // UDP
+  EXPECT_FALSE(parse_frame(packet)->resettable);
 }
 
 }  // namespace
