@@ -17,7 +17,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long wheel ecosystem model clean
+.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long soak wheel ecosystem model clean
 .NOTPARALLEL:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
 	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
 	@echo "make ecosystem  the tests marked slow"
+	@echo "make soak       SOAK_MINUTES (30) of random faults over the emulated WAN; result in benchmarks/results"
 	@echo "make model      every run of the link protocol's model, within bounds (needs spin; docs/model)"
 	@echo "make wheel      sdist and wheel in dist/"
 	@echo "make clean      remove build/ and dist/ (not .venv)"
@@ -76,6 +77,11 @@ ecosystem: $(NATIVE)
 	@echo "test: running the tests marked slow"
 	@$(PY) -m pytest -q -m slow
 	@echo "make ecosystem: the tests marked slow passed"
+
+# SOAK_SEED=N repeats the faults of another soak.
+SOAK_MINUTES ?= 30
+soak: $(NATIVE)
+	@$(PY) tests/wan/soak.py --minutes $(SOAK_MINUTES) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
 bench: $(NATIVE)
 	@$(PY) benchmarks/bench_wan.py
