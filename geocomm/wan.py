@@ -179,9 +179,9 @@ class WanControl:
         )
         if not changes:
             raise WanConfigError("nothing to change: give up, rate, rtt, loss, queue, reorder, duplicate or reset")
-        replace(Link(), **changes).validate(f"link {src}:{dst}")
-        words = {word.partition("=")[0]: word for word in replace(Link(), **changes).words().split()}
-        chosen = " ".join(words["delay_ns" if name == "delay_s" else name] for name in changes)
+        changed = replace(Link(), **changes)
+        changed.validate(f"link {src}:{dst}")
+        chosen = " ".join(changed.word(name) for name in changes)
         for a, b in [(src, dst)] if one_way else [(src, dst), (dst, src)]:
             self._ask(f"set {a} {b} {chosen}")
 

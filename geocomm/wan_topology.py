@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,13 +99,15 @@ class Link:
         if self.queue_bytes != 0 and self.queue_bytes < 1500:
             raise WanConfigError(f"{where}: queue of {self.queue_bytes} bytes does not hold one packet of 1500")
 
+    def word(self, name: str) -> str:
+        """One field as the emulator reads it."""
+        special = {"delay_s": f"delay_ns={round(self.delay_s * 1e9)}", "up": f"up={int(self.up)}"}
+        return special.get(name, f"{name}={getattr(self, name)!r}")
+
     def words(self) -> str:
-        """The link as the emulator reads it."""
-        return (
-            f"rate_bps={self.rate_bps!r} delay_ns={round(self.delay_s * 1e9)} loss={self.loss!r} "
-            f"queue_bytes={self.queue_bytes} up={int(self.up)} reorder={self.reorder!r} duplicate={self.duplicate!r} "
-            f"reset={self.reset!r}"
-        )
+        """The link as the emulator reads it; probabilities of 0 are left out."""
+        names = [field.name for field in fields(self)]
+        return " ".join(self.word(name) for name in names if name not in PROBABILITIES or getattr(self, name) > 0)
 
 
 def link_changes(
