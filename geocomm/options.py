@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from geocomm.hub_address import HubAddress, HubAddressError
-from geocomm.wan_topology import parse_duration, parse_rate, parse_size
+from geocomm.units import parse_duration, parse_rate, parse_size
 
 CPU_LEVELS = ("scalar", "avx2", "avx512")
 MAX_THREADS = 1024
@@ -236,9 +236,14 @@ def keep_keys_from_ranks() -> None:
         os.environ.pop("GEOCOMM_KEYS", None)
 
 
-def site_name() -> str | None:
+def site_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """This site, from GEOCOMM_SITE, for programs that have no options."""
-    return os.environ.get("GEOCOMM_SITE") or None
+    return environment.get("GEOCOMM_SITE") or None
+
+
+def codec_name() -> str:
+    """Codec of reductions across sites, from GEOCOMM_CODEC, for programs that have no options."""
+    return os.environ.get("GEOCOMM_CODEC") or "none"
 
 
 def hub_address() -> HubAddress | None:

@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from geocomm.command_end import fail
+from geocomm.units import UnitError, parse_size
 from geocomm.wan import WanConfigError, WanError
-from geocomm.wan_topology import Link, link_changes, parse_size
+from geocomm.wan_topology import Link, link_changes
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +66,6 @@ def bench_wan(
     )
     from geocomm.wan_bench_report import Conditions, Section, rich_tables, write_results
 
-    console = Console(stderr=True)
     try:
         link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
         sizes_bytes = [parse_size(text, "sizes") // 4 * 4 for text in sizes.split(",")]
@@ -73,9 +74,8 @@ def bench_wan(
         cases = [codec.strip() for codec in codecs.split(",") if codec.strip()] + [GLOO] * gloo + [GLOO_SLICED] * gloo8
         for case in cases:
             max_nmse(case)
-    except (WanConfigError, BenchError) as error:
-        console.print(f"geocomm bench: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+    except (WanConfigError, UnitError, BenchError) as error:
+        fail("bench", str(error))
     effort = Effort(repeats=repeats, warmup=warmup, pause_s=pause)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     try:
@@ -83,10 +83,9 @@ def bench_wan(
         if one_site:
             rows += bench_one_site(sizes_bytes, effort=effort)
     except (WanError, BenchError) as error:
-        console.print(f"geocomm bench: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(125 if isinstance(error, WanError) else 1) from error
+        fail("bench", str(error), 125 if isinstance(error, WanError) else 1)
     for table in rich_tables(rows):
         Console().print(table)
     if out is not None:
         section = Section(describe_link(link), conditions, tuple(rows))
-        console.print(f"written: {write_results([section], out)}", highlight=False)
+        Console(stderr=True).print(f"written: {write_results([section], out)}", highlight=False)

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from geocomm.command_end import fail
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -30,15 +32,9 @@ def demo(
     Ends in a table and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed; 2 for a wrong option or a
     missing package; 125 where no WAN can be emulated.
     """
-    console = Console(stderr=True, soft_wrap=True)
-
-    def fail(message: object, status: int) -> typer.Exit:
-        console.print(f"geocomm demo: {message}", style="red", markup=False, highlight=False)
-        return typer.Exit(status)
-
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
-        raise fail(f"{', '.join(missing)} not installed; pip install 'geocomm[train]'", 2)
+        fail("demo", f"{', '.join(missing)} not installed; pip install 'geocomm[train]'")
     from geocomm.demo_report import draw, lateness_note, summary_table, write_summary
     from geocomm.demo_run import DEFAULT_STEPS, VARIANTS, DemoError, run_variant
     from geocomm.demo_view import DemoView
@@ -53,9 +49,9 @@ def demo(
         check_wan()
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise fail(f"{folder} exists already", 2) from None
+        fail("demo", f"{folder} exists already")
     except (WanError, OSError) as error:
-        raise fail(error, 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2) from None
+        fail("demo", str(error), 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2)
 
     conditions = f"two sites, {describe_link(link)}"
     output = Console()
@@ -73,7 +69,7 @@ def demo(
                     )
                 )
     except (DemoError, WanError) as error:
-        raise fail(error, 125 if isinstance(error, WanError) else 1) from None
+        fail("demo", str(error), 125 if isinstance(error, WanError) else 1)
 
     sizes = outcomes[0].sizes
     conditions += (

@@ -53,7 +53,7 @@ def doctor(
     from geocomm.errors import GeocommError
     from geocomm.hub_address import HubAddress, HubAddressError
     from geocomm.options import Options, keys_folder
-    from geocomm.wan_topology import WanConfigError, parse_duration, parse_rate
+    from geocomm.units import UnitError, parse_duration, parse_rate
 
     if listen is not None:
         _answer(listen)
@@ -68,7 +68,7 @@ def doctor(
             options=options,
             keys=keys_folder(),
         )
-    except (GeocommError, HubAddressError, WanConfigError) as error:
+    except (GeocommError, HubAddressError, UnitError) as error:
         fail("doctor", str(error))
     if _world_size() > 1:
         findings = _examine_job(question, timeout)

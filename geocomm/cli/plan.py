@@ -57,8 +57,8 @@ def plan(
     """
     from geocomm.auto_codec import Speed, measure
     from geocomm.errors import GeocommError
+    from geocomm.units import parse_duration
     from geocomm.wan_plan import Workload, estimate
-    from geocomm.wan_topology import parse_duration
 
     try:
         if element_bytes == 3:
@@ -112,8 +112,8 @@ def _parameters(text: str | None, model: str | None) -> float:
 
 def _links(path: Path | None, sites: int, rate: str, access: str | None, rtt: str, efficiency: float | None) -> Links:
     from geocomm.links import Links
+    from geocomm.units import parse_duration, parse_rate
     from geocomm.wan_plan import NOMINAL_EFFICIENCY, scaled
-    from geocomm.wan_topology import parse_duration, parse_rate
 
     if path is not None:
         nominal = path.suffix == ".toml"

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from geocomm.command_end import fail
+from geocomm.units import UnitError, parse_duration
 from geocomm.wan import (
     EMULATOR_FAILED,
     LATENESS_LIMIT_S,
@@ -23,7 +25,7 @@ from geocomm.wan import (
     WanRun,
     find_control,
 )
-from geocomm.wan_topology import Link, link_changes, parse_duration
+from geocomm.wan_topology import Link, link_changes
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -63,9 +65,8 @@ def register(app: typer.Typer) -> None:
     app.command("wan-stats")(wan_stats)
 
 
-def _fail(error: WanError) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"geocomm wan: {error}", style="red", markup=False, highlight=False)
-    raise typer.Exit(2 if isinstance(error, WanConfigError) else EMULATOR_FAILED) from error
+def _fail(error: WanError | UnitError) -> NoReturn:
+    fail("wan", str(error), 2 if isinstance(error, (WanConfigError, UnitError)) else EMULATOR_FAILED)
 
 
 def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> Topology:
@@ -136,7 +137,7 @@ def wan(
             raw=raw,
             seed=seed,
         )
-    except WanError as error:
+    except (WanError, UnitError) as error:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         _fail(error)
     with run:

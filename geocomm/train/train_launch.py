@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from geocomm.options import site_name
 from geocomm.train.train_errors import BadInput
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def find_place(environ: MutableMapping[str, str]) -> Place:
         world_size=values["WORLD_SIZE"],
         local_rank=values["LOCAL_RANK"],
         local_world_size=int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or "1"),
-        site=environ.get("GEOCOMM_SITE") or UNNAMED_SITE,
+        site=site_name(environ) or UNNAMED_SITE,
     )
 
 

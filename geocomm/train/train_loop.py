@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import deepspeed
 import torch
 
+from geocomm.options import codec_name
 from geocomm.train.comm_meter import ROW, StepMeter, StepReducer
 from geocomm.train.engine import apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
@@ -246,4 +246,4 @@ def effective_codec(config: RunConfig) -> str | None:
     """The codec of traffic between sites; None where the backend has none."""
     if config.distributed.backend != "geocomm":
         return None
-    return config.distributed.codec or os.environ.get("GEOCOMM_CODEC") or "none"
+    return config.distributed.codec or codec_name()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.units import UnitError, parse_duration, parse_probability, parse_rate, parse_size
 from geocomm.wan import Link, LinkReport, Topology, WanConfigError, WanReport
-from geocomm.wan_topology import link_changes, parse_duration, parse_probability, parse_rate, parse_size
+from geocomm.wan_topology import link_changes
 
 pytestmark = pytest.mark.unit
 
@@ -53,7 +54,7 @@ def test_parse_size_known_units(text: str | float, size: int) -> None:
     ],
 )
 def test_parse_bad_text_names_the_field(parse: type, text: object) -> None:
-    with pytest.raises(WanConfigError, match=r"^the field: "):
+    with pytest.raises(UnitError, match=r"^the field: "):
         parse(text, "the field")
 
 
@@ -64,6 +65,8 @@ def test_link_changes_hold_only_what_was_said() -> None:
     with pytest.raises(WanConfigError):
         link_changes(rtt="1ms", delay="1ms")
     assert link_changes(reorder="2%", duplicate=0.5, reset="0") == {"reorder": 0.02, "duplicate": 0.5, "reset": 0.0}
+    with pytest.raises(WanConfigError, match=r"^link a to b: rate: "):
+        link_changes(rate="fast", where="link a to b")
 
 
 @pytest.mark.parametrize(
