@@ -37,7 +37,18 @@ Dialer::~Dialer() {
 
 void Dialer::start() {
   if (plan_.first_pause <= std::chrono::milliseconds(0)) return attempt();
-  timer_ = loop_->add_timer(IoLoop::Clock::now() + jitter(plan_.first_pause), [this] { attempt(); });
+  pause(IoLoop::Clock::now() + jitter(plan_.first_pause));
+}
+
+void Dialer::pause(IoLoop::Clock::time_point until) {
+  state_ = State::Pausing;
+  timer_ = loop_->add_timer(until, [this] { attempt(); });
+}
+
+void Dialer::hurry() {
+  if (state_ != State::Pausing || attempts_ == 0) return;
+  loop_->cancel_timer(timer_);
+  pause(IoLoop::Clock::now());
 }
 
 // Peers that failed together do not come back together.
@@ -56,6 +67,7 @@ void Dialer::disconnect() {
 }
 
 void Dialer::attempt() {
+  state_ = State::Idle;
   if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
     addresses_ = {*numeric};
     return connect();
@@ -93,12 +105,20 @@ void Dialer::connect() {
   }
   handler_ = *handler;
   state_ = State::Connecting;
-  timer_ = loop_->add_timer(
-      std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()), [this] {
-        retry({StatusCode::Network, state_ == State::Connecting
-                                        ? "no answer (packets are dropped: firewall, or wrong address?)"
-                                        : "connected, but no geocomm answers there"});
-      });
+  timer_ = loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()),
+                            [this] { on_silence(); });
+}
+
+void Dialer::on_silence() {
+  // A busy thread looks at the clock before it hears of a refusal.
+  if (const int error = state_ == State::Connecting ? connect_error(connection_->fd()) : 0; error != 0) {
+    return retry(with_reason("connecting failed", errno_status(error)));
+  }
+  // An attempt that the deadline cuts short knows less than the whole one before.
+  if (attempts_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
+  retry({StatusCode::Network, state_ == State::Connecting
+                                  ? "no answer (packets are dropped: firewall, or wrong address?)"
+                                  : "connected, but no geocomm answers there"});
 }
 
 void Dialer::on_ready(std::uint32_t) {
@@ -203,12 +223,12 @@ void Dialer::on_refuse() {
 void Dialer::retry(Status why) {
   disconnect();
   ++attempts_;
+  last_failure_ = why;
   if (!plan_.on_failed_attempt(why)) return give_up(std::move(why));
   const auto base = std::min(kFirstPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
-  const auto pause = base / 2 + jitter(base / 2);
-  const auto when = IoLoop::Clock::now() + pause;
+  const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
   if (when >= plan_.deadline.when()) return give_up(std::move(why));
-  timer_ = loop_->add_timer(when, [this] { attempt(); });
+  pause(when);
 }
 
 void Dialer::give_up(Status why) {

@@ -58,11 +58,14 @@ class Dialer : public IoHandler {
   Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done);
   ~Dialer() override;
   void start();
+  // The network lets connections through: ends a pause after a failed attempt.
+  void hurry();
   void on_ready(std::uint32_t events) override;
 
  private:
-  enum class State : std::uint8_t { Idle, Connecting, Securing, Reading };
+  enum class State : std::uint8_t { Idle, Pausing, Connecting, Securing, Reading };
 
+  void pause(IoLoop::Clock::time_point until);
   void attempt();
   void connect();
   void secure();
@@ -71,6 +74,7 @@ class Dialer : public IoHandler {
   void read_reply();
   void on_welcome();
   void on_refuse();
+  void on_silence();
   std::chrono::milliseconds jitter(std::chrono::milliseconds longest);
   void retry(core::Status why);
   void give_up(core::Status why);
@@ -89,6 +93,7 @@ class Dialer : public IoHandler {
   HelloPayload hello_{};  // of this attempt
   std::vector<SocketAddress> addresses_;
   unsigned attempts_ = 0;
+  core::Status last_failure_;
   std::minstd_rand random_{std::random_device{}()};
   std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> reply_{};
   std::size_t reply_bytes_ = 0;

@@ -72,6 +72,10 @@ void Redialer::dial(std::uint16_t stream, const StreamTuning& tuning, std::chron
   });
 }
 
+void Redialer::hurry() {
+  for (const auto& [stream, dialer] : dialers_) dialer->hurry();
+}
+
 void Redialer::ask(const StreamTuning& tuning) {
   if (!plan_ || !dialers_.empty()) return;
   loop_->cancel_timer(ask_again_);

@@ -55,6 +55,8 @@ class Redialer {
   void dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause = {});
   // Precondition: the plan does not dial. Nothing without a plan, or while it asks already.
   void ask(const StreamTuning& tuning);
+  // A stream was welcomed: those that failed and wait try again at once.
+  void hurry();
   // Something came from the peer.
   void on_contact() { refusing_ = false; }
   void stop();

@@ -25,6 +25,10 @@ std::size_t StreamSet::open_count() const {
       std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.stream != nullptr; }));
 }
 
+bool StreamSet::all_were_open() const {
+  return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.connected_before; });
+}
+
 std::uint32_t StreamSet::generation(std::uint16_t index) const {
   return index < slots_.size() ? slots_[index].generation : 0;
 }

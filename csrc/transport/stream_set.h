@@ -29,6 +29,8 @@ class StreamSet {
   Stream* open(std::size_t index) const;
   Stream* control() const { return open(0); }
   std::size_t open_count() const;
+  // Every stream has had a connection.
+  bool all_were_open() const;
 
   // The newest generation there was; 0: none.
   std::uint32_t generation(std::uint16_t index) const;

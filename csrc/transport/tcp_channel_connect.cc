@@ -97,6 +97,7 @@ void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
       return fail(std::move(status));
     }
   }
+  redialer_.hurry();
   add_stream({stream, welcome.generation}, std::move(dialed.connection), welcome.max_unexpected_bytes);
   // The peer lets us in: now the others, all at once.
   for (std::size_t other = 1; stream == 0 && other < streams_.size() && phase_ == Phase::Connecting;
@@ -158,7 +159,9 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
     acks_due_.set_due();
   }
   if (const Status status = stream.start(); !status.is_ok()) return on_stream_lost(stream, status);
-  if (phase_ == Phase::Connecting && streams_.open_count() == streams_.size()) become_ready();
+  // Not all at the same time: over a network that breaks connections all the time that may never be.
+  const bool complete = streams_.all_were_open() && streams_.control() != nullptr;
+  if (phase_ == Phase::Connecting && complete) become_ready();
   schedule_flush();
 }
 

@@ -46,8 +46,6 @@ class FaultProxy {
 
   // Each connection is reset when it has carried so many bytes, at random up to twice `mean_bytes`. 0: never.
   void reset_after(std::uint64_t mean_bytes) { mean_bytes_ = mean_bytes; }
-  // No more than so many resets by reset_after().
-  void limit_resets(int most) { most_resets_ = most; }
   // Resets every connection, or one: number `which` of those that are open, in the order of their opening.
   void reset_all() { order(Order::ResetAll, 0); }
   void reset_one(std::size_t which) { order(Order::ResetOne, which); }
@@ -110,7 +108,7 @@ class FaultProxy {
   // Also of connections that were open when the order came.
   void draw_reset(Link& link) {
     const std::uint64_t mean = mean_bytes_;
-    if (mean == 0 || resets_ >= most_resets_) {
+    if (mean == 0) {
       link.reset_at = 0;
     } else if (link.reset_at == 0) {
       link.reset_at = link.carried + 1 + random_() % (2 * mean);
@@ -238,7 +236,6 @@ class FaultProxy {
   std::atomic<std::uint16_t> server_port_;
   std::uint16_t port_ = 0;
   std::atomic<std::uint64_t> mean_bytes_{0};
-  std::atomic<int> most_resets_{1 << 30};
   std::atomic<std::int64_t> delay_ms_{0};
   std::atomic<bool> swallow_new_{false};
   std::atomic<bool> stop_{false};

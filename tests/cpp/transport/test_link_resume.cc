@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "fault_proxy.h"
+#include "tls_fixture.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {
@@ -25,8 +26,16 @@ class LinkResume : public ::testing::Test {
  protected:
   void start(EndpointOptions options = {}) {
     if (options.streams == 0) options.streams = 4;
-    pair_ = std::make_unique<Pair>(options);
+    if (with_tls_) {
+      authority_.write_keys(keys_a_, "geocomm://job/a");
+      authority_.write_keys(keys_b_, "geocomm://job/b");
+    }
+    pair_ = std::make_unique<Pair>(secured(options, keys_a_), secured(options, keys_b_));
     proxy_ = std::make_unique<FaultProxy>(pair_->low->port());
+  }
+  EndpointOptions secured(EndpointOptions options, const Folder& keys) const {
+    if (with_tls_) options.keys = keys.path();
+    return options;
   }
   void connect() {
     PeerAddress through = address_of(*pair_->low, "rank 0 (low)");
@@ -83,11 +92,23 @@ class LinkResume : public ::testing::Test {
     EXPECT_GE(proxy_->open(), connections);
   }
 
+  bool with_tls_ = false;
+  Authority authority_;
+  Folder keys_a_;
+  Folder keys_b_;
   std::unique_ptr<Pair> pair_;
   std::unique_ptr<FaultProxy> proxy_;
 };
 
-TEST_F(LinkResume, test_hundreds_of_resets_lose_and_double_nothing) {
+// In plaintext, and with keys.
+class LinkResumeEither : public LinkResume, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { with_tls_ = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(, LinkResumeEither, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "tls" : "plain"; });
+
+TEST_P(LinkResumeEither, test_hundreds_of_resets_lose_and_double_nothing) {
   start();
   connect();
   proxy_->reset_after(400'000);
@@ -108,7 +129,7 @@ TEST_F(LinkResume, test_hundreds_of_resets_lose_and_double_nothing) {
   RecordProperty("resumes", static_cast<int>(stats.resumes));
 }
 
-TEST_F(LinkResume, test_each_single_stream_reset_is_invisible) {
+TEST_P(LinkResumeEither, test_each_single_stream_reset_is_invisible) {
   start();
   connect();
   for (std::size_t which = 0; which < 5; ++which) {
@@ -145,7 +166,7 @@ TEST_F(LinkResume, test_losing_the_control_stream_again_and_again_keeps_posts_in
   EXPECT_TRUE(high().status().is_ok()) << high().status().to_string();
 }
 
-TEST_F(LinkResume, test_losing_all_connections_at_once_resumes) {
+TEST_P(LinkResumeEither, test_losing_all_connections_at_once_resumes) {
   start();
   connect();
   std::atomic<bool> stop{false};
@@ -176,16 +197,17 @@ TEST_F(LinkResume, test_network_that_comes_back_before_the_deadline_is_waited_fo
   EXPECT_EQ(sink->data(), data);
 }
 
-TEST_F(LinkResume, test_resets_during_handshakes_delay_the_connection_only) {
+TEST_P(LinkResumeEither, test_resets_during_handshakes_delay_the_connection_only) {
   start();
-  proxy_->limit_resets(8);
-  proxy_->reset_after(300);  // a Hello is 192 bytes, a Welcome too
+  // A Hello is 192 bytes, a Welcome too; TLS takes some 4 KB before.
+  proxy_->reset_after(with_tls_ ? 3000 : 400);
   connect();
-  EXPECT_EQ(proxy_->resets(), 8);
+  EXPECT_GT(proxy_->resets(), 5);
+  proxy_->reset_after(0);
   exchange(0, 4, 100'000);
 }
 
-TEST_F(LinkResume, test_resets_during_goodbye_end_in_good_order) {
+TEST_P(LinkResumeEither, test_resets_during_goodbye_end_in_good_order) {
   for (int round = 0; round < 20; ++round) {
     start();
     connect();
@@ -217,7 +239,7 @@ TEST_F(LinkResume, test_resets_during_goodbye_end_in_good_order) {
   }
 }
 
-TEST_F(LinkResume, test_connections_that_go_silent_are_replaced) {
+TEST_P(LinkResumeEither, test_connections_that_go_silent_are_replaced) {
   EndpointOptions options;
   options.link_deadline = 4s;  // three heartbeats of 667 ms without a word, and the connections are dropped
   start(options);
@@ -225,6 +247,8 @@ TEST_F(LinkResume, test_connections_that_go_silent_are_replaced) {
   proxy_->swallow(FaultProxy::ToServer);
   proxy_->swallow(FaultProxy::ToClient);
   exchange(0, 4, 300'000);
+  const auto end = Deadline::after(20s);
+  while (high().stats().resumes < 5 && !end.expired()) std::this_thread::sleep_for(1ms);
   EXPECT_GE(high().stats().resumes, 5U);
 }
 
@@ -252,7 +276,7 @@ TEST_F(LinkResume, test_data_stream_that_carries_nothing_holds_up_nobody_for_lon
   EXPECT_EQ(high().stats().resumes, 0U);
 }
 
-TEST_F(LinkResume, test_delay_and_resets_together_lose_nothing) {
+TEST_P(LinkResumeEither, test_delay_and_resets_together_lose_nothing) {
   start();
   connect();
   proxy_->delay(10ms);
@@ -261,7 +285,7 @@ TEST_F(LinkResume, test_delay_and_resets_together_lose_nothing) {
   EXPECT_GT(proxy_->resets(), 0);
 }
 
-TEST_F(LinkResume, test_many_resumes_take_no_more_descriptors) {
+TEST_P(LinkResumeEither, test_many_resumes_take_no_more_descriptors) {
   start();
   connect();
   exchange(0, 4, 100'000);
@@ -278,7 +302,7 @@ TEST_F(LinkResume, test_many_resumes_take_no_more_descriptors) {
 }
 
 // The proxy leads to another process all of a sudden: as if the peer had been restarted on its port.
-TEST_F(LinkResume, test_restarted_peer_is_named_at_once) {
+TEST_P(LinkResumeEither, test_restarted_peer_is_named_at_once) {
   for (const bool knows_the_job : {true, false}) {
     EndpointOptions options;
     options.link_deadline = 60s;
@@ -286,7 +310,7 @@ TEST_F(LinkResume, test_restarted_peer_is_named_at_once) {
     connect();
     auto sink = std::make_shared<CollectingSink>(1);
     ASSERT_TRUE(high().post_receive({1, 1}, 7, 1, sink).is_ok());
-    auto restarted = make_endpoint(options);
+    auto restarted = make_endpoint(secured(options, keys_a_));
     if (knows_the_job) restarted->allow(token(1));
     proxy_->lead_to(restarted->port());
     proxy_->reset_all();
