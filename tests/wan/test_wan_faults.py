@@ -116,6 +116,7 @@ def names_lost_rank(line: dict[str, Any], rank: int) -> bool:
     return "PeerLostError" in line["kinds"] and line["peer"].startswith(f"rank {rank} (site site{rank}")
 
 
+@pytest.mark.slow
 def test_killed_rank_is_named_by_all_and_a_new_group_in_the_same_processes_works(tmp_path: Path) -> None:
     require_wan()
     environment = {"GEOCOMM_LINK_DEADLINE": f"{DEADLINE_S}s"}
