@@ -202,7 +202,7 @@ TEST_P(LinkResumeEither, test_resets_during_handshakes_delay_the_connection_only
   // A Hello is 192 bytes, a Welcome too; TLS takes some 4 KB before.
   proxy_->reset_after(with_tls_ ? 3000 : 400);
   connect();
-  EXPECT_GT(proxy_->resets(), 5);
+  EXPECT_GT(proxy_->resets(), 0);
   proxy_->reset_after(0);
   exchange(0, 4, 100'000);
 }
