@@ -7,20 +7,42 @@ import contextlib
 import dataclasses
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from geocomm.hub import Hub
 from geocomm.hub_address import HubAddress, listen_on, loopback_listener
 from geocomm.job_ca import JobCa
 from geocomm.options import Options
 from geocomm.security import Keys
+from geocomm.store_session import Greeting, Purpose
 from geocomm.tunnel import Tunnel
 
 HUB_HOST = "127.0.0.2"
+PROBE = Greeting(Purpose.PROBE, bytes(16), 0, "probe")
 # Ranks that cannot use keys themselves would refuse them under "required".
 SECURITY = "required" if "keys" in {field.name for field in dataclasses.fields(Options)} else "insecure"
+
+
+def run(work: Coroutine[Any, Any, None], limit_s: float = 60) -> None:
+    """Run to the end, which has to come within `limit_s`."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(limit_s):
+            await work
+
+    asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:
+    """Return once `condition` holds."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
 
 
 def make_keys(folder: Path, sites: str = "ab", job: str = "run7") -> dict[str, Keys]:
@@ -95,6 +117,13 @@ class EchoStore:
                 await writer.drain()
         self.open -= 1
         writer.close()
+
+
+@contextlib.asynccontextmanager
+async def hub_with_store(keys: Keys, store: EchoStore) -> AsyncIterator[Place]:
+    """A hub whose only store is `store`."""
+    async with store.running() as port, running_hub(keys, port) as place:
+        yield place
 
 
 class BreakingProxy:
