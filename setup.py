@@ -70,7 +70,7 @@ class CMakeBuild(build_ext):
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
         configure += [f"-DGEOCOMM_CUDA={'ON' if cuda else 'OFF'}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator"], check=True)
+        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator", "geocomm_plugins"], check=True)
 
         newest = ROOT / "build/native"
         newest.unlink(missing_ok=True)
@@ -80,6 +80,9 @@ class CMakeBuild(build_ext):
         (package / "_bin").mkdir(parents=True, exist_ok=True)
         (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
         built = {module: package / module.name, build_dir / "csrc/tools/wan_emulator": package / "_bin/wan_emulator"}
+        plugin = build_dir / "csrc/transport/ucx/libgeocomm_ucx.so"
+        if plugin.exists():  # built where UCX's headers are
+            built[plugin] = package / "_bin" / plugin.name
         for source, target in built.items():
             replace_file(source, target)
             if not self.inplace:  # wheels go without debug information

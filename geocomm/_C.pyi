@@ -31,6 +31,9 @@ class Endpoint:
         link_deadline: timedelta = ...,
         max_pacing_bps: int = 0,
         threads: int = 1,
+        rdma_plugin: str = "",
+        rdma_trusted: bool = False,
+        rdma_allow_tcp: bool = False,
     ) -> None: ...
     @property
     def id(self) -> bytes: ...
@@ -58,7 +61,7 @@ class ProcessGroupGeocomm(C10dBackend):
         endpoint: Endpoint | None = None,
         group: int = 0,
         token: bytes = b"",
-        peers: list[tuple[bytes, str, int, str]] = ...,
+        peers: list[tuple[bytes, str, int, str, bool]] = ...,
         codec: str = "none",
         min_compress_bytes: int = 65536,
         preserve_inputs: bool = False,

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from geocomm import auto_codec, policy
 from geocomm.codec import AUTO, collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
-from geocomm.native import native
-from geocomm.options import Options, codec_threads, listen_port, transport_keys
+from geocomm.native import native, rdma_plugin
+from geocomm.options import Options, codec_threads, listen_port, rdma_allow_tcp, transport_keys
 from geocomm.reporting import check_reporting, reporting
 from geocomm.topology import (
     RankInfo,
@@ -36,6 +36,7 @@ from geocomm.topology import (
     sites_of,
     store_host,
 )
+from geocomm.transport_choice import TransportChoice
 
 if TYPE_CHECKING:
     from geocomm._C import Endpoint, ProcessGroupGeocomm
@@ -85,6 +86,9 @@ class Process:
             "link_deadline": options.link_deadline,
             "max_pacing_bps": options.max_pacing_bps or 0,
             "threads": codec_threads(options),
+            "rdma_plugin": rdma_plugin() if TransportChoice.parse(options.transport).is_for(options.site) else "",
+            "rdma_trusted": options.rdma_trusted,
+            "rdma_allow_tcp": rdma_allow_tcp(),
         }
         with self._lock:
             endpoint = self._acquire(settings)
@@ -223,6 +227,7 @@ def _make_group(
         spans_sites = len(site_names) > 1
         if spans_sites:
             _check_security(infos, options)
+            _check_transport(site_names, options)
         backend = native().ProcessGroupGeocomm(
             rank=rank,
             size=len(infos),
@@ -233,9 +238,7 @@ def _make_group(
             endpoint=endpoint if spans_sites else None,
             group=infos[0].group,
             token=base64.b64decode(infos[0].token),
-            peers=[(base64.b64decode(i.process_id), i.host, i.port, i.description) for i in infos]
-            if spans_sites
-            else [],
+            peers=_peers(infos, rank, options) if spans_sites else [],
             codec="none" if options.codec == AUTO else options.codec,
             min_compress_bytes=options.min_compress_bytes,
             preserve_inputs=options.preserve_inputs,
@@ -288,6 +291,25 @@ def _introduce(
         token=token,
     )
     return own, options, endpoint
+
+
+def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool]]:
+    """(process id, host, port, description, over RDMA) of each rank."""
+    choice = TransportChoice.parse(options.transport)
+    return [
+        (base64.b64decode(i.process_id), i.host, i.port, i.description, choice.between(infos[rank].site, i.site))
+        for i in infos
+    ]
+
+
+def _check_transport(site_names: list[str], options: Options) -> None:
+    unknown = TransportChoice.parse(options.transport).unknown_sites(site_names)
+    is_world = process.world is None or process.world.backend.closed
+    if is_world and unknown:  # sub-groups may have fewer sites than the job
+        raise InvalidArgumentError(
+            f"transport={options.transport} names {', '.join(unknown)}, but the sites of the job are "
+            f"{', '.join(site_names)}"
+        )
 
 
 def _check_security(infos: list[RankInfo], options: Options) -> None:

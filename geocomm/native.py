@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
@@ -10,6 +11,11 @@ from geocomm.options import cpu_level, log_level, tensor_threads
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+def rdma_plugin() -> str:
+    """Where the library is that uses UCX, if this geocomm was built with UCX's headers."""
+    return str(Path(__file__).parent / "_bin" / "libgeocomm_ucx.so")
 
 
 @functools.cache

@@ -15,12 +15,13 @@ from datetime import timedelta
 from typing import Any
 
 from geocomm.hub_address import HubAddress, HubAddressError
+from geocomm.transport_choice import TransportChoice, TransportTextError
 from geocomm.units import parse_duration, parse_rate, parse_size
 
 CPU_LEVELS = ("scalar", "avx2", "avx512")
 MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
-TRANSPORTS = ("tcp",)
+TRANSPORTS = ("tcp", "rdma")
 SECURITIES = ("required", "insecure")
 
 
@@ -94,7 +95,12 @@ class Options:
     links: str | None = _field(
         None, "GEOCOMM_LINKS", str, "file with the rates of the links, from `geocomm probe --out`; default: assumed"
     )
-    transport: str = _field("tcp", "GEOCOMM_TRANSPORT", str, "what crosses the sites: tcp")
+    transport: str = _field(
+        "tcp", "GEOCOMM_TRANSPORT", str, "tcp, rdma, or rdma:SITE,SITE (between these sites, tcp elsewhere)"
+    )
+    rdma_trusted: bool = _field(
+        False, "GEOCOMM_RDMA_TRUSTED", _boolean, "the RDMA fabric may carry plaintext under security=required"
+    )
     security: str = _field("required", "GEOCOMM_SECURITY", str, "required (TLS; loopback without keys) or insecure")
     keys: str | None = _field(None, "GEOCOMM_KEYS", str, "folder of this site's keys, made by geocomm keygen")
     streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default 4 (BBR) or 16")
@@ -138,9 +144,9 @@ class Options:
 
     def validate(self) -> None:
         """Raise InvalidArgumentError for the first field that cannot be."""
-        for name, allowed in (("transport", TRANSPORTS), ("security", SECURITIES)):
-            if getattr(self, name) not in allowed:
-                raise _bad(self, name, f"one of {', '.join(allowed)}{_nearest(getattr(self, name), allowed)}")
+        if self.security not in SECURITIES:
+            raise _bad(self, "security", f"one of {', '.join(SECURITIES)}{_nearest(self.security, SECURITIES)}")
+        self._validate_transport()
         if self.keys is not None and (not isinstance(self.keys, str) or not self.keys):
             raise _bad(self, "keys", "a folder that geocomm keygen has made")
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip() or len(self.site) > 64):
@@ -177,6 +183,23 @@ class Options:
             raise _bad(self, "max_nmse", "a number, 0 or more")
         if self.links is not None and not isinstance(self.links, str):
             raise _bad(self, "links", "the path of a file")
+
+    def _validate_transport(self) -> None:
+        try:
+            choice = TransportChoice.parse(self.transport)
+        except TransportTextError as error:
+            raise _bad(self, "transport", f"{error}{_nearest(self.transport, TRANSPORTS)}") from None
+        if not isinstance(self.rdma_trusted, bool):
+            raise _bad(self, "rdma_trusted", "True or False")
+        if not choice.any_rdma:
+            return
+        if self.security == "required" and not self.rdma_trusted:
+            raise _refusal(
+                f"transport={self.transport} sends plaintext over the RDMA fabric, which security=required forbids: "
+                "declare that you trust the fabric (GEOCOMM_RDMA_TRUSTED=1), or use GEOCOMM_TRANSPORT=tcp"
+            )
+        if self.max_pacing_bps is not None:
+            raise _refusal("max_pacing_bps (GEOCOMM_MAX_PACING_BPS) caps TCP only: leave it out with transport=rdma")
 
     def agreed(self) -> dict[str, str | int | float | bool]:
         """The fields that all ranks of a group must have alike."""
@@ -222,6 +245,14 @@ def cpu_level() -> str | None:
             f"GEOCOMM_CPU is {text!r}; it must be one of {', '.join(CPU_LEVELS)}{_nearest(text, CPU_LEVELS)}"
         )
     return text
+
+
+def rdma_allow_tcp() -> bool:
+    """Whether transport=rdma may run over UCX's TCP and shared memory, from GEOCOMM_RDMA_ALLOW_TCP. For tests."""
+    try:
+        return _boolean(os.environ.get("GEOCOMM_RDMA_ALLOW_TCP", ""))
+    except ValueError as error:
+        raise _refusal(f"GEOCOMM_RDMA_ALLOW_TCP: {error}") from None
 
 
 def keys_folder() -> str | None:

@@ -32,6 +32,7 @@ def stats() -> dict[str, Any]:
     - stalled_by_receiver_us: time in which the peer's receive window held back data; stalled_by_send_buffer_us: this
       side's send buffers; streams counted together, zeros where the kernel does not tell
     - rtt_us: round trip of the last heartbeat; streams: data streams that are connected; congestion_control
+    - cipher: of TLS (empty: plaintext); transport: of the data, "tcp" or "rdma (rc_mlx5)", which cipher does not cover
     """
     from geocomm.backend import process
 

@@ -89,7 +89,8 @@ std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what
 
 PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
                          const std::string& keys, const std::string& site, Milliseconds link_deadline,
-                         std::uint64_t max_pacing_bps, std::size_t threads) {
+                         std::uint64_t max_pacing_bps, std::size_t threads, const std::string& rdma_plugin,
+                         bool rdma_trusted, bool rdma_allow_tcp) {
   transport::EndpointOptions options;
   options.bind_address = bind_address;
   options.port = port;
@@ -99,6 +100,7 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
   options.site = site;
   options.link_deadline = link_deadline;
   options.max_pacing_bps = max_pacing_bps;
+  options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
   return {std::make_shared<ProcessResources>(value_or_throw(transport::Endpoint::create(options)), threads)};
 }
 
@@ -122,6 +124,7 @@ py::list channel_stats(const PyEndpoint& self) {
     row["stalled_by_receiver_us"] = stats.stalled_by_receiver_us;
     row["stalled_by_send_buffer_us"] = stats.stalled_by_send_buffer_us;
     row["cipher"] = stats.cipher;
+    row["transport"] = stats.transport;
     result.append(std::move(row));
   }
   return result;
@@ -130,7 +133,8 @@ py::list channel_stats(const PyEndpoint& self) {
 // ---- process group
 // ------------------------------------------------------------------------------------------------
 
-using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string>;
+// Process id, host, port, description, whether it is reached over RDMA.
+using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool>;
 
 // Shared, and freed under the GIL, since the group may die on any thread.
 std::shared_ptr<py::object> hold(const py::object& callable) {
@@ -206,10 +210,10 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     process = endpoint->process;
     const auto job = fixed_bytes<16>(token, "token");
     std::vector<transport::PeerAddress> addresses;
-    for (const auto& [id, host, port, description] : peers) {
+    for (const auto& [id, host, port, description, rdma] : peers) {
       const int site = topology.site_of(static_cast<int>(addresses.size()));
       addresses.push_back(
-          {fixed_bytes<16>(id, "a peer's id"), host, port, description, topology.site_name(site)});
+          {fixed_bytes<16>(id, "a peer's id"), host, port, description, topology.site_name(site), rdma});
     }
     process->endpoint->allow(job);
     // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
@@ -335,7 +339,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
            py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
            py::arg("link_deadline") = Milliseconds(60'000), py::arg("max_pacing_bps") = 0,
-           py::arg("threads") = 1)
+           py::arg("threads") = 1, py::arg("rdma_plugin") = "", py::arg("rdma_trusted") = false,
+           py::arg("rdma_allow_tcp") = false)
       .def_property_readonly("id",
                              [](const PyEndpoint& self) {
                                const auto& id = self.process->endpoint->id();

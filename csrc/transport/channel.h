@@ -76,7 +76,8 @@ struct ChannelStats {
   // room in its own send buffer.
   std::uint64_t stalled_by_receiver_us = 0;
   std::uint64_t stalled_by_send_buffer_us = 0;
-  std::string cipher;  // of TLS 1.3; empty: plaintext
+  std::string cipher;     // of TLS 1.3; empty: plaintext
+  std::string transport;  // of the data: "tcp", "rdma (rc_mlx5)", which cipher does not cover
 };
 
 class Channel {

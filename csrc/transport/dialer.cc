@@ -198,7 +198,7 @@ void Dialer::on_welcome() {
     return give_up({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
   }
   if (dialed.welcome.stream != hello_.stream || dialed.welcome.stream_count != hello_.stream_count ||
-      dialed.welcome.generation != hello_.generation) {
+      dialed.welcome.generation != hello_.generation || dialed.welcome.data_path != hello_.data_path) {
     return give_up({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
   }
   loop_->cancel_timer(timer_);

@@ -125,6 +125,10 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
     return Status(StatusCode::InvalidArgument, "a process has no channel to itself");
   }
   const bool dials = context_->self > peer.id;
+  if (peer.rdma && !context_->rdma) {
+    return Status(StatusCode::InvalidArgument,
+                  core::str("RDMA to ", peer.description, " was asked for, and this endpoint has none"));
+  }
   if (dials && (peer.host.empty() || peer.port == 0)) {
     return Status(StatusCode::InvalidArgument, core::str("no address of ", peer.description, ": host '",
                                                          peer.host, "', port ", peer.port));
@@ -330,6 +334,15 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
                     core::str("the keys in ", options.keys, " are of ", name.uri(), ", but this is site '",
                               options.site, "': set GEOCOMM_KEYS to the folder of this site"));
     }
+  }
+  if (!options.rdma.library.empty()) {
+    if (options.security == Security::Required && !options.rdma.trusted) {
+      return Status(
+          StatusCode::AuthFailed,
+          "transport=rdma sends plaintext over the RDMA fabric, which security=required forbids: "
+          "declare that you trust the fabric (GEOCOMM_RDMA_TRUSTED=1), or use GEOCOMM_TRANSPORT=tcp");
+    }
+    GEOCOMM_ASSIGN_OR_RETURN(context->rdma, load_rdma_fabric(options.rdma));
   }
   context->options = options;
   if (options.streams == 0) context->options.streams = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;

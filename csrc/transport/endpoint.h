@@ -12,6 +12,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "transport/channel.h"
+#include "transport/rdma_fabric.h"
 
 namespace geocomm::transport {
 
@@ -35,6 +36,9 @@ struct EndpointOptions {
   std::size_t send_window_bytes = std::size_t{64} << 20;  // at least; grows to what a link has under way
   std::size_t max_unexpected_bytes = std::size_t{64}
                                      << 20;  // per channel, received before its receive was posted
+  // For the channels whose PeerAddress says so. Plaintext: under Security::Required only if trusted. Not
+  // capped by max_pacing_bps.
+  RdmaOptions rdma = {};
 };
 
 struct PeerAddress {
@@ -43,6 +47,7 @@ struct PeerAddress {
   std::uint16_t port = 0;
   std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
   std::string site = {};    // whose certificate the process must have; empty: any of the job
+  bool rdma = false;        // segments go over RDMA, one data stream; the peer must say the same
 };
 
 class Endpoint {
@@ -57,8 +62,8 @@ class Endpoint {
   virtual void allow(const JobToken& token) = 0;
   // The channel to `peer`, made on first use: the process with the smaller id waits, the other dials (with
   // retries until link_deadline). Returns at once; the channel connects in the background and queues what is
-  // sent meanwhile. Errors: InvalidArgument (own id), AuthFailed (Required and the peer is not on loopback),
-  // Aborted (shut down).
+  // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), AuthFailed (Required and the
+  // peer is not on loopback), Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
   // Ends a group on all channels: posted receives get `why`, queued chunks and unexpected data are dropped,
   // later segments discarded. Once it returns, no sink of the group is called any more.

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,24 +42,27 @@ class StreamOwner {
   virtual void on_violation(Stream& stream, const core::Status& why) = 0;
 };
 
-// All on the IO thread.
+// The header under which a segment travels.
+WireHeader segment_header(const OutSegment& segment);
+
+// All on the IO thread. What is virtual, RdmaStream does in its own way.
 class Stream : public IoHandler {
  public:
   // Stream number 0 is the control stream, which pulls no segments.
   Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner);
   ~Stream() override;
-  core::Status start();
+  virtual core::Status start();
 
   void send_frame(const WireHeader& header) { send_frames({&header, 1}); }
   void send_frames(std::span<const WireHeader> headers);
   // Of control frames and segments that the kernel has not taken.
   std::size_t pending_bytes() const { return out_bytes_ - out_written_; }
   // The kernel has sent all that it was given.
-  bool is_idle() const;
+  virtual bool is_idle() const;
   // The queue has segments again.
-  void wake();
+  virtual void wake();
   // Closes the connection at once.
-  void close();
+  virtual void close();
 
   const Carrier& carrier() const { return carrier_; }
   std::uint16_t index() const { return carrier_.stream; }
@@ -66,8 +70,19 @@ class Stream : public IoHandler {
   int fd() const { return connection_->fd(); }
   std::string_view cipher() const { return connection_->cipher(); }
   bool is_open() const { return connection_ != nullptr; }
+  // Any thread. What carries the segments.
+  virtual std::string transport() const { return "tcp"; }
+  // It never came so far as to move a segment that it was given.
+  virtual bool is_fruitless() const { return false; }
 
   void on_ready(std::uint32_t events) override;
+
+ protected:
+  IoLoop& loop() { return loop_; }
+  Connection& connection() { return *connection_; }
+  StreamOwner& owner() { return owner_; }
+  void lose(const core::Status& why);
+  void violation(const core::Status& why);
 
  private:
   struct OutFrame {
@@ -86,8 +101,6 @@ class Stream : public IoHandler {
   void pull_frames();
   void advance(std::size_t written);
   void watch_output(bool on);
-  void lose(const core::Status& why);
-  void violation(const core::Status& why);
 
   IoLoop& loop_;
   std::unique_ptr<Connection> connection_;  // null: closed

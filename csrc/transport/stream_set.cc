@@ -87,7 +87,9 @@ void StreamSet::add_stats(ChannelStats& stats) const {
     stats.congestion_control = link.congestion_control;
     stats.cipher = slot.stream->cipher();
     if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;
-    if (slot.stream->index() != 0) ++stats.streams;
+    if (slot.stream->index() == 0) continue;
+    ++stats.streams;
+    stats.transport = slot.stream->transport();
   }
 }
 

@@ -1,5 +1,5 @@
 // A Channel over TCP: one control stream, which carries Posted, heartbeats, acknowledgements and Goodbye, and
-// data streams, which carry segments.
+// data streams, which carry segments, or one that has them carried by RDMA.
 //
 // Life: connecting → ready → closed. A connection that is lost while ready is made again, and what it carried
 // goes out again over any other. Orderly end (shutdown here or Goodbye from the peer): flush, Goodbye, wait
@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "transport/control_log.h"
 #include "transport/endpoint.h"
 #include "transport/io_loop.h"
+#include "transport/rdma_fabric.h"
 #include "transport/receive_table.h"
 #include "transport/redialer.h"
 #include "transport/segment_receiver.h"
@@ -45,8 +47,9 @@ struct ChannelContext {
   ProcessId self{};
   core::BufferPool pool{std::size_t{64} << 20};  // of unexpected chunks
   ClosedGroups closed_groups;
-  std::unique_ptr<TlsKeys> keys;    // null: plaintext; the IO thread's once it runs
-  std::function<void()> on_closed;  // a channel has closed or failed; on the IO thread
+  std::unique_ptr<TlsKeys> keys;     // null: plaintext; the IO thread's once it runs
+  std::unique_ptr<RdmaFabric> rdma;  // null: none; the IO thread's once it runs
+  std::function<void()> on_closed;   // a channel has closed or failed; on the IO thread
 
   bool loopback_only() const { return options.security == Security::Required && !keys; }
 };
@@ -115,6 +118,8 @@ class TcpChannel final : public Channel,
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
+  std::uint16_t data_streams() const;
+  bool gives_up(const Stream& lost);
   void add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection, std::uint64_t peer_limit);
   void become_ready();
   void tick();
@@ -177,6 +182,9 @@ class TcpChannel final : public Channel,
   std::uint64_t least_rtt_us_ = 0;
   std::chrono::milliseconds user_timeout_{};  // of the open streams
   StreamBinding binding_;
+  std::optional<DataPath> data_path_;  // nothing: neither this process nor the peer has said it
+  IoLoop::Clock::time_point
+      fruitless_since_{};  // streams were lost that moved nothing; zero: the last one did
   Redialer redialer_;
   IoLoop::Clock::time_point last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard

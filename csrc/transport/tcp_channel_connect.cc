@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "transport/handshake.h"
+#include "transport/rdma_stream.h"
 #include "transport/tcp_channel.h"
 
 namespace geocomm::transport {
@@ -20,6 +21,13 @@ constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
 // For a peer that has said Goodbye and lost its connections.
 constexpr std::chrono::milliseconds kLinger{2000};
+
+Status other_data_path(DataPath ours) {
+  return {StatusCode::InvalidArgument,
+          core::str("one end is to send over RDMA and the other over TCP (",
+                    ours == DataPath::Rdma ? "RDMA" : "TCP",
+                    " at the end that says this): GEOCOMM_TRANSPORT must be the same on all ranks")};
+}
 
 }  // namespace
 
@@ -37,6 +45,7 @@ HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
   hello.stream_count = stream_count;
   hello.generation = generation;
   hello.control_received = control_.received();
+  hello.data_path = data_path_.value_or(DataPath::Tcp);
   if (stream != 0) hello.binding = binding_.proof(stream, generation);
   return hello;
 }
@@ -65,6 +74,9 @@ void TcpChannel::start_deadline() {
 
 void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool dials) {
   if (phase_ == Phase::Closed) return;
+  const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
+  if (data_path_.value_or(path) != path) return fail(other_data_path(path));
+  data_path_ = path;
   if (!dials) start_deadline();
   if (redialer_.has_plan() || address.host.empty() || address.port == 0) return;
   RedialerPlan plan;
@@ -80,13 +92,17 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
   if (!dials) return;
-  streams_.set_data_streams(static_cast<std::uint16_t>(context_->options.streams));
+  streams_.set_data_streams(data_streams());
   redialer_.dial(0, tuning());
 }
 
+// As the side that dials.
+std::uint16_t TcpChannel::data_streams() const {
+  return data_path_ == DataPath::Rdma ? 1 : static_cast<std::uint16_t>(context_->options.streams);
+}
+
 HelloPayload TcpChannel::next_hello(std::uint16_t stream) {
-  const auto data_streams = static_cast<std::uint16_t>(context_->options.streams);
-  return hello(stream, data_streams, redialer_.dials() ? streams_.next_generation(stream) : 0);
+  return hello(stream, data_streams(), redialer_.dials() ? streams_.next_generation(stream) : 0);
 }
 
 void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
@@ -110,8 +126,15 @@ Status TcpChannel::admit(const HelloPayload& hello) {
   if (phase_ == Phase::Closed) {
     return {StatusCode::PeerLost, core::str("the channel with this process has ended: ", status().message())};
   }
+  if (hello.data_path != DataPath::Tcp && hello.data_path != DataPath::Rdma) {
+    return {StatusCode::InvalidArgument, "neither TCP nor RDMA"};
+  }
+  if (data_path_.value_or(hello.data_path) != hello.data_path) return other_data_path(*data_path_);
+  const bool rdma = hello.data_path == DataPath::Rdma;
+  if (rdma && !context_->rdma) return other_data_path(DataPath::Tcp);
+  const std::uint32_t most_streams = rdma ? 1 : kMaxDataStreams;
   const bool numbers_fit =
-      hello.stream_count >= 1 && hello.stream_count <= kMaxDataStreams && hello.stream <= hello.stream_count;
+      hello.stream_count >= 1 && hello.stream_count <= most_streams && hello.stream <= hello.stream_count;
   const bool order_fits =
       streams_.size() == 0 ? hello.stream == 0 : streams_.size() == hello.stream_count + 1U;
   if (!numbers_fit || !order_fits) {
@@ -123,6 +146,7 @@ Status TcpChannel::admit(const HelloPayload& hello) {
                                                    hello.stream, " is no newer than connection ", newest)};
   }
   if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
+  data_path_ = hello.data_path;
   if (streams_.size() == 0) streams_.set_data_streams(hello.stream_count);
   // What the older one still brings is not read any more, so that the counts in Welcome hold.
   if (Stream* const older = streams_.open(hello.stream)) drop(*older);
@@ -141,8 +165,11 @@ void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayloa
 void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
                             std::uint64_t peer_limit) {
   if (carrier.stream == 0) binding_.restart(*connection);
-  Stream& stream =
-      streams_.put(std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
+  const bool over_rdma = carrier.stream != 0 && data_path_ == DataPath::Rdma;
+  Stream& stream = streams_.put(
+      over_rdma ? std::make_unique<RdmaStream>(*context_->loop, std::move(connection), carrier, *this,
+                                               *context_->rdma)
+                : std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
   const auto now = IoLoop::Clock::now();
   if (std::exchange(down_, false)) {
     core::log(core::LogLevel::Warning, "connected to ", peer(), " again after ",
@@ -216,12 +243,31 @@ void TcpChannel::reconnect_all() {
   }
 }
 
+// The control stream may be in best health where the fabric is not.
+bool TcpChannel::gives_up(const Stream& lost) {
+  if (lost.index() == 0) return false;
+  const auto now = IoLoop::Clock::now();
+  const bool first = fruitless_since_ == IoLoop::Clock::time_point{};
+  if (!lost.is_fruitless()) {
+    fruitless_since_ = {};
+  } else if (first) {
+    fruitless_since_ = now;
+  }
+  return lost.is_fruitless() && !first && now - fruitless_since_ > context_->options.link_deadline;
+}
+
 void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
   const std::uint16_t index = stream.index();
+  const bool hopeless = gives_up(stream);
   drop(stream);
   if (phase_ == Phase::Closed) return;
   last_loss_ = why.message();
   core::log(core::LogLevel::Info, peer(), ": lost the connection of stream ", index, ": ", why.message());
+  if (hopeless) {
+    return fail(lost(core::str("its data stream was made again and again for ",
+                               in_seconds(context_->options.link_deadline),
+                               " (link_deadline) and moved nothing. Last: ", last_loss_)));
+  }
   reconnect(index);
   if (phase_ != Phase::Ready || closing_ || streams_.open_count() > 0 || std::exchange(down_, true)) return;
   core::log(core::LogLevel::Warning, "lost all connections to ", peer(), " (", why.message(),

@@ -19,6 +19,7 @@ inline constexpr std::uint32_t kMaxChunkBytes = 16 * 1024 * 1024;
 inline constexpr std::uint32_t kMaxChunkCount = 1U << 20;  // of one operation
 inline constexpr std::uint32_t kMaxRefuseBytes = 512;
 inline constexpr std::uint32_t kMaxDataStreams = 64;
+inline constexpr std::uint32_t kMaxRdmaAddressBytes = 16 * 1024;
 // What an unexpected chunk costs of the peer's EndpointOptions::max_unexpected_bytes, at least.
 inline constexpr std::uint32_t kMinUnexpectedCharge = 4096;
 // How far the segment numbers under way may lie apart: the newest less the oldest that is not acknowledged.
@@ -32,9 +33,10 @@ enum class FrameType : std::uint8_t {
   Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same
   HeartbeatReply = 7,
-  Goodbye = 8,    // orderly end: everything sent is acknowledged, nothing new will be posted or sent
-  Ack = 9,        // which segments and reliable control frames have arrived
-  Farewell = 10,  // the sender has given the link up; code = StatusCode of the reason
+  Goodbye = 8,       // orderly end: everything sent is acknowledged, nothing new will be posted or sent
+  Ack = 9,           // which segments and reliable control frames have arrived
+  Farewell = 10,     // the sender has given the link up; code = StatusCode of the reason
+  RdmaAddress = 11,  // first, and only, on a data stream of an RDMA link; payload: the sender's address there
 };
 
 struct WireHeader {
@@ -44,7 +46,7 @@ struct WireHeader {
   std::uint16_t code;         // Refuse, Farewell: StatusCode; else 0
   std::uint64_t sequence;     // Segment; Posted, Goodbye: their number, from 1; Ack: see AckFrame; else 0
   std::uint64_t group;        // OpKey::group
-  std::uint64_t op;           // OpKey::op
+  std::uint64_t op;           // OpKey::op; RdmaAddress: the token to put before each message
   std::uint64_t descriptor;   // opaque to transport: what the sender believes the operation is
   std::uint32_t chunk;        // index of the chunk in the operation
   std::uint32_t chunk_count;  // chunks that this peer sends for the operation
@@ -57,6 +59,9 @@ static_assert(sizeof(WireHeader) == 64);
 inline constexpr std::size_t kHeaderBytes = sizeof(WireHeader);
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
+// What carries the segments of a link.
+enum class DataPath : std::uint8_t { Tcp = 0, Rdma = 1 };
+
 // Follows Hello and Welcome. The first 48 bytes mean the same in every version.
 struct HelloPayload {
   ProcessId sender;
@@ -68,7 +73,8 @@ struct HelloPayload {
   std::uint32_t generation;               // which connection of this stream number: larger is newer
   std::uint64_t control_received;         // reliable control frames that the sender has received
   std::array<std::uint8_t, 32> binding;   // TLS: ties a data stream to the control stream's session; else 0
-  std::array<std::uint8_t, 24> reserved;  // 0
+  DataPath data_path;                     // the same in Welcome, and in all of a link's
+  std::array<std::uint8_t, 23> reserved;  // 0
 };
 static_assert(sizeof(HelloPayload) == 128);
 inline constexpr std::size_t kCommonHelloBytes = 48;

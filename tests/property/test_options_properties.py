@@ -175,7 +175,7 @@ def test_number_out_of_range_is_refused_by_name_wherever_it_comes_from(
 @properties
 @given(text=names)
 def test_word_that_is_not_offered_is_refused_by_name(name: str, text: str) -> None:
-    allowed = {"transport": ("tcp",), "security": ("required", "insecure")}[name]
+    allowed = {"transport": ("tcp", "rdma"), "security": ("required", "insecure")}[name]
     assume(text not in allowed)
     with environment({variable_of(name): text}), pytest.raises(InvalidArgumentError) as caught:
         Options().validate()

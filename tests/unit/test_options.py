@@ -29,6 +29,7 @@ EVERY_FIELD = {
     "max_relative_error": ("0.2", 0.2, 0.1),
     "links": ("links.json", "links.json", "other.json"),
     "transport": ("tcp", "tcp", "tcp"),
+    "rdma_trusted": ("1", True, False),
     "security": ("insecure", "insecure", "required"),
     "keys": ("/etc/geocomm/a", "/etc/geocomm/a", "/etc/geocomm/b"),
     "streams": ("8", 8, 3),
@@ -70,6 +71,7 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
         "max_relative_error": None,
         "links": None,
         "transport": "tcp",
+        "rdma_trusted": False,
         "security": "required",
         "keys": None,
         "streams": None,
@@ -123,7 +125,9 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("transport", "rdma"),
+        ("transport", "rdma:a"),
+        ("transport", "tcp:a,b"),
+        ("rdma_trusted", "yes"),
         ("security", "insecur"),
         ("site", "  "),
         ("site", "x" * 65),

@@ -48,8 +48,12 @@ TEST(LostPeerProcess, DISABLED_peer) {
   if (parent == nullptr) return;
   const std::string text = parent;
   auto endpoint = make_endpoint();
-  const PeerAddress address{unhex(text.substr(0, 32)), "127.0.0.1",
-                            static_cast<std::uint16_t>(std::stoi(text.substr(33))), "parent"};
+  const PeerAddress address{unhex(text.substr(0, 32)),
+                            "127.0.0.1",
+                            static_cast<std::uint16_t>(std::stoi(text.substr(33))),
+                            "parent",
+                            "",
+                            over_rdma()};
   const auto channel = *endpoint->connect(address, token(1));
   const std::string line = hex(endpoint->id()) + " " + std::to_string(endpoint->port()) + "\n";
   ASSERT_EQ(::write(STDOUT_FILENO, line.data(), line.size()), static_cast<ssize_t>(line.size()));
@@ -116,10 +120,10 @@ class LostPeer : public ::testing::Test {
         line.clear();
       }
     }
-    channel_ =
-        *endpoint_->connect({unhex(line.substr(0, 32)), "127.0.0.1",
-                             static_cast<std::uint16_t>(std::stoi(line.substr(33))), "rank 1 (the child)"},
-                            token(1));
+    channel_ = *endpoint_->connect(
+        {unhex(line.substr(0, 32)), "127.0.0.1", static_cast<std::uint16_t>(std::stoi(line.substr(33))),
+         "rank 1 (the child)", "", over_rdma()},
+        token(1));
     sink_ = std::make_shared<CountingSink>();
     ASSERT_TRUE(channel_->post_receive(kFlood, 7, kChunks, sink_).is_ok());
     ASSERT_TRUE(channel_->send(chunk_of(kGo, {})).is_ok());

@@ -1,4 +1,5 @@
-// Endpoints, sinks and data for the tests of the transport. Everything runs over real sockets on 127.0.0.1.
+// Endpoints, sinks and data for the tests of the transport. Everything runs over real sockets on 127.0.0.1;
+// with GEOCOMM_TEST_RDMA set, segments go over UCX instead (over its tcp or shared memory, as UCX_TLS says).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -159,15 +161,31 @@ class SentLatch {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+inline bool over_rdma() {
+  return std::getenv("GEOCOMM_TEST_RDMA") != nullptr;
+}
+
+// What an endpoint needs for RDMA on a machine that has none.
+inline RdmaOptions rdma_of_tests() {
+  RdmaOptions options;
+#ifdef GEOCOMM_UCX_PLUGIN
+  options.library = GEOCOMM_UCX_PLUGIN;
+#endif
+  options.trusted = true;
+  options.allow_tcp = true;
+  return options;
+}
+
 inline std::unique_ptr<Endpoint> make_endpoint(EndpointOptions options = {}) {
   core::set_log_level(core::LogLevel::Error);
+  if (over_rdma()) options.rdma = rdma_of_tests();
   auto endpoint = Endpoint::create(options);
   EXPECT_TRUE(endpoint.is_ok()) << endpoint.status().to_string();
   return endpoint.is_ok() ? std::move(endpoint).value() : nullptr;
 }
 
 inline PeerAddress address_of(const Endpoint& endpoint, std::string description) {
-  return {endpoint.id(), "127.0.0.1", endpoint.port(), std::move(description)};
+  return {endpoint.id(), "127.0.0.1", endpoint.port(), std::move(description), "", over_rdma()};
 }
 
 // Two endpoints in this process; `low` has the smaller id and waits, `high` dials.
