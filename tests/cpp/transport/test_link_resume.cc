@@ -87,6 +87,7 @@ class LinkResume : public ::testing::Test {
     other.join();
   }
   void wait_for_open(std::size_t connections) {
+    if (over_rdma()) connections = 2;
     const auto end = Deadline::after(20s);
     while (proxy_->open() < connections && !end.expired()) std::this_thread::sleep_for(1ms);
     EXPECT_GE(proxy_->open(), connections);
