@@ -105,6 +105,23 @@ TEST(EndpointConnect, test_nobody_listening_is_network_error_that_names_the_peer
   EXPECT_FALSE(channel->send(chunk_of({1, 2}, {})).is_ok());
 }
 
+TEST(EndpointConnect, test_attempt_that_the_deadline_cuts_short_leaves_the_reason_of_the_one_before) {
+  EndpointOptions options;
+  options.link_deadline = 1s;
+  auto endpoint = make_endpoint(options);
+  std::uint16_t free_port = 0;
+  {
+    free_port = make_endpoint()->port();
+  }
+  const auto channel = *endpoint->connect({id_of(0), "127.0.0.1", free_port, "rank 3 (site b)"}, token(1));
+  std::this_thread::sleep_for(150ms);
+  const auto mute = listen_on(*SocketAddress::parse("127.0.0.1", free_port));
+  ASSERT_TRUE(mute.is_ok()) << mute.status().to_string();
+  const Status status = channel->wait_ready(patience());
+  EXPECT_EQ(status.code(), StatusCode::Network);
+  EXPECT_EQ(status.sys_errno(), ECONNREFUSED) << status.to_string();
+}
+
 TEST(EndpointConnect, test_peer_that_never_dials_is_network_error) {
   EndpointOptions options;
   options.link_deadline = 200ms;
