@@ -2,6 +2,10 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 
+# Python tests at a time; 0: one, without pytest-xdist. Most of them wait most of the time, but their limits are for a machine
+# that does little else.
+TEST_WORKERS ?= 0
+
 PY := .venv/bin/python
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
@@ -71,7 +75,9 @@ cpp-test: $(NATIVE)
 
 python-test: $(NATIVE)
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
-	@$(PY) -m pytest -q -m "not slow"
+	@$(PY) -m pytest -q -m "not slow and not wan and not gpu" -n $(TEST_WORKERS) --dist loadgroup
+	@echo "test: running those on the emulated WAN or a GPU"
+	@$(PY) -m pytest -q -m "not slow and (wan or gpu)"
 
 ecosystem: $(NATIVE)
 	@echo "test: running the tests marked slow"

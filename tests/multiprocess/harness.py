@@ -5,7 +5,8 @@
         hashes = ranks.run(function_of_a_test_module, argument)
 
 A call has a hard time limit: where a rank does not answer, the stacks of all ranks are part of the failure, and the
-processes are killed. The processes are forked from a server that has imported torch and nothing else.
+processes are killed. The processes are forked from a server that has imported torch, with what its collectives and
+wrappers import late, and nothing of geocomm.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor"])
 
 
 class Hang(AssertionError):
@@ -70,7 +71,7 @@ class Ranks:
         *,
         environment: dict[str, str] | None = None,
         environment_of: dict[int, dict[str, str]] | None = None,
-        time_limit: float = 60,
+        time_limit: float = 120,
     ) -> None:
         self.sites = list(sites)
         self.size = len(sites)

@@ -1,0 +1,20 @@
+"""Which tests go to the same worker of `pytest -n` (make python-test): those that share an expensive set-up."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests of a module by its fixtures that live longer than one test, each parameter by itself."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            shared = [
+                f"{name}-{parameters.get(name)}"
+                for name, definitions in item._fixtureinfo.name2fixturedefs.items()
+                if definitions[-1].scope == "module"
+            ]
+            if shared:
+                item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *sorted(shared)])))
