@@ -1,4 +1,4 @@
-"""Builds the native parts (geocomm._C, the WAN emulator) with CMake + ninja; everything else is in pyproject.toml."""
+"""Builds the native parts (geocomm._C, the programs behind commands) with CMake + ninja; the rest: pyproject.toml."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+PROGRAMS = {"wan_emulator": "csrc/tools", "link_bench": "csrc/bench"}
+"""Behind commands, and where they are built."""
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/__init__.py").read_text())[1]
 
 
@@ -70,7 +72,7 @@ class CMakeBuild(build_ext):
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
         configure += [f"-DGEOCOMM_CUDA={'ON' if cuda else 'OFF'}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "wan_emulator", "geocomm_plugins"], check=True)
+        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "geocomm_plugins", *PROGRAMS], check=True)
 
         newest = ROOT / "build/native"
         newest.unlink(missing_ok=True)
@@ -79,7 +81,8 @@ class CMakeBuild(build_ext):
         package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
         (package / "_bin").mkdir(parents=True, exist_ok=True)
         (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
-        built = {module: package / module.name, build_dir / "csrc/tools/wan_emulator": package / "_bin/wan_emulator"}
+        built = {module: package / module.name}
+        built |= {build_dir / folder / program: package / "_bin" / program for program, folder in PROGRAMS.items()}
         plugin = build_dir / "csrc/transport/ucx/libgeocomm_ucx.so"
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name

@@ -1,4 +1,4 @@
-"""`geocomm bench wan`: what an all-reduce costs over a link."""
+"""`geocomm bench`: what an all-reduce costs over a link (`wan`), and what the transport moves (`link`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from geocomm.cli.bench_link import bench_link as bench_link_command
 from geocomm.command_end import fail
 from geocomm.units import UnitError, parse_size
 from geocomm.wan import WanConfigError, WanError
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     bench = typer.Typer(help="Measure geocomm on this machine.", no_args_is_help=True)
     bench.command("wan")(bench_wan)
+    bench.command("link")(bench_link_command)
 
     @bench.callback()
     def _group() -> None:

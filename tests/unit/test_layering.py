@@ -22,15 +22,21 @@ MAY_INCLUDE = {
     "collective": {"collective", "codec", "transport", "core"},
     "binding": {"binding", "collective", "codec", "transport", "core"},
     "tools": {"tools", "core"},
+    "bench": {"bench", "transport", "core"},
 }
 # Of libraries that are neither C++'s nor Linux's; the binding may also use torch and its pybind11.
-MAY_USE = {"codec": ("cuda", "zstd"), "transport": ("openssl/", "ucp/", "ucs/"), "binding": ("cuda",)}
+MAY_USE = {
+    "codec": ("cuda", "zstd"),
+    "transport": ("openssl/", "ucp/", "ucs/"),
+    "bench": ("openssl/",),
+    "binding": ("cuda",),
+}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
 MOST_FILES_WITH_TORCH = 3
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
     r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
-    r"|sanitizer/[a-z_]+\.h$|(unistd|poll|fcntl|sched|pthread|signal|netdb|dirent|dlfcn|ifaddrs|spawn)\.h$"
+    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|dirent|dlfcn|ifaddrs|spawn)\.h$"
 )
 
 # Which of geocomm's parts may import which others; a part is a subpackage, and "geocomm" all modules directly in it.

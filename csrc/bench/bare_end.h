@@ -1,0 +1,13 @@
+// What the kernel, and OpenSSL on top of it, move with nothing else in the way: a thread that sends in a loop
+// over one blocking connection, and one that receives.
+#pragma once
+
+#include <memory>
+
+#include "bench/bench_process.h"
+
+namespace geocomm::bench {
+
+std::unique_ptr<End> make_bare_end(const Plan& plan, bool parent, const Partner& partner);
+
+}  // namespace geocomm::bench

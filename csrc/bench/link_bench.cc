@@ -1,0 +1,80 @@
+// link_bench: one measurement of what a link over loopback moves, as a line of JSON. `geocomm bench link`
+// runs it and compares.
+#include <getopt.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+
+#include "bench/bare_end.h"
+#include "bench/bench_process.h"
+#include "bench/channel_end.h"
+
+namespace {
+
+constexpr char kUsage[] =
+    "usage: link_bench tcp|tls|channel [--keys-a DIR --keys-b DIR] [--streams N] [--congestion NAME] "
+    "[--both-ways] [--seconds S]\n";
+
+[[noreturn]] void usage() {
+  std::cerr << kUsage;
+  std::exit(2);
+}
+
+geocomm::bench::Plan parse(int count, char** arguments) {
+  geocomm::bench::Plan plan;
+  const option options[] = {{"keys-a", required_argument, nullptr, 'a'},
+                            {"keys-b", required_argument, nullptr, 'b'},
+                            {"streams", required_argument, nullptr, 's'},
+                            {"congestion", required_argument, nullptr, 'c'},
+                            {"both-ways", no_argument, nullptr, '2'},
+                            {"seconds", required_argument, nullptr, 't'},
+                            {nullptr, 0, nullptr, 0}};
+  for (int code = 0; (code = ::getopt_long(count, arguments, "", options, nullptr)) != -1;) {
+    switch (code) {
+      case 'a':
+        plan.keys_a = optarg;
+        break;
+      case 'b':
+        plan.keys_b = optarg;
+        break;
+      case 's':
+        plan.streams = std::atoi(optarg);
+        break;
+      case 'c':
+        plan.congestion = optarg;
+        break;
+      case '2':
+        plan.both_ways = true;
+        break;
+      case 't':
+        plan.time = std::chrono::duration<double>(std::atof(optarg));
+        break;
+      default:
+        usage();
+    }
+  }
+  if (optind + 1 != count || !(plan.time.count() > 0)) usage();
+  plan.what = arguments[optind];
+  return plan;
+}
+
+double gbit_per_second(const geocomm::bench::Moved& moved) {
+  return moved.seconds > 0 ? 8e-9 * moved.bytes / moved.seconds : 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  using namespace geocomm::bench;
+  (void)std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes to sockets whose other end is gone
+  const Plan plan = parse(count, arguments);
+  const bool bare = plan.what == "tcp" || plan.what == "tls";
+  if (!bare && plan.what != "channel") usage();
+  if (plan.what == "tls" && (plan.keys_a.empty() || plan.keys_b.empty())) usage();
+  const Outcome outcome = measure(plan, bare ? make_bare_end : make_channel_end);
+  std::cout << "{\"gbit_s\": " << gbit_per_second(outcome.to_child) + gbit_per_second(outcome.to_parent)
+            << ", \"cpu_a\": " << outcome.parent_cpu / plan.time.count()
+            << ", \"cpu_b\": " << outcome.child_cpu / plan.time.count() << "}" << std::endl;
+  return 0;
+}
