@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <system_error>
 
 #include "core/str.h"
@@ -31,8 +32,29 @@ void set_option(int fd, int level, int name, int value) {
   (void)setsockopt(fd, level, name, &value, sizeof value);
 }
 
-bool set_bbr(int fd) {
-  return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) == 0;
+bool set_congestion(int fd, std::string_view name) {
+  return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+// Loopback loses nothing, and the timers of BBR's pacing halve its rate. A connection that ever had BBR keeps
+// them, so this comes before it is made.
+void set_congestion_of_loopback(int fd) {
+  if (!set_congestion(fd, "cubic")) (void)set_congestion(fd, "reno");
+}
+
+void tune(int fd, const StreamTuning& tuning, bool loopback) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  if (!loopback) (void)set_congestion(fd, "bbr");
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
+  set_user_timeout(fd, tuning.user_timeout);
+  // An idle stream is found dead, and firewalls and NAT keep it in mind.
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveSeconds);
+  if (tuning.max_pacing_bytes_per_sec > 0) {
+    (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &tuning.max_pacing_bytes_per_sec,
+                     sizeof tuning.max_pacing_bytes_per_sec);
+  }
 }
 
 Status network_error(const std::string& what, int error) {
@@ -139,6 +161,7 @@ Result<Fd> listen_on(const SocketAddress& address) {
   Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return network_error("cannot make a socket", errno);
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  set_congestion_of_loopback(fd.get());  // what it accepts begins with it, and is tuned then
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (::bind(fd.get(), address.get(), address.size()) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
@@ -157,7 +180,8 @@ Result<Fd> listen_on(const SocketAddress& address) {
 Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning) {
   Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return network_error("cannot make a socket", errno);
-  tune_stream(fd.get(), tuning);
+  if (address.is_loopback()) set_congestion_of_loopback(fd.get());
+  tune(fd.get(), tuning, address.is_loopback());
   if (::connect(fd.get(), address.get(), address.size()) != 0 && errno != EINPROGRESS) {
     return network_error(core::str("cannot connect to ", address.to_string()), errno);
   }
@@ -172,18 +196,7 @@ int connect_error(int fd) {
 }
 
 void tune_stream(int fd, const StreamTuning& tuning) {
-  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  (void)set_bbr(fd);
-  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
-  set_user_timeout(fd, tuning.user_timeout);
-  // An idle stream is found dead, and firewalls and NAT keep it in mind.
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveSeconds);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveSeconds);
-  if (tuning.max_pacing_bytes_per_sec > 0) {
-    (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &tuning.max_pacing_bytes_per_sec,
-                     sizeof tuning.max_pacing_bytes_per_sec);
-  }
+  tune(fd, tuning, SocketAddress::peer_of(fd).is_loopback());
 }
 
 void set_user_timeout(int fd, std::chrono::milliseconds timeout) {
@@ -198,7 +211,7 @@ int not_sent_bytes(int fd) {
 
 bool bbr_allowed() {
   const Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return fd.valid() && set_bbr(fd.get());
+  return fd.valid() && set_congestion(fd.get(), "bbr");
 }
 
 }  // namespace geocomm::transport

@@ -71,8 +71,8 @@ struct StreamTuning {
   std::chrono::milliseconds user_timeout{};  // unacknowledged data for so long ends the connection
   std::uint64_t max_pacing_bytes_per_sec = 0;
 };
-// TCP_NODELAY, BBR where allowed, TCP_NOTSENT_LOWAT, TCP_USER_TIMEOUT, keep-alive, pacing. Buffer sizes stay
-// the kernel's (autotuning). What the kernel does not know is left out.
+// TCP_NODELAY, BBR where allowed (not on loopback), TCP_NOTSENT_LOWAT, TCP_USER_TIMEOUT, keep-alive, pacing.
+// Buffer sizes stay the kernel's (autotuning). What the kernel does not know is left out.
 void tune_stream(int fd, const StreamTuning& tuning);
 // A stream takes more of the queue only when less than half of this waits unsent in the kernel: what a slow
 // stream holds back, a faster one could have sent.
