@@ -32,27 +32,25 @@ using SslPtr = std::unique_ptr<SSL, decltype(&SSL_free)>;
 // Most plaintext in one record.
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchRecords = 8;
+// What the socket is asked for at once, once the peer is known: some records.
+constexpr std::size_t kReadBytes = 128 * 1024;
 constexpr char kBindingLabel[] = "EXPORTER-geocomm-stream-binding";
 
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-// Records on their way to the kernel.
+// Records on their way to the kernel: those of [begin, end) of `data`.
 struct Batch {
   // A change of keys may come before the records.
   std::array<char, kBatchRecords*(kRecordBytes + SSL3_RT_MAX_TLS13_ENCRYPTED_LENGTH -
                                   SSL3_RT_MAX_PLAIN_LENGTH + SSL3_RT_HEADER_LENGTH) +
                        1024>
       data;
-  std::size_t bytes = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool empty() const { return begin == end; }
 };
-
-// For one connection at a time, as long as its write() runs.
-Batch& batch_of_thread() {
-  static thread_local const auto kBatch = std::make_unique<Batch>();
-  return *kBatch;
-}
 
 // The bytes of a list of parts, piece by piece.
 class PartReader {
@@ -116,6 +114,7 @@ class TlsConnection final : public Connection {
  private:
   enum class Step : std::uint8_t { Done, Blocked, Ended, Failed };
 
+  ssize_t receive(char* data, std::size_t bytes);
   static const BIO_METHOD* socket_method();
   static int bio_read(BIO* bio, char* data, int bytes);
   static int bio_write(BIO* bio, const char* data, int bytes);
@@ -126,7 +125,6 @@ class TlsConnection final : public Connection {
   Status check_peer();
   Status handshake_failure();
   Status rekey_if_due();
-  Result<std::size_t> send_bytes(std::span<const char> bytes);
   Result<bool> flush();
   std::string peer_text() const;
 
@@ -144,19 +142,38 @@ class TlsConnection final : public Connection {
   unsigned long error_ = 0;      // of OpenSSL, the first one
   std::optional<std::string> untrusted_;
   std::optional<TlsName> peer_;
-  Batch* batch_ = nullptr;  // where records go; null: to the socket
-  std::vector<char> unsent_;
-  std::size_t skipped_ = 0;       // plaintext of the last record in unsent_
+  std::unique_ptr<Batch> batch_;   // null until something is written
+  bool batching_ = false;          // records go there, otherwise to the socket
+  std::vector<char> arrived_;      // from the socket; empty until the peer is known
+  std::size_t arrived_begin_ = 0;  // of what OpenSSL has not taken
+  std::size_t arrived_end_ = 0;
+  std::size_t skipped_ = 0;       // plaintext of the last record in batch_, if that is not empty
   std::uint64_t sent_bytes_ = 0;  // since the last change of keys
   std::chrono::steady_clock::time_point rekeyed_at_ = std::chrono::steady_clock::now();
 };
 
 // ---- the socket, as OpenSSL sees it ----
 
+// As recv(). OpenSSL asks for a record's header, then for the record: two calls to the kernel become one for
+// several records.
+ssize_t TlsConnection::receive(char* data, std::size_t bytes) {
+  if (arrived_.empty()) return ::recv(fd(), data, bytes, MSG_DONTWAIT);
+  if (arrived_begin_ == arrived_end_) {
+    const ssize_t received = ::recv(fd(), arrived_.data(), arrived_.size(), MSG_DONTWAIT);
+    if (received <= 0) return received;
+    arrived_begin_ = 0;
+    arrived_end_ = static_cast<std::size_t>(received);
+  }
+  const std::size_t taken = std::min(bytes, arrived_end_ - arrived_begin_);
+  std::memcpy(data, arrived_.data() + arrived_begin_, taken);
+  arrived_begin_ += taken;
+  return static_cast<ssize_t>(taken);
+}
+
 int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
   auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  const ssize_t received = ::recv(self->fd(), data, static_cast<std::size_t>(bytes), MSG_DONTWAIT);
+  const ssize_t received = self->receive(data, static_cast<std::size_t>(bytes));
   if (received == 0) self->end_of_socket_ = true;
   if (received > 0 && self->first_byte_ == 0) self->first_byte_ = static_cast<unsigned char>(data[0]);
   if (received < 0 && would_block(errno)) {
@@ -170,10 +187,11 @@ int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
 int TlsConnection::bio_write(BIO* bio, const char* data, int bytes) {
   auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  if (Batch* const batch = self->batch_; batch != nullptr) {
-    if (static_cast<std::size_t>(bytes) > batch->data.size() - batch->bytes) return -1;
-    std::memcpy(batch->data.data() + batch->bytes, data, static_cast<std::size_t>(bytes));
-    batch->bytes += static_cast<std::size_t>(bytes);
+  if (self->batching_) {
+    Batch& batch = *self->batch_;
+    if (static_cast<std::size_t>(bytes) > batch.data.size() - batch.end) return -1;
+    std::memcpy(batch.data.data() + batch.end, data, static_cast<std::size_t>(bytes));
+    batch.end += static_cast<std::size_t>(bytes);
     return bytes;
   }
   const ssize_t sent = ::send(self->fd(), data, static_cast<std::size_t>(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -286,6 +304,9 @@ Status TlsConnection::check_peer() {
                                               " is of another job: here runs '", own_.job, "'")};
   }
   peer_ = *name;
+  // Strangers do not get so much memory. OpenSSL's own reading ahead would move what it has for each record.
+  SSL_set_read_ahead(ssl_.get(), 0);
+  arrived_.resize(kReadBytes);
   return Status::ok();
 }
 
@@ -350,12 +371,14 @@ Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
 // Records of up to 16 KiB, straight from the caller's memory where a part has so much; what is smaller (a
 // frame's header) shares a record with what follows it. A batch of records goes to the kernel in one call.
 //
-// What the kernel does not take of a batch waits in unsent_, and the plaintext of its last record counts as
+// What the kernel does not take of a batch waits in it, and the plaintext of its last record counts as
 // not taken: so the caller comes back with it, and it is skipped then.
 Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
   if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session");
   std::size_t taken = 0;
-  if (!unsent_.empty()) {
+  if (!batch_) batch_ = std::make_unique<Batch>();
+  Batch& batch = *batch_;
+  if (!batch.empty()) {
     GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
     if (!flushed) return std::size_t{0};
     taken = std::exchange(skipped_, 0);
@@ -363,24 +386,22 @@ Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
   GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
   PartReader reader(parts, taken);
   while (reader.left() > 0) {
-    Batch& batch = batch_of_thread();
-    batch.bytes = 0;
+    batch.begin = batch.end = 0;
     std::size_t last = 0;
     for (std::size_t i = 0; i < kBatchRecords && reader.left() > 0; ++i) {
       const std::span<const char> record = reader.next(kRecordBytes);
       std::size_t written = 0;
       ERR_clear_error();
-      batch_ = &batch;
+      batching_ = true;
       const Step step = step_of(SSL_write_ex(ssl_.get(), record.data(), record.size(), &written));
-      batch_ = nullptr;
+      batching_ = false;
       if (step != Step::Done || written != record.size()) return why_failed();
       last = record.size();
       taken += last;
     }
-    sent_bytes_ += batch.bytes;
-    GEOCOMM_ASSIGN_OR_RETURN(const std::size_t sent, send_bytes({batch.data.data(), batch.bytes}));
-    if (sent == batch.bytes) continue;
-    unsent_.assign(batch.data.begin() + sent, batch.data.begin() + batch.bytes);
+    sent_bytes_ += batch.end;
+    GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
+    if (flushed) continue;
     skipped_ = last;
     return taken - skipped_;
   }
@@ -398,21 +419,19 @@ Status TlsConnection::rekey_if_due() {
   return Status::ok();
 }
 
-Result<std::size_t> TlsConnection::send_bytes(std::span<const char> bytes) {
-  const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent >= 0) return static_cast<std::size_t>(sent);
-  if (would_block(errno)) return std::size_t{0};
-  failed_ = true;
-  errno_ = errno;
-  return errno_status(errno_);
-}
-
-// True once nothing is left of an earlier batch.
+// True once nothing is left of the batch.
 Result<bool> TlsConnection::flush() {
-  if (unsent_.empty()) return true;
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t sent, send_bytes(unsent_));
-  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<std::ptrdiff_t>(sent));
-  return unsent_.empty();
+  if (!batch_ || batch_->empty()) return true;
+  const ssize_t sent = ::send(fd(), batch_->data.data() + batch_->begin, batch_->end - batch_->begin,
+                              MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0 && would_block(errno)) return false;
+  if (sent < 0) {
+    failed_ = true;
+    errno_ = errno;
+    return errno_status(errno_);
+  }
+  batch_->begin += static_cast<std::size_t>(sent);
+  return batch_->empty();
 }
 
 Result<bool> TlsConnection::finish() {
