@@ -4,12 +4,15 @@
 //                 bytes out per site   latencies  requantizations
 // broadcast-all   (N-1) S              1          0
 // owner-reduces   (1 + (N-2) w) S      2          1      S: compressed bytes of a site, w: the site's share
+//
+// Where slow links have a relay, both are looked at with it and without (relay_paths.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "collective/link_matrix.h"
+#include "collective/relay_paths.h"
 #include "core/status.h"
 
 namespace geocomm::collective {
@@ -27,8 +30,11 @@ struct ReduceScheme {
     double s_per_byte = 0.0;
   };
   std::vector<Line> lines;
+  RelayPaths relays = {};  // which pairs of sites meet over a third one
 
   bool has_owners() const { return !shares.empty(); }
+  // What each link carries, [from * sites + to], as parts of one site's data.
+  std::vector<double> link_loads(std::size_t sites) const;
   // For `bytes` compressed bytes of each site.
   double seconds(double bytes) const;
 };
@@ -43,14 +49,17 @@ class CostModel {
   const ReduceScheme& choose(double bytes) const;
   // How long that takes.
   double seconds(double bytes) const { return choose(bytes).seconds(bytes); }
-  // All ways, broadcast-all first.
+  // Of the links, whether or not the fastest way uses them.
+  const RelayPaths& relays() const { return relays_; }
+  // All ways, broadcast-all without relays first.
   const std::vector<ReduceScheme>& schemes() const { return schemes_; }
   const LinkMatrix& links() const { return links_; }
 
  private:
   explicit CostModel(LinkMatrix links);
-  void add_owner_schemes();
+  void add_schemes(const RelayPaths& relays);
   LinkMatrix links_;
+  RelayPaths relays_;
   std::vector<ReduceScheme> schemes_;
 };
 

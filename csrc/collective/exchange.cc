@@ -150,6 +150,7 @@ class ExchangeImpl final : public Exchange {
     stats.wire_bytes_sent = shared_->wire_bytes_sent;
     stats.raw_bytes_received = shared_->raw_bytes_received;
     stats.wire_bytes_received = shared_->wire_bytes_received;
+    stats.relayed_bytes = shared_->relayed_bytes;
     return stats;
   }
 

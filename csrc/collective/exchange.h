@@ -111,6 +111,7 @@ struct ExchangeStats {
   std::uint64_t wire_bytes_sent = 0;
   std::uint64_t raw_bytes_received = 0;
   std::uint64_t wire_bytes_received = 0;
+  std::uint64_t relayed_bytes = 0;  // of the wire bytes sent: frames of one other site for another
 };
 
 struct ExchangeConfig {
@@ -137,7 +138,9 @@ class Exchange {
   // Avg, Product, Min, Max; integers all but Avg (and wrap around); Bool takes Sum and Max as or, Product and
   // Min as and, and the bitwise ones. Cost per rank, S = compressed bytes of its lanes, N sites:
   // broadcast-all (N-1)S bytes out, one latency; owner-reduces 2S(N-1)/N bytes out, two latencies, one
-  // requantization; the policy's cost model chooses.
+  // requantization; the policy's cost model chooses. Where it relays between two sites, the lane's rank at
+  // the site between them passes frames on unread, out of memory of its own: at most what the two send each
+  // other in the operation.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
 
   // The same for data on an accelerator. plan_frames() takes lanes without data and acquires the frames'

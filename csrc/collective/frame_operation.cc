@@ -69,7 +69,6 @@ FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpC
     const Route& route = routes_[c];
     if (!route.contributions.empty()) jobs_.push_back({c, Message::Kind::Contribution});
     awaited_contributions_ += route.contributions_awaited;
-    arrivals += route.contributions_awaited + route.results_awaited;
   }
   // Lanes have different peers: their chunks take turns, so that all links are busy.
   std::ranges::stable_sort(jobs_, {}, [&](const Job& job) { return plan_.chunks[job.chunk].index; });
@@ -77,7 +76,10 @@ FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpC
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     if (!routes_[c].results.empty()) jobs_.push_back({c, Message::Kind::Result});
   }
-  for (const PeerPlan& peer : plan_.peers) placed_.emplace_back(peer.receives.size(), false);
+  for (const PeerPlan& peer : plan_.peers) {
+    arrivals += peer.receives.size();
+    placed_.emplace_back(peer.receives.size(), false);
+  }
   hold_producers_locked(contributions_);
   this->plan(make_peers(), jobs_.size(), arrivals);
 }
@@ -113,40 +115,45 @@ Status FrameOperation::produce(std::size_t index) {
   return Status::ok();
 }
 
-Buffer& FrameOperation::slot(const Message& message, std::size_t peer) {
+Buffer& FrameOperation::slot(const Message& message) {
   FrameChunk& chunk = frames_.chunks[message.chunk];
-  return message.kind == Message::Kind::Contribution
-             ? chunk.frames[static_cast<std::size_t>(site_of_peer(peer))]
-             : chunk.result;
+  return message.kind == Message::Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
+                                                     : chunk.result;
 }
 
 Result<std::span<std::byte>> FrameOperation::place(std::size_t peer, std::uint32_t number,
                                                    std::size_t chunk_bytes) {
   GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
+  const Message& message = received_message(peer, number);
+  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
   std::lock_guard lock(mutex_);
   if (placed_[peer][number]) return came_twice(peer, number);
   placed_[peer][number] = true;
-  Buffer& buffer = slot(received_message(peer, number), peer);
+  Buffer& buffer = slot(message);
   buffer.resize(chunk_bytes);
   return buffer.span();
 }
 
 Operation::Arrival FrameOperation::on_arrival(std::size_t peer, std::uint32_t number) {
   const Message& message = received_message(peer, number);
-  submit_finish_locked([this, peer, message] { return check(peer, message); });
-  return {message.kind == Message::Kind::Contribution, raw_bytes(plan_.chunks[message.chunk]),
-          slot(message, peer).size()};
+  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
+  submit_finish_locked([this, peer, number, frame] {
+    if (relay_of(peer, number) != nullptr) GEOCOMM_RETURN_IF_ERROR(relay(peer, number, frame));
+    const Message& arrived = received_message(peer, number);
+    return arrived.delivers ? check(arrived) : Status::ok();
+  });
+  return {is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]), frame.size()};
 }
 
-Status FrameOperation::check(std::size_t peer, const Message& message) {
+Status FrameOperation::check(const Message& message) {
   const bool contribution = message.kind == Message::Kind::Contribution;
   const PlannedChunk& chunk = plan_.chunks[message.chunk];
-  const Buffer& frame = slot(message, peer);
+  const Buffer& frame = slot(message);
   GEOCOMM_ASSIGN_OR_RETURN(
       const codec::FrameView view,
-      check_frame(frame.span(), contribution ? context().dtype : result_dtype(), chunk, site_of_peer(peer)));
+      check_frame(frame.span(), contribution ? context().dtype : result_dtype(), chunk, message.origin));
   if (Status sound = codec::verify_payload(frame.span(), view); !sound.is_ok()) {
-    return std::move(sound).with_peer(peer_name(peer));
+    return std::move(sound).with_peer(site_peer_name(chunk, message.origin));
   }
   bool all_there = false;
   if (contribution) {

@@ -32,8 +32,8 @@ class FrameOperation final : public PlannedReduction {
                                            std::size_t chunk_bytes) override;
   Arrival on_arrival(std::size_t peer, std::uint32_t number) override;
 
-  core::Buffer& slot(const Message& message, std::size_t peer);
-  core::Status check(std::size_t peer, const Message& message);
+  core::Buffer& slot(const Message& message);
+  core::Status check(const Message& message);
   void contributions_are_there();
 
   FramePlan& frames_;

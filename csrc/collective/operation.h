@@ -33,6 +33,7 @@ struct ExchangeShared {
   std::atomic<std::uint64_t> wire_bytes_sent{0};
   std::atomic<std::uint64_t> raw_bytes_received{0};
   std::atomic<std::uint64_t> wire_bytes_received{0};
+  std::atomic<std::uint64_t> relayed_bytes{0};
   RateMeter rates;
 };
 
@@ -104,6 +105,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Sends one chunk; `mutex_` must not be held.
   core::Status send(std::size_t peer, std::uint32_t chunk, const core::Buffer& payload,
                     std::uint64_t raw_bytes);
+
+  // Bytes that were sent for another site.
+  void count_relayed(std::size_t bytes) { shared_->relayed_bytes += bytes; }
 
   const std::vector<Peer>& peers() const { return peers_; }
   std::string peer_name(std::size_t peer) const;

@@ -1,9 +1,9 @@
 // With v = w / T the program becomes a packing program: maximise sum(v) = 1 / T, where
 //   v_i + v_j <= b_ij                    for every pair of sites, b the slower of the two directions
 //   sum(v) + (N - 2) v_i <= access_i     for every site with a known limit
-// and v >= 0. All right-hand sides are positive, so the simplex method starts at v = 0. Bland's rule keeps it
-// from going in circles where links are alike. Only + - * / and comparisons: IEEE gives all ranks the same
-// bits.
+// and v >= 0; with relays, links and sites carry what owner_load() says instead. All right-hand sides are
+// positive, so the simplex method starts at v = 0. Bland's rule keeps it from going in circles where links
+// are alike. Only + - * / and comparisons: IEEE gives all ranks the same bits.
 #include "collective/owner_shares.h"
 
 #include <algorithm>
@@ -18,8 +18,36 @@ namespace {
 
 constexpr double kEpsilon = 1e-9;
 
-double pair_rate(const LinkMatrix& links, std::size_t i, std::size_t j) {
-  return std::min(links.rate(i, j), links.rate(j, i));
+// Calls visit(load per share, limit) for whatever may be the busiest: links, and the lines of sites.
+template <typename Visit>
+void for_each_limit(const LinkMatrix& links, const RelayPaths& relays, Visit&& visit) {
+  const std::size_t sites = links.sites;
+  std::vector<std::vector<double>> sent(sites, std::vector<double>(sites, 0.0));
+  auto received = sent;
+  const auto add = [&](std::vector<double>& sum, const std::vector<double>& load) {
+    for (std::size_t site = 0; site < sites; ++site) sum[site] += load[site];
+  };
+  for (std::size_t i = 0; i < sites; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const std::vector<double> there = owner_load(relays, sites, i, j);
+      const std::vector<double> back = owner_load(relays, sites, j, i);
+      if (there == back) {
+        visit(there, std::min(links.rate(i, j), links.rate(j, i)));
+      } else {
+        visit(there, links.rate(i, j));
+        visit(back, links.rate(j, i));
+      }
+      add(sent[i], there);
+      add(received[j], there);
+      add(sent[j], back);
+      add(received[i], back);
+    }
+  }
+  for (std::size_t i = 0; i < sites; ++i) {
+    if (std::isinf(links.access(i))) continue;
+    visit(sent[i], links.access(i));
+    if (received[i] != sent[i]) visit(received[i], links.access(i));
+  }
 }
 
 // maximise sum(v), rows * v <= limits. The tableau holds the nonbasic columns only, a pivot swaps two.
@@ -103,7 +131,8 @@ class PackingProgram {
 
 }  // namespace
 
-std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vector<bool>& may_own) {
+std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vector<bool>& may_own,
+                                       const RelayPaths& relays) {
   const std::size_t sites = links.sites;
   std::vector<std::size_t> owners;
   for (std::size_t site = 0; site < sites; ++site) {
@@ -111,23 +140,17 @@ std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vecto
   }
   double fastest = 0.0;
   for (std::size_t i = 0; i < sites; ++i) {
-    for (std::size_t j = 0; j < i; ++j) fastest = std::max(fastest, pair_rate(links, i, j));
+    for (std::size_t j = 0; j < sites; ++j) {
+      if (i != j) fastest = std::max(fastest, links.rate(i, j));
+    }
   }
   PackingProgram program(owners.size());
-  for (std::size_t i = 0; i < sites; ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      std::vector<double> row(owners.size(), 0.0);
-      for (std::size_t o = 0; o < owners.size(); ++o) row[o] = owners[o] == i || owners[o] == j ? 1.0 : 0.0;
-      if (may_own[i] || may_own[j]) program.add(std::move(row), pair_rate(links, i, j) / fastest);
-    }
-    if (!std::isinf(links.access(i))) {
-      std::vector<double> row(owners.size(), 1.0);
-      for (std::size_t o = 0; o < owners.size(); ++o) {
-        if (owners[o] == i) row[o] += static_cast<double>(sites) - 2.0;
-      }
-      program.add(std::move(row), links.access(i) / fastest);
-    }
-  }
+  for_each_limit(links, relays, [&](const std::vector<double>& load, double limit) {
+    std::vector<double> row;
+    for (const std::size_t owner : owners) row.push_back(load[owner]);
+    const bool is_used = std::ranges::any_of(row, [](double part) { return part > 0.0; });
+    if (is_used) program.add(std::move(row), limit / fastest);
+  });
   const std::vector<double> solved = program.solve();
   const double sum = std::accumulate(solved.begin(), solved.end(), 0.0);
   std::vector<double> shares(sites, 0.0);
@@ -137,15 +160,12 @@ std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vecto
   return shares;
 }
 
-double owner_seconds_per_byte(const LinkMatrix& links, const std::vector<double>& shares) {
+double owner_seconds_per_byte(const LinkMatrix& links, const std::vector<double>& shares,
+                              const RelayPaths& relays) {
   double seconds = 0.0;
-  for (std::size_t i = 0; i < links.sites; ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      seconds = std::max(seconds, (shares[i] + shares[j]) / pair_rate(links, i, j));
-    }
-    const double others = static_cast<double>(links.sites) - 2.0;
-    seconds = std::max(seconds, (1.0 + others * shares[i]) / links.access(i));
-  }
+  for_each_limit(links, relays, [&](const std::vector<double>& load, double limit) {
+    seconds = std::max(seconds, std::inner_product(load.begin(), load.end(), shares.begin(), 0.0) / limit);
+  });
   return seconds;
 }
 

@@ -1,5 +1,6 @@
 #include "collective/planned_reduction.h"
 
+#include <tuple>
 #include <utility>
 
 #include "collective/descriptor.h"
@@ -40,9 +41,10 @@ ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const
                    std::span<const LaneData> lanes) {
   std::vector<PlannedLane> shapes;
   for (const LaneData& lane : lanes) shapes.push_back({lane.lane, lane.receives});
-  return plan_reduce(config.topology, shapes,
-                     {core::size_of(context.dtype), config.chunk_bytes,
-                      context.policy->scheme_for(codec, context.dtype, context.elements)});
+  return plan_reduce(
+      config.topology, shapes,
+      {core::size_of(context.dtype), config.chunk_bytes,
+       context.policy->scheme_for(codec, context.dtype, context.elements), context.policy->relays()});
 }
 
 PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
@@ -53,19 +55,60 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
       codec_(reduction_codec(context, op)),
       plan_(plan_of(config(), context, codec_, lanes)),
       routes_(plan_.chunks.size()) {
+  std::map<std::tuple<std::size_t, Message::Kind, int>, std::vector<Send>> onward;
   for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
     const PeerPlan& planned = plan_.peers[p];
     for (std::uint32_t number = 0; number < planned.sends.size(); ++number) {
       const Message& message = planned.sends[number];
+      if (message.origin != own_site()) {
+        onward[{message.chunk, message.kind, message.origin}].push_back({p, number});
+        continue;
+      }
       Route& route = routes_[message.chunk];
       (message.kind == Message::Kind::Contribution ? route.contributions : route.results)
           .push_back({p, number});
     }
-    for (const Message& message : planned.receives) {
+  }
+  for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
+    const PeerPlan& planned = plan_.peers[p];
+    for (std::uint32_t number = 0; number < planned.receives.size(); ++number) {
+      const Message& message = planned.receives[number];
+      const auto found = onward.find({message.chunk, message.kind, message.origin});
+      if (found != onward.end()) relays_[{p, number}] = found->second;
+      if (!message.delivers) continue;
       Route& route = routes_[message.chunk];
       ++(message.kind == Message::Kind::Contribution ? route.contributions_awaited : route.results_awaited);
     }
   }
+}
+
+const std::vector<PlannedReduction::Send>* PlannedReduction::relay_of(std::size_t peer,
+                                                                      std::uint32_t number) const {
+  const auto found = relays_.find({peer, number});
+  return found == relays_.end() ? nullptr : &found->second;
+}
+
+Result<std::span<std::byte>> PlannedReduction::place_relayed(std::size_t peer, std::uint32_t number,
+                                                             std::size_t bytes) {
+  core::Buffer buffer = buffers().acquire(bytes);
+  buffer.resize(bytes);
+  std::lock_guard lock(mutex_);
+  if (!relayed_.try_emplace({peer, number}, buffer).second) return came_twice(peer, number);
+  return buffer.span();
+}
+
+core::Buffer PlannedReduction::take_relayed_locked(std::size_t peer, std::uint32_t number) {
+  auto taken = relayed_.extract({peer, number});
+  return taken.empty() ? core::Buffer() : std::move(taken.mapped());
+}
+
+Status PlannedReduction::relay(std::size_t peer, std::uint32_t number, const core::Buffer& frame) {
+  const std::uint64_t raw = raw_bytes(plan_.chunks[received_message(peer, number).chunk]);
+  for (const Send& to : *relay_of(peer, number)) {
+    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw));
+    count_relayed(frame.size());
+  }
+  return Status::ok();
 }
 
 std::vector<Operation::Peer> PlannedReduction::make_peers() const {
@@ -79,7 +122,7 @@ std::vector<Operation::Peer> PlannedReduction::make_peers() const {
     peer.receives = static_cast<std::uint32_t>(planned.receives.size());
     peer.send_descriptor = peer.receive_descriptor = descriptor;
     for (const Message& message : planned.receives) {
-      if (message.kind == Message::Kind::Contribution) ++peer.owed;
+      if (is_owed(message, planned.rank)) ++peer.owed;
     }
     peers.push_back(std::move(peer));
   }
@@ -147,7 +190,9 @@ std::string PlannedReduction::site_peer_name(const PlannedChunk& chunk, int site
   for (std::size_t i = 0; i < peers().size(); ++i) {
     if (peers()[i].rank == rank) return peer_name(i);
   }
-  return str("this rank (", rank, ")");
+  const Topology& topology = config().topology;
+  if (rank == topology.rank()) return str("this rank (", rank, ")");
+  return str("rank ", rank, " (site ", topology.site_name(site), ")");  // heard over a relay alone
 }
 
 }  // namespace geocomm::collective

@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/codec.h"
@@ -36,7 +38,7 @@ class PlannedReduction : public Operation {
     std::size_t peer = 0;
     std::uint32_t number = 0;  // of the chunk, on the wire
   };
-  // Messages of a chunk.
+  // Messages of a chunk, but for those that this rank relays.
   struct Route {
     std::vector<Send> contributions;
     std::vector<Send> results;
@@ -53,7 +55,19 @@ class PlannedReduction : public Operation {
   const Message& received_message(std::size_t peer, std::uint32_t number) const {
     return plan_.peers[peer].receives[number];
   }
-  int site_of_peer(std::size_t peer) const { return config().topology.site_of(plan_.peers[peer].rank); }
+  // Whether `rank` sends it without waiting for anybody.
+  bool is_owed(const Message& message, int rank) const {
+    return message.kind == Message::Kind::Contribution && message.origin == config().topology.site_of(rank);
+  }
+  // Where a received frame goes on to; null: nowhere.
+  const std::vector<Send>* relay_of(std::size_t peer, std::uint32_t number) const;
+  std::size_t relayed_frames() const { return relays_.size(); }
+  // place() of a frame that this rank only relays.
+  core::Result<std::span<std::byte>> place_relayed(std::size_t peer, std::uint32_t number, std::size_t bytes);
+  // That frame, once it is there. With mutex_ held.
+  core::Buffer take_relayed_locked(std::size_t peer, std::uint32_t number);
+  // In a pool task: sends the frame on, as it is.
+  core::Status relay(std::size_t peer, std::uint32_t number, const core::Buffer& frame);
   // Whether a frame of `bytes` may be that message: before any memory is taken for it.
   core::Status check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const;
   core::Status came_twice(std::size_t peer, std::uint32_t number) const;
@@ -73,6 +87,11 @@ class PlannedReduction : public Operation {
   const codec::CodecSpec codec_;
   const ReducePlan plan_;
   std::vector<Route> routes_;  // per chunk
+
+ private:
+  using FrameName = std::pair<std::size_t, std::uint32_t>;  // peer that it comes from, number
+  std::map<FrameName, std::vector<Send>> relays_;
+  std::map<FrameName, core::Buffer> relayed_;  // being received; guarded by mutex_
 };
 
 }  // namespace geocomm::collective

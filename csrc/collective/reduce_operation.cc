@@ -50,7 +50,7 @@ ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const O
   std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
     return plan_.chunks[a].index < plan_.chunks[b].index;
   });
-  plan(make_peers(), producers_.size(), finishes);
+  plan(make_peers(), producers_.size(), finishes + relayed_frames());
 }
 
 void ReduceOperation::start() {
@@ -75,30 +75,34 @@ Status ReduceOperation::produce(std::size_t job) {
   return Status::ok();
 }
 
+Buffer& ReduceOperation::slot(const Message& message) {
+  ChunkState& state = states_[message.chunk];
+  return message.kind == Message::Kind::Contribution ? state.frames[static_cast<std::size_t>(message.origin)]
+                                                     : state.result;
+}
+
 Result<std::span<std::byte>> ReduceOperation::place(std::size_t peer, std::uint32_t number,
                                                     std::size_t chunk_bytes) {
   GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
   const Message& message = received_message(peer, number);
+  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
   Buffer buffer = buffers().acquire(chunk_bytes);
   buffer.resize(chunk_bytes);
   std::lock_guard lock(mutex_);
-  ChunkState& state = states_[message.chunk];
-  Buffer& slot = message.kind == Message::Kind::Contribution
-                     ? state.frames[static_cast<std::size_t>(site_of_peer(peer))]
-                     : state.result;
-  if (slot.data() != nullptr) return came_twice(peer, number);
-  slot = buffer;
+  if (slot(message).data() != nullptr) return came_twice(peer, number);
+  slot(message) = buffer;
   return buffer.span();
 }
 
 Operation::Arrival ReduceOperation::on_arrival(std::size_t peer, std::uint32_t number) {
   const Message& message = received_message(peer, number);
-  const ChunkState& state = states_[message.chunk];
-  const bool contribution = message.kind == Message::Kind::Contribution;
-  const auto site = static_cast<std::size_t>(site_of_peer(peer));
-  const Buffer& frame = contribution ? state.frames[site] : state.result;
-  const Arrival arrival{contribution, raw_bytes(plan_.chunks[message.chunk]), frame.size()};
-  arrived_locked(message.chunk);
+  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
+  const Arrival arrival{is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]),
+                        frame.size()};
+  if (relay_of(peer, number) != nullptr) {
+    submit_finish_locked([this, peer, number, frame] { return relay(peer, number, frame); });
+  }
+  if (message.delivers) arrived_locked(message.chunk);
   return arrival;
 }
 

@@ -29,6 +29,7 @@ class ReduceOperation final : public PlannedReduction {
                                            std::size_t chunk_bytes) override;
   Arrival on_arrival(std::size_t peer, std::uint32_t chunk) override;
 
+  core::Buffer& slot(const Message& message);  // with mutex_ held
   void arrived_locked(std::size_t chunk);
   core::Status finish(std::size_t chunk);
   core::Status reduce_exactly(std::size_t c);
@@ -41,7 +42,7 @@ class ReduceOperation final : public PlannedReduction {
   std::span<std::byte> data_of(const PlannedChunk& chunk) const;
   int divisor() const;
 
-  std::vector<ChunkState> states_;      // per chunk; frames and awaited guarded by mutex_
+  std::vector<ChunkState> states_;      // per chunk; frames, result and awaited guarded by mutex_
   std::vector<std::size_t> producers_;  // job → chunk
   std::vector<std::size_t> ready_;      // chunks to finish that await nothing: the group has one site
 };

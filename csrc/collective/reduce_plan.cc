@@ -92,20 +92,49 @@ std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, const PlanSettin
   return std::max((size + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment, kChunkAlignment);
 }
 
-// Calls visit(from_site, to_site, kind) for every frame of a chunk.
+// Calls visit(from_site, to_site, message) for the ways of one frame: from its origin to those that want it,
+// once over each link, and on from those that relay it.
 template <typename Visit>
-void for_each_message(const PlannedChunk& chunk, const std::vector<bool>& receives, Visit&& visit) {
-  const int sites = static_cast<int>(receives.size());
-  for (int from = 0; from < sites; ++from) {
-    for (int to = 0; to < sites; ++to) {
-      if (from == to) continue;
-      const bool wanted = receives[static_cast<std::size_t>(to)];
-      if (chunk.reducer < 0 ? wanted : to == chunk.reducer) visit(from, to, Message::Kind::Contribution);
-      if (chunk.flow == Flow::OwnerReduces && from == chunk.reducer && wanted) {
-        visit(from, to, Message::Kind::Result);
-      }
-    }
+void send_to(const std::vector<bool>& wanted, Message message, const RelayPaths& relays, Visit&& visit) {
+  const auto origin = static_cast<std::size_t>(message.origin);
+  std::vector<bool> relayed(wanted.size(), false);  // by the site that relays
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    const int over = wanted[to] && to != origin ? relays.via(origin, to) : -1;
+    if (over >= 0) relayed[static_cast<std::size_t>(over)] = true;
   }
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    if (to == origin) continue;
+    message.delivers = wanted[to] && relays.via(origin, to) < 0;
+    if (message.delivers || relayed[to]) visit(message.origin, static_cast<int>(to), message);
+  }
+  message.delivers = true;
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    const int over = wanted[to] && to != origin ? relays.via(origin, to) : -1;
+    if (over >= 0) visit(over, static_cast<int>(to), message);
+  }
+}
+
+// The same for every frame of a chunk.
+template <typename Visit>
+void for_each_message(const PlannedChunk& chunk, std::size_t index, const std::vector<bool>& receives,
+                      const RelayPaths& relays, Visit&& visit) {
+  std::vector<bool> reduces = receives;
+  if (chunk.reducer >= 0) {
+    reduces.assign(receives.size(), false);
+    reduces[static_cast<std::size_t>(chunk.reducer)] = true;
+  }
+  for (int origin = 0; origin < static_cast<int>(receives.size()); ++origin) {
+    send_to(reduces, {index, Message::Kind::Contribution, origin}, relays, visit);
+  }
+  if (chunk.flow == Flow::OwnerReduces) {
+    send_to(receives, {index, Message::Kind::Result, chunk.reducer}, relays, visit);
+  }
+}
+
+const RelayPaths& relays_of(Flow flow, const PlanSettings& settings) {
+  static const RelayPaths kNone;
+  if (flow == Flow::ToReceiver) return settings.relays != nullptr ? *settings.relays : kNone;
+  return settings.scheme != nullptr ? settings.scheme->relays : kNone;
 }
 
 }  // namespace
@@ -131,13 +160,15 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> la
       } else if (flow == Flow::OwnerReduces) {
         chunk.reducer = owners[index];
       }
-      for_each_message(chunk, planned.receives, [&](int from, int to, Message::Kind kind) {
-        if (from != topology.site() && to != topology.site()) return;
-        const bool sends = from == topology.site();
-        const int rank = planned.lane.rank_of_site[static_cast<std::size_t>(sends ? to : from)];
-        PeerPlan& peer = peers[rank];
-        (sends ? peer.sends : peer.receives).push_back({plan.chunks.size(), kind});
-      });
+      for_each_message(chunk, plan.chunks.size(), planned.receives, relays_of(flow, settings),
+                       [&](int from, int to, const Message& message) {
+                         if (from != topology.site() && to != topology.site()) return;
+                         const bool sends = from == topology.site();
+                         const int rank =
+                             planned.lane.rank_of_site[static_cast<std::size_t>(sends ? to : from)];
+                         PeerPlan& peer = peers[rank];
+                         (sends ? peer.sends : peer.receives).push_back(message);
+                       });
       plan.chunks.push_back(chunk);
     }
   }

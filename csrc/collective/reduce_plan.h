@@ -37,6 +37,8 @@ struct Message {
   enum class Kind : std::uint8_t { Contribution, Result };
   std::size_t chunk = 0;  // index in ReducePlan::chunks
   Kind kind = Kind::Contribution;
+  int origin = -1;       // the site that made it
+  bool delivers = true;  // the peer that receives it needs it; else that only relays it
 };
 
 struct PeerPlan {
@@ -50,6 +52,7 @@ struct PlanSettings {
   std::size_t element_bytes = 4;
   std::size_t chunk_bytes = std::size_t{1} << 20;
   const ReduceScheme* scheme = nullptr;  // of lanes with several receivers; null: broadcast-all
+  const RelayPaths* relays = nullptr;    // of lanes with one receiver; null: all send to it straight
 };
 
 struct ReducePlan {

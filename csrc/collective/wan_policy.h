@@ -35,6 +35,8 @@ class WanPolicy {
   // How to carry out an all-reduce of `elements`. Null: there is one site.
   const ReduceScheme* scheme_for(const codec::CodecSpec& codec, core::DType dtype,
                                  std::uint64_t elements) const;
+  // Who relays where only one site wants the result. Null: there is one site.
+  const RelayPaths* relays() const { return costs_ ? &costs_->relays() : nullptr; }
   std::size_t sites() const { return costs_ ? costs_->links().sites : 1; }
   const std::vector<CodecClass>& classes() const { return classes_; }
 

@@ -180,7 +180,8 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
 
 // Below: always broadcast-all; above: with three sites and more, chunks have owners.
 INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames,
-                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners),
+                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners,
+                                           Way::RelayedBroadcast, Way::RelayedOwners),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(ExchangeFramesErrors, exact_reductions_are_refused_and_a_lost_peer_ends_it) {

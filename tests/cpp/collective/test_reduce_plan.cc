@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "collective/reduce_plan.h"
+#include "link_shapes.h"
 #include "topology_shapes.h"
 
 namespace geocomm::collective {
@@ -39,7 +41,8 @@ void check_plans(const std::vector<int>& sizes, std::uint64_t elements, const st
   const auto place = [&](std::size_t rank, const Message& message) {
     const PlannedChunk& chunk = plans[rank].chunks[message.chunk];
     const std::uint64_t begin = lanes[rank][chunk.lane].lane.range.begin;
-    return std::tuple(begin + chunk.range.begin, chunk.range.size(), chunk.flow, chunk.reducer, message.kind);
+    return std::tuple(begin + chunk.range.begin, chunk.range.size(), chunk.flow, chunk.reducer, message.kind,
+                      message.origin, message.delivers);
   };
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     std::vector<std::uint64_t> next(lanes[rank].size(), 0);
@@ -78,11 +81,91 @@ ReduceScheme unequal_owners(std::size_t sites) {
   return {.shares = std::move(shares), .lines = {}};
 }
 
+// The frames that one chunk's data takes from site to site, as each rank's plan has them.
+std::vector<std::tuple<int, int, Message>> hops_of(std::size_t sites, const std::vector<bool>& receives,
+                                                   const PlanSettings& settings) {
+  std::vector<std::tuple<int, int, Message>> hops;
+  for (const Topology& topology : testing::topologies_of(std::vector<int>(sites, 1), false)) {
+    const ReducePlan plan = plan_reduce(topology, lanes_for(topology, 100, receives), settings);
+    EXPECT_EQ(plan.chunks.size(), 1u);
+    for (const PeerPlan& peer : plan.peers) {
+      for (const Message& message : peer.sends) {
+        hops.emplace_back(topology.site(), topology.site_of(peer.rank), message);
+      }
+    }
+  }
+  return hops;
+}
+
+// Everybody gets what it wants, once, from its origin or from the relay between the two, which has it.
+void check_hops(std::size_t sites, const std::vector<bool>& receives, const PlanSettings& settings,
+                const RelayPaths& relays) {
+  std::vector<std::tuple<int, int, Message>> hops = hops_of(sites, receives, settings);
+  const auto deliveries = [&](int to, int origin, Message::Kind kind) {
+    std::vector<int> from;
+    for (const auto& [source, target, message] : hops) {
+      const bool same = target == to && message.origin == origin && message.kind == kind;
+      if (same && message.delivers) from.push_back(source);
+    }
+    return from;
+  };
+  for (int to = 0; to < static_cast<int>(sites); ++to) {
+    for (int origin = 0; origin < static_cast<int>(sites); ++origin) {
+      for (const Message::Kind kind : {Message::Kind::Contribution, Message::Kind::Result}) {
+        for (const int source : deliveries(to, origin, kind)) {
+          const int over = relays.via(static_cast<std::size_t>(origin), static_cast<std::size_t>(to));
+          EXPECT_EQ(source, over < 0 ? origin : over);
+          EXPECT_EQ(deliveries(to, origin, kind).size(), 1u);
+        }
+      }
+    }
+  }
+  for (const auto& [source, target, message] : hops) {
+    if (source == message.origin) continue;
+    const bool has_it = std::ranges::any_of(hops, [&, at = source, &wanted = message](const auto& hop) {
+      const auto& [from, to, other] = hop;
+      return from == wanted.origin && to == at && other.origin == wanted.origin && other.kind == wanted.kind;
+    });
+    EXPECT_TRUE(has_it);
+  }
+}
+
+TEST(ReducePlan, relayed_frames_travel_once_over_each_link) {
+  const std::size_t sites = 4;
+  const RelayPaths relays = choose_relays(testing::links_for(testing::Way::RelayedBroadcast, sites));
+  ASSERT_EQ(relays.via(0, 2), 1);
+  ASSERT_EQ(relays.via(3, 0), 1);
+  const std::vector<bool> all(sites, true);
+  ReduceScheme scheme = broadcast();
+  scheme.relays = relays;
+  check_hops(sites, all, {.scheme = &scheme}, relays);
+  // 0 sends to 1 alone, and what it gets of 2 and 3 comes from there too.
+  const auto hops = hops_of(sites, all, {.scheme = &scheme});
+  EXPECT_EQ(hops.size(), sites * (sites - 1));
+  EXPECT_EQ(std::ranges::count_if(hops, [](const auto& hop) { return std::get<0>(hop) == 0; }), 1);
+  EXPECT_EQ(std::ranges::count_if(hops, [](const auto& hop) { return std::get<1>(hop) == 0; }), 3);
+  for (std::size_t owner = 0; owner < sites; ++owner) {
+    ReduceScheme owned{.shares = std::vector<std::uint32_t>(sites, 0), .lines = {}, .relays = relays};
+    owned.shares[owner] = kShareParts;
+    check_hops(sites, all, {.scheme = &owned}, relays);
+    std::vector<bool> one(sites, false);
+    one[owner] = true;
+    check_hops(sites, one, {.scheme = nullptr, .relays = &relays}, relays);
+    EXPECT_EQ(hops_of(sites, one, {.scheme = nullptr}).size(), sites - 1);
+  }
+}
+
 TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
   for (const auto& sizes : testing::all_site_sizes(4, 3)) {
-    for (const ReduceScheme& scheme :
-         {broadcast(), equal_owners(sizes.size()), unequal_owners(sizes.size())}) {
-      const PlanSettings settings{4, 2048, &scheme};
+    const RelayPaths relays = choose_relays(testing::links_for(testing::Way::RelayedBroadcast, sizes.size()));
+    std::vector<ReduceScheme> schemes = {broadcast(), equal_owners(sizes.size()),
+                                         unequal_owners(sizes.size())};
+    for (std::size_t i = 0; i < 3; ++i) {
+      schemes.push_back(schemes[i]);
+      schemes.back().relays = relays;
+    }
+    for (const ReduceScheme& scheme : schemes) {
+      const PlanSettings settings{4, 2048, &scheme, &scheme.relays};
       std::vector<bool> receives(sizes.size(), true);
       ASSERT_NO_FATAL_FAILURE(check_plans(sizes, 10'007, receives, settings));
       for (std::size_t only = 0; only < sizes.size(); ++only) {
