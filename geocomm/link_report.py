@@ -72,6 +72,18 @@ def access_lines(links: Links) -> list[str]:
     return lines
 
 
+def relay_lines(links: Links) -> list[str]:
+    """One line for each pair of sites that meet over a third one."""
+    lines = []
+    pairs = links.relays()
+    for src, over, dst in pairs:
+        back = (dst, over, src) in pairs
+        if back and links.sites.index(src) > links.sites.index(dst):
+            continue
+        lines.append(f"{src} {'and' if back else 'to'} {dst}: over {over}, where that is faster")
+    return lines
+
+
 def draw(links: Links, path: Path) -> None:
     """The heat map as a picture. ImportError: no matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

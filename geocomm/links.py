@@ -140,6 +140,13 @@ class Links:
             self.source,
         )
 
+    def relays(self) -> list[tuple[str, str, str]]:
+        """(from, over, to): pairs whose reductions go over a third site where that is faster."""
+        from geocomm.native import native
+
+        found = native().choose_relays(len(self.sites), self.for_native())
+        return [(self.sites[src], self.sites[over], self.sites[dst]) for src, over, dst in found]
+
     def for_native(self) -> tuple[list[float], list[float], list[float], list[float]]:
         """As the native module takes them: bytes per second, one-way seconds, limits of the sites."""
         rates = [value / 8 or 1.0 for row in self.rate_bps for value in row]

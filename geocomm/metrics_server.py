@@ -17,6 +17,7 @@ _PROCESS = {
     "wire_bytes_sent": "Bytes of the messages to other sites",
     "raw_bytes_received": "Tensor bytes that messages from other sites stood for",
     "wire_bytes_received": "Bytes of the messages from other sites",
+    "relayed_bytes": "Of the bytes sent, those that are passed on between other sites",
     "exposed_seconds": "Time that callers spent waiting for collectives",
 }
 # Key of a row of stats()["peers"] → what it is.

@@ -69,7 +69,12 @@ class Policy:
 
     def describe(self) -> dict[str, Any]:
         """For `geocomm.stats()`."""
-        return {"epoch": self.epoch, "codecs": [list(one) for one in self.codecs], "links": asdict(self.links)}
+        return {
+            "epoch": self.epoch,
+            "codecs": [list(one) for one in self.codecs],
+            "links": asdict(self.links),
+            "relays": [list(one) for one in self.links.relays()],
+        }
 
 
 def links_of_group(options: Options) -> Links | None:

@@ -10,6 +10,7 @@ _TOTALS = (
     "wire_bytes_sent",
     "raw_bytes_received",
     "wire_bytes_received",
+    "relayed_bytes",
     "exposed_seconds",
 )
 
@@ -18,11 +19,12 @@ def stats() -> dict[str, Any]:
     """Totals of this process since it started, and what its groups and peers have now. Names and units are stable.
 
     operations: collectives that crossed sites; raw_bytes_sent, raw_bytes_received: tensor bytes that they stood for;
-    wire_bytes_sent, wire_bytes_received: bytes of the messages that carried them (TCP/IP headers left out); ratio: raw
-    by wire bytes, both ways together (None before the first); exposed_seconds: time that callers spent in wait().
+    wire_bytes_sent, wire_bytes_received: bytes of the messages that carried them (TCP/IP headers left out), what is
+    passed on between other sites included; relayed_bytes: that part of those sent; ratio: raw by wire bytes, both ways
+    together (None before the first); exposed_seconds: time that callers spent in wait().
 
     groups: one such dict, without ratio, per living process group that spans sites, with its policy (epoch, links,
-    codecs by size; see `geocomm.refresh_links`).
+    codecs by size, relays: lists of from, over, to; see `geocomm.refresh_links`).
 
     peers: one dict per peer process, since this process first met it:
     - peer: description; rank, site: its global rank and site, None where no living group has it

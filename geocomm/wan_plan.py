@@ -51,6 +51,8 @@ class Estimate:
     """The same, compressed: what one site contributes."""
     owners: bool
     """Owner-reduces; else broadcast-all."""
+    relays: tuple[tuple[str, str, str], ...]
+    """(from, over, to) of sites that meet over a third one."""
     sent_bytes: float
     """Per exchange, by the site that sends most."""
     sent_per_rank_bytes: float
@@ -82,23 +84,26 @@ def estimate(work: Workload, links: Links, codec: str, sync_every: int, speed: S
     exchange_s += ReduceTime(links, work.ranks_per_site, work.element_bytes).seconds(raw, codec, speed)
     exposed_s = max(0.0, exchange_s - work.hidden * sync_every * work.compute_s)
     step_s = work.compute_s + exposed_s / sync_every
-    shares = native().CostModel(count, links.for_native()).choice(wire)["shares"]
-    sent = wire * (1 + (count - 2) * max(shares)) if shares else wire * (count - 1)
-    egress = wire * (2 * (count - 1) if shares else count * (count - 1)) / sync_every
+    choice = native().CostModel(count, links.for_native()).choice(wire)
+    loads = [choice["loads"][site * count : (site + 1) * count] for site in range(count)]
+    relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in choice["relays"])
+    sent = wire * max(sum(row) for row in loads)
+    egress = wire * sum(sum(row) for row in loads) / sync_every
     per_day = egress * _DAY_S / step_s
     return Estimate(
         codec=codec,
         sync_every=sync_every,
         raw_bytes=raw,
         wire_bytes=wire,
-        owners=bool(shares),
+        owners=bool(choice["shares"]),
+        relays=relays,
         sent_bytes=sent,
         sent_per_rank_bytes=sent / work.ranks_per_site,
         exchange_s=exchange_s,
         exposed_s=exposed_s,
         step_s=step_s,
         compute_share=work.compute_s / step_s,
-        link_share=_busiest(links, shares) * wire / (sync_every * step_s),
+        link_share=_busiest(links, loads) * wire / (sync_every * step_s),
         egress_bytes_per_step=egress,
         egress_bytes_per_day=per_day,
         dollars_per_day=None if work.dollars_per_gb is None else per_day / 1e9 * work.dollars_per_gb,
@@ -109,17 +114,16 @@ def _bytes_per_element(codec: str, element_bytes: int) -> float:
     return native().expected_bytes_per_element(codec, "float32" if element_bytes == 4 else "bfloat16")
 
 
-def _busiest(links: Links, shares: Sequence[float]) -> float:
+def _busiest(links: Links, loads: Sequence[Sequence[float]]) -> float:
     """Seconds that the busiest link, or a site's access line, carries data, per byte of a site."""
     most = 0.0
-    for src, row in enumerate(links.rate_bps):
-        for dst, rate in enumerate(row):
-            if src != dst:
-                most = max(most, 8 * (shares[src] + shares[dst] if shares else 1.0) / rate)
-    others = len(links.sites) - 1
-    for limits in (links.up_bps, links.down_bps):
-        for site, limit in enumerate(limits or ()):
-            most = max(most, 8 * (1 + (others - 1) * shares[site] if shares else others) / limit)
+    for site, row in enumerate(loads):
+        for dst, load in enumerate(row):
+            if site != dst:
+                most = max(most, 8 * load / links.rate_bps[site][dst])
+        for limits, carried in ((links.up_bps, sum(row)), (links.down_bps, sum(other[site] for other in loads))):
+            if limits is not None:
+                most = max(most, 8 * carried / limits[site])
     return most
 
 

@@ -255,6 +255,7 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   result["wire_bytes_sent"] = stats.wire_bytes_sent;
   result["raw_bytes_received"] = stats.raw_bytes_received;
   result["wire_bytes_received"] = stats.wire_bytes_received;
+  result["relayed_bytes"] = stats.relayed_bytes;
   result["exposed_seconds"] =
       self.spans_sites() ? static_cast<double>(self.wan()->exposed()->load()) * 1e-9 : 0.0;
   return result;
@@ -277,6 +278,23 @@ collective::CostModel make_cost_model(std::size_t sites, LinksTuple links) {
   return value_or_throw(collective::CostModel::create(link_matrix(sites, std::move(links))));
 }
 
+// (from, over, to) of sites.
+std::vector<std::tuple<std::size_t, int, std::size_t>> relayed_pairs(const collective::RelayPaths& relays) {
+  std::vector<std::tuple<std::size_t, int, std::size_t>> pairs;
+  for (std::size_t from = 0; from < relays.sites; ++from) {
+    for (std::size_t to = 0; to < relays.sites; ++to) {
+      if (const int over = relays.via(from, to); over >= 0) pairs.emplace_back(from, over, to);
+    }
+  }
+  return pairs;
+}
+
+std::vector<std::tuple<std::size_t, int, std::size_t>> relays_for(std::size_t sites, LinksTuple given) {
+  const collective::LinkMatrix links = link_matrix(sites, std::move(given));
+  throw_if_error(links.validate());
+  return relayed_pairs(collective::choose_relays(links));
+}
+
 py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
   const collective::ReduceScheme& scheme = self.choose(wire_bytes);
   std::vector<double> shares;
@@ -286,6 +304,8 @@ py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
   py::dict result;
   result["seconds"] = scheme.seconds(wire_bytes);
   result["shares"] = shares;
+  result["relays"] = relayed_pairs(scheme.relays);
+  result["loads"] = scheme.link_loads(self.links().sites);
   return result;
 }
 
@@ -383,6 +403,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<collective::CostModel>(m, "CostModel")
       .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))
       .def("choice", &cost_choice, py::arg("wire_bytes"));
+  m.def("choose_relays", &relays_for, py::arg("sites"), py::arg("links"));
   m.def(
       "expected_bytes_per_element",
       [](const std::string& codec, const std::string& dtype) {

@@ -57,6 +57,7 @@ def plan(
     """
     from geocomm.auto_codec import Speed, measure
     from geocomm.errors import GeocommError
+    from geocomm.link_report import relay_lines
     from geocomm.units import parse_duration
     from geocomm.wan_plan import Workload, estimate
 
@@ -84,6 +85,8 @@ def plan(
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
     console.print(f"{len(table.sites)} sites of {ranks} ranks, {size}, {step_time} a step", highlight=False)
     console.print(_table(rows, price))
+    for line in relay_lines(table):
+        console.print(line, highlight=False)
 
 
 def _parameters(text: str | None, model: str | None) -> float:
@@ -139,7 +142,7 @@ def _table(rows: list[Estimate], price: float | None) -> Table:
         cells = [
             row.codec,
             str(row.sync_every),
-            "owners" if row.owners else "broadcast",
+            ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
             _bytes(row.sent_bytes),
             _bytes(row.sent_per_rank_bytes),
             f"{row.exchange_s:.3g} s",

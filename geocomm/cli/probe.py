@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from geocomm.command_end import fail, write_plot
+
+if TYPE_CHECKING:
+    from geocomm.links import Links
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 
@@ -78,11 +81,11 @@ def probe(
         write_plot("probe", plot, lambda path: draw(links, path))
 
 
-def _show(links: object) -> None:
-    from geocomm.link_report import access_lines, delays_table, rates_table
+def _show(links: Links) -> None:
+    from geocomm.link_report import access_lines, delays_table, rates_table, relay_lines
 
     console = Console()
     console.print(rates_table(links))
     console.print(delays_table(links))
-    for line in access_lines(links):
+    for line in access_lines(links) + relay_lines(links):
         console.print(line, highlight=False)

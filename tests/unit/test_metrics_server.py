@@ -43,6 +43,7 @@ STATS = {
     "wire_bytes_sent": 1000,
     "raw_bytes_received": 4000,
     "wire_bytes_received": 1000,
+    "relayed_bytes": 250,
     "exposed_seconds": 1.5,
     "ratio": 4.0,
     "groups": [],

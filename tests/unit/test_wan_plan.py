@@ -129,3 +129,18 @@ def test_command_prints_a_table() -> None:
 def test_command_refuses_what_cannot_be(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["plan", *arguments])
     assert result.exit_code == 2, result.output
+
+
+def test_a_slow_pair_meets_over_a_third_site_and_its_bytes_count_there() -> None:
+    fast, slow = 1e9, 1e7
+    rates = tuple(tuple(0.0 if i == j else slow if {i, j} == {0, 1} else fast for j in range(4)) for i in range(4))
+    table = Links(("a", "b", "c", "d"), rates, links(4).rtt_s)
+    assert ("a", "c", "b") in table.relays()
+    work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
+    row = estimate(work, table, "none", 1, INSTANT)
+    assert ("a", "c", "b") in row.relays
+    assert row.link_share < 1
+    # The relay sends more than equal owners would, and no link is busier than the time says.
+    assert row.sent_bytes > 4e9 * 1.5
+    assert row.exchange_s < 4e9 * 8 / fast + 0.5
+    assert estimate(work, links(4), "none", 1, INSTANT).relays == ()
