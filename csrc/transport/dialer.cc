@@ -69,8 +69,7 @@ void Dialer::disconnect() {
 void Dialer::attempt() {
   state_ = State::Idle;
   if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
-    addresses_ = {*numeric};
-    return connect();
+    return connect({*numeric});
   }
   // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
   std::thread([loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
@@ -78,15 +77,18 @@ void Dialer::attempt() {
     loop->post([self, found] {
       if (*self == nullptr) return;
       Dialer& dialer = **self;
-      if (!found->is_ok()) return dialer.retry(found->status());
-      dialer.addresses_ = **found;
-      dialer.connect();
+      if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
+      dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
     });
   }).detach();
 }
 
-void Dialer::connect() {
-  const SocketAddress& address = addresses_[attempts_ % addresses_.size()];
+void Dialer::connect(std::vector<SocketAddress> addresses) {
+  if (const auto seen = SocketAddress::parse(plan_.seen_host, plan_.port); seen && !plan_.seen_host.empty()) {
+    addresses.insert(addresses.begin(), *seen);
+  }
+  if (addresses.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
+  const SocketAddress& address = addresses[attempts_ % addresses.size()];
   if (plan_.loopback_only && !address.is_loopback()) return give_up(no_plaintext(address.to_string()));
   Result<Fd> fd = start_connect(address, plan_.tuning);
   if (!fd.is_ok()) return retry(fd.status());
@@ -236,7 +238,8 @@ void Dialer::give_up(Status why) {
   disconnect();
   Status status(
       why.code(),
-      core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port, " (", attempts_,
+      core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
+                plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
                 attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
                 why.code() == StatusCode::Network || (why.code() == StatusCode::AuthFailed && attempts_ > 0)
                     ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "

@@ -34,6 +34,8 @@ struct DialPlan {
   std::string peer;  // description
   std::string host;
   std::uint16_t port = 0;
+  std::string
+      seen_host;  // numeric; where the peer was seen since: tried first, by turns with `host`. May be empty
   std::function<HelloPayload()> hello;  // asked for by every attempt
   StreamTuning tuning;
   bool loopback_only = false;
@@ -67,7 +69,7 @@ class Dialer : public IoHandler {
 
   void pause(IoLoop::Clock::time_point until);
   void attempt();
-  void connect();
+  void connect(std::vector<SocketAddress> addresses);
   void secure();
   core::Status check_site() const;
   void send_hello();
@@ -91,7 +93,6 @@ class Dialer : public IoHandler {
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId timer_{};
   HelloPayload hello_{};  // of this attempt
-  std::vector<SocketAddress> addresses_;
   unsigned attempts_ = 0;
   core::Status last_failure_;
   std::minstd_rand random_{std::random_device{}()};

@@ -193,14 +193,15 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
                       ": the address leads to another process than it should. Check GEOCOMM_ADDRESS and "
                       "GEOCOMM_PORT")};
   }
+  GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
   if (hello.sender <= context_->self) {
-    // It does not want a connection, but to know whether there still is a channel.
-    if (const ChannelPtr channel = find(hello.sender); channel && channel->closed()) {
-      return {StatusCode::PeerLost, "the channel with this process has ended"};
+    // It does not want a connection, but to know whether there still is a channel, and to be found.
+    if (const ChannelPtr channel = find(hello.sender)) {
+      if (channel->closed()) return {StatusCode::PeerLost, "the channel with this process has ended"};
+      channel->heard_from(from.host());
     }
     return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials"};
   }
-  GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
   const ChannelPtr channel =
       find_or_create(hello.sender, core::str("process ", short_id(hello.sender), " at ", from.to_string()));
   if (!channel) return {StatusCode::Aborted, "this process has shut its endpoint down"};
@@ -223,6 +224,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
     return sent;
   }
   channel->adopt(half_open.take(), hello);
+  channel->heard_from(from.host());
   return Status::ok();
 }
 

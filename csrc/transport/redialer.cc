@@ -25,8 +25,20 @@ constexpr std::chrono::hours kNoDeadline{24 * 365};
 
 }  // namespace
 
+void Redialer::set_address(const std::string& host, std::uint16_t port) {
+  plan_->dial.host = host;
+  plan_->dial.port = port;
+}
+
+bool Redialer::set_seen_host(const std::string& host) {
+  const std::string elsewhere = plan_ && host == plan_->dial.host ? std::string() : host;
+  on_contact();
+  return std::exchange(seen_host_, elsewhere) != elsewhere;
+}
+
 DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
   DialPlan plan = plan_->dial;
+  plan.seen_host = seen_host_;
   plan.tuning = tuning;
   plan.hello = [this, stream] {
     HelloPayload hello = owner_.next_hello(stream);

@@ -47,6 +47,11 @@ class Redialer {
   bool has_plan() const { return plan_ != nullptr; }
   bool dials() const { return plan_ && plan_->dials; }
   void set_plan(RedialerPlan plan) { plan_ = std::make_unique<RedialerPlan>(std::move(plan)); }
+  // Later attempts go there. Precondition: there is a plan.
+  void set_address(const std::string& host, std::uint16_t port);
+  // Where the peer is now, if not at the plan's address (empty: there): tried first. False: nothing new. What
+  // is under way goes on.
+  bool set_seen_host(const std::string& host);
   // The link was complete once: from now on, refusals mean that the peer has ended.
   void set_resuming() { resuming_ = true; }
 
@@ -72,6 +77,7 @@ class Redialer {
   RedialerOwner& owner_;
   std::unique_ptr<RedialerPlan> plan_;
   std::map<std::uint16_t, std::unique_ptr<Dialer>> dialers_;  // by stream; 0 also asks
+  std::string seen_host_;
   bool resuming_ = false;
   bool refusing_ = false;  // since refusing_since_, nothing but refusals
   IoLoop::Clock::time_point refusing_since_;

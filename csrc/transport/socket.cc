@@ -140,6 +140,20 @@ std::string SocketAddress::to_string() const {
   return "unknown address";
 }
 
+std::string SocketAddress::host() const {
+  char text[NI_MAXHOST] = "";
+  if (family() == AF_INET6) {
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr;
+    if (IN6_IS_ADDR_V4MAPPED(&address)) {
+      inet_ntop(AF_INET, &address.s6_addr[12], text, sizeof text);
+      return text;
+    }
+  }
+  // With the interface, where an address means nothing without.
+  if (getnameinfo(get(), size_, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return text;
+}
+
 Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

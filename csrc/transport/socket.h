@@ -56,6 +56,9 @@ class SocketAddress {
   bool is_loopback() const;
   bool is_wildcard() const;
   std::string to_string() const;  // "10.0.0.2:4000", "[::1]:4000"
+  // What parse() takes, without the port; an IPv4 address that is mapped into IPv6 as the former. Empty:
+  // unknown.
+  std::string host() const;
 
  private:
   sockaddr_storage storage_{};

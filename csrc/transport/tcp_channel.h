@@ -90,6 +90,8 @@ class TcpChannel final : public Channel,
   }
   HelloPayload welcome(const HelloPayload& hello) const;
   void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
+  // A Hello of the peer's process came from there (SocketAddress::host()): its address may have changed.
+  void heard_from(const std::string& host);
   // Welcome could not be sent.
   void not_adopted(std::uint16_t stream) { reconnect(stream); }
   // Flush, Goodbye, drain. With nothing to flush and no connection yet, it closes at once.
@@ -186,6 +188,7 @@ class TcpChannel final : public Channel,
   IoLoop::Clock::time_point
       fruitless_since_{};  // streams were lost that moved nothing; zero: the last one did
   Redialer redialer_;
+  std::string usual_host_;  // where the peer dialed from while the link was made; empty: it did not
   IoLoop::Clock::time_point last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard
   std::string last_loss_;  // why a connection was lost

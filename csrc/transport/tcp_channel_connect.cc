@@ -78,7 +78,9 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
   data_path_ = path;
   if (!dials) start_deadline();
-  if (redialer_.has_plan() || address.host.empty() || address.port == 0) return;
+  if (address.host.empty() || address.port == 0) return;
+  // A later group may know a newer address.
+  if (redialer_.has_plan()) return redialer_.set_address(address.host, address.port);
   RedialerPlan plan;
   plan.dial.peer = peer();
   plan.dial.host = address.host;
@@ -160,6 +162,15 @@ HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
 void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
   start_deadline();
   add_stream({hello.stream, hello.generation}, std::move(connection), hello.max_unexpected_bytes);
+}
+
+// The peer keeps its port when its machine gets another address, or a NAT before it does. An address from
+// which it merely dials (a NAT that lets nobody in) is only a second one to try.
+void TcpChannel::heard_from(const std::string& host) {
+  if (phase_ == Phase::Connecting) usual_host_ = host;
+  if (phase_ != Phase::Ready || !redialer_.set_seen_host(host == usual_host_ ? std::string() : host)) return;
+  core::log(core::LogLevel::Info, peer(), " is at ", host, " now");
+  reconnect_all();
 }
 
 void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,

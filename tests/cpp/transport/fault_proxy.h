@@ -1,4 +1,4 @@
-// A TCP proxy on 127.0.0.1 that does to connections what networks do: resets them, swallows what they carry,
+// A TCP proxy on loopback that does to connections what networks do: resets them, swallows what they carry,
 // delays it, refuses them.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,9 +31,11 @@ class FaultProxy {
  public:
   enum Direction : int { ToServer = 0, ToClient = 1 };
 
-  explicit FaultProxy(std::uint16_t server_port, std::uint64_t seed = 1)
-      : server_port_(server_port), random_(seed) {
-    open_listener(0);
+  // Listens on a port of its own, unless told where.
+  explicit FaultProxy(std::uint16_t server_port, std::uint64_t seed = 1, std::string host = "127.0.0.1",
+                      std::uint16_t port = 0)
+      : host_(std::move(host)), server_port_(server_port), random_(seed) {
+    open_listener(port);
     thread_ = std::thread([this] { run(); });
   }
   ~FaultProxy() {
@@ -43,6 +46,12 @@ class FaultProxy {
   std::uint16_t port() const { return port_; }
   // For connections from now on.
   void lead_to(std::uint16_t server_port) { server_port_ = server_port; }
+
+  // Numeric; from which address the server sees connections come, from now on.
+  void come_from(const std::string& host) {
+    std::lock_guard lock(mutex_);
+    source_ = host;
+  }
 
   // Each connection is reset when it has carried so many bytes, at random up to twice `mean_bytes`. 0: never.
   void reset_after(std::uint64_t mean_bytes) { mean_bytes_ = mean_bytes; }
@@ -92,7 +101,7 @@ class FaultProxy {
     while (orders_done_ <= before) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   void open_listener(std::uint16_t port) {
-    auto listener = listen_on(*SocketAddress::parse("127.0.0.1", port));
+    auto listener = listen_on(*SocketAddress::parse(host_, port));
     ASSERT_TRUE(listener.is_ok()) << listener.status().to_string();
     listener_ = std::move(listener).value();
     port_ = SocketAddress::local_of(listener_.get()).port();
@@ -176,6 +185,11 @@ class FaultProxy {
     Fd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!client.valid()) return;
     Fd server(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    {
+      std::lock_guard lock(mutex_);
+      const auto source = *SocketAddress::parse(source_, 0);
+      EXPECT_EQ(::bind(server.get(), source.get(), source.size()), 0);
+    }
     const auto address = *SocketAddress::parse("127.0.0.1", server_port_);
     if (::connect(server.get(), address.get(), address.size()) != 0) {
       const linger now{1, 0};
@@ -233,6 +247,7 @@ class FaultProxy {
     return true;
   }
 
+  const std::string host_;
   std::atomic<std::uint16_t> server_port_;
   std::uint16_t port_ = 0;
   std::atomic<std::uint64_t> mean_bytes_{0};
@@ -243,8 +258,9 @@ class FaultProxy {
   std::atomic<int> accepted_{0};
   std::atomic<std::size_t> open_{0};
   std::atomic<int> orders_done_{0};
-  std::mutex mutex_;  // guards orders_
+  std::mutex mutex_;  // guards orders_, source_
   std::vector<Order> orders_;
+  std::string source_ = "127.0.0.1";
 
   // The thread's.
   std::mt19937_64 random_;
