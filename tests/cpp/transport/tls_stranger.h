@@ -1,0 +1,96 @@
+// A TLS peer made by hand with OpenSSL alone, to say inside TLS what an Endpoint never would.
+#pragma once
+
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "raw_peer.h"
+#include "tls_fixture.h"
+
+namespace geocomm::transport::testing {
+
+using ContextPtr = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
+
+// Trusts anybody; without `keys` it has no certificate to show.
+inline ContextPtr stranger_context(const Folder* keys) {
+  ContextPtr context(SSL_CTX_new(TLS_method()), &SSL_CTX_free);
+  SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);
+  if (keys != nullptr) {
+    const std::string certificate = keys->file("cert.pem");
+    const std::string key = keys->file("key.pem");
+    EXPECT_EQ(SSL_CTX_use_certificate_file(context.get(), certificate.c_str(), SSL_FILETYPE_PEM), 1);
+    EXPECT_EQ(SSL_CTX_use_PrivateKey_file(context.get(), key.c_str(), SSL_FILETYPE_PEM), 1);
+  }
+  return context;
+}
+
+// Dials; every wait is bounded.
+class TlsStranger {
+ public:
+  TlsStranger(std::uint16_t port, const Folder* keys)
+      : raw_(port), context_(stranger_context(keys)), ssl_(SSL_new(context_.get()), &SSL_free) {
+    std::signal(SIGPIPE, SIG_IGN);
+    const timeval patience{30, 0};
+    EXPECT_EQ(::setsockopt(raw_.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+    SSL_set_fd(ssl_.get(), raw_.fd());
+    EXPECT_EQ(SSL_connect(ssl_.get()), 1);
+  }
+
+  void say(const HelloPayload& hello) {
+    WireHeader header = make_header(FrameType::Hello);
+    header.length = sizeof hello;
+    const HeaderBytes bytes = encode_header(header);
+    EXPECT_GT(SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())), 0);
+    EXPECT_GT(SSL_write(ssl_.get(), &hello, sizeof hello), 0);
+  }
+  struct Answer {
+    FrameType type;
+    StatusCode code;
+    std::string text;
+  };
+  // Nothing: the other side closed without a word.
+  std::optional<Answer> answer() {
+    std::string bytes;
+    if (!read(kHeaderBytes, bytes)) return std::nullopt;
+    HeaderBytes head;
+    std::memcpy(head.data(), bytes.data(), head.size());
+    const auto header = parse_header_of_any_version(head);
+    EXPECT_TRUE(header.is_ok());
+    if (!header.is_ok()) return std::nullopt;
+    Answer answer{static_cast<FrameType>(header->type), static_cast<StatusCode>(header->code), ""};
+    EXPECT_TRUE(read(header->length, answer.text));
+    return answer;
+  }
+  // What the control stream of this session would prove a data stream with.
+  BindingKey binding_key() {
+    BindingKey key{};
+    static constexpr char kLabel[] = "EXPORTER-geocomm-stream-binding";
+    EXPECT_EQ(SSL_export_keying_material(ssl_.get(), key.data(), key.size(), kLabel, sizeof kLabel - 1,
+                                         nullptr, 0, 0),
+              1);
+    return key;
+  }
+
+ private:
+  bool read(std::size_t bytes, std::string& into) {
+    into.assign(bytes, '\0');
+    for (std::size_t got = 0; got < bytes;) {
+      const int count = SSL_read(ssl_.get(), into.data() + got, static_cast<int>(bytes - got));
+      if (count <= 0) return false;
+      got += static_cast<std::size_t>(count);
+    }
+    return true;
+  }
+
+  RawConnection raw_;
+  ContextPtr context_;
+  std::unique_ptr<SSL, decltype(&SSL_free)> ssl_;
+};
+
+}  // namespace geocomm::transport::testing
