@@ -21,8 +21,9 @@ from typing import Any
 import yaml
 
 from geocomm.wan import Link, Topology, WanError, WanReport, WanRun
+from geocomm.wan_keys import hub_command, site_environment
 
-SITES = 2
+SITE_NAMES = ("site0", "site1")
 DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
 DEFAULT_STEPS = 16
 _POLL_S = 0.25
@@ -125,9 +126,15 @@ def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def run_variant(
-    variant: Variant, folder: Path, link: Link, steps: int, on_progress: Callable[[Progress], None]
+    variant: Variant,
+    folder: Path,
+    link: Link,
+    steps: int,
+    on_progress: Callable[[Progress], None],
+    keys: Path | None = None,
 ) -> Outcome:
-    """Train in `folder`, which is made. Calls `on_progress` several times a second.
+    """Train in `folder`, which is made. Calls `on_progress` several times a second. With `keys`, a folder for each of
+    SITE_NAMES, the rendezvous and geocomm's traffic are TLS; Gloo's is plaintext always.
 
     Raises DemoError where the run failed or its log is not that of a whole run; WanError where no WAN can be emulated.
     """
@@ -136,11 +143,19 @@ def run_variant(
     config.write_text(yaml.safe_dump(train_config(variant, folder, steps), sort_keys=False), encoding="utf-8")
     metrics, log_path = folder / "train" / "metrics.jsonl", folder / "log.txt"
     progress, begin = Progress("starting"), time.monotonic()
-    command = [sys.executable, "-m", "geocomm.train", "--config", str(config)]
+    program = ["-m", "geocomm.train", "--config", str(config)]
+    command = [sys.executable, *program] if keys is None else hub_command(program)
     with (
         log_path.open("w", encoding="utf-8") as log,
         (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
-        WanRun(Topology.uniform(SITES, link), command, environment=_environment(), stdout=log, stderr=log) as run,
+        WanRun(
+            Topology.uniform(SITE_NAMES, link),
+            command,
+            environment=site_environment(_environment(), keys),
+            keys=keys,
+            stdout=log,
+            stderr=log,
+        ) as run,
     ):
         while run.process.poll() is None:
             try:
@@ -235,12 +250,8 @@ def _environment() -> dict[str, str]:
     """The sites': this process's, without what would change the comparison; the machine's cores are shared."""
     dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    threads = max(1, len(os.sched_getaffinity(0)) // SITES)
-    return environment | {
-        "GEOCOMM_SECURITY": "insecure",
-        "OMP_NUM_THREADS": str(threads),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    threads = max(1, len(os.sched_getaffinity(0)) // len(SITE_NAMES))
+    return environment | {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _tail(path: Path) -> str:

@@ -237,6 +237,7 @@ class WanRun:
         environment: Mapping[str, str] | None = None,
         master_port: int = 29500,
         control: str | os.PathLike[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
         grace_s: float = 5.0,
         keep_going: bool = False,
         raw: bool = False,
@@ -247,7 +248,8 @@ class WanRun:
         """Start `command` at every site.
 
         `environment` is every site's (default: this process's own), to which are added GEOCOMM_SITE, NNODES, NODE_RANK,
-        MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and GEOCOMM_WAN_CONTROL. When a site fails, the others have
+        MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and GEOCOMM_WAN_CONTROL, and GEOCOMM_KEYS where `keys` is a folder
+        of keys for all sites (`wan_keys.site_keys`). When a site fails, the others have
         `grace_s` to end before SIGTERM, and as long again before SIGKILL, unless `keep_going`. Output is prefixed with
         the site's name unless `raw`; `stdout` and `stderr` as for subprocess.Popen. `seed` fixes the loss pattern.
         Returns once the sites run. WanConfigError: a value is wrong. WanUnavailableError: the machine forbids the run.
@@ -268,6 +270,7 @@ class WanRun:
             f"raw {int(raw)}",
             f"keep_going {int(keep_going)}",
             f"control {self.control.path}",
+            *([] if keys is None else [f"keys {_one_line(Path(keys).absolute())}"]),
             "go\n",
         ]
         report_reader, report_writer = os.pipe()
@@ -349,6 +352,12 @@ def _control_path(path: str | os.PathLike[str] | None) -> Path:
     if absolute.is_socket() and not _is_answered(absolute):
         absolute.unlink(missing_ok=True)
     return absolute
+
+
+def _one_line(path: Path) -> Path:
+    if "\n" in str(path):
+        raise WanConfigError("keys: the path contains a line break")
+    return path
 
 
 def _is_answered(path: Path) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from geocomm.wan import Link, Topology, WanRun
+from geocomm.wan_keys import site_environment
 
 GLOO = "gloo"
 GLOO_SLICED = "gloo8"
@@ -146,8 +147,10 @@ def bench_link(
     sites: int = 2,
     ranks_per_site: int = 1,
     effort: Effort | None = None,
+    keys: Path | None = None,
 ) -> list[Row]:
-    """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites.
+    """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites
+    (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always.
 
     Raises BenchError, WanConfigError, WanUnavailableError.
     """
@@ -156,9 +159,14 @@ def bench_link(
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         plan = (effort or Effort()).plan(cases, sizes_bytes, interleave=False, ranks_per_site=ranks_per_site)
         command = _worker_command(Path(folder), plan)
-        environment = _environment() | {"GEOCOMM_SECURITY": "insecure"}
         with WanRun(
-            Topology.uniform(sites, link), command, environment=environment, stdout=log, stderr=log, master_port=29511
+            Topology.uniform(sites, link),
+            command,
+            environment=site_environment(_environment(), keys),
+            keys=keys,
+            stdout=log,
+            stderr=log,
+            master_port=29511,
         ) as run:
             status = run.wait()
         _check_status(status, log, describe_link(link))

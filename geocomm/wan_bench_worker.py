@@ -24,6 +24,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from geocomm.options import keys_folder
 from geocomm.wan import CONTROL_VARIABLE, WanControl, WanReport
 
 GLOO = "gloo"
@@ -114,7 +115,7 @@ class Worker:
         self._plan = plan
         self._out = out
         self._bare_bytes = _memory("VmRSS")
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", init_method=_meeting())
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._groups = {case: _group(case) for case in plan.cases}
         path = os.environ.get(CONTROL_VARIABLE)
@@ -185,6 +186,13 @@ class Worker:
 
     def _links(self) -> WanReport | None:
         return None if self._control is None else self._control.stats()
+
+
+def _meeting() -> str:
+    """With keys at a hub, since torch's own store is plaintext."""
+    if keys_folder() is None:
+        return "env://"
+    return f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
 def _group(case: str) -> dist.ProcessGroup | None:

@@ -69,8 +69,13 @@ Status apply_line(std::string_view line, WanConfig& config) {
   if (key == "site") return add_site(words, config);
   if (key == "link") return set_link(words, config);
   if (words.size() < 2) return invalid(core::str(key, ": a value is missing"));
+  const auto rest = line.substr(static_cast<std::size_t>(words[1].data() - line.data()));
+  if (key == "keys") {
+    config.keys_folder = std::string(rest);
+    return Status::ok();
+  }
   if (key == "control") {
-    config.control_path = std::string(line.substr(static_cast<std::size_t>(words[1].data() - line.data())));
+    config.control_path = std::string(rest);
     return config.control_path.size() <= kMaxControlPathBytes
                ? Status::ok()
                : invalid(core::str("control: path of ", config.control_path.size(),

@@ -6,6 +6,8 @@
 //   master_port <port> | grace_ms <n> | seed <n> | raw <0|1> | keep_going <0|1>
 //   control <path>
 //       where the control socket is made; the rest of the line, at most 107 bytes
+//   keys <folder>
+//       the rest of the line; GEOCOMM_KEYS of a site is its folder in there
 #pragma once
 
 #include <chrono>
@@ -29,6 +31,7 @@ struct WanConfig {
   bool raw = false;
   bool keep_going = false;
   std::string control_path;
+  std::string keys_folder;  // empty: GEOCOMM_KEYS is left alone
 
   std::optional<std::size_t> site_index(std::string_view name) const;
 };

@@ -106,6 +106,8 @@ SiteSpec Emulation::spec_of(std::size_t index, const std::vector<std::string>& c
                       {"GLOO_SOCKET_IFNAME", kTunName}};
   if (!config_.control_path.empty())
     spec.environment.emplace_back("GEOCOMM_WAN_CONTROL", config_.control_path);
+  if (!config_.keys_folder.empty())
+    spec.environment.emplace_back("GEOCOMM_KEYS", config_.keys_folder + "/" + spec.name);
   return spec;
 }
 

@@ -14,6 +14,7 @@ from geocomm.cli.bench_link import bench_link as bench_link_command
 from geocomm.command_end import fail
 from geocomm.units import UnitError, parse_size
 from geocomm.wan import WanConfigError, WanError
+from geocomm.wan_keys import site_keys
 from geocomm.wan_topology import Link, link_changes
 
 
@@ -45,6 +46,10 @@ def bench_wan(
     one_site: Annotated[
         bool, typer.Option("--one-site", help="Also compare geocomm without a WAN with Gloo, two ranks on loopback.")
     ] = False,
+    secure: Annotated[bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run.")] = False,
+    keys: Annotated[
+        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keygen, for site0, site1, ...")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Valid operations of each row.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Operations before those.")] = 1,
     pause: Annotated[float, typer.Option(min=0, help="Seconds between barrier and operation.")] = 0.5,
@@ -81,11 +86,13 @@ def bench_wan(
     effort = Effort(repeats=repeats, warmup=warmup, pause_s=pause)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     try:
-        rows = bench_link(link, cases, sizes_bytes, sites=sites, ranks_per_site=ranks, effort=effort)
+        with site_keys([f"site{number}" for number in range(sites)], keys, secure) as folder:
+            rows = bench_link(link, cases, sizes_bytes, sites=sites, ranks_per_site=ranks, effort=effort, keys=folder)
         if one_site:
             rows += bench_one_site(sizes_bytes, effort=effort)
     except (WanError, BenchError) as error:
-        fail("bench", str(error), 125 if isinstance(error, WanError) else 1)
+        status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
+        fail("bench", str(error), status)
     for table in rich_tables(rows):
         Console().print(table)
     if out is not None:

@@ -23,6 +23,12 @@ def demo(
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
     steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="16")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run. Gloo has no encryption.")
+    ] = False,
+    keys: Annotated[
+        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keygen, for site0 and site1.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
     ] = None,
@@ -36,10 +42,11 @@ def demo(
     if missing:
         fail("demo", f"{', '.join(missing)} not installed; pip install 'geocomm[train]'")
     from geocomm.demo_report import draw, lateness_note, summary_table, write_summary
-    from geocomm.demo_run import DEFAULT_STEPS, VARIANTS, DemoError, run_variant
+    from geocomm.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, run_variant
     from geocomm.demo_view import DemoView
     from geocomm.wan import Link, WanConfigError, WanError, check_wan
     from geocomm.wan_bench import describe_link
+    from geocomm.wan_keys import site_keys
     from geocomm.wan_topology import link_changes
 
     steps = steps or DEFAULT_STEPS
@@ -53,11 +60,11 @@ def demo(
     except (WanError, OSError) as error:
         fail("demo", str(error), 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2)
 
-    conditions = f"two sites, {describe_link(link)}"
+    conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     output = Console()
     outcomes = []
     try:
-        with DemoView(VARIANTS, steps, conditions, output) as view:
+        with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
             for variant in VARIANTS:
                 outcomes.append(
                     run_variant(
@@ -66,10 +73,12 @@ def demo(
                         link,
                         steps,
                         lambda progress, v=variant: view.update(v, progress),
+                        made,
                     )
                 )
     except (DemoError, WanError) as error:
-        fail("demo", str(error), 125 if isinstance(error, WanError) else 1)
+        status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
+        fail("demo", str(error), status)
 
     sizes = outcomes[0].sizes
     conditions += (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from geocomm.wan import (
     WanRun,
     find_control,
 )
+from geocomm.wan_keys import site_environment, site_keys
 from geocomm.wan_topology import Link, link_changes
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,6 +43,12 @@ MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
 
 The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
 Change links while it runs with `geocomm wan-set`; read counters with `geocomm wan-stats`.
+
+With --secure or --keys, each site also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the
+rendezvous, which is then at a hub:
+
+    geocomm wan --secure -- bash -c 'geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
+      --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 train.py'
 """
 
 _MATRIX_HELP = (
@@ -84,7 +92,7 @@ def _environment() -> dict[str, str]:
     if "GEOCOMM_KEYS" not in environment and "GEOCOMM_SECURITY" not in environment:
         environment["GEOCOMM_SECURITY"] = "insecure"
         Console(stderr=True, soft_wrap=True).print(
-            "geocomm wan: GEOCOMM_KEYS is not set: GEOCOMM_SECURITY=insecure for this run, "
+            "geocomm wan: neither --secure nor --keys: GEOCOMM_SECURITY=insecure for this run, "
             "traffic between the emulated sites is NOT encrypted",
             style="bold yellow",
             highlight=False,
@@ -107,6 +115,12 @@ def wan(
     duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.", show_default="0%")] = None,
     reset: Annotated[str | None, typer.Option(help=_RESET_HELP, show_default="0%")] = None,
     matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
+    ] = False,
+    keys: Annotated[
+        Path | None, typer.Option(help="TLS with these keys: a folder of geocomm keygen, with one in it for each site.")
+    ] = None,
     grace: Annotated[
         str, typer.Option(help="What the other sites get when one has failed, and before SIGKILL follows SIGTERM.")
     ] = "5s",
@@ -122,25 +136,29 @@ def wan(
     """See _RUN_HELP."""
     # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        changes = link_changes(
-            rtt=rtt, rate=rate, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
-        )
-        run = WanRun(
-            _topology(sites, matrix, changes),
-            command,
-            environment=_environment(),
-            master_port=master_port,
-            control=control,
-            grace_s=parse_duration(grace, "grace"),
-            keep_going=keep_going,
-            raw=raw,
-            seed=seed,
-        )
-    except (WanError, UnitError) as error:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        _fail(error)
-    with run:
+    with contextlib.ExitStack() as held:
+        try:
+            changes = link_changes(
+                rtt=rtt, rate=rate, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
+            )
+            topology = _topology(sites, matrix, changes)
+            folder = held.enter_context(site_keys(topology.sites, keys, secure))
+            run = WanRun(
+                topology,
+                command,
+                environment=_environment() if folder is None else site_environment(os.environ, folder),
+                master_port=master_port,
+                control=control,
+                keys=folder,
+                grace_s=parse_duration(grace, "grace"),
+                keep_going=keep_going,
+                raw=raw,
+                seed=seed,
+            )
+        except (WanError, UnitError) as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            _fail(error)
+        held.enter_context(run)
         for number in _SIGNALS:
             signal.signal(number, lambda received, _frame: run.interrupt(received))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -12,7 +12,8 @@ TEST(WanConfig, ParseFullConfigurationFillsEveryField) {
   const auto config = parse_config(
       "site a\nsite b-2.x\n\nlink a b-2.x rate_bps=2.5e8 delay_ns=50000000 loss=0.001 queue_bytes=4096 up=0 "
       "reorder=0.1 duplicate=0.2 reset=0.3\n"
-      "master_port 1234\ngrace_ms 250\nseed 9\nraw 1\nkeep_going 1\ncontrol /tmp/with space/x.sock\n");
+      "master_port 1234\ngrace_ms 250\nseed 9\nraw 1\nkeep_going 1\ncontrol /tmp/with space/x.sock\nkeys "
+      "/tmp/my keys\n");
   ASSERT_TRUE(config.is_ok()) << config.status().message();
   ASSERT_EQ(config->sites, (std::vector<std::string>{"a", "b-2.x"}));
   const LinkParams& there = config->links[1];
@@ -31,6 +32,7 @@ TEST(WanConfig, ParseFullConfigurationFillsEveryField) {
   EXPECT_TRUE(config->raw);
   EXPECT_TRUE(config->keep_going);
   EXPECT_EQ(config->control_path, "/tmp/with space/x.sock");
+  EXPECT_EQ(config->keys_folder, "/tmp/my keys");
 }
 
 TEST(WanConfig, ParseBadLinesAreRefused) {

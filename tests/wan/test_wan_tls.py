@@ -1,0 +1,91 @@
+"""An emulated WAN with keys: everything between the sites is TLS, with keys made for the run and with given ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from wan_support import geocomm, require_wan
+
+from geocomm.job_ca import JobCa
+from geocomm.wan import Link, WanConfigError
+from geocomm.wan_bench import EXACT, Effort, bench_link
+from geocomm.wan_keys import site_environment, site_keys
+
+pytestmark = [pytest.mark.wan, pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+ELEMENTS = 300_000
+
+
+def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
+    require_wan()
+    run = geocomm("wan", "--secure", "--rtt", "20ms", "--rate", "400mbit", "--", sys.executable, __file__)
+    stdout, stderr = run.communicate(timeout=160)
+    assert run.returncode == 0, stderr
+    assert "NOT encrypted" not in stderr
+    found = dict(line.split("] ", 1)[1].split("=", 1) for line in stdout.splitlines() if "=" in line)
+    assert stdout.count("sum=3.0") == 2
+    assert found["ciphers"] == "TLS_AES_256_GCM_SHA384"
+    assert stdout.count("ciphers=TLS_AES_256_GCM_SHA384") == 2
+    for site in ("site0", "site1"):
+        assert any(line.endswith(f"/{site}") for line in stdout.splitlines() if "keys=" in line), stdout
+    assert not Path(found["keys"]).exists()
+
+
+def test_bench_with_given_keys_verifies_over_tls(tmp_path: Path) -> None:
+    require_wan()
+    JobCa.create(tmp_path / "keys", "bench", ["site0", "site1"], 2)
+    quick = Effort(repeats=1, warmup=1, pause_s=0.05)
+    rows = bench_link(Link(rate_bps=4e8, delay_s=0.01), [EXACT], [1 << 20], effort=quick, keys=tmp_path / "keys")
+    assert [row.case for row in rows] == [EXACT]
+    assert rows[0].nmse == 0
+    # 16 bytes of tag and 6 of header for each record of 16 KiB, and the handshakes before the first operation.
+    assert rows[0].wire_bytes is not None
+    assert rows[0].wire_bytes > 1 << 20
+
+
+def test_keys_that_do_not_fit_the_sites_are_refused(tmp_path: Path) -> None:
+    JobCa.create(tmp_path / "keys", "run", ["site0", "b"], 2)
+    with pytest.raises(WanConfigError, match="site1"), site_keys(["site0", "site1"], tmp_path / "keys", secure=False):
+        pass
+    (tmp_path / "keys" / "b").rename(tmp_path / "keys" / "site1")
+    with pytest.raises(WanConfigError, match="those of site 'b'"):
+        site_keys(["site0", "site1"], tmp_path / "keys", secure=False).__enter__()
+    run = geocomm("wan", "--keys", str(tmp_path / "keys"), "--", "true")
+    assert run.communicate(timeout=60)[1].count("keys:") == 1
+    assert run.returncode == 2
+
+
+def test_site_environment_never_mixes_keys_and_plaintext(tmp_path: Path) -> None:
+    own = {"GEOCOMM_KEYS": "/mine", "GEOCOMM_SECURITY": "insecure", "HOME": "/root"}
+    assert site_environment(own, tmp_path) == {"GEOCOMM_SECURITY": "required", "HOME": "/root"}
+    assert site_environment(own, None) == {"GEOCOMM_SECURITY": "insecure", "HOME": "/root"}
+
+
+def site_program() -> None:
+    """At each site."""
+    import torch
+    import torch.distributed as dist
+
+    from geocomm.backend import process
+
+    torch.set_num_threads(1)
+    hub = f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    dist.init_process_group(
+        "geocomm", init_method=hub, rank=int(os.environ["NODE_RANK"]), world_size=int(os.environ["NNODES"])
+    )
+    tensor = torch.full((ELEMENTS,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    assert bool((tensor == tensor[0]).all())
+    _, endpoint = process._endpoint
+    ciphers = {channel["cipher"] for channel in endpoint.channel_stats()}
+    print(f"sum={tensor[0].item()}", f"ciphers={','.join(ciphers)}", f"keys={os.environ['GEOCOMM_KEYS']}", sep="\n")
+    sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    site_program()
