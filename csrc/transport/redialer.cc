@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kLongestResumePause{1000};
 constexpr std::chrono::milliseconds kAskAgain{2000};
 // Some round trips across the world.
 constexpr std::chrono::milliseconds kLeastHandshakeTimeout{1000};
+// Of two addresses, one may be dead.
+constexpr std::chrono::milliseconds kHandshakeTimeoutOfTwo{4000};
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 
 }  // namespace
@@ -52,6 +54,7 @@ DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
   // A peer that is deaf for long is dialed a few times before it is given up.
   plan.handshake_timeout = std::clamp<std::chrono::milliseconds>(plan_->link_deadline / 4,
                                                                  kLeastHandshakeTimeout, kHandshakeTimeout);
+  if (!seen_host_.empty()) plan.handshake_timeout = std::min(plan.handshake_timeout, kHandshakeTimeoutOfTwo);
   plan.longest_pause = kLongestResumePause;
   plan.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
   return plan;

@@ -44,6 +44,7 @@ def test_site_whose_address_changes_amid_all_reduces_is_found_again(mover: str) 
     assert len(digests) == len(SITES)
     assert len(set(digests)) == 1
     assert digests[0] == expected_digest()
+    assert outcome.values("later") == ["2000.0"] * len(SITES)
     assert outcome.values("address") == ["10.91.1.2"]
     assert all(int(count) > 0 for count in outcome.values("resumes"))
 
@@ -108,6 +109,12 @@ def site_program(mover: str) -> None:
         dist.all_reduce(values)
         print(f"operation {operation}: {time.monotonic() - begin:.1f} s", flush=True)
         digest.update(values.numpy().tobytes())
+    # The store is reached from the new address as well, and a new group publishes it.
+    group = dist.new_group(backend="geocomm")
+    assert process.group_of(group).infos[1].host == "10.91.1.2"
+    total = torch.ones(1000)
+    dist.all_reduce(total, group=group)
+    print(f"later={total.sum().item()}")
     if rank == 1:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((os.environ["MASTER_ADDR"], 9))
