@@ -12,6 +12,7 @@
 
 #include "raw_peer.h"
 #include "tls_fixture.h"
+#include "transport/connection.h"
 
 namespace geocomm::transport::testing {
 
