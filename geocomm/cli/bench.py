@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.bench_link import bench_link as bench_link_command
 from geocomm.command_end import fail
+from geocomm.link_bench_command import bench_link as bench_link_command
 from geocomm.units import UnitError, parse_size
 from geocomm.wan import WanConfigError, WanError
 from geocomm.wan_keys import site_keys

@@ -64,3 +64,13 @@ def test_bench_encrypted_cases_get_keys_of_two_sites(tmp_path: Path, monkeypatch
     )
     rows = bench(cases(), rounds=2, seconds=0.1)
     assert {row.case.encrypted: row.gbit_s for row in rows} == {True: 1.0, False: 2.0}
+
+
+def test_bench_link_is_a_command() -> None:
+    from typer.testing import CliRunner
+
+    from geocomm.cli.main import build_app
+
+    done = CliRunner().invoke(build_app(), ["bench", "link", "--help"])
+    assert done.exit_code == 0
+    assert "loopback" in done.output
