@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/gil_release.h"
 #include "binding/process_group.h"
 #include "binding/tensor_codec.h"
 #include "codec/codec_spec.h"
@@ -234,9 +235,15 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                                       .min_compress_bytes = min_compress_bytes,
                                       .pool = &process->pool,
                                       .buffers = &process->buffers};
-    wan = std::make_shared<WanCollectives>(
-        value_or_throw(collective::Exchange::create(std::move(config))), backends, preserve_inputs,
-        std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers));
+    auto exchange = value_or_throw(collective::Exchange::create(std::move(config)));
+    auto notice =
+        std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers);
+    // The last to let go of it may be Python, with a Work.
+    wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice)),
+           [](WanCollectives* freed) {
+             const GilRelease released;
+             delete freed;
+           }};
     wan->start();
   }
   if (process && !process->acquire()) {

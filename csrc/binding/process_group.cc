@@ -1,10 +1,8 @@
 #include "binding/process_group.h"
-
-#include <Python.h>
-
 #include <set>
 #include <utility>
 
+#include "binding/gil_release.h"
 #include "binding/staging.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -101,16 +99,18 @@ void ProcessResources::release() {
 
 ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL in torch 2.11 never forwards shutdown(): teardown must work from here
-  // alone. Python frees the object with the GIL held, which users' callbacks on other threads may be waiting
-  // for.
-  PyThreadState* python = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  // alone. Python frees the object with the GIL held, which other threads may be waiting for: users'
+  // callbacks, and those of Gloo, which its destructor joins while they free tensors.
+  const GilRelease released;
   on_shutdown_ = nullptr;  // the interpreter may be gone
   try {
     shutdown();
   } catch (const std::exception& e) {
     core::log(core::LogLevel::Warning, "closing a process group: ", e.what());
   }
-  if (python != nullptr) PyEval_RestoreThread(python);
+  coalesced_.clear();
+  wan_.reset();
+  inner_.clear();
 }
 
 c10d::Backend& ProcessGroupGeocomm::inner(const at::Device& device) const {

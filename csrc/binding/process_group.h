@@ -110,12 +110,12 @@ class ProcessGroupGeocomm : public c10d::Backend {
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
 
   const c10::intrusive_ptr<Options> options_;
-  const InnerBackends inner_;
-  const std::shared_ptr<WanCollectives> wan_;
+  InnerBackends inner_;  // changed by the destructor only, as are wan_ and on_shutdown_
+  std::shared_ptr<WanCollectives> wan_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
-  ShutdownFunction on_shutdown_;  // changed by the destructor only
-  mutable std::mutex mutex_;      // guards coalescing_, coalesced_, closed_, split_store_, split_child_
+  ShutdownFunction on_shutdown_;
+  mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_, split_store_, split_child_
   bool coalescing_ = false;
   bool closed_ = false;
   std::vector<WorkPtr> coalesced_;

@@ -45,6 +45,20 @@ def test_new_group_of_every_subset_reduces_over_its_ranks(ranks: Ranks) -> None:
     assert ranks.run(_every_subset) == [[]] * 4
 
 
+def _short_lives() -> None:
+    """Groups that are freed while Gloo's threads may still let go of the last tensors."""
+    for _ in range(25):
+        group = dist.new_group()
+        gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        del group
+
+
+def test_groups_that_are_freed_right_after_an_operation_do_not_hang(ranks: Ranks) -> None:
+    ranks.run(_short_lives)
+
+
 def _overlapping_groups() -> list[float]:
     """Works of several groups in flight at once, issued in a different order on each rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
