@@ -1,4 +1,5 @@
 #include "binding/process_group.h"
+
 #include <set>
 #include <utility>
 
