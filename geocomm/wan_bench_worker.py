@@ -26,9 +26,8 @@ import torch.distributed as dist
 
 from geocomm.options import keys_folder
 from geocomm.wan import CONTROL_VARIABLE, WanControl, WanReport
+from geocomm.wan_bench import GLOO, GLOO_SLICED
 
-GLOO = "gloo"
-GLOO_SLICED = "gloo8"
 SLICES = 8
 ELEMENT_BYTES = 4
 _CHUNK_ELEMS = 1 << 22
