@@ -10,7 +10,7 @@ import ipaddress
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,12 @@ class Process:
             for row in rows:
                 row["rank"], row["site"] = self._rank_and_site.get(row["peer"], (None, None))
             return rows
+
+    def expect_rates(self, bytes_per_s: Mapping[str, float]) -> None:
+        """What the links to peers carry, by what the endpoint calls them."""
+        with self._lock:
+            if self._endpoint and bytes_per_s:
+                self._endpoint[1].expect_rates(dict(bytes_per_s))
 
     def on_shutdown(self) -> None:
         """A group was shut down; its links are still there."""

@@ -103,7 +103,7 @@ class Options:
     )
     security: str = _field("required", "GEOCOMM_SECURITY", str, "required (TLS; loopback without keys) or insecure")
     keys: str | None = _field(None, "GEOCOMM_KEYS", str, "folder of this site's keys, made by geocomm keygen")
-    streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default 4 (BBR) or 16")
+    streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default: what the link needs")
     address: str | None = _field(None, "GEOCOMM_ADDRESS", str, "address that other sites dial; default: the route's")
     port: int | None = _field(None, "GEOCOMM_PORT", int, "listen on port + LOCAL_RANK; default: the kernel chooses")
     threads: int | None = _field(None, "GEOCOMM_THREADS", int, "codec threads; default cores / local ranks")

@@ -7,7 +7,7 @@ publishes the decision; the others follow it, so that all ranks carry out an ope
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,12 +106,32 @@ def agree(store: dist.Store, rank: int, epoch: int, decide: Callable[[], Policy]
 
 def apply(group: Group, policy: Policy) -> None:
     """From the next operation on. Logs a codec that changed."""
+    from geocomm.backend import process
+
     group.backend.set_policy(policy.links.for_native(), policy.native_codecs())
+    process.expect_rates(channel_rates(policy.links, group.infos, group.backend.rank()))
     before = group.policy.codecs if group.policy else None
     if group.options.codec == AUTO and policy.codecs != before:
         sizes = ", ".join(f"{codec} from {size} bytes" for size, codec in policy.codecs) or "none"
         native().log(LOG_LEVELS["info"], f"codec auto, epoch {policy.epoch}: {sizes}")
     group.policy = policy
+
+
+def channel_rates(links: Links, infos: Sequence[RankInfo], rank: int) -> Mapping[str, float]:
+    """Bytes per second that the connections of `rank` to each peer at another site should carry, by the peer's
+    description: the link's rate, in the better direction, shared by the lanes between the two sites. Empty where the
+    rates are only assumed."""
+    if links.source == "assumed":
+        return {}
+    site_of_rank, names = sites_of(list(infos))
+    sizes = [site_of_rank.count(site) for site in range(len(names))]
+    own = site_of_rank[rank]
+
+    def rate(other: int) -> float:
+        return max(links.rate_bps[own][other], links.rate_bps[other][own]) / 8 / max(sizes[own], sizes[other])
+
+    peers = zip(infos, site_of_rank, strict=True)
+    return {info.description: rate(site) for info, site in peers if site != own}
 
 
 def observe(group: Group, channels: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -131,6 +131,13 @@ py::list channel_stats(const PyEndpoint& self) {
   return result;
 }
 
+void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
+  for (const auto& channel : self.process->endpoint->channels()) {
+    const auto rate = bytes_per_s.find(channel->peer());
+    if (rate != bytes_per_s.end()) channel->expect_rate(rate->second);
+  }
+}
+
 // ---- process group
 // ------------------------------------------------------------------------------------------------
 
@@ -378,7 +385,8 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "release", [](const PyEndpoint& self) { self.process->release(); },
           py::call_guard<py::gil_scoped_release>())
-      .def("channel_stats", &channel_stats);
+      .def("channel_stats", &channel_stats)
+      .def("expect_rates", &expect_rates, py::arg("bytes_per_s"));
 
   py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(
       m, "ProcessGroupGeocomm");

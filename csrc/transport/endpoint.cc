@@ -15,6 +15,7 @@
 #include "transport/handshake.h"
 #include "transport/io_loop.h"
 #include "transport/socket.h"
+#include "transport/stream_plan.h"
 #include "transport/tcp_channel.h"
 #include "transport/tls_keys.h"
 #include "transport/wire.h"
@@ -27,8 +28,6 @@ using core::StatusCode;
 
 namespace {
 
-constexpr int kStreamsWithBbr = 4;
-constexpr int kStreamsWithout = 16;
 constexpr std::chrono::milliseconds kDestructorPatience{1000};
 
 class TcpEndpoint final : public Endpoint {
@@ -347,7 +346,9 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
     GEOCOMM_ASSIGN_OR_RETURN(context->rdma, load_rdma_fabric(options.rdma));
   }
   context->options = options;
-  if (options.streams == 0) context->options.streams = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
+  const int least = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
+  context->first_streams = static_cast<std::uint16_t>(options.streams == 0 ? least : options.streams);
+  context->buffers = buffer_limits();
   GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id());
   GEOCOMM_ASSIGN_OR_RETURN(Fd listener, open_listener(options));
   GEOCOMM_ASSIGN_OR_RETURN(context->loop, IoLoop::create());

@@ -15,6 +15,7 @@ LinkStats read_link_stats(int fd) {
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
     stats.retransmitted_segments = info.tcpi_total_retrans;
     stats.rtt_us = info.tcpi_rtt;
+    stats.least_rtt_us = info.tcpi_min_rtt;
     stats.stalled_by_receiver_us = info.tcpi_rwnd_limited;
     stats.stalled_by_send_buffer_us = info.tcpi_sndbuf_limited;
   }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <string_view>
 #include <system_error>
@@ -51,10 +52,7 @@ void tune(int fd, const StreamTuning& tuning, bool loopback) {
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveSeconds);
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveSeconds);
-  if (tuning.max_pacing_bytes_per_sec > 0) {
-    (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &tuning.max_pacing_bytes_per_sec,
-                     sizeof tuning.max_pacing_bytes_per_sec);
-  }
+  if (tuning.max_pacing_bytes_per_sec > 0) set_max_pacing(fd, tuning.max_pacing_bytes_per_sec);
 }
 
 Status network_error(const std::string& what, int error) {
@@ -218,6 +216,10 @@ void set_user_timeout(int fd, std::chrono::milliseconds timeout) {
              static_cast<int>(std::min<std::int64_t>(timeout.count(), 1'000'000'000)));
 }
 
+void set_max_pacing(int fd, std::uint64_t bytes_per_sec) {
+  (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_sec, sizeof bytes_per_sec);
+}
+
 int not_sent_bytes(int fd) {
   int bytes = 0;
   return ::ioctl(fd, SIOCOUTQNSD, &bytes) == 0 ? bytes : 0;
@@ -226,6 +228,18 @@ int not_sent_bytes(int fd) {
 bool bbr_allowed() {
   const Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return fd.valid() && set_congestion(fd.get(), "bbr");
+}
+
+BufferLimits buffer_limits() {
+  // "4096 131072 6291456": least, first, most.
+  const auto most = [](const char* path) {
+    std::ifstream file(path);
+    std::uint64_t least = 0;
+    std::uint64_t first = 0;
+    std::uint64_t value = 0;
+    return file >> least >> first >> value ? value : 0;
+  };
+  return {most("/proc/sys/net/ipv4/tcp_wmem"), most("/proc/sys/net/ipv4/tcp_rmem")};
 }
 
 }  // namespace geocomm::transport

@@ -82,6 +82,8 @@ void tune_stream(int fd, const StreamTuning& tuning);
 inline constexpr int kNotSentLowatBytes = 256 * 1024;
 // Changes StreamTuning::user_timeout.
 void set_user_timeout(int fd, std::chrono::milliseconds timeout);
+// Changes StreamTuning::max_pacing_bytes_per_sec.
+void set_max_pacing(int fd, std::uint64_t bytes_per_sec);
 // Bytes in the kernel that were not sent even once.
 int not_sent_bytes(int fd);
 
@@ -94,5 +96,11 @@ int connect_error(int fd);
 
 // Whether this process may use BBR.
 bool bbr_allowed();
+// The most that the kernel lets a TCP connection's buffers grow to (tcp_wmem, tcp_rmem); 0: it does not say.
+struct BufferLimits {
+  std::uint64_t send_bytes = 0;
+  std::uint64_t receive_bytes = 0;
+};
+BufferLimits buffer_limits();
 
 }  // namespace geocomm::transport

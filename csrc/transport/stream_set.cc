@@ -13,7 +13,7 @@ constexpr unsigned kMostDoublings = 3;
 
 void StreamSet::set_data_streams(std::uint16_t count) {
   std::lock_guard lock(mutex_);
-  slots_.resize(count + 1U);
+  slots_.resize(std::max<std::size_t>(slots_.size(), count + 1U));
 }
 
 Stream* StreamSet::open(std::size_t index) const {

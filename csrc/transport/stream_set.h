@@ -24,6 +24,7 @@ class StreamSet {
 
   // Of control stream and data streams together; 0 until the first connection says how many there are.
   std::size_t size() const { return slots_.size(); }
+  // Never less than before.
   void set_data_streams(std::uint16_t count);
   // Null while stream `index` has no open connection.
   Stream* open(std::size_t index) const;
@@ -31,6 +32,7 @@ class StreamSet {
   std::size_t open_count() const;
   // Every stream has had a connection.
   bool all_were_open() const;
+  std::size_t open_data_count() const { return open_count() - (control() == nullptr ? 0 : 1); }
 
   // The newest generation there was; 0: none.
   std::uint32_t generation(std::uint16_t index) const;

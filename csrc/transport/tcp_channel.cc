@@ -155,15 +155,21 @@ void TcpChannel::tick() {
     }
   }
   if (phase_ != Phase::Ready) return;
-  if (Stream* const control = streams_.control()) {
-    WireHeader header = make_header(FrameType::Heartbeat);
-    header.op = clock_ns();
-    control->send_frame(header);
-  }
+  plan_streams();
+  send_heartbeat();
   if (phase_ != Phase::Ready) return;
   schedule_flush();  // for acknowledgements that did not fit
   const auto interval = std::min<IoLoop::Clock::duration>(kHeartbeatInterval, deadline / (2 * kSilentTicks));
   timer_ = context_->loop->add_timer(now + interval, [this] { tick(); });
+}
+
+void TcpChannel::send_heartbeat() {
+  Stream* const control = streams_.control();
+  if (control == nullptr) return;
+  WireHeader header = make_header(FrameType::Heartbeat);
+  header.op = clock_ns();
+  header.chunk = static_cast<std::uint32_t>(wanted_streams_);
+  control->send_frame(header);
 }
 
 Result<SegmentCopy> TcpChannel::begin_segment(const WireHeader& header) {
@@ -198,6 +204,12 @@ Status TcpChannel::on_frame(const WireHeader& header) {
     case FrameType::Ack:
       return on_ack(header);
     case FrameType::Heartbeat: {
+      if (header.chunk > kMaxDataStreams) {
+        return {StatusCode::CorruptData, core::str("asked for ", header.chunk, " streams")};
+      }
+      peer_wanted_streams_ = std::max(peer_wanted_streams_, static_cast<int>(header.chunk));
+      open_more_streams();
+      if (phase_ == Phase::Closed) return Status::ok();
       if (streams_.control()->pending_bytes() > kMaxPendingControlBytes) return Status::ok();
       WireHeader reply = make_header(FrameType::HeartbeatReply);
       reply.op = header.op;
@@ -224,8 +236,14 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   std::uint64_t bytes = 0;
   GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, callbacks, bytes));
   for (const auto& callback : callbacks) callback(Status::ok());
-  if (window_.acknowledged(bytes, std::chrono::microseconds(least_rtt_us_), IoLoop::Clock::now())) {
+  const auto now = IoLoop::Clock::now();
+  if (window_.acknowledged(bytes, std::chrono::microseconds(least_rtt_us_), now)) {
     queue_.set_window(window_.bytes());
+  }
+  if (phase_ == Phase::Ready && may_add_streams()) {
+    const int tried = trial_.acknowledged(bytes, queue_.has_ready(),
+                                          static_cast<int>(streams_.open_data_count()), path_rtt_, now);
+    if (tried > wanted_streams_) want_streams(tried);
   }
   if (closing_ || queue_.has_ready()) schedule_flush();
   return Status::ok();

@@ -34,6 +34,7 @@
 #include "transport/send_window.h"
 #include "transport/stream.h"
 #include "transport/stream_binding.h"
+#include "transport/stream_plan.h"
 #include "transport/stream_set.h"
 #include "transport/tls_keys.h"
 #include "transport/wire.h"
@@ -43,7 +44,9 @@ namespace geocomm::transport {
 // What the channels of an endpoint share; outlives them all.
 struct ChannelContext {
   std::shared_ptr<IoLoop> loop;
-  EndpointOptions options;  // streams filled in
+  EndpointOptions options;
+  std::uint16_t first_streams = 0;  // of a channel when it connects
+  BufferLimits buffers;
   ProcessId self{};
   core::BufferPool pool{std::size_t{64} << 20};  // of unexpected chunks
   ClosedGroups closed_groups;
@@ -70,6 +73,7 @@ class TcpChannel final : public Channel,
   core::Status post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
                             std::shared_ptr<ReceiveSink> sink) override;
   void cancel(OpKey key) override;
+  void expect_rate(double bytes_per_sec) override;
   core::Status status() const override;
   ChannelStats stats() const override;
   const std::string& peer() const override { return *description_.load(std::memory_order_acquire); }
@@ -120,9 +124,16 @@ class TcpChannel final : public Channel,
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
-  std::uint16_t data_streams() const;
   bool gives_up(const Stream& lost);
-  void add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection, std::uint64_t peer_limit);
+  void add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
+                  const HelloPayload& peer_says);
+  std::uint16_t data_streams() const;
+  bool may_add_streams() const { return context_->options.streams == 0 && data_path_ != DataPath::Rdma; }
+  void set_data_streams(std::uint16_t count);
+  void plan_streams();
+  void want_streams(int count);
+  void open_more_streams();
+  void send_heartbeat();
   void become_ready();
   void tick();
   void drop(Stream& stream);
@@ -177,11 +188,17 @@ class TcpChannel final : public Channel,
   bool goodbye_sent_ = false;
   bool peer_left_ = false;
   std::uint64_t peer_limit_ = 0;
+  std::uint64_t peer_receive_buffer_ = 0;
   std::size_t next_stream_ = 0;  // with which flush() begins
   SegmentReceiver receiver_{table_};
   AckScheduler acks_due_;
   SendWindow window_;
   std::uint64_t least_rtt_us_ = 0;
+  std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
+  double expected_rate_ = kAssumedBytesPerSec;
+  StreamTrial trial_;
+  int wanted_streams_ = 0;                    // by this side, unless EndpointOptions::streams says
+  int peer_wanted_streams_ = 0;               // by the other side
   std::chrono::milliseconds user_timeout_{};  // of the open streams
   StreamBinding binding_;
   std::optional<DataPath> data_path_;  // nothing: neither this process nor the peer has said it

@@ -47,6 +47,7 @@ HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
   hello.control_received = control_.received();
   hello.data_path = data_path_.value_or(DataPath::Tcp);
   if (stream != 0) hello.binding = binding_.proof(stream, generation);
+  hello.receive_buffer_bytes = context_->buffers.receive_bytes;
   return hello;
 }
 
@@ -55,9 +56,8 @@ StreamTuning TcpChannel::tuning() const {
   const auto rtts = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts *
                                                                           std::chrono::microseconds(rtt_us_));
   tuning.user_timeout = std::max(kLeastUserTimeout, rtts);
-  const std::uint64_t data_streams = std::max<std::size_t>(streams_.size(), 2) - 1;
   const std::uint64_t cap_bps = context_->options.max_pacing_bps;
-  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / data_streams, 1);
+  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / data_streams(), 1);
   return tuning;
 }
 
@@ -94,13 +94,8 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
   if (!dials) return;
-  streams_.set_data_streams(data_streams());
+  streams_.set_data_streams(data_path_ == DataPath::Rdma ? 1 : context_->first_streams);
   redialer_.dial(0, tuning());
-}
-
-// As the side that dials.
-std::uint16_t TcpChannel::data_streams() const {
-  return data_path_ == DataPath::Rdma ? 1 : static_cast<std::uint16_t>(context_->options.streams);
 }
 
 HelloPayload TcpChannel::next_hello(std::uint16_t stream) {
@@ -116,7 +111,7 @@ void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
     }
   }
   redialer_.hurry();
-  add_stream({stream, welcome.generation}, std::move(dialed.connection), welcome.max_unexpected_bytes);
+  add_stream({stream, welcome.generation}, std::move(dialed.connection), welcome);
   // The peer lets us in: now the others, all at once.
   for (std::size_t other = 1; stream == 0 && other < streams_.size() && phase_ == Phase::Connecting;
        ++other) {
@@ -137,8 +132,7 @@ Status TcpChannel::admit(const HelloPayload& hello) {
   const std::uint32_t most_streams = rdma ? 1 : kMaxDataStreams;
   const bool numbers_fit =
       hello.stream_count >= 1 && hello.stream_count <= most_streams && hello.stream <= hello.stream_count;
-  const bool order_fits =
-      streams_.size() == 0 ? hello.stream == 0 : streams_.size() == hello.stream_count + 1U;
+  const bool order_fits = streams_.size() > 0 || hello.stream == 0;
   if (!numbers_fit || !order_fits) {
     return {StatusCode::InvalidArgument,
             core::str("stream ", hello.stream, " of ", hello.stream_count, " does not fit this channel")};
@@ -149,7 +143,7 @@ Status TcpChannel::admit(const HelloPayload& hello) {
   }
   if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
   data_path_ = hello.data_path;
-  if (streams_.size() == 0) streams_.set_data_streams(hello.stream_count);
+  if (streams_.size() <= hello.stream_count) set_data_streams(hello.stream_count);
   // What the older one still brings is not read any more, so that the counts in Welcome hold.
   if (Stream* const older = streams_.open(hello.stream)) drop(*older);
   return Status::ok();
@@ -161,7 +155,7 @@ HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
 
 void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
   start_deadline();
-  add_stream({hello.stream, hello.generation}, std::move(connection), hello.max_unexpected_bytes);
+  add_stream({hello.stream, hello.generation}, std::move(connection), hello);
 }
 
 // The peer keeps its port when its machine gets another address, or a NAT before it does. An address from
@@ -174,7 +168,7 @@ void TcpChannel::heard_from(const std::string& host) {
 }
 
 void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
-                            std::uint64_t peer_limit) {
+                            const HelloPayload& peer_says) {
   if (carrier.stream == 0) binding_.restart(*connection);
   const bool over_rdma = carrier.stream != 0 && data_path_ == DataPath::Rdma;
   Stream& stream = streams_.put(
@@ -191,7 +185,8 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
   redialer_.on_contact();
   if (!redialer_.dials()) redialer_.stop();
   if (carrier.stream == 0) {
-    peer_limit_ = peer_limit;
+    peer_limit_ = peer_says.max_unexpected_bytes;
+    peer_receive_buffer_ = peer_says.receive_buffer_bytes;
     // The peer may have missed what the older control stream carried.
     receiver_.window().tell_all();
     acks_due_.set_due();

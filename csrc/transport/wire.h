@@ -31,7 +31,8 @@ enum class FrameType : std::uint8_t {
   Refuse = 3,   // acceptor → dialer, then close; code = StatusCode, payload: UTF-8 reason (at most 512 bytes)
   Segment = 4,  // a piece of a chunk; payload: `length` bytes at `offset` of the chunk
   Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
-  Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same
+  Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same. `chunk`:
+                  // data streams that the sender would like, 0 if it does not care
   HeartbeatReply = 7,
   Goodbye = 8,       // orderly end: everything sent is acknowledged, nothing new will be posted or sent
   Ack = 9,           // which segments and reliable control frames have arrived
@@ -69,12 +70,14 @@ struct HelloPayload {
   JobToken token;                         // Welcome: zero
   std::uint64_t max_unexpected_bytes;     // the sender's EndpointOptions::max_unexpected_bytes
   std::uint16_t stream;                   // 0: the control stream; 1 to stream_count: a data stream
-  std::uint16_t stream_count;             // data streams of the channel
+  std::uint16_t stream_count;             // data streams of the channel, or more than there were
   std::uint32_t generation;               // which connection of this stream number: larger is newer
   std::uint64_t control_received;         // reliable control frames that the sender has received
   std::array<std::uint8_t, 32> binding;   // TLS: ties a data stream to the control stream's session; else 0
   DataPath data_path;                     // the same in Welcome, and in all of a link's
-  std::array<std::uint8_t, 23> reserved;  // 0
+  std::array<std::uint8_t, 7> reserved;   // 0
+  std::uint64_t receive_buffer_bytes;     // TCP's limit for a connection at the sender; 0: unknown
+  std::array<std::uint8_t, 8> reserved2;  // 0
 };
 static_assert(sizeof(HelloPayload) == 128);
 inline constexpr std::size_t kCommonHelloBytes = 48;

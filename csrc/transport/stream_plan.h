@@ -1,0 +1,51 @@
+// How many data streams a channel should have: what the link asks for by a formula, and more while more of
+// them move more.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace geocomm::transport {
+
+inline constexpr int kStreamsWithBbr = 4;
+inline constexpr int kStreamsWithout = 16;
+// What a channel counts on until it is told better.
+inline constexpr double kAssumedBytesPerSec = 125e6;
+
+// What one connection of a link may have under way: half of the smaller buffer, since the kernel counts its
+// own overhead too. A size of 0 is not known.
+std::uint64_t window_of(std::uint64_t send_buffer_bytes, std::uint64_t receive_buffer_bytes);
+
+// clamp(max(⌈R·RTT/W⌉, ⌈R / 3 Gbit/s⌉), least, 64): the windows W together cover the link, and no stream is
+// more than one core can carry.
+int streams_for(double bytes_per_sec, std::chrono::microseconds rtt, std::uint64_t window_bytes, int least);
+
+// Tries twice as many streams, and so on while that gains over 10 %. It compares rates over time in which the
+// channel had something to send, so that pauses between operations do not count.
+class StreamTrial {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+  // Links with shorter round trips than this lack no streams.
+  static constexpr std::chrono::microseconds kLeastRtt{2000};
+
+  // The peer has acknowledged `bytes`. `busy`: more waits to be sent. `streams` are connected; `rtt` is the
+  // link's, 0 if unknown. Returns how many streams there should be: never less than `streams`.
+  int acknowledged(std::uint64_t bytes, bool busy, int streams, std::chrono::microseconds rtt,
+                   Clock::time_point now);
+
+ private:
+  void begin(int streams);
+
+  bool over_ = false;
+  bool was_busy_ = false;
+  int streams_ = 0;      // under measurement
+  double base_ = 0;      // bytes per second with half as many; 0: none was measured
+  Seconds settling_{0};  // busy time since streams_ changed; then
+  Seconds measured_{0};
+  double bytes_ = 0;
+  Clock::time_point last_{};
+};
+
+}  // namespace geocomm::transport
