@@ -107,7 +107,7 @@ class Channel {
   // further calls once this returns (memory from place() may still be written to until the channel lets go of
   // the sink). Later segments of it are discarded.
   virtual void cancel(OpKey key) = 0;
-  // What the link is known to carry for this channel, in either direction; 125e6 is assumed until then. More
+  // What the link is known to carry for this channel, in either direction. More
   // streams are opened where it needs more, and none where EndpointOptions::streams says how many. Best told
   // to both ends.
   virtual void expect_rate(double bytes_per_sec) = 0;

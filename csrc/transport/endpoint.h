@@ -25,7 +25,7 @@ struct EndpointOptions {
   std::string bind_address;  // numeric address to listen on; empty: all interfaces, or loopback (Required
                              // without keys)
   std::uint16_t port = 0;    // 0: the kernel chooses
-  int streams = 0;  // data streams per channel, at most 64; 0: as many as the link needs, at least 4 with
+  int streams = 0;  // data streams per channel, at most 64; 0: as many as the link needs, at least 2 with
                     // BBR, 16 with another congestion control. The side that dials decides
   Security security = Security::Required;
   std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure

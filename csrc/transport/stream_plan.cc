@@ -65,8 +65,10 @@ int StreamTrial::acknowledged(std::uint64_t bytes, bool busy, int streams, std::
   bytes_ += static_cast<double>(bytes);
   if (measured_ < std::max(kLeastMeasured, kMeasuredRtts * round_trip)) return streams;
   const double rate = bytes_ / measured_.count();
-  if (rate < kGain * base_ || streams >= static_cast<int>(kMaxDataStreams)) {
+  const bool gained = rate >= kGain * base_;
+  if (!gained || streams >= static_cast<int>(kMaxDataStreams)) {
     over_ = true;
+    useful_ = gained ? streams : streams / 2;
     return streams;
   }
   base_ = rate;

@@ -241,8 +241,8 @@ Status TcpChannel::on_ack(const WireHeader& header) {
     queue_.set_window(window_.bytes());
   }
   if (phase_ == Phase::Ready && may_add_streams()) {
-    const int tried = trial_.acknowledged(bytes, queue_.has_ready(),
-                                          static_cast<int>(streams_.open_data_count()), path_rtt_, now);
+    const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
+    const int tried = trial_.acknowledged(bytes, queue_.has_ready(), streams, path_rtt_, now);
     if (tried > wanted_streams_) want_streams(tried);
   }
   if (closing_ || queue_.has_ready()) schedule_flush();
@@ -263,7 +263,7 @@ void TcpChannel::on_reply(std::uint64_t sent_ns) {
 }
 
 void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
-  if (phase_ != Phase::Ready) return;
+  if (phase_ != Phase::Ready || is_spare(carrier.stream)) return;
   if (doubling_ && !queue_.has_ready() && queue_.pull_slow(carrier, IoLoop::Clock::now(), out)) {
     resent_segments_.fetch_add(1, std::memory_order_relaxed);
     return;

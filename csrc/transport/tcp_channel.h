@@ -133,6 +133,9 @@ class TcpChannel final : public Channel,
   void plan_streams();
   void want_streams(int count);
   void open_more_streams();
+  // Of the data streams, the first so many carry segments; the others stand in for those that are down.
+  int used_streams() const;
+  bool is_spare(std::size_t stream) const;
   void send_heartbeat();
   void become_ready();
   void tick();
@@ -195,8 +198,9 @@ class TcpChannel final : public Channel,
   SendWindow window_;
   std::uint64_t least_rtt_us_ = 0;
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
-  double expected_rate_ = kAssumedBytesPerSec;
+  double expected_rate_ = 0;               // bytes per second; 0: not known
   StreamTrial trial_;
+  int planned_streams_ = 0;                   // by the formula
   int wanted_streams_ = 0;                    // by this side, unless EndpointOptions::streams says
   int peer_wanted_streams_ = 0;               // by the other side
   std::chrono::milliseconds user_timeout_{};  // of the open streams

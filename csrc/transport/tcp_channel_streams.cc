@@ -33,7 +33,23 @@ void TcpChannel::plan_streams() {
   if (control == nullptr || !may_add_streams()) return;
   path_rtt_ = std::chrono::microseconds(read_link_stats(control->fd()).least_rtt_us);
   const std::uint64_t window = window_of(context_->buffers.send_bytes, peer_receive_buffer_);
-  want_streams(streams_for(expected_rate_, path_rtt_, window, context_->first_streams));
+  planned_streams_ = streams_for(expected_rate_, path_rtt_, window, context_->first_streams);
+  want_streams(planned_streams_);
+}
+
+int TcpChannel::used_streams() const {
+  if (!may_add_streams()) return data_streams();
+  return trial_.useful() > 0 ? std::max(trial_.useful(), planned_streams_)
+                             : std::max<int>(wanted_streams_, context_->first_streams);
+}
+
+bool TcpChannel::is_spare(std::size_t stream) const {
+  const auto used = static_cast<std::size_t>(used_streams());
+  if (stream <= used) return false;
+  for (std::size_t i = 1; i <= used; ++i) {
+    if (streams_.open(i) == nullptr) return false;
+  }
+  return true;
 }
 
 void TcpChannel::want_streams(int count) {

@@ -47,22 +47,21 @@ def connect(rank: int = 0, congestion: str | None = None) -> socket.socket:
 
 
 def send(megabytes: str, congestion: str | None = None) -> None:
-    """Site 1 sends random bytes to site 0: received=, sha256= of each end, and rate_bps= of the second half."""
+    """Site 1 sends random bytes to site 0: received=, sha256= of each end, started_s= and ended_s= of one clock."""
     total = int(float(megabytes) * 1e6)
     digest = hashlib.sha256()
     if RANK == 0:
         with accept() as connection:
-            received, marks = 0, []
+            received = 0
             while data := connection.recv(1 << 20):
                 received += len(data)
                 digest.update(data)
-                marks.append((time.monotonic(), received))
-        half_time, half = next(mark for mark in marks if mark[1] >= total / 2)
+        print(f"ended_s={time.monotonic()}")
         print(f"received={received}")
-        print(f"rate_bps={8 * (received - half) / max(marks[-1][0] - half_time, 1e-9)}")
     elif RANK == 1:
         block = random.Random(5).randbytes(1_000_003)
         with connect(congestion=congestion) as connection:
+            print(f"started_s={time.monotonic()}")
             left = total
             while left > 0:
                 piece = block[:left]

@@ -5,6 +5,7 @@
 #include "raw_peer.h"
 #include "tls_fixture.h"
 #include "transport/socket.h"
+#include "transport/stream_plan.h"
 
 namespace geocomm::transport::testing {
 namespace {
@@ -42,7 +43,7 @@ void exchange(Pair& pair, std::uint64_t op) {
 }
 
 std::uint32_t first_streams() {
-  return bbr_allowed() ? 4 : 16;
+  return static_cast<std::uint32_t>(bbr_allowed() ? kStreamsWithBbr : kStreamsWithout);
 }
 
 TEST(MoreStreams, test_rate_told_to_the_dialer_opens_streams_under_traffic) {

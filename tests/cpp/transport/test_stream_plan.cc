@@ -65,6 +65,7 @@ TEST(StreamTrial, test_streams_double_as_long_as_each_adds_its_share) {
   SimulatedLink link;
   link.run(60s, [](int streams) { return 1e6 * std::min(streams, 16); });
   EXPECT_EQ(link.streams, 32);  // the step from 16 to 32 gained nothing, and was the last
+  EXPECT_EQ(link.trial.useful(), 16);
   link.run(600s, [](int streams) { return 1e6 * streams; });
   EXPECT_EQ(link.streams, 32);
 }
@@ -73,12 +74,16 @@ TEST(StreamTrial, test_streams_stay_within_64) {
   SimulatedLink link;
   link.run(600s, [](int streams) { return 1e6 * streams; });
   EXPECT_EQ(link.streams, kMost);
+  EXPECT_EQ(link.trial.useful(), kMost);
 }
 
-TEST(StreamTrial, test_full_link_gets_one_try) {
+TEST(StreamTrial, test_full_link_gets_one_try_and_goes_back) {
   SimulatedLink link;
+  link.run(4s, [](int) { return 1e8; });
+  EXPECT_EQ(link.trial.useful(), 0);
   link.run(600s, [](int) { return 1e8; });
   EXPECT_EQ(link.streams, 8);
+  EXPECT_EQ(link.trial.useful(), 4);
 }
 
 TEST(StreamTrial, test_idle_link_and_short_round_trips_get_none) {
