@@ -15,6 +15,7 @@ constexpr double kGain = 1.1;
 constexpr StreamTrial::Seconds kLongestStep{1};
 constexpr StreamTrial::Seconds kLeastSettling{1};
 constexpr StreamTrial::Seconds kLeastMeasured{2};
+constexpr StreamTrial::Seconds kPatience{60};
 constexpr double kSettlingRtts = 10;
 constexpr double kMeasuredRtts = 20;
 
@@ -42,8 +43,8 @@ void StreamTrial::begin(int streams) {
   bytes_ = 0;
 }
 
-int StreamTrial::acknowledged(std::uint64_t bytes, bool busy, int streams, std::chrono::microseconds rtt,
-                              Clock::time_point now) {
+int StreamTrial::acknowledged(std::uint64_t bytes, bool busy, bool limited, int streams,
+                              std::chrono::microseconds rtt, Clock::time_point now) {
   if (over_ || rtt < kLeastRtt) return streams;
   const bool counts = was_busy_ && now - last_ <= kLongestStep;
   const Seconds step = now - last_;
@@ -64,6 +65,11 @@ int StreamTrial::acknowledged(std::uint64_t bytes, bool busy, int streams, std::
   measured_ += step;
   bytes_ += static_cast<double>(bytes);
   if (measured_ < std::max(kLeastMeasured, kMeasuredRtts * round_trip)) return streams;
+  waited_ += settling_ + measured_;
+  if (base_ == 0 && !limited && waited_ < kPatience) {
+    begin(streams);
+    return streams;
+  }
   const double rate = bytes_ / measured_.count();
   const bool gained = rate >= kGain * base_;
   if (!gained || streams >= static_cast<int>(kMaxDataStreams)) {

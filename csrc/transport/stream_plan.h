@@ -21,9 +21,10 @@ std::uint64_t window_of(std::uint64_t send_buffer_bytes, std::uint64_t receive_b
 // more than one core can carry.
 int streams_for(double bytes_per_sec, std::chrono::microseconds rtt, std::uint64_t window_bytes, int least);
 
-// Tries twice as many streams, and so on while that gains over 10 %; goes back from the try that does not. It
-// compares rates over time in which the channel had something to send, so that pauses between operations do
-// not count.
+// Tries twice as many streams, and so on while that gains over 10 %; goes back from the try that does not. A
+// try disturbs a link that is full already, so the first one waits for a minute of traffic, unless the
+// kernel's buffers hold the streams up. It compares rates over time in which the channel had something to
+// send, so that pauses between operations do not count.
 class StreamTrial {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,10 +33,10 @@ class StreamTrial {
   // Links with shorter round trips than this lack no streams.
   static constexpr std::chrono::microseconds kLeastRtt{2000};
 
-  // The peer has acknowledged `bytes`. `busy`: more waits to be sent. `streams` are connected; `rtt` is the
-  // link's, 0 if unknown. Returns how many streams there should be: never less than `streams`, until useful()
-  // says so.
-  int acknowledged(std::uint64_t bytes, bool busy, int streams, std::chrono::microseconds rtt,
+  // The peer has acknowledged `bytes`. `busy`: more waits to be sent. `limited`: by the kernel's buffers, of
+  // late. `streams` are connected; `rtt` is the link's, 0 if unknown. Returns how many streams there should
+  // be: never less than `streams`, until useful() says so.
+  int acknowledged(std::uint64_t bytes, bool busy, bool limited, int streams, std::chrono::microseconds rtt,
                    Clock::time_point now);
   // The most streams that were worth it; 0: not known yet.
   int useful() const { return useful_; }
@@ -48,6 +49,7 @@ class StreamTrial {
   int streams_ = 0;  // under measurement
   double base_ = 0;  // bytes per second with half as many; 0: none was measured
   int useful_ = 0;
+  Seconds waited_{0};    // busy time before the first try
   Seconds settling_{0};  // busy time since streams_ changed; then
   Seconds measured_{0};
   double bytes_ = 0;

@@ -242,7 +242,7 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   }
   if (phase_ == Phase::Ready && may_add_streams()) {
     const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
-    const int tried = trial_.acknowledged(bytes, queue_.has_ready(), streams, path_rtt_, now);
+    const int tried = trial_.acknowledged(bytes, queue_.has_ready(), limited_, streams, path_rtt_, now);
     if (tried > wanted_streams_) want_streams(tried);
   }
   if (closing_ || queue_.has_ready()) schedule_flush();

@@ -200,6 +200,8 @@ class TcpChannel final : public Channel,
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
   double expected_rate_ = 0;               // bytes per second; 0: not known
   StreamTrial trial_;
+  std::uint64_t stalled_us_ = 0;              // by the kernel's buffers, all open streams
+  bool limited_ = false;                      // between the last two ticks
   int planned_streams_ = 0;                   // by the formula
   int wanted_streams_ = 0;                    // by this side, unless EndpointOptions::streams says
   int peer_wanted_streams_ = 0;               // by the other side

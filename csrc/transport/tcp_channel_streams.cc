@@ -8,6 +8,13 @@
 
 namespace geocomm::transport {
 
+namespace {
+
+// Of a heartbeat's interval.
+constexpr std::uint64_t kLimitedUs = 300'000;
+
+}  // namespace
+
 void TcpChannel::expect_rate(double bytes_per_sec) {
   context_->loop->post([self = shared_from_this(), bytes_per_sec] {
     self->expected_rate_ = bytes_per_sec;
@@ -31,6 +38,15 @@ void TcpChannel::set_data_streams(std::uint16_t count) {
 void TcpChannel::plan_streams() {
   const Stream* const control = streams_.control();
   if (control == nullptr || !may_add_streams()) return;
+  std::uint64_t stalled = 0;
+  for (std::size_t i = 1; i < streams_.size(); ++i) {
+    if (const Stream* const stream = streams_.open(i)) {
+      const LinkStats stats = read_link_stats(stream->fd());
+      stalled += stats.stalled_by_receiver_us + stats.stalled_by_send_buffer_us;
+    }
+  }
+  limited_ = stalled > stalled_us_ + kLimitedUs;
+  stalled_us_ = stalled;
   path_rtt_ = std::chrono::microseconds(read_link_stats(control->fd()).least_rtt_us);
   const std::uint64_t window = window_of(context_->buffers.send_bytes, peer_receive_buffer_);
   planned_streams_ = streams_for(expected_rate_, path_rtt_, window, context_->first_streams);

@@ -48,6 +48,7 @@ struct SimulatedLink {
   int streams = 4;
   std::chrono::microseconds rtt = 100ms;
   bool busy = true;
+  bool limited = true;
   StreamTrial::Clock::time_point now{};
 
   // `rate_of` streams: bytes per second.
@@ -56,7 +57,7 @@ struct SimulatedLink {
     for (auto left = time; left.count() > 0; left -= kStep) {
       now += kStep;
       const auto bytes = static_cast<std::uint64_t>(rate_of(streams) * 0.005);
-      streams = trial.acknowledged(bytes, busy, streams, rtt, now);
+      streams = trial.acknowledged(bytes, busy, limited, streams, rtt, now);
     }
   }
 };
@@ -86,6 +87,14 @@ TEST(StreamTrial, test_full_link_gets_one_try_and_goes_back) {
   EXPECT_EQ(link.trial.useful(), 4);
 }
 
+TEST(StreamTrial, test_link_that_buffers_do_not_limit_is_left_alone_for_a_minute) {
+  SimulatedLink link{.limited = false};
+  link.run(55s, [](int streams) { return 1e6 * streams; });
+  EXPECT_EQ(link.streams, 4);
+  link.run(60s, [](int streams) { return 1e6 * std::min(streams, 8); });
+  EXPECT_EQ(link.trial.useful(), 8);
+}
+
 TEST(StreamTrial, test_idle_link_and_short_round_trips_get_none) {
   SimulatedLink idle{.busy = false};
   idle.run(600s, [](int streams) { return 1e6 * streams; });
@@ -113,7 +122,7 @@ TEST(StreamTrial, test_streams_that_never_connect_are_not_measured) {
   int wanted = 0;
   for (int i = 0; i < 100'000; ++i) {
     now += 5ms;
-    wanted = std::max(wanted, trial.acknowledged(5'000, true, 4, 100ms, now));
+    wanted = std::max(wanted, trial.acknowledged(5'000, true, true, 4, 100ms, now));
   }
   EXPECT_EQ(wanted, 8);
 }
@@ -124,7 +133,7 @@ TEST(StreamTrial, test_lost_streams_are_no_new_number) {
   ASSERT_EQ(link.streams, 8);
   for (int i = 0; i < 1000; ++i) {
     link.now += 5ms;
-    EXPECT_EQ(link.trial.acknowledged(500'000, true, 7, link.rtt, link.now), 8);
+    EXPECT_EQ(link.trial.acknowledged(500'000, true, true, 7, link.rtt, link.now), 8);
   }
 }
 
