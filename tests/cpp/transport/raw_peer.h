@@ -113,7 +113,9 @@ inline RawConnection open_stream(const Endpoint& victim, const HelloPayload& hel
   RawConnection connection(victim.port());
   EXPECT_TRUE(connection.send(hello));
   const auto header = connection.read_header();
-  EXPECT_TRUE(header && header->type == static_cast<std::uint8_t>(FrameType::Welcome)) << "not welcomed";
+  EXPECT_TRUE(header && header->type == static_cast<std::uint8_t>(FrameType::Welcome))
+      << "not welcomed: "
+      << (header ? core::to_string(static_cast<core::StatusCode>(header->code)) : "hung up");
   EXPECT_TRUE(connection.read(sizeof(HelloPayload)).has_value());
   return connection;
 }

@@ -268,9 +268,10 @@ TEST_F(HostilePeer, test_goodbye_on_a_data_stream_fails_the_channel) {
 }
 
 TEST_F(HostilePeer, test_segment_or_post_after_goodbye_ends_the_connections) {
-  std::uint8_t id = 0xF0;
   for (const bool segment : {true, false}) {
-    RawPeer raw(victim(), token(1), id_of(++id));
+    ProcessId id = id_of(0xFF);  // larger than the victim's, whatever that is: the larger one dials
+    id.back() -= segment ? 1 : 2;
+    RawPeer raw(victim(), token(1), id);
     ASSERT_TRUE(raw.control.send(control_header(FrameType::Goodbye, 1)));
     const auto goodbye = raw.next_control(FrameType::Goodbye);  // the victim's, after it has taken ours
     ASSERT_TRUE(goodbye.has_value());
