@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         NetworkError,
         PeerLostError,
+        ReplicaMismatchError,
         UnsupportedError,
         VersionMismatchError,
     )
     from geocomm.options import Options
     from geocomm.policy import refresh_links
+    from geocomm.replica_check import check_replicas
     from geocomm.telemetry import last_error, stats
     from geocomm.topology import device_mesh
 
@@ -43,6 +45,7 @@ _MODULE_OF = {
     "last_error": "telemetry",
     "refresh_links": "policy",
     "device_mesh": "topology",
+    "check_replicas": "replica_check",
     "GeocommError": "errors",
     "InvalidArgumentError": "errors",
     "UnsupportedError": "errors",
@@ -53,6 +56,7 @@ _MODULE_OF = {
     "CommTimeoutError": "errors",
     "PeerLostError": "errors",
     "NetworkError": "errors",
+    "ReplicaMismatchError": "errors",
     "AbortedError": "errors",
     "InternalError": "errors",
 }
@@ -69,9 +73,11 @@ __all__ = [
     "NetworkError",
     "Options",
     "PeerLostError",
+    "ReplicaMismatchError",
     "UnsupportedError",
     "VersionMismatchError",
     "__version__",
+    "check_replicas",
     "codec_names",
     "codec_presets",
     "compress",

@@ -90,6 +90,17 @@ class DriverError(GeocommError, DistBackendError):
     code = "Driver"
 
 
+class ReplicaMismatchError(GeocommError, DistBackendError):
+    """Ranks that should hold the same tensors do not (`check_replicas`): no status of the core's.
+
+    tensor: name of the first that differs; ranks: global ranks that are not with the largest side.
+    """
+
+    code = "ReplicaMismatch"
+    tensor: str = ""
+    ranks: tuple[int, ...] = ()
+
+
 class InternalError(GeocommError, DistBackendError):
     """A bug of geocomm."""
 
