@@ -1,0 +1,185 @@
+"""Compressed gradients in training: `python benchmarks/bench_train.py`, about an hour on two cores.
+
+(1) quality: a small DeepSeek model trained on loopback between two sites, with the same data and seeds by every method;
+its loss on held-out text. (2) step time: a larger one over an emulated line, on Gloo and on geocomm. (3) their product:
+steps to the same held-out loss times seconds per step. The small model stands for the larger one in (3), since training
+that to the end over a slow line would take days.
+
+Every run is kept under build/bench-train as it ends, so that an interrupted benchmark goes on where it was; a run
+counts as long as its plan is the same (--fresh: measure again). Results: benchmarks/results/<date>-train.md, .json
+and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from typing import IO, Any
+
+from bench_train_report import Quality, Report, StepTime, write_report
+from bench_train_worker import Plan
+
+from geocomm.wan import Link, Topology, WanRun
+from geocomm.wan_bench_report import Conditions
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = ROOT / "benchmarks" / "bench_train_worker.py"
+LINK = Link(rate_bps=2e8, delay_s=0.05, loss=0.001)
+SEEDS = (1, 2, 3)
+EXACT = "exact"
+BIT1 = "bit1"
+TOPK = "topk:k=41"  # 1 % of each 4096
+QUALITY_METHODS = (EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK, "powersgd")
+TIMED_METHODS = ("gloo", "gloo8", EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK)
+QUALITY = Plan(
+    method="",
+    seed=0,
+    steps=800,
+    untimed_steps=800,
+    evaluate_every=25,
+    overrides={
+        "hidden_size": 224,
+        "intermediate_size": 608,
+        "moe_intermediate_size": 208,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 48,
+    },
+    sequence_length=64,
+    micro_batch=4,
+    learning_rate=2e-3,
+    held_out=128,
+    bucket_mib=4,
+)
+TIMED = replace(
+    QUALITY,
+    steps=34,
+    untimed_steps=14,
+    evaluate_every=0,
+    overrides={
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "q_lora_rank": 128,
+    },
+    micro_batch=1,
+    bucket_mib=25,
+)
+ONE_BUCKET_MIB = 1024  # PowerSGD's
+
+
+class RunError(RuntimeError):
+    """A run failed; the message has the end of its output."""
+
+
+class Runs:
+    """Runs plans, and remembers what came of them."""
+
+    def __init__(self, folder: Path, *, fresh: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._fresh = folder, fresh
+
+    def result(self, plan: Plan, link: Link | None) -> dict[str, Any]:
+        """Of this plan between two sites, over `link` or loopback."""
+        text = json.dumps([asdict(plan), None if link is None else asdict(link)], sort_keys=True)
+        name = f"{plan.method.partition(':')[0]}-{plan.seed}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+        path = self._folder / name
+        if self._fresh or not path.exists():
+            print(f"bench_train: {plan.method}, seed {plan.seed}, {'loopback' if link is None else 'WAN'}", flush=True)
+            with tempfile.TemporaryDirectory(prefix="geocomm-train-") as scratch, tempfile.TemporaryFile("w+") as log:
+                plan_path = Path(scratch) / "plan.json"
+                plan_path.write_text(json.dumps(asdict(plan)), encoding="utf-8")
+                command = [sys.executable, str(WORKER), str(plan_path), str(path)]
+                status = _on_loopback(command, log) if link is None else _over(link, command, log)
+                if status != 0:
+                    log.seek(0)
+                    raise RunError(f"{plan} ended with status {status}:\n{''.join(log.readlines()[-25:])}")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _environment() -> dict[str, str]:
+    own = ("GEOCOMM_CODEC", "GEOCOMM_SITE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
+def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = _environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            command,
+            env=common | {"RANK": str(rank), "WORLD_SIZE": "2", "GEOCOMM_SITE": f"site{rank}"},
+            stdout=log,
+            stderr=log,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return next((status for process in processes if (status := process.wait())), 0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _over(link: Link, command: Sequence[str], log: IO[str]) -> int:
+    topology = Topology.uniform(2, link)
+    with WanRun(topology, command, environment=_environment(), stdout=log, stderr=log, master_port=29521) as run:
+        return run.wait()
+
+
+def _bucket(plan: Plan) -> Plan:
+    return replace(plan, bucket_mib=ONE_BUCKET_MIB) if plan.method == "powersgd" else plan
+
+
+def main() -> int:
+    """Run what is missing, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the quality runs (default 3)")
+    parser.add_argument("--steps", type=int, default=QUALITY.steps, help="of the quality runs (default 800)")
+    parser.add_argument("--methods", help="by commas (default: all)")
+    parser.add_argument("--fresh", action="store_true", help="run again what has been run")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    arguments = parser.parse_args()
+    wanted = arguments.methods.split(",") if arguments.methods else [*QUALITY_METHODS, *TIMED_METHODS]
+    runs = Runs(ROOT / "build" / "bench-train", fresh=arguments.fresh)
+    conditions = Conditions.here(shlex.join(["python", *sys.argv]))
+    quality_plan = replace(QUALITY, steps=arguments.steps, untimed_steps=arguments.steps)
+    try:
+        times = [
+            StepTime.of(method, runs.result(_bucket(replace(TIMED, method=method)), LINK))
+            for method in TIMED_METHODS
+            if method in wanted
+        ]
+        # By seed first: what an interrupted benchmark has is then comparable.
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for seed in SEEDS[: arguments.seeds]:
+            for method in QUALITY_METHODS:
+                if method in wanted:
+                    plan = _bucket(replace(quality_plan, method=method, seed=seed))
+                    curves.setdefault(method, []).append(runs.result(plan, None))
+    except RunError as error:
+        print(f"bench_train: {error}", file=sys.stderr)
+        return 1
+    qualities = [Quality.of(method, results) for method, results in curves.items()]
+    report = Report(conditions, LINK, arguments.steps, qualities, times)
+    print(f"written: {write_report(report, arguments.out / f'{date.today().isoformat()}-train.md')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""One rank of the training benchmark: `python benchmarks/bench_train_worker.py PLAN OUT`.
+
+`bench_train` starts it at two sites. PLAN is a JSON file (`Plan`); rank 0 writes the JSON file OUT. The model is the
+training driver's (DeepSeek-V3 architecture, byte tokens of the built-in corpus), the training loop plain DDP: forward,
+backward, AdamW, the same for every method.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from geocomm.train.model_factory import build_model, model_config
+from geocomm.train.packing import PackedSequences
+from geocomm.train.text_tokenizer import load_tokenizer
+from geocomm.train.token_store import load_tokens
+from geocomm.train.train_config import DataConfig, ModelConfig
+
+SLICES = 8
+WARMUP_STEPS = 10
+"""First steps that every compressed method sends exactly."""
+_LR_WARMUP = 40
+_FINAL_LR = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train. Every rank gets the same."""
+
+    method: str
+    """gloo, gloo8, exact, powersgd, or a codec for geocomm.ddp_hook."""
+    seed: int
+    steps: int
+    untimed_steps: int
+    """First of them, left out of the times."""
+    evaluate_every: int
+    """0: never."""
+    overrides: dict[str, Any]
+    """Of the preset `tiny`."""
+    sequence_length: int
+    micro_batch: int
+    """Sequences per rank and step."""
+    learning_rate: float
+    held_out: int
+    """Sequences."""
+    bucket_mib: float
+
+
+class Trainer:
+    """Runs a plan; collective over all ranks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        if plan.method == "gloo8":
+            # Where an interface is named again and again, Gloo makes a connection for each.
+            os.environ["GLOO_SOCKET_IFNAME"] = ",".join([os.environ["GLOO_SOCKET_IFNAME"]] * SLICES)
+        dist.init_process_group("gloo" if plan.method.startswith("gloo") else "geocomm")
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        data_config = DataConfig(sequence_length=plan.sequence_length, held_out_fraction=0.05)
+        model_settings = ModelConfig(preset="tiny", overrides=plan.overrides)
+        tokenizer = load_tokenizer(data_config.tokenizer)
+        self._data = PackedSequences(load_tokens(data_config, tokenizer), plan.sequence_length, 0.05, plan.seed)
+        bare = build_model(model_settings, model_config(model_settings, data_config, tokenizer), plan.seed)
+        self.parameters = sum(parameter.numel() for parameter in bare.parameters())
+        # Experts that no token of a rank chose have no gradient there.
+        self._model = DistributedDataParallel(bare, bucket_cap_mb=plan.bucket_mib, find_unused_parameters=True)
+        self._optimizer = torch.optim.AdamW(bare.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95))
+        self._attach_method()
+
+    def run(self) -> dict[str, Any]:
+        """Train; what rank 0 knows afterwards."""
+        plan = self._plan
+        times: list[float] = []
+        held_out: list[tuple[int, float]] = []
+        for step in range(plan.steps):
+            dist.barrier()
+            start = time.monotonic()
+            self._step(step)
+            if step >= plan.untimed_steps:
+                times.append(time.monotonic() - start)
+            if plan.evaluate_every and ((step + 1) % plan.evaluate_every == 0 or step + 1 == plan.steps):
+                held_out.append((step + 1, self._held_out_loss()))
+        return {
+            "parameters": self.parameters,
+            "step_s": statistics.median(times) if times else None,
+            "steps_s": times,
+            "compute_s": self._compute_seconds() if times else None,
+            "held_out": held_out,
+        }
+
+    def _attach_method(self) -> None:
+        method = self._plan.method
+        if method == "gloo8":
+            self._model.register_comm_hook(None, _sliced)
+        elif method == "powersgd":
+            import geocomm
+
+            geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=WARMUP_STEPS)
+        elif method not in ("gloo", "exact"):
+            import geocomm
+
+            geocomm.ddp_hook(self._model, codec=method, warmup_steps=WARMUP_STEPS, guard=False)
+
+    def _step(self, step: int) -> None:
+        plan = self._plan
+        self._optimizer.zero_grad()
+        consumed = step * plan.micro_batch * self._world_size
+        rows = torch.from_numpy(self._data.micro_batch(consumed, 0, self._rank, self._world_size, plan.micro_batch))
+        self._model(input_ids=rows, labels=rows).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        done = max(0.0, step - _LR_WARMUP) / max(1, plan.steps - _LR_WARMUP)
+        rate = plan.learning_rate * min(1.0, (step + 1) / _LR_WARMUP) * (1 - (1 - _FINAL_LR) * done)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def _held_out_loss(self) -> float:
+        sums = torch.zeros(2, dtype=torch.float64)
+        self._model.eval()
+        with torch.no_grad():
+            numbers = self._data.held_out_share(self._rank, self._world_size, self._plan.held_out)
+            for first in range(0, len(numbers), 8):
+                rows = torch.from_numpy(self._data.rows(numbers[first : first + 8]))
+                sums += torch.tensor(
+                    [len(rows) * float(self._model.module(input_ids=rows, labels=rows).loss), len(rows)]
+                )
+        self._model.train()
+        dist.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+    def _compute_seconds(self) -> float:
+        """Of a step without communication."""
+        times = []
+        for step in range(7):
+            dist.barrier()
+            start = time.monotonic()
+            with self._model.no_sync():
+                self._step(self._plan.steps - 1 + step)
+            times.append(time.monotonic() - start)
+        return statistics.median(times[2:])
+
+
+def _sliced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    parts = [dist.all_reduce(part, async_op=True).get_future() for part in buffer.chunk(SLICES)]
+    return torch.futures.collect_all(parts).then(lambda _: buffer)
+
+
+def main(plan_path: str, out: str) -> int:
+    """A rank, as RANK and WORLD_SIZE say, or one per site, as NODE_RANK and NNODES do."""
+    for name, other in (("RANK", "NODE_RANK"), ("WORLD_SIZE", "NNODES")):
+        os.environ.setdefault(name, os.environ.get(other, ""))
+    torch.set_num_threads(1)
+    trainer = Trainer(Plan(**json.loads(Path(plan_path).read_text(encoding="utf-8"))))
+    result = trainer.run()
+    if dist.get_rank() == 0:
+        partial = Path(f"{out}.partial")
+        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.rename(out)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
