@@ -1,5 +1,6 @@
 #include "collective/exchange.h"
 
+#include <cmath>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -61,6 +62,26 @@ Status check_data(const LaneData& lane, core::DType dtype) {
   return Status::ok();
 }
 
+// `lanes`: with their residuals.
+Status check_caller(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) {
+  bool all = true;  // lanes have residuals
+  for (const LaneData& lane : lanes) {
+    if (!lane.residual.empty() && (!context.caller || lane.residual.size() != lane.lane.range.size())) {
+      return invalid(str("a lane of ", lane.lane.range.size(), " elements was given a residual of ",
+                         lane.residual.size(), context.caller ? "" : " and no codec of its caller"));
+    }
+    all &= !lane.residual.empty() || lane.lane.range.size() == 0;
+  }
+  if (!context.caller) return Status::ok();
+  if (!core::is_compressible(context.dtype) || (op != ReduceOp::Sum && op != ReduceOp::Avg)) {
+    return {StatusCode::Unsupported, str("a codec of the caller is for sum and avg of float32, float16 and "
+                                         "bfloat16, not for ",
+                                         to_string(op), " of ", core::to_string(context.dtype))};
+  }
+  if (!std::isfinite(context.caller->decay)) return invalid("the decay of the residual is not finite");
+  return check_collective_codec(context.caller->codec, all);
+}
+
 Status check_policy(const Topology& topology, const WanPolicy* policy) {
   const auto sites = static_cast<std::size_t>(topology.site_count());
   if (policy != nullptr && policy->sites() == sites) return Status::ok();
@@ -81,19 +102,22 @@ class ExchangeImpl final : public Exchange {
 
   Status reduce(const OpContext& given, ReduceOp op, std::span<LaneData> lanes) override {
     const OpContext context = with_policy(given);
-    Status status = check(context, op);
+    Status status = check(context, op, lanes);
     for (const LaneData& lane : lanes) {
       if (status.is_ok()) status = check_lane(topology(), lane);
       if (status.is_ok()) status = check_data(lane, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    return run(context, std::make_shared<ReduceOperation>(shared_, context, op, lanes));
+    const auto operation = std::make_shared<ReduceOperation>(shared_, context, op, lanes);
+    GEOCOMM_RETURN_IF_ERROR(run(context, operation));
+    if (context.caller && context.caller->report != nullptr) *context.caller->report = operation->report();
+    return Status::ok();
   }
 
   core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
                                       core::BufferPool& memory) override {
     const OpContext context = with_policy(given);
-    Status status = check(context, op);
+    Status status = check(context, op, lanes);
     for (const LaneData& lane : lanes) {
       if (status.is_ok()) status = check_lane(topology(), lane);
     }
@@ -164,9 +188,10 @@ class ExchangeImpl final : public Exchange {
     return context;
   }
 
-  Status check(const OpContext& context, ReduceOp op) const {
+  Status check(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) const {
     GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), context.policy.get()));
-    return check_reduction(context.dtype, op);
+    GEOCOMM_RETURN_IF_ERROR(check_reduction(context.dtype, op));
+    return check_caller(context, op, lanes);
   }
 
   Status run(const OpContext& context, std::shared_ptr<Operation> operation) {

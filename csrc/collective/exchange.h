@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "codec/codec.h"
 #include "codec/codec_spec.h"
+#include "collective/feedback.h"
 #include "collective/layout.h"
 #include "collective/op_kind.h"
 #include "collective/rate_meter.h"
@@ -38,6 +40,7 @@ struct OpContext {
   core::DType dtype = core::DType::UInt8;
   core::Deadline deadline;
   std::shared_ptr<const WanPolicy> policy = nullptr;  // null: the one in force when the call begins
+  std::optional<CallerCodec> caller = std::nullopt;   // of a Sum or Avg of Float32, Float16 or BFloat16
   std::shared_ptr<void>
       keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more: until the
                    // call returns or, after a failed move(), until the IO thread lets go of it
@@ -52,6 +55,9 @@ struct LaneData {
   Lane lane;
   std::vector<bool> receives;  // per site: whether its rank of the lane wants the result
   std::span<std::byte> data;   // lane.range.size() elements
+  // As many, or none: what was lost before. On exit what is lost now, in units of the sum; unspecified on
+  // error. Only with OpContext::caller.
+  std::span<float> residual = {};
 };
 
 struct SendPiece {
@@ -144,10 +150,10 @@ class Exchange {
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
 
   // The same for data on an accelerator. plan_frames() takes lanes without data and acquires the frames'
-  // memory from `memory`; Unsupported: the operation is exact (Exchange::reduce() on host memory carries it
-  // out). exchange_frames() takes step 1 as done, and returns when `frames` and the results of others have
-  // come; they were checked against crc and header, but may still not decode. Ranks that call reduce() and
-  // ranks that call exchange_frames() work together.
+  // memory from `memory`; Unsupported: the operation is exact or has residuals (Exchange::reduce() on host
+  // memory carries it out). exchange_frames() takes step 1 as done, and returns when `frames` and the results
+  // of others have come; they were checked against crc and header, but may still not decode. Ranks that call
+  // reduce() and ranks that call exchange_frames() work together.
   virtual core::Result<FramePlan> plan_frames(const OpContext& context, ReduceOp op,
                                               std::span<const LaneData> lanes, core::BufferPool& memory) = 0;
   virtual core::Status exchange_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,

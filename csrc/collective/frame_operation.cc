@@ -18,9 +18,12 @@ using core::str;
 Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
                               std::span<const LaneData> lanes, core::BufferPool& memory) {
   FramePlan plan;
-  plan.codec = reduction_codec(context, op);
+  plan.codec = reduction_codec(config, context, op);
   if (plan.codec.is_exact()) {
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
+  }
+  for (const LaneData& lane : lanes) {
+    if (!lane.residual.empty()) return Status(StatusCode::Unsupported, "residuals are in host memory");
   }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   const int own_site = config.topology.site();

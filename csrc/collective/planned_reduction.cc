@@ -26,8 +26,11 @@ std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
 
 }  // namespace
 
-codec::CodecSpec reduction_codec(const OpContext& context, ReduceOp op) {
-  const codec::CodecSpec& codec = context.policy->codec_for(context.elements * core::size_of(context.dtype));
+codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
+  const std::uint64_t raw_bytes = context.elements * core::size_of(context.dtype);
+  if (context.caller)
+    return raw_bytes < config.min_compress_bytes ? codec::CodecSpec{} : context.caller->codec;
+  const codec::CodecSpec& codec = context.policy->codec_for(raw_bytes);
   const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
   const bool fits = core::is_compressible(context.dtype) && (sums || codec.is_exact());
   return fits ? codec : codec::CodecSpec{};
@@ -52,7 +55,7 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
     : Operation(std::move(shared), context),
       op_(op),
       lanes_(lanes.begin(), lanes.end()),
-      codec_(reduction_codec(context, op)),
+      codec_(reduction_codec(config(), context, op)),
       plan_(plan_of(config(), context, codec_, lanes)),
       routes_(plan_.chunks.size()) {
   std::map<std::tuple<std::size_t, Message::Kind, int>, std::vector<Send>> onward;

@@ -19,8 +19,9 @@
 
 namespace geocomm::collective {
 
-// The codec of an operation: that of its policy where the dtype and the reduction allow it.
-codec::CodecSpec reduction_codec(const OpContext& context, ReduceOp op);
+// The codec of an operation: its caller's, else that of its policy, where the dtype and the reduction allow
+// it.
+codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op);
 // What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
 core::DType result_dtype(const codec::CodecSpec& codec, core::DType dtype);
 

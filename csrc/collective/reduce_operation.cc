@@ -62,11 +62,10 @@ Status ReduceOperation::produce(std::size_t job) {
   const std::size_t c = producers_[job];
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
+  GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
   GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame,
-                           encode(chunk, context().dtype, data_of(chunk), Message::Kind::Contribution));
-  for (const Send& to : routes_[c].contributions) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw_bytes(chunk)));
-  }
+                           encode(c, context().dtype, data_of(chunk), Message::Kind::Contribution));
+  GEOCOMM_RETURN_IF_ERROR(send_frame(c, routes_[c].contributions, frame));
   std::lock_guard lock(mutex_);
   if (state.finishes && chunk.reducer < 0 && !codec_.is_exact()) {
     state.frames[static_cast<std::size_t>(own_site())] = frame;
@@ -133,6 +132,7 @@ Status ReduceOperation::reduce_exactly(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
   const std::span<std::byte> data = data_of(chunk);
+  if (routes_[c].contributions.empty()) GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
   std::vector<const std::byte*> sources;
   std::vector<Buffer> unpacked;
   for (std::size_t site = 0; site < state.frames.size(); ++site) {
@@ -210,10 +210,15 @@ Status ReduceOperation::reduce_decoded(std::size_t c) {
 Status ReduceOperation::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
   const PlannedChunk& chunk = plan_.chunks[c];
   if (chunk.flow != Flow::OwnerReduces) return Status::ok();
-  GEOCOMM_ASSIGN_OR_RETURN(frame, encode(chunk, result_dtype(), elements, Message::Kind::Result));
-  for (const Send& to : routes_[c].results) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw_bytes(chunk)));
+  GEOCOMM_ASSIGN_OR_RETURN(frame, encode(c, result_dtype(), elements, Message::Kind::Result));
+  return send_frame(c, routes_[c].results, frame);
+}
+
+Status ReduceOperation::send_frame(std::size_t c, const std::vector<Send>& to, const Buffer& frame) {
+  for (const Send& one : to) {
+    GEOCOMM_RETURN_IF_ERROR(send(one.peer, one.number, frame, raw_bytes(plan_.chunks[c])));
   }
+  states_[c].report.wire_bytes = to.size() * frame.size();
   return Status::ok();
 }
 
@@ -235,18 +240,67 @@ Status ReduceOperation::take_result(const PlannedChunk& chunk, const Buffer& fra
   return decoded.is_ok() ? decoded : std::move(decoded).with_peer(site_peer_name(chunk, chunk.reducer));
 }
 
-Result<Buffer> ReduceOperation::encode(const PlannedChunk& chunk, DType dtype,
-                                       std::span<const std::byte> elements, Message::Kind kind) {
-  Buffer frame = buffers().acquire(codec::compress_bound(codec_, dtype, chunk.range.size()));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, codec::compress(codec_, dtype, elements, frame.room(),
-                                                                    encode_options(chunk, kind)));
+// Before an exact codec sends this rank's elements, or uses them as they are.
+Status ReduceOperation::flush_residual(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const std::span<float> residual = residual_of(chunk);
+  if (!codec_.is_exact() || residual.empty()) return Status::ok();
+  const std::span<std::byte> data = data_of(chunk);
+  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame,
+                           encode_with({}, c, context().dtype, data, Message::Kind::Contribution, residual));
+  return codec::decompress(frame.span(), data);
+}
+
+Result<Buffer> ReduceOperation::encode(std::size_t c, DType dtype, std::span<const std::byte> elements,
+                                       Message::Kind kind) {
+  const std::span<float> residual = codec_.is_exact() ? std::span<float>{} : residual_of(plan_.chunks[c]);
+  return encode_with(codec_, c, dtype, elements, kind, residual);
+}
+
+Result<Buffer> ReduceOperation::encode_with(const codec::CodecSpec& codec, std::size_t c, DType dtype,
+                                            std::span<const std::byte> elements, Message::Kind kind,
+                                            std::span<float> residual) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  codec::CompressOptions options = encode_options(chunk, kind);
+  // A residual is in units of the sum, what an owner sends in those of the result.
+  const int unit = kind == Message::Kind::Result ? divisor() : 1;
+  FeedbackReport& report = states_[c].report;
+  if (!residual.empty()) {
+    options.feedback = {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(),
+                        context().caller->decay / static_cast<float>(unit)};
+    report.input_square = square_of_input(dtype, elements, options.feedback) * unit * unit;
+  }
+  Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
+                           codec::compress(codec, dtype, elements, frame.room(), options));
   frame.resize(bytes);
+  if (!residual.empty()) {
+    if (unit != 1) {
+      for (float& lost : residual) lost *= static_cast<float>(unit);
+    }
+    report.residual_square = square_of(residual);
+  }
   return frame;
+}
+
+FeedbackReport ReduceOperation::report() const {
+  FeedbackReport total;
+  for (const ChunkState& state : states_) {
+    total.input_square += state.report.input_square;
+    total.residual_square += state.report.residual_square;
+    total.wire_bytes += state.report.wire_bytes;
+  }
+  return total;
 }
 
 std::span<std::byte> ReduceOperation::data_of(const PlannedChunk& chunk) const {
   const std::size_t size = core::size_of(context().dtype);
   return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+}
+
+std::span<float> ReduceOperation::residual_of(const PlannedChunk& chunk) const {
+  const std::span<float> residual = lanes_[chunk.lane].residual;
+  return residual.empty() ? residual : residual.subspan(chunk.range.begin, chunk.range.size());
 }
 
 int ReduceOperation::divisor() const {

@@ -15,12 +15,16 @@ class ReduceOperation final : public PlannedReduction {
   ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                   std::span<const LaneData> lanes);
 
+  // After a run() that succeeded.
+  FeedbackReport report() const;
+
  private:
   struct ChunkState {
     bool finishes = false;             // this rank reduces it or receives the result
     std::uint32_t awaited = 0;         // before it can be finished: frames of peers, and its own encoding
     std::vector<core::Buffer> frames;  // contributions, by site; of this site only where it takes its own
     core::Buffer result;               // the owner's frame
+    FeedbackReport report;             // of what this rank encoded: one task's alone, then report()'s
   };
 
   core::Status produce(std::size_t job) override;
@@ -36,10 +40,16 @@ class ReduceOperation final : public PlannedReduction {
   core::Status reduce_decoded(std::size_t c);
   core::Status take_result(const PlannedChunk& chunk, const core::Buffer& frame);
   core::Status send_result(std::size_t c, std::span<const std::byte> elements, core::Buffer& frame);
-  core::Result<core::Buffer> encode(const PlannedChunk& chunk, core::DType dtype,
-                                    std::span<const std::byte> elements, Message::Kind kind);
+  core::Status send_frame(std::size_t c, const std::vector<Send>& to, const core::Buffer& frame);
+  core::Status flush_residual(std::size_t c);
+  core::Result<core::Buffer> encode(std::size_t c, core::DType dtype, std::span<const std::byte> elements,
+                                    Message::Kind kind);
+  core::Result<core::Buffer> encode_with(const codec::CodecSpec& codec, std::size_t c, core::DType dtype,
+                                         std::span<const std::byte> elements, Message::Kind kind,
+                                         std::span<float> residual);
 
   std::span<std::byte> data_of(const PlannedChunk& chunk) const;
+  std::span<float> residual_of(const PlannedChunk& chunk) const;
   int divisor() const;
 
   std::vector<ChunkState> states_;      // per chunk; frames, result and awaited guarded by mutex_

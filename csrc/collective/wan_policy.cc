@@ -17,14 +17,16 @@ namespace {
 
 const codec::CodecSpec kUncompressed;
 
-Status check_codec(const codec::CodecSpec& spec) {
+}  // namespace
+
+Status check_collective_codec(const codec::CodecSpec& spec, bool has_residual) {
   if (spec.has_blocks() && !codec::is_valid_block(spec.block)) {
     return {StatusCode::InvalidArgument, str("codec block of ", spec.block, " elements")};
   }
-  if (spec.needs_feedback()) {
+  if (spec.needs_feedback() && !has_residual) {
     return {StatusCode::Unsupported, str("codec ", spec.to_string(),
                                          " drops so much that it needs a residual, and "
-                                         "collectives have none; use geocomm.compress(tensor, codec, "
+                                         "this collective has none; use geocomm.compress(tensor, codec, "
                                          "residual=...)")};
   }
   if (!codec::has_stage(spec.entropy)) {
@@ -34,12 +36,10 @@ Status check_codec(const codec::CodecSpec& spec) {
   return Status::ok();
 }
 
-}  // namespace
-
 Result<std::shared_ptr<const WanPolicy>> WanPolicy::create(LinkMatrix links,
                                                            std::vector<CodecClass> classes) {
   for (std::size_t i = 0; i < classes.size(); ++i) {
-    GEOCOMM_RETURN_IF_ERROR(check_codec(classes[i].codec));
+    GEOCOMM_RETURN_IF_ERROR(check_collective_codec(classes[i].codec, false));
     if (i > 0 && classes[i].from_bytes <= classes[i - 1].from_bytes) {
       return Status(StatusCode::InvalidArgument, "codec classes must be in order of their sizes");
     }

@@ -22,6 +22,10 @@ struct CodecClass {
   codec::CodecSpec codec;
 };
 
+// Whether a codec can run in collectives. Errors: InvalidArgument (impossible settings), Unsupported (a stage
+// that this build lacks; it needs a residual and has none).
+core::Status check_collective_codec(const codec::CodecSpec& codec, bool has_residual);
+
 // Thread-safe: does not change.
 class WanPolicy {
  public:

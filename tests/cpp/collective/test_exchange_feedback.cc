@@ -1,0 +1,276 @@
+// Reductions with a codec and residuals of the caller's: nothing is lost over many operations, and replicas
+// stay equal.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "exchange_fixture.h"
+
+namespace geocomm::collective {
+namespace {
+
+using namespace testing;
+using codec::CodecSpec;
+
+constexpr std::size_t kElements = 9001;
+
+CodecSpec spec_of(std::string_view text) {
+  auto spec = CodecSpec::parse(text);
+  EXPECT_TRUE(spec.is_ok()) << spec.status().to_string();
+  return *spec;
+}
+
+// A group, and the residuals of one tensor of it: site by site, each of the whole vector.
+class FeedbackGroup {
+ public:
+  FeedbackGroup(const std::vector<int>& site_sizes, Way way, std::size_t min_compress_bytes = 0)
+      : group_(site_sizes,
+               [way, min_compress_bytes](int, ExchangeConfig& config) {
+                 config.min_compress_bytes = min_compress_bytes;
+                 config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
+                 config.chunk_bytes = 4096;
+               }),
+        residuals_(site_sizes.size(), std::vector<float>(kElements)),
+        reports_(static_cast<std::size_t>(group_.size())) {}
+
+  std::vector<LaneData> lanes(SiteVectors& data, int rank) {
+    auto lanes = data.lanes(rank);
+    const auto site = static_cast<std::size_t>(group_.topology(0).site_of(rank));
+    for (LaneData& lane : lanes) {
+      lane.residual = std::span(residuals_[site]).subspan(lane.lane.range.begin, lane.lane.range.size());
+    }
+    return lanes;
+  }
+
+  std::vector<Status> all_reduce(SiteVectors& data, DType dtype, ReduceOp op, const CodecSpec& codec,
+                                 float decay = 1.0f) {
+    ++seq_;
+    return group_.run([&](int rank) {
+      auto own = lanes(data, rank);
+      OpContext context = context_of(OpKind::AllReduce, seq_, dtype, kElements);
+      context.caller = {codec, decay, &reports_[static_cast<std::size_t>(rank)]};
+      return group_.exchange(rank).reduce(context, op, own);
+    });
+  }
+
+  ExchangeGroup& group() { return group_; }
+  std::vector<std::vector<float>>& residuals() { return residuals_; }
+  const std::vector<FeedbackReport>& reports() const { return reports_; }
+
+ private:
+  ExchangeGroup group_;
+  std::vector<std::vector<float>> residuals_;
+  std::vector<FeedbackReport> reports_;
+  std::uint64_t seq_ = 0;
+};
+
+class ExchangeFeedback : public ::testing::TestWithParam<Way> {};
+
+// Sums of results and last residuals = sums of inputs, up to float's rounding and that to the dtype.
+TEST_P(ExchangeFeedback, nothing_is_lost_over_operations_and_replicas_are_equal) {
+  constexpr std::uint64_t kOperations = 6;
+  for (const auto& sizes : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 1, 1}, {2, 1, 2}}) {
+    for (const std::string_view text :
+         {"int8", "int4", "int4:round=stochastic", "balanced", "topk", "tiny", "bit1", "fp16"}) {
+      for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+        for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
+          FeedbackGroup feedback(sizes, GetParam());
+          const double unit = op == ReduceOp::Avg ? feedback.group().size() : 1;
+          std::vector<double> missing(kElements);
+          double rounding = 1e-4;
+          for (std::uint64_t t = 1; t <= kOperations; ++t) {
+            SiteVectors data(feedback.group().topology(0), dtype, kElements, t);
+            expect_all_ok(feedback.all_reduce(data, dtype, op, spec_of(text)));
+            double largest = 0;
+            for (const Bytes& output : data.outputs()) ASSERT_EQ(output, data.outputs()[0]) << text;
+            for (std::size_t i = 0; i < kElements; ++i) {
+              const double result = value_at(dtype, data.outputs()[0], i) * unit;
+              largest = std::max(largest, std::abs(result));
+              missing[i] -= result;
+              for (const Bytes& input : data.inputs()) missing[i] += value_at(dtype, input, i);
+            }
+            if (dtype == DType::BFloat16) rounding += largest / 256;
+          }
+          for (std::size_t i = 0; i < kElements; ++i) {
+            for (const auto& residual : feedback.residuals()) missing[i] -= residual[i];
+            ASSERT_NEAR(missing[i], 0, rounding) << text << " " << core::to_string(dtype) << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeFeedback, results_and_residuals_do_not_depend_on_who_comes_first) {
+  for (const std::string_view text : {"int4:round=stochastic", "balanced", "tiny"}) {
+    std::vector<Bytes> outputs;
+    std::vector<std::vector<std::vector<float>>> residuals;
+    for (int run = 0; run < 2; ++run) {
+      FeedbackGroup feedback({2, 1, 1}, GetParam());
+      for (std::uint64_t t = 1; t <= 3; ++t) {
+        SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, t);
+        expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of(text)));
+        if (t == 3) outputs.push_back(data.outputs()[0]);
+      }
+      residuals.push_back(feedback.residuals());
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << text;
+    EXPECT_EQ(residuals[0], residuals[1]) << text;
+  }
+}
+
+TEST_P(ExchangeFeedback, decay_zero_forgets_what_was_lost_before) {
+  FeedbackGroup feedback({1, 1, 1}, GetParam());
+  FeedbackGroup fresh({1, 1, 1}, GetParam());
+  for (auto& residual : feedback.residuals()) residual.assign(kElements, 100.0f);
+  SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
+  SiteVectors same = data;
+  expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Sum, spec_of("int8"), 0.0f));
+  expect_all_ok(fresh.all_reduce(same, DType::Float32, ReduceOp::Sum, spec_of("int8")));
+  EXPECT_EQ(data.outputs(), same.outputs());
+  EXPECT_EQ(feedback.residuals(), fresh.residuals());
+}
+
+// None, Lossless, and an operation below min_compress_bytes.
+TEST_P(ExchangeFeedback, exact_codecs_let_the_residual_go) {
+  for (const std::string_view text : {"none", "lossless", "int8"}) {
+    const std::size_t min_compress_bytes = text == "int8" ? 1 << 20 : 0;
+    for (const DType dtype : {DType::Float32, DType::Float16}) {
+      FeedbackGroup feedback({1, 2, 1}, GetParam(), min_compress_bytes);
+      std::vector<double> lost(kElements);
+      for (std::size_t site = 0; site < 3; ++site) {
+        for (std::size_t i = 0; i < kElements; ++i) {
+          feedback.residuals()[site][i] = static_cast<float>(std::sin(static_cast<double>(i + 3000 * site)));
+          lost[i] += feedback.residuals()[site][i];
+        }
+      }
+      SiteVectors data(feedback.group().topology(0), dtype, kElements, 1);
+      expect_all_ok(feedback.all_reduce(data, dtype, ReduceOp::Sum, spec_of(text)));
+      const double rounding = dtype == DType::Float32 ? 1e-5 : 0.01;
+      for (std::size_t i = 0; i < kElements; ++i) {
+        double exact = lost[i];
+        for (const Bytes& input : data.inputs()) exact += value_at(dtype, input, i);
+        ASSERT_NEAR(value_at(dtype, data.outputs()[0], i), exact, rounding) << text << " at " << i;
+        for (const auto& residual : feedback.residuals()) {
+          if (dtype == DType::Float32) {
+            ASSERT_EQ(residual[i], 0.0f);
+          } else {
+            ASSERT_LE(std::abs(residual[i]), 0.004f);  // half of the last bit of values below 8
+          }
+        }
+      }
+      for (const Bytes& output : data.outputs()) EXPECT_EQ(output, data.outputs()[0]);
+    }
+  }
+}
+
+TEST_P(ExchangeFeedback, report_has_the_squares_of_what_was_encoded_and_lost_and_the_bytes_sent) {
+  FeedbackGroup feedback({1, 1, 1}, GetParam());
+  SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
+  expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of("int8")));
+  for (int rank = 0; rank < 3; ++rank) {
+    const FeedbackReport& report = feedback.reports()[static_cast<std::size_t>(rank)];
+    const auto site = static_cast<std::size_t>(rank);
+    double lost = 0;
+    for (const float one : feedback.residuals()[site]) lost += static_cast<double>(one) * one;
+    EXPECT_NEAR(report.residual_square, lost, 1e-6 * lost);
+    if (GetParam() == Way::BroadcastAll) {
+      double encoded = 0;
+      for (std::size_t i = 0; i < kElements; ++i) {
+        encoded += std::pow(value_at(DType::Float32, data.inputs()[site], i), 2);
+      }
+      EXPECT_NEAR(report.input_square, encoded, 1e-6 * encoded);
+    } else {  // and sums of three sites
+      EXPECT_GT(report.input_square, kElements * 0.9);
+      EXPECT_LT(report.input_square, kElements * 3.1);
+    }
+    EXPECT_EQ(report.wire_bytes, feedback.group().exchange(rank).stats().wire_bytes_sent);
+  }
+}
+
+TEST_P(ExchangeFeedback, nan_shows_in_the_report_of_who_encodes_it_and_leaves_finite_residuals) {
+  for (const std::string_view text : {"int8", "topk", "none"}) {
+    FeedbackGroup feedback({1, 1, 1}, GetParam());
+    SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
+    set_value(DType::Float32, data.inputs()[1], 700, std::numeric_limits<double>::quiet_NaN());
+    data.reset_outputs();
+    expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Sum, spec_of(text)));
+    int not_finite = 0;
+    for (const FeedbackReport& report : feedback.reports()) {
+      not_finite += std::isfinite(report.input_square) ? 0 : 1;
+    }
+    EXPECT_GE(not_finite, 1) << text;
+    for (const Bytes& output : data.outputs()) {
+      EXPECT_FALSE(all_finite(DType::Float32, output)) << text;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeFeedback,
+                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST(ExchangeFeedbackRefused, what_it_is_not_for) {
+  FeedbackGroup feedback({1, 1}, Way::BroadcastAll);
+  SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
+  const auto reduce = [&](std::vector<LaneData> lanes, const std::optional<CallerCodec>& caller,
+                          ReduceOp op = ReduceOp::Sum, DType dtype = DType::Float32) {
+    OpContext context = context_of(OpKind::AllReduce, 1, dtype, kElements);
+    context.caller = caller;
+    return feedback.group().exchange(0).reduce(context, op, lanes).code();
+  };
+  const auto with = feedback.lanes(data, 0);
+  const CallerCodec int8 = {.codec = spec_of("int8")};
+  auto shorter = with;
+  shorter[0].residual = shorter[0].residual.first(kElements - 1);
+  EXPECT_EQ(reduce(shorter, int8), StatusCode::InvalidArgument);
+  EXPECT_EQ(reduce(with, std::nullopt), StatusCode::InvalidArgument);
+  EXPECT_EQ(reduce(with, CallerCodec{.codec = spec_of("int8"), .decay = INFINITY}),
+            StatusCode::InvalidArgument);
+  EXPECT_EQ(reduce(data.lanes(0), CallerCodec{.codec = spec_of("tiny")}), StatusCode::Unsupported);
+  EXPECT_EQ(reduce(with, int8, ReduceOp::Max), StatusCode::Unsupported);
+  EXPECT_EQ(reduce(with, int8, ReduceOp::Sum, DType::Int32), StatusCode::Unsupported);
+}
+
+TEST(ExchangeFeedbackMismatch, another_codec_is_an_error_on_both) {
+  FeedbackGroup feedback({1, 1}, Way::BroadcastAll);
+  SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
+  const auto results = feedback.group().run([&](int rank) {
+    auto lanes = feedback.lanes(data, rank);
+    OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
+    context.caller = {.codec = spec_of(rank == 0 ? "int8" : "int4")};
+    return feedback.group().exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+  });
+  for (const Status& status : results) EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
+}
+
+TEST(Feedback, squares_and_finiteness_of_every_dtype_and_length) {
+  for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
+    for (const std::size_t elements : {0, 1, 7, 8, 9, 4095, 4097, 9000}) {
+      Bytes data = random_elements(dtype, elements, elements);
+      std::vector<float> residual(elements, 0.25f);
+      double expected = 0;
+      for (std::size_t i = 0; i < elements; ++i) expected += std::pow(value_at(dtype, data, i) + 0.125, 2);
+      const codec::ErrorFeedback feedback{std::as_writable_bytes(std::span(residual)).data(), DType::Float32,
+                                          elements, 0.5f};
+      // Of no elements the residual is none, too.
+      EXPECT_NEAR(square_of_input(dtype, data, feedback), expected, 1e-5 * expected);
+      EXPECT_DOUBLE_EQ(square_of(residual), 0.0625 * static_cast<double>(elements));
+      EXPECT_TRUE(all_finite(dtype, data));
+      for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+        for (const std::size_t at : {std::size_t{0}, elements / 2, elements - 1}) {
+          if (elements == 0) continue;
+          Bytes changed = data;
+          set_value(dtype, changed, at, bad);
+          EXPECT_FALSE(all_finite(dtype, changed)) << at;
+          EXPECT_FALSE(std::isfinite(square_of_input(dtype, changed, feedback))) << at;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace geocomm::collective
