@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend as C10dBackend
+from torch._C._distributed_c10d import Work as C10dWork
 from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name torch gives its string type)
 
 __torch_version__: str
@@ -77,8 +78,47 @@ class ProcessGroupGeocomm(C10dBackend):
     def closed(self) -> bool: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def all_reduce_compressed(
+        self,
+        tensor: torch.Tensor,
+        codec: str,
+        residual: torch.Tensor | None,
+        average: bool,
+        decay: float = 1.0,
+    ) -> FeedbackWork:
+        """All-reduce `tensor` (float32, float16, bfloat16; any shape) in place: the sum, or the mean, with `codec`.
+
+        Every rank passes the same codec; it is used in place of the group's, from the group's min_compress_bytes on
+        (below that: "none"). residual: float32, CPU, contiguous, 1-D, one element for each of `encoded_range`, in
+        units of the sum; what the codec lost in the last operation of this tensor. The rank sends
+        v = element + decay * residual (Seide et al. 2014), and what v loses becomes the residual when the operation
+        succeeds with a finite result; else the residual keeps its bits. It must not be touched before the Work is
+        done. Exact codecs add it and leave zero, but for what a 16-bit dtype cannot hold. None: the codec works
+        without, and those that need a residual raise UnsupportedError, as does a residual for a CUDA tensor.
+        InvalidArgumentError: another shape, dtype or device of the residual. One site: a plain all-reduce.
+        """
+
+    def encoded_range(self, numel: int, dtype: torch.dtype) -> tuple[int, int]:
+        """The elements [start, stop), of a flat tensor of `numel`, that this rank encodes in `all_reduce_compressed`.
+
+        (0, 0) in a group inside one site; empty where a site has more ranks than there are parts.
+        """
+
     def set_policy(self, links: _Links, codecs: list[tuple[int, str]]) -> None: ...
     def take_rates(self) -> list[tuple[int, int, float]]: ...
+
+class FeedbackWork(C10dWork):
+    """The Work of `all_reduce_compressed`."""
+
+    def feedback(self) -> dict[str, Any]:
+        """What became of the residual; only when the operation is done (else InvalidArgumentError).
+
+        committed: bool, whether the residual was updated: it was passed, the operation succeeded, all elements of the
+        result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
+        rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
+        not; wire_bytes: int, compressed bytes that this rank sent, relayed ones left out (0 where the
+        frames are made on a GPU).
+        """
 
 class CostModel:
     """What a reduction over the WAN costs (csrc/collective/cost_model.h)."""

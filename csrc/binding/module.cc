@@ -261,6 +261,16 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                                                   shutdown_function(on_shutdown));
 }
 
+py::dict feedback_dict(const FeedbackWork& self) {
+  const CallerFeedback& feedback = self.feedback();
+  py::dict result;
+  result["committed"] = feedback.committed() && !self.exception();
+  result["input_square"] = feedback.report().input_square;
+  result["residual_square"] = feedback.report().residual_square;
+  result["wire_bytes"] = feedback.report().wire_bytes;
+  return result;
+}
+
 py::dict group_stats(const ProcessGroupGeocomm& self) {
   py::dict result;
   const auto stats = self.spans_sites() ? self.wan()->stats() : collective::ExchangeStats{};
@@ -412,8 +422,15 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "perform_nocolor_split", [](ProcessGroupGeocomm&, const at::Device&) {}, py::arg("device"))
       .def("stats", &group_stats)
+      .def("all_reduce_compressed", &ProcessGroupGeocomm::all_reduce_compressed, py::arg("tensor"),
+           py::arg("codec"), py::arg("residual"), py::arg("average"), py::arg("decay") = 1.0,
+           py::call_guard<py::gil_scoped_release>())
+      .def("encoded_range", &ProcessGroupGeocomm::encoded_range, py::arg("numel"), py::arg("dtype"))
       .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
       .def("take_rates", &take_group_rates);
+
+  py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
+      .def("feedback", &feedback_dict);
 
   py::class_<collective::CostModel>(m, "CostModel")
       .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))

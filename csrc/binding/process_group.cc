@@ -1,5 +1,6 @@
 #include "binding/process_group.h"
 
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -193,6 +194,44 @@ WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOp
   if (!spans_sites()) return track(inner(tensors.front().device()).allreduce(tensors, options));
   return track(
       wan_->all_reduce(single(tensors, "all_reduce"), options.reduceOp, timeout_or_default(options.timeout)));
+}
+
+std::pair<std::uint64_t, std::uint64_t> ProcessGroupGeocomm::encoded_range(std::uint64_t elements,
+                                                                           at::ScalarType dtype) const {
+  if (!core::is_compressible(moved_dtype(dtype))) {
+    throw_status(StatusCode::Unsupported,
+                 core::str("all_reduce_compressed takes tensors of float32, float16 or bfloat16, not of ",
+                           c10::toString(dtype)));
+  }
+  if (!spans_sites()) return {0, 0};
+  const auto range = wan_->encoded_range(elements);
+  return {range.begin, range.end};
+}
+
+WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
+                                                   const std::optional<at::Tensor>& residual, bool average,
+                                                   double decay) {
+  Tensors tensors{tensor};
+  single(tensors, "all_reduce_compressed");
+  const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
+  const auto [start, stop] = encoded_range(static_cast<std::uint64_t>(tensor.numel()), tensor.scalar_type());
+  if (!std::isfinite(decay)) throw_status(StatusCode::InvalidArgument, "decay must be finite");
+  if (residual &&
+      (residual->scalar_type() != at::kFloat || !residual->device().is_cpu() || residual->dim() != 1 ||
+       !is_flat_view(*residual) || static_cast<std::uint64_t>(residual->numel()) != stop - start)) {
+    throw_status(StatusCode::InvalidArgument,
+                 core::str("residual must be a contiguous one-dimensional float32 tensor of ", stop - start,
+                           " elements on the CPU (encoded_range()), got ", residual->numel(), " of ",
+                           c10::toString(residual->scalar_type()), " on ", residual->device().str()));
+  }
+  if (spans_sites()) {
+    return track(wan_->all_reduce_compressed(tensor, spec, residual, average, decay, options_->timeout));
+  }
+  auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual);
+  feedback->commit(moved_dtype(tensor.scalar_type()), {});
+  if (average) tensors.front().div_(getSize());  // Gloo has no mean
+  auto work = inner(tensor.device()).allreduce(tensors, c10d::AllreduceOptions{});
+  return track(c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback)));
 }
 
 WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {

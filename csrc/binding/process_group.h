@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "binding/wan_collectives.h"
 #include "core/executor.h"
@@ -64,6 +66,12 @@ class ProcessGroupGeocomm : public c10d::Backend {
 
   WorkPtr broadcast(Tensors&, const c10d::BroadcastOptions&) override;
   WorkPtr allreduce(Tensors&, const c10d::AllreduceOptions&) override;
+  // Sum or mean with a codec of the caller's and, where there is one, its residual: WanCollectives'. Inside
+  // one site the inner backend's sum; the residual is then empty.
+  WorkPtr all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
+                                const std::optional<at::Tensor>& residual, bool average, double decay);
+  // The elements of such a tensor that this rank encodes for the WAN: [start, stop); (0, 0) inside one site.
+  std::pair<std::uint64_t, std::uint64_t> encoded_range(std::uint64_t elements, at::ScalarType dtype) const;
   WorkPtr allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) override;
   WorkPtr allreduce_coalesced(Tensors&, const c10d::AllreduceCoalescedOptions&) override;
   WorkPtr reduce(Tensors&, const c10d::ReduceOptions&) override;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "binding/failure_notice.h"
+#include "binding/feedback_work.h"
 #include "binding/geo_work.h"
 #include "binding/stage_pipeline.h"
 #include "binding/torch_prelude.h"
@@ -42,6 +43,16 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // All take one tensor (or list) per rank on one device, contiguous or not; the sizes must agree over the
   // ranks as for Gloo. They return at once; errors of the operation come out of the Work.
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
+  // With `codec` in place of the group's, from its min_compress_bytes on; `average`: the mean. `residual`:
+  // float32 on the CPU, contiguous, of the elements encoded_range(); updated when the operation succeeds with
+  // a finite result, before its Work is done. One operation at a time per residual.
+  WorkPtr all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
+                                const std::optional<at::Tensor>& residual, bool average, double decay,
+                                Milliseconds timeout);
+  // The elements of a tensor that this rank encodes in an all-reduce.
+  collective::Interval encoded_range(std::uint64_t elements) const {
+    return collective::part_of(elements, topology().local_size(), topology().local_rank());
+  }
   WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
   WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
   WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
@@ -80,12 +91,14 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   struct ReduceTarget;
 
   Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  ReduceTarget all_receive(const at::Tensor& tensor) const;
   BackendPtr inner(const at::Device& device, bool post) const;
   bool alone_in_site() const { return topology().local_size() == 1; }
   // all_reduce and reduce: scatter the reduction over the site, reduce lanes over the WAN, gather in the
   // site.
   WorkPtr reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
-                       const ReduceTarget& target, Milliseconds timeout);
+                       const ReduceTarget& target, Milliseconds timeout,
+                       std::shared_ptr<CallerFeedback> feedback = nullptr);
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
   // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.

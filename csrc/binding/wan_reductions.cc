@@ -96,6 +96,7 @@ struct ReduceState {
   at::Tensor host;   // the same where the WAN can reach it
   std::vector<LaneData> lanes;
   std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
+  std::shared_ptr<CallerFeedback> feedback;    // or nullptr
 };
 
 // `part` holds `mine` at its beginning.
@@ -122,15 +123,36 @@ at::Tensor padded(const at::Tensor& flat_tensor, std::uint64_t elements) {
 
 }  // namespace
 
+WanCollectives::ReduceTarget WanCollectives::all_receive(const at::Tensor& tensor) const {
+  return {.receives = std::vector<bool>(static_cast<std::size_t>(topology().site_count()), true),
+          .writes = true,
+          .in_place = is_flat_view(tensor) && !preserve_inputs_};
+}
+
 WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, op);
   const Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
                   static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
-  return reduce_lanes(call, tensor, reduction,
-                      {.receives = std::vector<bool>(static_cast<std::size_t>(topology().site_count()), true),
-                       .writes = true,
-                       .in_place = is_flat_view(tensor) && !preserve_inputs_},
-                      timeout);
+  return reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout);
+}
+
+WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
+                                              const std::optional<at::Tensor>& residual, bool average,
+                                              double decay, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+  throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
+  if (residual && !tensor.device().is_cpu()) {
+    throw_status(
+        StatusCode::Unsupported,
+        core::str("error feedback inside an all_reduce takes CPU tensors, not those on ",
+                  tensor.device().str(), "; compress with geocomm.compress(tensor, codec, residual=...)"));
+  }
+  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual);
+  Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
+            static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+  call.use_codec(feedback->caller());
+  auto work = reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout, feedback);
+  return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
 }
 
 WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root,
@@ -146,10 +168,15 @@ WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& o
 }
 
 WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
-                                     const ReduceTarget& target, Milliseconds timeout) {
+                                     const ReduceTarget& target, Milliseconds timeout,
+                                     std::shared_ptr<CallerFeedback> feedback) {
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
-  if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+  if (elements == 0) {
+    if (feedback) feedback->commit(reduction.dtype, {});
+    return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+  }
   auto state = std::make_shared<ReduceState>();
+  state->feedback = std::move(feedback);
   const int local_size = topology().local_size();
   const auto part_elements = collective::part_size(elements, local_size);
   const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
@@ -179,6 +206,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     state->host = to_host(state->part);
     state->lanes =
         lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
+    if (state->feedback) state->feedback->lend(state->lanes, encoded_range(elements).begin);
   };
   auto exchange = [=, this, context = call.context(state)] {
     return state->on_device ? state->on_device->exchange()
@@ -199,6 +227,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     }
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+    if (state->feedback) state->feedback->commit(reduction.dtype, bytes_of(part_view(result, 0, elements)));
   };
   return call.issue({tensor}, {tensor}, pre, exchange, post);
 }

@@ -1,0 +1,101 @@
+// An all-reduce with a codec of the caller's and, where there is one, the caller's residual.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "binding/gil_release.h"
+#include "binding/staging.h"
+#include "collective/exchange.h"
+
+namespace geocomm::binding {
+
+// What one operation does with the residual. It works on a copy: the caller's changes with the operation, as
+// the last thing before it is done, or not at all. Written by the operation's stages, one after the other;
+// read when the Work is done.
+class CallerFeedback {
+ public:
+  CallerFeedback(const codec::CodecSpec& codec, float decay, std::optional<at::Tensor> residual)
+      : codec_(codec), decay_(decay), residual_(std::move(residual)) {}
+
+  // This outlives the operation.
+  collective::CallerCodec caller() { return {codec_, decay_, &report_}; }
+
+  // `first`: the element of the tensor that the residual begins with.
+  void lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
+    if (!residual_) return;
+    next_ = residual_->clone();
+    const std::span all(static_cast<float*>(next_.data_ptr()), static_cast<std::size_t>(next_.numel()));
+    for (collective::LaneData& lane : lanes) {
+      lane.residual = all.subspan(lane.lane.range.begin - first, lane.lane.range.size());
+    }
+  }
+
+  // `result`: all elements of the result, on the host. Where one is not finite no rank commits, since all
+  // have the same.
+  void commit(core::DType dtype, std::span<const std::byte> result) {
+    if (!residual_) return;
+    if (next_.defined()) {
+      if (!std::isfinite(report_.input_square) || !collective::all_finite(dtype, result)) return;
+      residual_->copy_(next_);
+      next_.reset();
+    }
+    committed_ = true;
+  }
+
+  const collective::FeedbackReport& report() const { return report_; }
+  bool committed() const { return committed_; }
+
+ private:
+  const codec::CodecSpec codec_;
+  const float decay_;
+  const std::optional<at::Tensor> residual_;
+  at::Tensor next_;
+  collective::FeedbackReport report_;
+  bool committed_ = false;
+};
+
+// The Work of that operation: `work` is what carries it out.
+class FeedbackWork final : public c10d::Work {
+ public:
+  FeedbackWork(WorkPtr work, std::shared_ptr<const CallerFeedback> feedback)
+      : work_(std::move(work)), feedback_(std::move(feedback)) {}
+  // Python may be the last to let go.
+  ~FeedbackWork() override {
+    const GilRelease released;
+    work_.reset();
+  }
+
+  // Only when the operation is done: what became of the residual.
+  const CallerFeedback& feedback() const {
+    if (!work_->isCompleted()) {
+      throw_status(core::StatusCode::InvalidArgument,
+                   "feedback() before the operation is done: wait() first");
+    }
+    return *feedback_;
+  }
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  Tensors result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+  float getDuration() const override { return work_->getDuration(); }
+  std::uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  WorkPtr work_;
+  const std::shared_ptr<const CallerFeedback> feedback_;
+};
+
+}  // namespace geocomm::binding
