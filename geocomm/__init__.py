@@ -28,6 +28,10 @@ if TYPE_CHECKING:
         UnsupportedError,
         VersionMismatchError,
     )
+    from geocomm.gradients.ddp_hook import ddp_hook
+    from geocomm.gradients.feedback_state import merge_feedback
+    from geocomm.gradients.low_rank import power_sgd_hook
+    from geocomm.gradients.momentum import dgc_hook
     from geocomm.options import Options
     from geocomm.policy import refresh_links
     from geocomm.replica_check import check_replicas
@@ -46,6 +50,10 @@ _MODULE_OF = {
     "refresh_links": "policy",
     "device_mesh": "topology",
     "check_replicas": "replica_check",
+    "ddp_hook": "gradients.ddp_hook",
+    "dgc_hook": "gradients.momentum",
+    "power_sgd_hook": "gradients.low_rank",
+    "merge_feedback": "gradients.feedback_state",
     "GeocommError": "errors",
     "InvalidArgumentError": "errors",
     "UnsupportedError": "errors",
@@ -82,9 +90,13 @@ __all__ = [
     "codec_presets",
     "compress",
     "compress_bound",
+    "ddp_hook",
     "decompress",
     "device_mesh",
+    "dgc_hook",
     "last_error",
+    "merge_feedback",
+    "power_sgd_hook",
     "refresh_links",
     "stats",
 ]

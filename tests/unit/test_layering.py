@@ -40,7 +40,12 @@ PLATFORM = re.compile(
 )
 
 # Which of geocomm's parts may import which others; a part is a subpackage, and "geocomm" all modules directly in it.
-MAY_IMPORT = {"geocomm": {"geocomm"}, "train": {"geocomm", "train"}, "cli": {"geocomm", "train", "cli"}}
+MAY_IMPORT = {
+    "geocomm": {"geocomm"},
+    "gradients": {"geocomm", "gradients"},
+    "train": {"geocomm", "train"},
+    "cli": {"geocomm", "train", "cli"},
+}
 LOADS_THE_NATIVE_MODULE = {"native.py"}
 # Importing these is part of `import torch`, of `import geocomm` or of `geocomm --help`: torch comes later or never.
 NO_TORCH_AT_IMPORT = ["__init__.py", "_autoload.py", "options.py", *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py"))]

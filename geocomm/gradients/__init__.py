@@ -1,0 +1,1 @@
+"""Communication hooks of DistributedDataParallel that compress gradients with error feedback."""

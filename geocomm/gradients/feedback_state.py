@@ -1,0 +1,67 @@
+"""The saved state of a hook, and how it is cut anew when the number of ranks or their sites have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from geocomm.errors import InvalidArgumentError
+
+VERSION = 1
+VALUES = ("residual", "momentum")
+"""Entries of a state that hold pieces (named_values.py), in units of the gradients' sum over the ranks."""
+
+
+def check_state(state: Mapping[str, Any], rank: int, ranks: int, numel_of: Mapping[str, int]) -> None:
+    """Raise InvalidArgumentError for a state that is not this rank's, or of another model."""
+    if state.get("version") != VERSION:
+        raise InvalidArgumentError(f"not the state of a hook of this version ({VERSION}): {state.get('version')!r}")
+    if (state["rank"], state["ranks"]) != (rank, ranks):
+        raise InvalidArgumentError(
+            f"this state is that of rank {state['rank']} of {state['ranks']}, and this is rank {rank} of {ranks}. Each "
+            "rank loads its own, else residuals count more than once; for another number of ranks take that rank's of "
+            "geocomm.merge_feedback(states_of_all_ranks, ranks)"
+        )
+    for kind in VALUES:
+        for name, held in state[kind].items():
+            if name not in numel_of:
+                raise InvalidArgumentError(f"the state has a {kind} of {name}, which is no parameter of this model")
+            for start, values in held:
+                if start < 0 or values.dim() != 1 or start + values.numel() > numel_of[name]:
+                    raise InvalidArgumentError(
+                        f"the state's {kind} of {name} does not fit its {numel_of[name]} elements"
+                    )
+
+
+def merge_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
+    """The states of all ranks (`handle.state_dict()` of each, in any order), dealt to `ranks` new ones; a local call.
+
+    Each new rank gets a share of whole pieces, by size; where they then belong they reach with the next step's
+    gradients. What is kept is what the residuals stand for in the mean gradient: the sum of all pieces over the number
+    of ranks. So the values are multiplied by new / old number of ranks.
+
+    Raises InvalidArgumentError unless there is one state of every rank.
+    """
+    if ranks < 1:
+        raise InvalidArgumentError(f"ranks is {ranks}; it must be 1 or more")
+    old = len(states)
+    if sorted(state.get("rank", -1) for state in states) != list(range(old)) or {s["ranks"] for s in states} != {old}:
+        found = ", ".join(f"{state.get('rank')} of {state.get('ranks')}" for state in states)
+        raise InvalidArgumentError(f"merge_feedback needs the states of all ranks, once each; these are: {found}")
+    ordered = sorted(states, key=lambda state: state["rank"])
+    common = {key: value for key, value in ordered[0].items() if key not in VALUES}
+    merged: list[dict[str, Any]] = [
+        common | {"rank": rank, "ranks": ranks} | {kind: {} for kind in VALUES} for rank in range(ranks)
+    ]
+    loads = [0] * ranks
+    for kind in VALUES:
+        pieces: list[tuple[str, int, torch.Tensor]] = [
+            (name, start, values) for state in ordered for name, held in state[kind].items() for start, values in held
+        ]
+        for name, start, values in sorted(pieces, key=lambda piece: -piece[2].numel()):
+            rank = loads.index(min(loads))
+            loads[rank] += values.numel()
+            merged[rank][kind].setdefault(name, []).append((start, values * (ranks / old)))
+    return merged

@@ -1,0 +1,343 @@
+"""What a DDP communication hook with error feedback does for each bucket, and keeps from step to step."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from geocomm.errors import InvalidArgumentError, UnsupportedError
+from geocomm.gradients.feedback_state import VERSION, check_state
+from geocomm.gradients.named_values import Layout, NamedValues, Slice
+from geocomm.gradients.quality_guard import QualityGuard, finer_codec
+from geocomm.native import native
+from geocomm.options import LOG_LEVELS
+
+if TYPE_CHECKING:
+    from geocomm._C import FeedbackWork, ProcessGroupGeocomm
+
+_EXACT = "none"
+
+
+@dataclass(frozen=True)
+class HookSettings:
+    """What `ddp_hook` and `dgc_hook` were given. schedule: (first step, codec), ascending, from step 0 on."""
+
+    schedule: tuple[tuple[int, str], ...]
+    exact: tuple[str, ...]
+    exact_below: int
+    decay: float
+    guard_steps: int | None
+    momentum: float = 0.0
+
+    def validate(self) -> None:
+        """Raises InvalidArgumentError."""
+        for _, codec in self.schedule:
+            native().canonical_codec(codec)
+        if not 0 <= self.decay <= 1:
+            raise InvalidArgumentError(f"decay is {self.decay}; it must be from 0 to 1")
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgumentError(f"momentum is {self.momentum}; it must be from 0 on and below 1")
+        if self.guard_steps is not None and self.guard_steps < 1:
+            raise InvalidArgumentError(f"guard_steps is {self.guard_steps}; it must be 1 or more")
+        for pattern in self.exact:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InvalidArgumentError(f"exact: {pattern!r} is not a regular expression: {error}") from error
+
+
+@dataclass
+class _Reduction:
+    """A bucket under way in this step."""
+
+    bucket: int
+    is_last: bool
+    works: list[FeedbackWork] = field(default_factory=list)
+    done: torch.futures.Future[torch.Tensor] | None = None
+    largest: torch.Tensor | None = None  # of the result, NaN if it has one; None: failed
+    norm: torch.Tensor | None = None  # of the compressed part of the mean
+
+    def wait(self) -> None:
+        """Until it has ended, one way or the other."""
+        for future in [work.get_future() for work in self.works] if self.done is None else [self.done]:
+            with contextlib.suppress(Exception):
+                future.wait()
+
+    @property
+    def good(self) -> bool:
+        return self.largest is not None and bool(self.largest.isfinite())
+
+
+class HookState:
+    """The handle that `ddp_hook` returns. Call its methods between steps: after backward, before the next forward."""
+
+    def __init__(self, model: DistributedDataParallel, settings: HookSettings, backend: ProcessGroupGeocomm) -> None:
+        self._group: dist.ProcessGroup = model.process_group
+        self._backend = backend
+        self._settings = settings
+        named = dict(model.module.named_parameters())
+        self._name_of = {id(parameter): name for name, parameter in named.items()}
+        self._numel_of = {name: parameter.numel() for name, parameter in named.items()}
+        self._exact_names = {name for name, parameter in named.items() if _is_exact(name, parameter, settings)}
+        self._residuals = NamedValues()
+        self._momenta = NamedValues()
+        self._guard = None if settings.guard_steps is None else QualityGuard(settings.guard_steps)
+        self._fallback: str | None = None  # of the guard
+        self._steps = 0
+        self._skipped_steps = 0
+        self._fallbacks: list[dict[str, Any]] = []
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._step: list[_Reduction] = []  # the step under way, or ended and not settled
+        self._step_codec = _EXACT
+        self._undoable = False
+
+    @property
+    def codec(self) -> str:
+        """That of the next step."""
+        scheduled = [codec for first, codec in self._settings.schedule if first <= self._steps][-1]
+        return scheduled if scheduled == _EXACT or self._fallback is None else self._fallback
+
+    def stats(self) -> dict[str, Any]:
+        """Of this rank, as of the last step that ended.
+
+        steps: begun so far; codec: of the next one; skipped_steps: those undone, since a gradient was not finite or an
+        operation failed; fallbacks: step, codec and reason of each; buckets: per bucket that was compressed, index,
+        parameters, elements: of its residual on this rank, ef_norm: the residual's L2 norm, in units of the sum over
+        ranks, nmse: its square by that of what was encoded (0: nothing lost, 1: everything), wire_bytes.
+        """
+        self._settle()
+        return {
+            "steps": self._steps,
+            "codec": self.codec,
+            "skipped_steps": self._skipped_steps,
+            "fallbacks": [dict(one) for one in self._fallbacks],
+            "buckets": [dict(row) for _, row in sorted(self._rows.items()) if row],
+        }
+
+    def undo_step(self) -> None:
+        """For a step whose gradients were thrown away: the residuals are as before its backward. Call it on all ranks.
+
+        Steps with a gradient that is not finite, such as GradScaler skips, are undone without this call.
+        """
+        self._settle()
+        if self._undoable:
+            self._undo()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals: after a change of the loss scale, by new / old scale. Call it on all ranks."""
+        self._settle()
+        for values in (self._residuals, self._momenta):
+            values.scale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state: saved by each rank for itself. Not collective.
+
+        Plain values, strings and tensors: residual: {parameter: [(first element, float32 values)]}, likewise momentum.
+        """
+        self._settle()
+        return {
+            "version": VERSION,
+            "rank": self._backend.rank(),
+            "ranks": self._backend.size(),
+            "steps": self._steps,
+            "configured": self._settings.schedule[-1][1],
+            "fallback": self._fallback,
+            "residual": self._residuals.pieces(),
+            "momentum": self._momenta.pieces(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """In place of what there was. All ranks load, each its own (for another number: `geocomm.merge_feedback`).
+
+        Whatever the sites and buckets now are: a value that another rank has to encode from now on goes to it with the
+        next step's gradients. The guard's codec is taken over if the hook was made for the same codec.
+        Raises InvalidArgumentError for a state of another rank, number of ranks or model.
+        """
+        check_state(state, self._backend.rank(), self._backend.size(), self._numel_of)
+        self._settle()
+        self._residuals.load(state["residual"])
+        self._momenta.load(state["momentum"])
+        self._undoable = False
+        self._steps = state["steps"]
+        self._fallback = state["fallback"] if state["configured"] == self._settings.schedule[-1][1] else None
+        self._rows.clear()
+        if self._guard is not None:
+            self._guard.forget()
+
+    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: the mean of the bucket over the ranks, in its buffer."""
+        index = bucket.index()
+        if index == 0:
+            self._begin_step()
+        reduction = _Reduction(index, bucket.is_last())
+        self._step.append(reduction)
+        codec = self._step_codec
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise UnsupportedError("geocomm's DDP hooks do not take sparse gradients; make them dense (sparse=False)")
+        layout = self._layout_of(bucket)
+        velocity = None
+        if self._settings.momentum:
+            everything = tuple(part._replace(exact=False) for part in layout)
+            velocity = self._momenta.take(index, everything, (0, buffer.numel()))
+            velocity.mul_(self._settings.momentum).add_(buffer)
+            buffer.copy_(velocity)
+        residual = self._residuals.take(index, layout, self._backend.encoded_range(buffer.numel(), buffer.dtype))
+        for start, values in self._residuals.leftovers(index):
+            buffer[start : start + values.numel()].add_(values.to(buffer.device), alpha=self._settings.decay)
+
+        # Those slices are zero in what is compressed.
+        exact = [] if codec == _EXACT else [buffer[s.offset : s.offset + s.numel] for s in layout if s.exact]
+        if sum(part.numel() for part in exact) == buffer.numel():
+            codec, exact = _EXACT, []
+        gathered = torch.cat(exact) if exact else None
+        for part in exact:
+            part.zero_()
+        reduction.works.append(self._reduce(buffer, codec, residual))
+        if gathered is not None:
+            reduction.works.append(self._reduce(gathered, _EXACT, None))
+        self._rows[index] = (
+            {
+                "index": index,
+                "parameters": [one.name for one in layout if not one.exact],
+                "elements": residual.numel(),
+            }
+            if codec != _EXACT
+            else {}
+        )
+
+        def finish(futures: Sequence[torch.futures.Future[Any]]) -> torch.Tensor:
+            for future in futures:
+                future.value()  # raises what went wrong
+            largest = torch.linalg.vector_norm(buffer, float("inf"))
+            reduction.norm = torch.linalg.vector_norm(buffer, dtype=torch.float32)
+            if velocity is not None and codec.startswith("topk"):
+                velocity[buffer != 0] = 0  # the exact slices are still zero here
+            if gathered is not None:
+                largest = torch.maximum(largest, torch.linalg.vector_norm(gathered, float("inf")))
+                parts = gathered.split([part.numel() for part in exact])
+                for part, values in zip(exact, parts, strict=True):
+                    part.copy_(values)
+            reduction.largest = largest
+            return buffer
+
+        reduction.done = _then(reduction.works, finish)
+        if reduction.is_last and self._guard is not None:
+            self._guard.exchange_if_due(self._group)
+        return reduction.done
+
+    def _begin_step(self) -> None:
+        self._settle()
+        if self._guard is not None and (reason := self._guard.verdict(self._backend.size())):
+            self._fall_back(reason)
+        self._residuals.begin_step()
+        self._momenta.begin_step()
+        self._rows.clear()
+        self._step_codec = self.codec
+        self._undoable = False
+        self._steps += 1
+
+    def _settle(self) -> None:
+        """End the last step, once: keep what it did to the residuals if it was whole and all values are finite, which
+        all ranks see alike."""
+        step, self._step = self._step, []
+        if not step:
+            return
+        for reduction in step:
+            reduction.wait()
+        if step[-1].is_last and all(reduction.good for reduction in step):
+            self._undoable = True
+            self._record(step)
+        else:
+            self._undo()
+
+    def _undo(self) -> None:
+        self._residuals.undo_step()
+        self._momenta.undo_step()
+        self._undoable = False
+        self._skipped_steps += 1
+
+    def _record(self, step: Iterable[_Reduction]) -> None:
+        residual_square = input_square = gradient_square = 0.0
+        not_finite = 0
+        compressed = False
+        for reduction in step:
+            row = self._rows[reduction.bucket]
+            if not row:
+                continue
+            compressed = True
+            feedback = reduction.works[0].feedback()
+            # A rank that encodes nothing has nothing to commit.
+            not_finite += not feedback["committed"] and row["elements"] > 0
+            residual_square += feedback["residual_square"]
+            input_square += feedback["input_square"]
+            assert reduction.norm is not None
+            gradient_square += (float(reduction.norm) * self._backend.size()) ** 2
+            row["ef_norm"] = feedback["residual_square"] ** 0.5
+            row["nmse"] = feedback["residual_square"] / feedback["input_square"] if feedback["input_square"] else 0.0
+            row["wire_bytes"] = feedback["wire_bytes"]
+        if compressed and self._guard is not None and self._backend.spans_sites:
+            self._guard.add(residual_square, input_square, gradient_square, not_finite)
+
+    def _fall_back(self, reason: str) -> None:
+        before = self.codec
+        finer = finer_codec(before)
+        if finer is None:
+            return
+        self._fallback = finer
+        self._fallbacks.append({"step": self._steps, "codec": finer, "reason": reason})
+        assert self._guard is not None
+        self._guard.forget()
+        if self._backend.rank() == 0:
+            native().log(
+                LOG_LEVELS["warning"],
+                f"gradients: codec {before} to {finer} from step {self._steps} on, on all ranks: {reason}",
+            )
+
+    def _reduce(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None) -> FeedbackWork:
+        return self._backend.all_reduce_compressed(tensor, codec, residual, True, self._settings.decay)
+
+    def _layout_of(self, bucket: dist.GradBucket) -> Layout:
+        base = bucket.buffer().storage_offset()
+        slices = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            name = self._name_of[id(parameter)]
+            slices.append(Slice(name, gradient.storage_offset() - base, gradient.numel(), name in self._exact_names))
+        return tuple(slices)
+
+
+def attach_state(model: DistributedDataParallel, settings: HookSettings) -> HookState:
+    """Check and make, not yet register. Raises InvalidArgumentError."""
+    from geocomm.backend import process
+
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
+    settings.validate()
+    devices = {parameter.device.type for parameter in model.module.parameters()}
+    if devices - {"cpu"}:
+        raise UnsupportedError(
+            f"a DDP hook with error feedback takes parameters on CPUs, not on {', '.join(sorted(devices))}; without, "
+            "the codec of the process group compresses their gradients (geocomm.Options(codec='int8'))"
+        )
+    return HookState(model, settings, process.group_of(model.process_group).backend)
+
+
+def _is_exact(name: str, parameter: torch.nn.Parameter, settings: HookSettings) -> bool:
+    small = parameter.dim() <= 1 or parameter.numel() < settings.exact_below
+    return small or any(re.search(pattern, name) for pattern in settings.exact)
+
+
+def _then(
+    works: Sequence[FeedbackWork], finish: Callable[[Sequence[torch.futures.Future[Any]]], torch.Tensor]
+) -> torch.futures.Future[torch.Tensor]:
+    futures = [work.get_future() for work in works]
+    if len(futures) == 1:
+        return futures[0].then(lambda future: finish([future]))
+    return torch.futures.collect_all(futures).then(lambda _: finish(futures))

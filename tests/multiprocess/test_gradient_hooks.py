@@ -1,0 +1,146 @@
+"""The hooks to compare with: Deep Gradient Compression and PowerSGD; and the guard's way down, over real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import planned_gradients as planned
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(["a", "b", "a"], time_limit=60) as ranks:
+        ranks.init()
+        yield ranks
+        ranks.destroy()
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(30, 200), nn.GELU(), nn.Linear(200, 200), nn.GELU(), nn.Linear(200, 5))
+
+
+def _train(kind: str, steps: int) -> list[float]:
+    import geocomm
+
+    group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
+    model = DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=25 if kind == "power_sgd" else 0.1)
+    if kind == "dgc":
+        geocomm.dgc_hook(model, 0.02, 0.9, warmup_steps=2, ramp_steps=5, exact_below=500)
+    elif kind == "dgc exact":
+        geocomm.dgc_hook(model, 0.5, 0.9, warmup_steps=steps)
+    elif kind == "power_sgd":
+        geocomm.power_sgd_hook(model, 4, warmup_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if "dgc" in kind else 0.9)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(32, 30, generator=generator)
+        loss = (model(x) - x[:, :5].sin()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        geocomm.check_replicas(model)
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["dgc", "power_sgd"])
+def test_net_trains_with(ranks: Ranks, kind: str) -> None:
+    reference = ranks.run(_train, "exact", 40)
+    for losses, exact in zip(ranks.run(_train, kind, 40), reference, strict=True):
+        assert losses != exact
+        assert sum(losses[-8:]) < 0.7 * sum(losses[:2]) * 4
+
+
+def test_momentum_before_the_exact_reduction_is_that_of_the_optimizer(ranks: Ranks) -> None:
+    reference = ranks.run(_train, "exact", 12)
+    for losses, exact in zip(ranks.run(_train, "dgc exact", 12), reference, strict=True):
+        assert losses == pytest.approx(exact, rel=1e-4)
+
+
+def _momentum_over_reload() -> list[dict[str, torch.Tensor]]:
+    """Gradients of steps 0 to 3 with a state that goes through a new hook after step 1, and without."""
+    import geocomm
+
+    def model() -> Any:
+        group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
+        made = DistributedDataParallel(planned.Planned(torch.float32), process_group=group, bucket_cap_mb=0.05)
+        handle = geocomm.dgc_hook(made, 0.05, 0.5, warmup_steps=0, ramp_steps=1, exact_below=500)
+        planned._rank.update(model=made, handle=handle)
+        return handle
+
+    handle = model()
+    planned.run_steps(0, 2)
+    state = handle.state_dict()
+    without = planned.run_steps(2, 1)
+    model().load_state_dict(state)
+    return without + planned.run_steps(2, 1)
+
+
+def test_state_of_dgc_has_the_momentum(ranks: Ranks) -> None:
+    """The buckets of a new model are laid out anew, so chunks of top-k differ, but not the exact parameters."""
+    for without, loaded in ranks.run(_momentum_over_reload):
+        for name in ("norm_gain", "bias"):
+            assert torch.allclose(without[name], loaded[name], atol=1e-5)
+
+
+def _power_sgd_with_buckets() -> None:
+    import geocomm
+
+    model = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
+    geocomm.power_sgd_hook(model)
+    for _ in range(2):  # DDP's first backward has one bucket always
+        model(torch.ones(2, 30)).sum().backward()
+
+
+def test_power_sgd_with_several_buckets_is_refused() -> None:
+    with Ranks(["a", "b"], time_limit=60) as ranks:
+        ranks.init()
+        for outcome in ranks.outcomes(_power_sgd_with_buckets):
+            assert outcome.failure is not None
+            assert "bucket_cap_mb" in outcome.failure.message
+
+
+def _growing(step: int, rank: int, name: str) -> torch.Tensor:
+    """Fixed directions of which a top-k of one in 4096 sends the same few."""
+    seed = list(planned.SHAPES).index(name)
+    values = torch.randn(planned.SHAPES[name], generator=torch.Generator().manual_seed(seed)).sign() * 0.01
+    values.view(-1)[:3] = 100.0 / (1 + step)
+    return values
+
+
+def _fall_back() -> tuple[str, list[dict[str, Any]], list[bool]]:
+    planned.plan = _growing
+    planned.make("topk:k=1", guard_steps=4)
+    replicas = []
+    for number in range(60):
+        mean = planned.step(number)
+        gathered = [torch.empty_like(mean["three"]) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, mean["three"])
+        replicas.append(all(torch.equal(one, mean["three"]) for one in gathered))
+    stats = planned.handle().stats()
+    return stats["codec"], stats["fallbacks"], replicas
+
+
+def test_guard_falls_back_on_all_ranks_in_the_same_step() -> None:
+    with Ranks(["a", "b", "a"], environment={"GEOCOMM_LOG": "warning"}, time_limit=60) as ranks:
+        ranks.init()
+        results = ranks.run(_fall_back)
+        assert all(result == results[0] for result in results)
+        codec, fallbacks, replicas = results[0]
+        assert fallbacks
+        assert codec == fallbacks[-1]["codec"] != "topk:k=1"
+        assert all(replicas)
+        assert ranks.output(0).count("on all ranks") == len(fallbacks)
+        assert ranks.output(1).count("on all ranks") == 0
+        ranks.destroy()
