@@ -7,7 +7,6 @@
 
 namespace geocomm::collective {
 
-using codec::Residual;
 using core::DType;
 
 namespace {
@@ -52,13 +51,11 @@ bool no_exponent_is_full(std::span<const std::byte> elements, Bits exponent) {
 
 }  // namespace
 
-double square_of_input(DType dtype, std::span<const std::byte> elements,
-                       const codec::ErrorFeedback& feedback) {
+double square_of_input(DType dtype, std::span<const std::byte> elements, std::span<const float> residual,
+                       float decay) {
   return codec::with_compressible(dtype, [&]<DType kType>() {
-    return codec::with_residual(codec::residual_kind(feedback), [&]<Residual kResidual>() {
-      return sum_of_squares(elements.size() / core::size_of(kType), [&](std::size_t i) {
-        return codec::load_value<kType, kResidual>(elements.data(), feedback.residual, feedback.decay, i);
-      });
+    return sum_of_squares(residual.size(), [&](std::size_t i) {
+      return codec::load_element<kType>(elements.data(), i) + decay * residual[i];
     });
   });
 }

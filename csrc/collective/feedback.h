@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/codec.h"
 #include "codec/codec_spec.h"
 #include "core/dtype.h"
 
@@ -30,9 +29,10 @@ struct CallerCodec {
   FeedbackReport* report = nullptr;  // filled in by a reduce() that succeeds
 };
 
-// Sum of (element + decay * residual)². Not finite where an element is not.
+// Sum of (element + decay * residual)². Not finite where an element is not. `dtype` is Float32, Float16 or
+// BFloat16; as many elements as residuals.
 double square_of_input(core::DType dtype, std::span<const std::byte> elements,
-                       const codec::ErrorFeedback& feedback);
+                       std::span<const float> residual, float decay);
 double square_of(std::span<const float> values);
 // Whether no element is NaN or Inf. `dtype` is Float32, Float16 or BFloat16.
 bool all_finite(core::DType dtype, std::span<const std::byte> elements);

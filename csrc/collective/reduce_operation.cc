@@ -268,7 +268,7 @@ Result<Buffer> ReduceOperation::encode_with(const codec::CodecSpec& codec, std::
   if (!residual.empty()) {
     options.feedback = {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(),
                         context().caller->decay / static_cast<float>(unit)};
-    report.input_square = square_of_input(dtype, elements, options.feedback) * unit * unit;
+    report.input_square = square_of_input(dtype, elements, residual, options.feedback.decay) * unit * unit;
   }
   Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,

@@ -253,10 +253,7 @@ TEST(Feedback, squares_and_finiteness_of_every_dtype_and_length) {
       std::vector<float> residual(elements, 0.25f);
       double expected = 0;
       for (std::size_t i = 0; i < elements; ++i) expected += std::pow(value_at(dtype, data, i) + 0.125, 2);
-      const codec::ErrorFeedback feedback{std::as_writable_bytes(std::span(residual)).data(), DType::Float32,
-                                          elements, 0.5f};
-      // Of no elements the residual is none, too.
-      EXPECT_NEAR(square_of_input(dtype, data, feedback), expected, 1e-5 * expected);
+      EXPECT_NEAR(square_of_input(dtype, data, residual, 0.5f), expected, 1e-5 * expected);
       EXPECT_DOUBLE_EQ(square_of(residual), 0.0625 * static_cast<double>(elements));
       EXPECT_TRUE(all_finite(dtype, data));
       for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
@@ -265,7 +262,7 @@ TEST(Feedback, squares_and_finiteness_of_every_dtype_and_length) {
           Bytes changed = data;
           set_value(dtype, changed, at, bad);
           EXPECT_FALSE(all_finite(dtype, changed)) << at;
-          EXPECT_FALSE(std::isfinite(square_of_input(dtype, changed, feedback))) << at;
+          EXPECT_FALSE(std::isfinite(square_of_input(dtype, changed, residual, 0.5f))) << at;
         }
       }
     }
