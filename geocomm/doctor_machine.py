@@ -14,7 +14,7 @@ from pathlib import Path
 
 from geocomm.finding import Finding, State
 
-STREAMS_WITH_BBR = 4
+STREAMS_WITH_BBR = 2
 STREAMS_WITHOUT = 16
 _IPV4 = "sys/net/ipv4"
 _MIB = 1 << 20

@@ -81,7 +81,7 @@ def test_congestion_control_of_this_machine_is_one_that_the_kernel_has() -> None
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     usable = usable_congestion_control()
     assert usable in available
-    assert streams_of(None, usable) == (4 if usable == "bbr" else 16)
+    assert streams_of(None, usable) == (2 if usable == "bbr" else 16)
     assert streams_of(7, usable) == 7
 
 
