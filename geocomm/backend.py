@@ -229,6 +229,8 @@ def _make_group(
             raise
         infos = exchange(store, global_ranks, own, timeout)
         check(infos)
+        # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
+        store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
         site_of_rank, site_names = sites_of(infos)
         spans_sites = len(site_names) > 1
         if spans_sites:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import secrets
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -101,21 +103,47 @@ def publish(store: Store, own: RankInfo) -> None:
 def exchange(store: Store, global_ranks: list[int], own: RankInfo, timeout: timedelta) -> list[RankInfo]:
     """Publish `own` and read the records of all ranks of the group, in rank order.
 
+    The store may hold records of processes that are gone: torchrun keeps it when it restarts the ranks. So each rank
+    also says which records it has read, until all have read the same, its own new one among them.
     Raises CommTimeoutError naming the ranks that did not come within `timeout`.
     """
+    until = time.monotonic() + timeout.total_seconds()
     publish(store, own)
     keys = [f"geocomm/rank/{rank}" for rank in range(len(global_ranks))]
-    try:
-        store.wait(keys, timeout)
-    except Exception as error:  # each kind of store has its own
-        missing = [global_ranks[rank] for rank, key in enumerate(keys) if not _present(store, key)]
-        if not missing:
-            raise
-        raise CommTimeoutError(
-            f"rank {own.global_rank} waited {timeout.total_seconds():g} s for {ranks_text(missing)} to join a group of "
-            f"{len(keys)}; check that they run, and that all ranks create their process groups in the same order"
-        ) from error
-    return [RankInfo(**json.loads(record)) for record in store.multi_get(keys)]
+    views = [f"geocomm/view/{rank}" for rank in range(len(global_ranks))]
+    said, pause_s = "", 0.01
+    while True:
+        try:
+            store.wait(keys, timedelta(seconds=max(until - time.monotonic(), 0.001)))
+        except Exception as error:  # each kind of store has its own
+            missing = [global_ranks[rank] for rank, key in enumerate(keys) if not _present(store, key)]
+            if not missing:
+                raise
+            raise _late(own, missing, len(keys), timeout) from error
+        records = store.multi_get(keys)
+        infos = [RankInfo(**json.loads(record)) for record in records]
+        if any(info.error for info in infos):
+            return infos
+        view = hashlib.sha256(b"\n".join(records)).hexdigest()
+        if view != said:
+            store.set(views[own.rank], view)
+            said = view
+        if store.check(views) and all(other.decode() == view for other in store.multi_get(views)):
+            return infos
+        if time.monotonic() > until:
+            others = [
+                rank for rank, key in enumerate(views) if not _present(store, key) or store.get(key) != view.encode()
+            ]
+            raise _late(own, [global_ranks[rank] for rank in others], len(keys), timeout)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.2)
+
+
+def _late(own: RankInfo, ranks: list[int], size: int, timeout: timedelta) -> CommTimeoutError:
+    return CommTimeoutError(
+        f"rank {own.global_rank} waited {timeout.total_seconds():g} s for {ranks_text(ranks)} to join a group of "
+        f"{size}; check that they run, and that all ranks create their process groups in the same order"
+    )
 
 
 def _present(store: Store, key: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -92,12 +94,48 @@ def test_check_with_a_rank_that_failed_tells_why() -> None:
         check([infos("a")[0], failed])
 
 
+def _exchange_all(store: dist.Store, ranks: list[RankInfo], order: list[int]) -> list[list[RankInfo]]:
+    """What each rank reads; they come in that order, a tenth of a second apart."""
+
+    def come(rank: int) -> list[RankInfo]:
+        time.sleep(0.1 * order.index(rank))
+        return exchange(store, [info.global_rank for info in ranks], ranks[rank], timedelta(seconds=20))
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(come, range(len(ranks))))
+
+
 def test_exchange_gives_the_records_in_rank_order() -> None:
-    store = dist.HashStore()
     ranks = infos("a", "b", "c")
-    for info in reversed(ranks[1:]):
-        publish(store, info)
-    assert exchange(store, [10, 11, 12], ranks[0], timedelta(seconds=5)) == ranks
+    assert _exchange_all(dist.HashStore(), ranks, [2, 1, 0]) == [ranks] * 3
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_exchange_over_a_store_with_records_of_ranks_that_are_gone_takes_none_of_them(order: list[int]) -> None:
+    store = dist.HashStore()
+    _exchange_all(store, changed(infos("a", "b", "c"), 0, port=1), [0, 1, 2])
+    fresh = infos("a", "b", "c")
+    for rank in range(3):
+        fresh = changed(fresh, rank, port=100 + rank)
+    assert _exchange_all(store, fresh, order) == [fresh] * 3
+
+
+def test_exchange_with_an_old_record_of_a_rank_that_never_comes_names_it() -> None:
+    store = dist.HashStore()
+    ranks = infos("a", "b")
+    _exchange_all(store, ranks, [0, 1])
+    with pytest.raises(CommTimeoutError, match="rank 11"):
+        exchange(store, [10, 11], changed(ranks, 0, port=1)[0], timedelta(milliseconds=200))
+
+
+def test_exchange_with_an_old_record_of_a_rank_that_fails_now_tells_why() -> None:
+    store = dist.HashStore()
+    ranks = infos("a", "b")
+    _exchange_all(store, ranks, [0, 1])
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(exchange, store, [10, 11], changed(ranks, 0, port=1)[0], timedelta(seconds=20))
+        publish(store, RankInfo(1, 11, error="InvalidArgumentError: no such codec"))
+        assert read.result()[1].error
 
 
 def test_exchange_without_some_ranks_names_them() -> None:
