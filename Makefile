@@ -34,7 +34,7 @@ help:
 	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
 	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
 	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
-	@echo "make ecosystem  the tests marked slow"
+	@echo "make ecosystem  the tests marked slow, and PyTorch's own distributed tests over sites"
 	@echo "make soak       SOAK_MINUTES (30) of random faults over the emulated WAN; result in benchmarks/results"
 	@echo "make model      every run of the link protocol's model, within bounds (needs spin; docs/model)"
 	@echo "make wheel      sdist and wheel in dist/"
@@ -82,7 +82,9 @@ python-test: $(NATIVE)
 ecosystem: $(NATIVE)
 	@echo "test: running the tests marked slow"
 	@$(PY) -m pytest -q -m slow
-	@echo "make ecosystem: the tests marked slow passed"
+	@echo "test: running PyTorch's distributed tests, over Gloo and over sites (what build/torch-suite has no result of)"
+	@$(PY) tests/ecosystem/run_torch_suite.py --again
+	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
 
 # SOAK_SEED=N repeats the faults of another soak.
 SOAK_MINUTES ?= 30

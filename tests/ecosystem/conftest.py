@@ -1,0 +1,6 @@
+"""These tests start their ranks with the harness of tests/multiprocess."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "multiprocess"))
