@@ -124,5 +124,5 @@ def _list(entries: list[tuple[str, str, str]]) -> list[str]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error: " in line and not line.startswith("RuntimeError: Process")]
+    errors = [line for line in lines if "Error: " in line and not line.startswith("RuntimeError: Process ")]
     return ((errors or lines or [""])[-1])[:300]
