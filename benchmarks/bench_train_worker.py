@@ -5,7 +5,7 @@ training driver's (DeepSeek-V3 architecture, byte tokens of the built-in corpus)
 backward, AdamW, the same for every method.
 """
 
-from __future__ import annotations
+# Annotations are evaluated here: DDP compares those of a hook with the classes themselves.
 
 import json
 import os
