@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,18 +30,6 @@ ROUNDED = {
     "ZeRO 3 partitions inside a site (hpZ)": functools.partial(cases.zero, 3, zero_hpz_partition_size=2),
     "experts inside a site": cases.experts_of_a_site,
 }
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Worlds]:
-    with Worlds(["a", "b"]) as worlds:
-        yield worlds
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Worlds]:
-    with Worlds(["a", "a", "b", "b"]) as worlds:
-        yield worlds
 
 
 @pytest.mark.parametrize("name", OF_TWO_RANKS)

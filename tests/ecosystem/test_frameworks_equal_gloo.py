@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import framework_cases as cases
@@ -10,12 +9,6 @@ import pytest
 from worlds import Worlds, assert_equal
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Worlds]:
-    with Worlds(["a", "b"]) as worlds:
-        yield worlds
 
 
 def test_accelerate_over_sites_equals_gloo_bit_for_bit(two: Worlds) -> None:

@@ -57,18 +57,6 @@ ROUNDED: dict[str, Case] = {
 }
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Worlds]:
-    with Worlds(["a", "b"]) as worlds:
-        yield worlds
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Worlds]:
-    with Worlds(["a", "a", "b", "b"]) as worlds:
-        yield worlds
-
-
 @pytest.mark.parametrize("name", OF_TWO_RANKS)
 def test_training_over_two_ranks_equals_gloo_bit_for_bit(two: Worlds, name: str) -> None:
     assert_equal(*two.both(OF_TWO_RANKS[name]))

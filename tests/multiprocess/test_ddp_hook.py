@@ -152,16 +152,7 @@ def _train(codec: str, steps: int) -> tuple[list[float], dict[str, Any]]:
     model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.1)
     handle = geocomm.ddp_hook(model, codec, warmup_steps=2, exact_below=500, guard_steps=5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    losses = []
-    for _ in range(steps):
-        x = torch.randn(32, 30, generator=generator)
-        loss = (model(x) - x[:, :5].sin()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        geocomm.check_replicas(model, optimizer)
-        losses.append(loss.item())
+    losses = planned.losses_of_sines(model, optimizer, steps, lambda: geocomm.check_replicas(model, optimizer))
     return losses, handle.stats()
 
 

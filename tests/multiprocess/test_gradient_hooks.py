@@ -41,17 +41,7 @@ def _train(kind: str, steps: int) -> list[float]:
     elif kind == "power_sgd":
         geocomm.power_sgd_hook(model, 4, warmup_steps=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if "dgc" in kind else 0.9)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    losses = []
-    for _ in range(steps):
-        x = torch.randn(32, 30, generator=generator)
-        loss = (model(x) - x[:, :5].sin()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        geocomm.check_replicas(model)
-        losses.append(loss.item())
-    return losses
+    return planned.losses_of_sines(model, optimizer, steps, lambda: geocomm.check_replicas(model))
 
 
 @pytest.mark.parametrize("kind", ["dgc", "power_sgd"])
