@@ -15,10 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +27,7 @@ from typing import IO, Any
 from bench_train_report import Quality, Report, StepTime, write_report
 from bench_train_worker import Plan
 
+from geocomm.local_ranks import bare_environment, run_local_ranks
 from geocomm.wan import Link, Topology, WanRun
 from geocomm.wan_bench_report import Conditions
 
@@ -46,6 +44,7 @@ QUALITY = Plan(
     method="",
     seed=0,
     steps=800,
+    warmup_steps=10,
     untimed_steps=800,
     evaluate_every=25,
     overrides={
@@ -64,8 +63,9 @@ QUALITY = Plan(
 )
 TIMED = replace(
     QUALITY,
-    steps=34,
-    untimed_steps=14,
+    steps=36,
+    warmup_steps=2,
+    untimed_steps=6,
     evaluate_every=0,
     overrides={
         "hidden_size": 512,
@@ -109,36 +109,14 @@ class Runs:
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _environment() -> dict[str, str]:
-    own = ("GEOCOMM_CODEC", "GEOCOMM_SITE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return {name: value for name, value in os.environ.items() if name not in own}
-
-
 def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = _environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            command,
-            env=common | {"RANK": str(rank), "WORLD_SIZE": "2", "GEOCOMM_SITE": f"site{rank}"},
-            stdout=log,
-            stderr=log,
-        )
-        for rank in range(2)
-    ]
-    try:
-        return next((status for process in processes if (status := process.wait())), 0)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    statuses = run_local_ranks(command, ["site0", "site1"], environment=bare_environment(), log=log)
+    return next((status for status in statuses if status), 0)
 
 
 def _over(link: Link, command: Sequence[str], log: IO[str]) -> int:
     topology = Topology.uniform(2, link)
-    with WanRun(topology, command, environment=_environment(), stdout=log, stderr=log, master_port=29521) as run:
+    with WanRun(topology, command, environment=bare_environment(), stdout=log, stderr=log, master_port=29521) as run:
         return run.wait()
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,6 @@ from geocomm.train.token_store import load_tokens
 from geocomm.train.train_config import DataConfig, ModelConfig
 
 SLICES = 8
-WARMUP_STEPS = 10
-"""First steps that every compressed method sends exactly."""
 _LR_WARMUP = 40
 _FINAL_LR = 0.1
 
@@ -41,6 +39,8 @@ class Plan:
     """gloo, gloo8, exact, powersgd, or a codec for geocomm.ddp_hook."""
     seed: int
     steps: int
+    warmup_steps: int
+    """First of them, which every compressed method sends exactly."""
     untimed_steps: int
     """First of them, left out of the times."""
     evaluate_every: int
@@ -79,7 +79,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train; what rank 0 knows afterwards."""
-        plan = self._plan
+        plan, gloo = self._plan, self._plan.method.startswith("gloo")
         times: list[float] = []
         held_out: list[tuple[int, float]] = []
         for step in range(plan.steps):
@@ -95,6 +95,7 @@ class Trainer:
             "step_s": statistics.median(times) if times else None,
             "steps_s": times,
             "compute_s": self._compute_seconds() if times else None,
+            "communication_s": self._communication_seconds() if times and not gloo else None,
             "held_out": held_out,
         }
 
@@ -105,11 +106,11 @@ class Trainer:
         elif method == "powersgd":
             import geocomm
 
-            geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=WARMUP_STEPS)
+            geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
         elif method not in ("gloo", "exact"):
             import geocomm
 
-            geocomm.ddp_hook(self._model, codec=method, warmup_steps=WARMUP_STEPS, guard=False)
+            geocomm.ddp_hook(self._model, codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
 
     def _step(self, step: int) -> None:
         plan = self._plan
@@ -148,6 +149,38 @@ class Trainer:
                 self._step(self._plan.steps - 1 + step)
             times.append(time.monotonic() - start)
         return statistics.median(times[2:])
+
+    def _communication_seconds(self) -> float:
+        """Of a step that computes nothing: the backward pass hands out the gradients of the last step at once."""
+        bare = self._model.module
+        gradients = [
+            (parameter, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone())
+            for parameter in bare.parameters()
+        ]
+        bare.forward = lambda: _Given.apply(*(parameter for parameter, _ in gradients))
+        _Given.gradients = [gradient for _, gradient in gradients]
+        times = []
+        for _ in range(7):
+            dist.barrier()
+            self._optimizer.zero_grad()
+            start = time.monotonic()
+            self._model().backward()
+            times.append(time.monotonic() - start)
+        return statistics.median(times[2:])
+
+
+class _Given(torch.autograd.Function):
+    """A scalar whose derivatives are `gradients`."""
+
+    gradients: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(_: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(_: Any, derivative: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_Given.gradients)
 
 
 def _sliced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

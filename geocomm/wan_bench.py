@@ -8,10 +8,7 @@ operation during which the emulator delivered a packet over 5 ms late is void an
 from __future__ import annotations
 
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+from geocomm.local_ranks import bare_environment, run_local_ranks
 from geocomm.wan import Link, Topology, WanRun
 from geocomm.wan_keys import site_environment
 
@@ -162,7 +160,7 @@ def bench_link(
         with WanRun(
             Topology.uniform(sites, link),
             command,
-            environment=site_environment(_environment(), keys),
+            environment=site_environment(bare_environment(), keys),
             keys=keys,
             stdout=log,
             stderr=log,
@@ -179,19 +177,7 @@ def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort
     """Measure geocomm against Gloo between `ranks` processes of this machine that name no site: plain delegation."""
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         command = _worker_command(Path(folder), (effort or Effort()).plan([GLOO, EXACT], sizes_bytes, interleave=True))
-        common = {name: value for name, value in _environment().items() if name != "GEOCOMM_SITE"}
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-        common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        processes = [
-            subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log, stderr=log)
-            for rank in range(ranks)
-        ]
-        try:
-            statuses = _wait_all(processes)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        statuses = run_local_ranks(command, [None] * ranks, environment=bare_environment(), log=log)
         _check_status(next((s for s in statuses if s), 0), log, "one site")
         operations = _read_operations(Path(folder), ranks)
     rows = _rows(operations, f"one site of {ranks} ranks, loopback", 1)
@@ -207,35 +193,9 @@ def paired_ratio(times_s: Iterable[float], base_s: Iterable[float]) -> float:
     return statistics.median(own / base for own, base in zip(times_s, base_s, strict=True))
 
 
-def _environment() -> dict[str, str]:
-    """This process's, without what would change the cases."""
-    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return {name: value for name, value in os.environ.items() if name not in dropped}
-
-
 def _worker_command(folder: Path, plan: Mapping[str, Any]) -> list[str]:
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     return [sys.executable, "-m", "geocomm.wan_bench_worker", str(folder / "plan.json"), str(folder)]
-
-
-def _wait_all(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """The exit statuses; once one process failed, the others have 10 s."""
-    statuses = []
-    failed = False
-    for process in processes:
-        try:
-            statuses.append(process.wait(10 if failed else None))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            statuses.append(process.wait())
-        failed = failed or statuses[-1] != 0
-    return statuses
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _check_status(status: int, log: IO[str], where: str) -> None:

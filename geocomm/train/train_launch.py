@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from geocomm.local_ranks import free_port
 from geocomm.options import site_name
 from geocomm.train.train_errors import BadInput
 
@@ -51,7 +51,7 @@ def find_place(environ: MutableMapping[str, str]) -> Place:
         environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"] = "0", "1"
     elif "RANK" not in environ and "WORLD_SIZE" not in environ:
         environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     values = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         try:
@@ -73,12 +73,6 @@ def find_place(environ: MutableMapping[str, str]) -> Place:
         local_world_size=int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or "1"),
         site=site_name(environ) or UNNAMED_SITE,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Rendezvous:
