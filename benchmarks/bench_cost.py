@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -132,11 +131,12 @@ def measure(layout: str, plan: Plan) -> tuple[Idle, list[Row]]:
             max(line["cpu_s"] / line["seconds"] for line in idle),
             max(line["held_bytes"] for line in idle),
         ),
-        [_row(layout, lines) for lines in cases],
+        [row_of(layout, lines) for lines in cases],
     )
 
 
-def _row(layout: str, lines: Sequence[dict[str, Any]]) -> Row:
+def row_of(layout: str, lines: Sequence[dict[str, Any]]) -> Row:
+    """Of the lines that the ranks wrote of a case. CostError."""
     first = lines[0]
     if not all(line["equal"] for line in lines):
         raise CostError(f"{layout}: {first['case']} of {first['size_bytes']} bytes differs from Gloo's")
@@ -162,20 +162,27 @@ def _row(layout: str, lines: Sequence[dict[str, Any]]) -> Row:
     )
 
 
+_IMPORT = """
+import importlib.metadata, sys, time
+real = importlib.metadata.entry_points
+hidden = sys.argv[1]
+importlib.metadata.entry_points = lambda **chosen: [e for e in real(**chosen) if e.name != hidden]
+start = time.perf_counter()
+import torch
+print(time.perf_counter() - start)
+"""
+
+
 def measure_import(pairs: int) -> Imports:
-    """`import torch` with and without the entry point that makes the name known, in turns."""
-    timed = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
+    """`import torch`, which calls the entry points of its group, with geocomm's hidden and not, in turns."""
     plain, added = [], []
-    for _ in range(pairs + 1):
+    for pair in range(pairs + 1):
         seconds = {}
-        for autoload in ("0", "1"):
-            environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
-            done = subprocess.run(
-                [sys.executable, "-c", timed], env=environment, capture_output=True, text=True, check=True
-            )
-            seconds[autoload] = float(done.stdout)
-        plain.append(seconds["0"])
-        added.append(seconds["1"] - seconds["0"])
+        for hidden in ("geocomm", "none") if pair % 2 else ("none", "geocomm"):
+            done = subprocess.run([sys.executable, "-c", _IMPORT, hidden], capture_output=True, text=True, check=True)
+            seconds[hidden] = float(done.stdout)
+        plain.append(seconds["geocomm"])
+        added.append(seconds["none"] - seconds["geocomm"])
     return Imports(statistics.median(plain[1:]), statistics.median(added[1:]), pairs)
 
 

@@ -30,16 +30,18 @@ from bench_train_worker import Plan
 from geocomm.local_ranks import bare_environment, run_local_ranks
 from geocomm.wan import Link, Topology, WanRun
 from geocomm.wan_bench_report import Conditions
+from geocomm.wan_keys import site_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_train_worker.py"
 LINK = Link(rate_bps=2e8, delay_s=0.05, loss=0.001)
 SEEDS = (1, 2, 3)
 EXACT = "exact"
+LOSSLESS = "lossless"
 BIT1 = "bit1"
 TOPK = "topk:k=41"  # 1 % of each 4096
 QUALITY_METHODS = (EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK, "powersgd")
-TIMED_METHODS = ("gloo", "gloo8", EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK)
+TIMED_METHODS = ("gloo", "gloo8", EXACT, LOSSLESS, "int8", "int4", "balanced", "small", BIT1, TOPK)
 QUALITY = Plan(
     method="",
     seed=0,
@@ -78,6 +80,7 @@ TIMED = replace(
     bucket_mib=25,
 )
 ONE_BUCKET_MIB = 1024  # PowerSGD's
+BUCKETED_METHOD, BUCKETS_MIB = "balanced", (2.0, 6.0, 12.0, 50.0, 100.0)
 
 
 class RunError(RuntimeError):
@@ -116,7 +119,9 @@ def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
 
 def _over(link: Link, command: Sequence[str], log: IO[str]) -> int:
     topology = Topology.uniform(2, link)
-    with WanRun(topology, command, environment=bare_environment(), stdout=log, stderr=log, master_port=29521) as run:
+    # Plaintext, as Gloo's is.
+    environment = site_environment(bare_environment(), None)
+    with WanRun(topology, command, environment=environment, stdout=log, stderr=log, master_port=29521) as run:
         return run.wait()
 
 
@@ -143,6 +148,13 @@ def main() -> int:
             for method in TIMED_METHODS
             if method in wanted
         ]
+        by_bucket = {
+            bucket_mib: StepTime.of(
+                BUCKETED_METHOD, runs.result(replace(TIMED, method=BUCKETED_METHOD, bucket_mib=bucket_mib), LINK)
+            )
+            for bucket_mib in sorted((TIMED.bucket_mib, *BUCKETS_MIB))
+            if BUCKETED_METHOD in wanted
+        }
         # By seed first: what an interrupted benchmark has is then comparable.
         curves: dict[str, list[dict[str, Any]]] = {}
         for seed in SEEDS[: arguments.seeds]:
@@ -154,7 +166,7 @@ def main() -> int:
         print(f"bench_train: {error}", file=sys.stderr)
         return 1
     qualities = [Quality.of(method, results) for method, results in curves.items()]
-    report = Report(conditions, LINK, arguments.steps, qualities, times)
+    report = Report(conditions, LINK, arguments.steps, qualities, times, by_bucket)
     print(f"written: {write_report(report, arguments.out / f'{date.today().isoformat()}-train.md')}")
     return 0
 

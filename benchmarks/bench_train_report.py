@@ -17,9 +17,11 @@ QUALITY_TARGETS = {"int8": 0.005, "int4": 0.005, "balanced": 0.005, "small": 0.0
 """Most that the mean held-out loss may lie above the exact one's, as a share of it."""
 SPEED_TARGETS = {"exact": 3.0, "balanced": 8.0, "small": 12.0}
 """Least times that training to the same loss is faster than on Gloo as users run it, or all that computing allows."""
+OVERLAP_TARGET = 1.15
+"""Most of a step's time over the longer of its computing and its communication, a round trip apart."""
 _GLOO = "gloo"
 _EXACT = "exact"
-_CURVE_OF = {"gloo": "exact", "gloo8": "exact"}
+_CURVE_OF = {"gloo": "exact", "gloo8": "exact", "lossless": "exact"}
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,32 @@ class StepTime:
     step_s: float
     compute_s: float
     """Of a step without communication."""
+    communication_s: float | None
+    """Of a step without computing; None: not measured."""
     steps: int
 
     @classmethod
     def of(cls, method: str, result: Mapping[str, Any]) -> StepTime:
         """Of a run."""
-        return cls(method, result["parameters"], result["step_s"], result["compute_s"], len(result["steps_s"]))
+        return cls(
+            method,
+            result["parameters"],
+            result["step_s"],
+            result["compute_s"],
+            result.get("communication_s"),
+            len(result["steps_s"]),
+        )
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that backward did not hide."""
+        return max(0.0, self.step_s - self.compute_s)
+
+    def overlap_bound_s(self, link: Link) -> float | None:
+        """Most that a step may take where the longer of computing and communication hides the other."""
+        if self.communication_s is None:
+            return None
+        return OVERLAP_TARGET * max(self.compute_s, self.communication_s) + 2 * link.delay_s
 
 
 @dataclass(frozen=True)
@@ -85,9 +107,11 @@ class Report:
     steps: int
     qualities: Sequence[Quality]
     times: Sequence[StepTime]
+    by_bucket: Mapping[float, StepTime]
+    """Of one method, by DDP's bucket_cap_mb."""
 
     def quality(self, method: str) -> Quality | None:
-        """Of the method; Gloo's is that of exact sums."""
+        """Of the method; that of exact sums for all that are exact."""
         return next((q for q in self.qualities if q.method == _CURVE_OF.get(method, method)), None)
 
     @property
@@ -155,6 +179,28 @@ def _markdown(report: Report, path: Path) -> list[str]:
             "|---|---:|---:|---:|---:|---:|---:|---|",
             *(_time_line(report, time) for time in report.times),
             "",
+            "## Overlap",
+            "",
+            "communication: a step whose gradients are all there at once. exposed: step less compute. target: "
+            f"{OVERLAP_TARGET} x the longer of compute and communication, and a round trip.",
+            "",
+            "| method | step s | compute s | communication s | exposed s | target |",
+            "|---|---:|---:|---:|---:|---|",
+            *(_overlap_line(report, time) for time in report.times if time.communication_s is not None),
+            "",
+        ]
+    if report.by_bucket:
+        method = next(iter(report.by_bucket.values())).method
+        lines += [
+            f"## Size of DDP's buckets, {method}",
+            "",
+            "| bucket_cap_mb | step s | communication s | exposed s |",
+            "|---:|---:|---:|---:|",
+            *(
+                f"| {mib:g} | {time.step_s:.2f} | {_number(time.communication_s, '.2f')} | {time.exposed_s:.2f} |"
+                for mib, time in report.by_bucket.items()
+            ),
+            "",
         ]
     return lines
 
@@ -181,6 +227,13 @@ def _time_line(report: Report, time: StepTime) -> str:
     verdict = _verdict(speed_up, target if target is None or bound is None else min(target, bound), at_most=False)
     cells = [time.method, f"{time.step_s:.2f}", f"{time.compute_s:.2f}", _number(steps, ".0f"), _number(own, ".0f")]
     return "| " + " | ".join([*cells, _number(speed_up, ".1f"), _number(bound, ".1f"), verdict]) + " |"
+
+
+def _overlap_line(report: Report, time: StepTime) -> str:
+    bound = time.overlap_bound_s(report.link)
+    verdict = "" if bound is None else f"≤ {bound:.2f}: {'met' if time.step_s <= bound else 'MISSED'}"
+    numbers = (time.step_s, time.compute_s, time.communication_s, time.exposed_s)
+    return "| " + " | ".join([time.method, *(_number(number, ".2f") for number in numbers), verdict]) + " |"
 
 
 def _number(value: float | None, form: str) -> str:

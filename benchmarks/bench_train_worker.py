@@ -36,7 +36,7 @@ class Plan:
     """What to train. Every rank gets the same."""
 
     method: str
-    """gloo, gloo8, exact, powersgd, or a codec for geocomm.ddp_hook."""
+    """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook."""
     seed: int
     steps: int
     warmup_steps: int
@@ -64,6 +64,8 @@ class Trainer:
         if plan.method == "gloo8":
             # Where an interface is named again and again, Gloo makes a connection for each.
             os.environ["GLOO_SOCKET_IFNAME"] = ",".join([os.environ["GLOO_SOCKET_IFNAME"]] * SLICES)
+        if plan.method == "lossless":
+            os.environ["GEOCOMM_CODEC"] = plan.method
         dist.init_process_group("gloo" if plan.method.startswith("gloo") else "geocomm")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         data_config = DataConfig(sequence_length=plan.sequence_length, held_out_fraction=0.05)
@@ -107,7 +109,7 @@ class Trainer:
             import geocomm
 
             geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
-        elif method not in ("gloo", "exact"):
+        elif method not in ("gloo", "exact", "lossless"):
             import geocomm
 
             geocomm.ddp_hook(self._model, codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
