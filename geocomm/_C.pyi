@@ -85,6 +85,7 @@ class ProcessGroupGeocomm(C10dBackend):
         residual: torch.Tensor | None,
         average: bool,
         decay: float = 1.0,
+        next_residual: torch.Tensor | None = None,
     ) -> FeedbackWork:
         """All-reduce `tensor` (float32, float16, bfloat16; any shape) in place: the sum, or the mean, with `codec`.
 
@@ -95,7 +96,9 @@ class ProcessGroupGeocomm(C10dBackend):
         succeeds with a finite result; else the residual keeps its bits. It must not be touched before the Work is
         done. Exact codecs add it and leave zero, but for what a 16-bit dtype cannot hold. None: the codec works
         without, and those that need a residual raise UnsupportedError, as does a residual for a CUDA tensor.
-        InvalidArgumentError: another shape, dtype or device of the residual. One site: a plain all-reduce.
+        next_residual: like residual, other memory; takes the new residual (garbage unless committed, see feedback()),
+        and `residual` is only read: no copy of it is made. InvalidArgumentError: another shape, dtype or device of
+        the two. One site: a plain all-reduce.
         """
 
     def encoded_range(self, numel: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -116,7 +119,8 @@ class FeedbackWork(C10dWork):
         committed: bool, whether the residual was updated: it was passed, the operation succeeded, all elements of the
         result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
         rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
-        not; wire_bytes: int, compressed bytes that this rank sent, relayed ones left out (0 where the
+        not; result_square: float, that of the result, finite if and only if all its elements are (0 where it is on a
+        GPU, and in a group inside one site); wire_bytes: int, compressed bytes that this rank sent, relayed ones left out (0 where the
         frames are made on a GPU).
         """
 

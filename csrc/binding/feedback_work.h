@@ -14,13 +14,17 @@
 
 namespace geocomm::binding {
 
-// What one operation does with the residual. It works on a copy: the caller's changes with the operation, as
-// the last thing before it is done, or not at all. Written by the operation's stages, one after the other;
-// read when the Work is done.
+// What one operation does with the residual. It works on another tensor than the caller's: on `next`, which
+// the caller gave to take the new residual, or on a copy, which becomes the caller's as the last thing before
+// the operation is done, or not at all. Written by the operation's stages, one after the other; read when the
+// Work is done.
 class CallerFeedback {
  public:
-  CallerFeedback(const codec::CodecSpec& codec, float decay, std::optional<at::Tensor> residual)
-      : codec_(codec), decay_(decay), residual_(std::move(residual)) {}
+  CallerFeedback(const codec::CodecSpec& codec, float decay, std::optional<at::Tensor> residual,
+                 const std::optional<at::Tensor>& next = std::nullopt)
+      : codec_(codec), decay_(decay), residual_(std::move(residual)), gave_next_(next.has_value()) {
+    if (next) next_ = *next;
+  }
 
   // This outlives the operation.
   collective::CallerCodec caller() { return {codec_, decay_, &report_}; }
@@ -28,34 +32,43 @@ class CallerFeedback {
   // `first`: the element of the tensor that the residual begins with.
   void lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
     if (!residual_) return;
-    next_ = residual_->clone();
+    if (gave_next_) {
+      next_.copy_(*residual_);
+    } else {
+      next_ = residual_->clone();
+    }
+    lent_ = true;
     const std::span all(static_cast<float*>(next_.data_ptr()), static_cast<std::size_t>(next_.numel()));
     for (collective::LaneData& lane : lanes) {
       lane.residual = all.subspan(lane.lane.range.begin - first, lane.lane.range.size());
     }
   }
 
-  // `result`: all elements of the result, on the host. Where one is not finite no rank commits, since all
-  // have the same.
+  // `result`: all elements of the result, or none where they are not on the host. Where one is not finite no
+  // rank commits, since all have the same.
   void commit(core::DType dtype, std::span<const std::byte> result) {
+    result_square_ = collective::square_of(dtype, result);
     if (!residual_) return;
-    if (next_.defined()) {
-      if (!std::isfinite(report_.input_square) || !collective::all_finite(dtype, result)) return;
-      residual_->copy_(next_);
-      next_.reset();
-    }
+    if (lent_ && (!std::isfinite(report_.input_square) || !std::isfinite(result_square_))) return;
+    if (lent_ && !gave_next_) residual_->copy_(next_);
+    if (!lent_ && gave_next_) next_.copy_(*residual_);
+    next_.reset();
     committed_ = true;
   }
 
   const collective::FeedbackReport& report() const { return report_; }
+  double result_square() const { return result_square_; }
   bool committed() const { return committed_; }
 
  private:
   const codec::CodecSpec codec_;
   const float decay_;
   const std::optional<at::Tensor> residual_;
+  const bool gave_next_;
   at::Tensor next_;
   collective::FeedbackReport report_;
+  double result_square_ = 0;
+  bool lent_ = false;
   bool committed_ = false;
 };
 

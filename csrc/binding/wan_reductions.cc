@@ -137,7 +137,8 @@ WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceO
 }
 
 WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
-                                              const std::optional<at::Tensor>& residual, bool average,
+                                              const std::optional<at::Tensor>& residual,
+                                              const std::optional<at::Tensor>& next, bool average,
                                               double decay, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
   throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
@@ -147,7 +148,7 @@ WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const co
         core::str("error feedback inside an all_reduce takes CPU tensors, not those on ",
                   tensor.device().str(), "; compress with geocomm.compress(tensor, codec, residual=...)"));
   }
-  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual);
+  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next);
   Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
             static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
   call.use_codec(feedback->caller());
@@ -227,7 +228,10 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     }
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
-    if (state->feedback) state->feedback->commit(reduction.dtype, bytes_of(part_view(result, 0, elements)));
+    if (!state->feedback) return;
+    const auto whole = part_view(result, 0, elements);
+    state->feedback->commit(reduction.dtype,
+                            whole.device().is_cpu() ? bytes_of(whole) : std::span<const std::byte>{});
   };
   return call.issue({tensor}, {tensor}, pre, exchange, post);
 }

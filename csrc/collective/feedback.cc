@@ -1,6 +1,5 @@
 #include "collective/feedback.h"
 
-#include <algorithm>
 #include <array>
 
 #include "codec/elements.h"
@@ -33,22 +32,6 @@ double sum_of_squares(std::size_t count, const Value& value) {
   return total;
 }
 
-template <typename Bits>
-bool no_exponent_is_full(std::span<const std::byte> elements, Bits exponent) {
-  constexpr std::size_t kTile = 4096;  // elements between two looks at the verdict
-  const std::size_t count = elements.size() / sizeof(Bits);
-  for (std::size_t begin = 0; begin < count; begin += kTile) {
-    const std::size_t end = std::min(count, begin + kTile);
-    Bits found = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      const Bits bits = codec::load_unaligned<Bits>(elements.data() + i * sizeof(Bits));
-      found = static_cast<Bits>(found | ((bits & exponent) == exponent ? 1 : 0));
-    }
-    if (found != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 double square_of_input(DType dtype, std::span<const std::byte> elements, std::span<const float> residual,
@@ -64,15 +47,11 @@ double square_of(std::span<const float> values) {
   return sum_of_squares(values.size(), [&](std::size_t i) { return values[i]; });
 }
 
-bool all_finite(DType dtype, std::span<const std::byte> elements) {
-  switch (dtype) {
-    case DType::Float16:
-      return no_exponent_is_full<std::uint16_t>(elements, 0x7C00);
-    case DType::BFloat16:
-      return no_exponent_is_full<std::uint16_t>(elements, 0x7F80);
-    default:
-      return no_exponent_is_full<std::uint32_t>(elements, 0x7F800000u);
-  }
+double square_of(DType dtype, std::span<const std::byte> elements) {
+  return codec::with_compressible(dtype, [&]<DType kType>() {
+    return sum_of_squares(elements.size() / core::size_of(dtype),
+                          [&](std::size_t i) { return codec::load_element<kType>(elements.data(), i); });
+  });
 }
 
 }  // namespace geocomm::collective

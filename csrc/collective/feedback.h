@@ -34,7 +34,7 @@ struct CallerCodec {
 double square_of_input(core::DType dtype, std::span<const std::byte> elements,
                        std::span<const float> residual, float decay);
 double square_of(std::span<const float> values);
-// Whether no element is NaN or Inf. `dtype` is Float32, Float16 or BFloat16.
-bool all_finite(core::DType dtype, std::span<const std::byte> elements);
+// The same of elements of Float32, Float16 or BFloat16. Not finite where an element is not, and only there.
+double square_of(core::DType dtype, std::span<const std::byte> elements);
 
 }  // namespace geocomm::collective

@@ -119,6 +119,29 @@ def test_exact_operation_lets_the_residual_go(ranks: Ranks, codec: str, elements
     assert ranks.run(_flush, codec, elements, len(set(ranks.sites))) == [(True, 0.0)] * ranks.size
 
 
+def _into_next(codec: str) -> tuple[bool, bool, bool, bool]:
+    """Whether result and new residual are those of the call in place, the old one kept its bits, and what it says."""
+    backend = _backend()
+    start, stop = backend.encoded_range(ELEMENTS, torch.float32)
+    in_place = _input(dist.get_rank(), 99, torch.float32, stop - start)
+    old, new = in_place.clone(), torch.full((stop - start,), math.nan)
+    tensor = _input(dist.get_rank(), 1, torch.float32)
+    other = tensor.clone()
+    backend.all_reduce_compressed(tensor, codec, in_place, True).wait()
+    before = old.clone()
+    work = backend.all_reduce_compressed(other, codec, old, True, next_residual=new)
+    work.wait()
+    said = work.feedback()
+    square = other.double().square().sum().item()
+    honest = said["committed"] and math.isclose(said["result_square"], square, rel_tol=1e-9)
+    return torch.equal(other, tensor), torch.equal(new, in_place), torch.equal(old, before), honest
+
+
+@pytest.mark.parametrize("codec", ["int8", "small", "none"])
+def test_new_residual_goes_to_memory_of_its_own(ranks: Ranks, codec: str) -> None:
+    assert ranks.run(_into_next, codec) == [(True, True, True, True)] * ranks.size
+
+
 def _commit_state(codec: str, poison: float, poisoned_rank: int) -> tuple[bool, bool, bool]:
     """Whether a residual kept its bits and was committed, and whether the result is finite."""
     backend = _backend()
@@ -154,6 +177,9 @@ def _refused() -> list[str]:
         lambda: backend.all_reduce_compressed(tensor, "int8", good.view(1, -1), True),
         lambda: backend.all_reduce_compressed(tensor.long(), "int8", None, True),
         lambda: backend.all_reduce_compressed(tensor, "int8", good, True, math.inf),
+        lambda: backend.all_reduce_compressed(tensor, "int8", good, True, next_residual=good),
+        lambda: backend.all_reduce_compressed(tensor, "int8", None, True, next_residual=good),
+        lambda: backend.all_reduce_compressed(tensor, "int8", good, True, next_residual=good[1:]),
         lambda: backend.encoded_range(ELEMENTS, torch.float64),
     ]
     raised = []
@@ -169,7 +195,7 @@ def _refused() -> list[str]:
 
 def test_what_it_cannot_do_is_refused_at_the_call(ranks: Ranks) -> None:
     invalid, unsupported = "InvalidArgumentError", "UnsupportedError"
-    expected = [unsupported, invalid, invalid, invalid, invalid, unsupported, invalid, unsupported]
+    expected = [unsupported, *[invalid] * 4, unsupported, *[invalid] * 4, unsupported]
     assert ranks.run(_refused) == [expected] * ranks.size
 
 
