@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from geocomm.gradients.ddp_hook import ddp_hook
     from geocomm.gradients.feedback_state import merge_feedback
+    from geocomm.gradients.fsdp_hook import fsdp_hook
     from geocomm.gradients.low_rank import power_sgd_hook
     from geocomm.gradients.momentum import dgc_hook
     from geocomm.options import Options
@@ -51,6 +52,7 @@ _MODULE_OF = {
     "device_mesh": "topology",
     "check_replicas": "replica_check",
     "ddp_hook": "gradients.ddp_hook",
+    "fsdp_hook": "gradients.fsdp_hook",
     "dgc_hook": "gradients.momentum",
     "power_sgd_hook": "gradients.low_rank",
     "merge_feedback": "gradients.feedback_state",
@@ -94,6 +96,7 @@ __all__ = [
     "decompress",
     "device_mesh",
     "dgc_hook",
+    "fsdp_hook",
     "last_error",
     "merge_feedback",
     "power_sgd_hook",

@@ -107,6 +107,36 @@ class _StatsCollector:
             streams.add_metric((*self._own, *peer), sum(row["streams"] for row in rows))
             info.add_metric((*self._own, *peer, rows[-1]["congestion_control"]), 1)
         yield from (rtt, streams, info)
+        yield from _gradient_families(self._own, stats["gradients"])
+
+
+def _gradient_families(own: tuple[str, str], hooks: list[dict[str, Any]]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = ("site", "rank", "hook")
+    steps = CounterMetricFamily("geocomm_gradient_steps", "Steps of the gradient hook", labels=labels)
+    skipped = CounterMetricFamily(
+        "geocomm_gradient_skipped_steps", "Steps whose residuals were put back", labels=labels
+    )
+    fallbacks = CounterMetricFamily("geocomm_gradient_fallbacks", "Changes to a finer codec", labels=labels)
+    nmse = GaugeMetricFamily(
+        "geocomm_gradient_nmse",
+        "What the codec lost in the last step, of the squares, in the worst bucket",
+        labels=labels,
+    )
+    info = GaugeMetricFamily(
+        "geocomm_gradient_info", "Always 1; its label is the codec of the next step", labels=(*labels, "codec")
+    )
+    for index, row in enumerate(hooks):
+        at = (*own, f"{row['kind']}{index}")
+        steps.add_metric(at, row["steps"])
+        skipped.add_metric(at, row["skipped_steps"])
+        fallbacks.add_metric(at, len(row["fallbacks"]))
+        errors = [bucket["nmse"] for bucket in row["buckets"] if "nmse" in bucket]
+        if errors:
+            nmse.add_metric(at, max(errors))
+        info.add_metric((*at, row["codec"]), 1)
+    yield from (steps, skipped, fallbacks, nmse, info)
 
 
 def _by_peer(peers: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -35,8 +35,12 @@ def stats() -> dict[str, Any]:
       side's send buffers; streams counted together, zeros where the kernel does not tell
     - rtt_us: round trip of the last heartbeat; streams: data streams that are connected; congestion_control
     - cipher: of TLS (empty: plaintext); transport: of the data, "tcp" or "rdma (rc_mlx5)", which cipher does not cover
+
+    gradients: per living hook of `geocomm.gradients` its stats() as of the last step that it has settled, and kind:
+    "ddp", "dgc", "fsdp" or "driver".
     """
     from geocomm.backend import process
+    from geocomm.live_handles import handle_stats
 
     groups = process.group_stats()
     totals: dict[str, Any] = {name: process.past.get(name, 0) + sum(g[name] for g in groups) for name in _TOTALS}
@@ -44,7 +48,7 @@ def stats() -> dict[str, Any]:
     wire_bytes = totals["wire_bytes_sent"] + totals["wire_bytes_received"]
     raw_bytes = totals["raw_bytes_sent"] + totals["raw_bytes_received"]
     totals["ratio"] = raw_bytes / wire_bytes if wire_bytes else None
-    return totals | {"groups": groups, "peers": process.channel_stats()}
+    return totals | {"groups": groups, "peers": process.channel_stats(), "gradients": handle_stats()}
 
 
 def last_error() -> dict[str, Any] | None:

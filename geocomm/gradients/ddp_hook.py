@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.errors import InvalidArgumentError
-from geocomm.gradients.hook_state import HookSettings, HookState, attach_state
+from geocomm.errors import InvalidArgumentError, UnsupportedError
+from geocomm.gradients.hook_state import HookSettings, HookState, feedback_settings, require_cpu
+from geocomm.gradients.named_values import Layout, Slice
 
 
 def ddp_hook(
@@ -42,19 +43,48 @@ def ddp_hook(
     third while an operation is under way.
     Raises InvalidArgumentError.
     """
-    if warmup_steps < 0:
-        raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
-    schedule = ((0, "none"), (warmup_steps, codec)) if warmup_steps else ((0, codec),)
-    settings = HookSettings(schedule, tuple(exact), exact_below, decay, guard_steps if guard else None)
-    return register(model, settings)
+    settings = feedback_settings(codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None)
+    return register(model, settings, "ddp")
 
 
-def register(model: DistributedDataParallel, settings: HookSettings) -> HookState:
-    """Make the state and give DDP the hook."""
-    state = attach_state(model, settings)
+class DdpHookState(HookState):
+    """What DDP calls for each of its buckets."""
+
+    def __init__(self, model: DistributedDataParallel, settings: HookSettings, kind: str) -> None:
+        named = dict(model.module.named_parameters())
+        super().__init__(kind, model.process_group, named, settings)
+        self._name_of = {id(parameter): name for name, parameter in named.items()}
+
+    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: the mean of the bucket over the ranks, in its buffer."""
+        if bucket.index() == 0:
+            self.begin_step()
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise UnsupportedError("geocomm's DDP hooks do not take sparse gradients; make them dense (sparse=False)")
+        done = self.reduce(bucket.index(), buffer, self._layout_of(bucket))
+        if bucket.is_last():
+            self.end_step()
+        return done
+
+    def _layout_of(self, bucket: dist.GradBucket) -> Layout:
+        base = bucket.buffer().storage_offset()
+        slices = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            name = self._name_of[id(parameter)]
+            slices.append(Slice(name, gradient.storage_offset() - base, gradient.numel(), self.is_exact(name)))
+        return tuple(slices)
+
+
+def register(model: DistributedDataParallel, settings: HookSettings, kind: str) -> HookState:
+    """Make the state and give DDP the hook. Raises InvalidArgumentError."""
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
+    require_cpu("a DDP hook", (parameter.device for parameter in model.module.parameters()))
+    state = DdpHookState(model, settings, kind)
     model.register_comm_hook(state, _feedback_hook)
     return state
 
 
-def _feedback_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _feedback_hook(state: DdpHookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     return state.run(bucket)

@@ -14,10 +14,19 @@ VALUES = ("residual", "momentum")
 """Entries of a state that hold pieces (named_values.py), in units of the gradients' sum over the ranks."""
 
 
-def check_state(state: Mapping[str, Any], rank: int, ranks: int, numel_of: Mapping[str, int]) -> None:
-    """Raise InvalidArgumentError for a state that is not this rank's, or of another model."""
+def check_state(state: Mapping[str, Any], place: tuple[int, int, int, int], numel_of: Mapping[str, int]) -> None:
+    """Raise InvalidArgumentError for a state that is not this rank's, or of another model.
+
+    place: rank among the replicas, their number; shard of the model's gradients, their number.
+    """
     if state.get("version") != VERSION:
         raise InvalidArgumentError(f"not the state of a hook of this version ({VERSION}): {state.get('version')!r}")
+    rank, ranks, shard, shards = place
+    if (state["shard"], state["shards"]) != (shard, shards):
+        raise InvalidArgumentError(
+            f"this state is that of shard {state['shard']} of {state['shards']}, and this is shard {shard} of "
+            f"{shards}; with another number of shards the residuals cannot be loaded"
+        )
     if (state["rank"], state["ranks"]) != (rank, ranks):
         raise InvalidArgumentError(
             f"this state is that of rank {state['rank']} of {state['ranks']}, and this is rank {rank} of {ranks}. Each "
@@ -40,16 +49,31 @@ def merge_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict
 
     Each new rank gets a share of whole pieces, by size; where they then belong they reach with the next step's
     gradients. What is kept is what the residuals stand for in the mean gradient: the sum of all pieces over the number
-    of ranks. So the values are multiplied by new / old number of ranks.
+    of ranks. So the values are multiplied by new / old number of ranks. Where the gradients are in shards (FSDP), that
+    number stays, each shard's pieces stay in it, and the result is in the order of a mesh (replicas, shards).
 
-    Raises InvalidArgumentError unless there is one state of every rank.
+    Raises InvalidArgumentError unless there is one state of every rank, and `ranks` is a multiple of the shards.
     """
     if ranks < 1:
         raise InvalidArgumentError(f"ranks is {ranks}; it must be 1 or more")
+    shards = states[0].get("shards", 1) if states else 1
+    old = len(states) // shards
+    found = sorted((state.get("shard", -1), state.get("rank", -1)) for state in states)
+    whole = found == [(shard, rank) for shard in range(shards) for rank in range(old)]
+    if not states or not whole or {(s["ranks"], s["shards"]) for s in states} != {(old, shards)}:
+        names = ", ".join(
+            f"{s.get('rank')} of {s.get('ranks')} (shard {s.get('shard')} of {s.get('shards')})" for s in states
+        )
+        raise InvalidArgumentError(f"merge_feedback needs the states of all ranks, once each; these are: {names}")
+    if ranks % shards:
+        raise InvalidArgumentError(f"ranks is {ranks}; it must be a multiple of the {shards} shards")
+    dealt = [_deal([s for s in states if s["shard"] == shard], ranks // shards) for shard in range(shards)]
+    return [dealt[shard][rank] for rank in range(ranks // shards) for shard in range(shards)]
+
+
+def _deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
+    """Those of one shard."""
     old = len(states)
-    if sorted(state.get("rank", -1) for state in states) != list(range(old)) or {s["ranks"] for s in states} != {old}:
-        found = ", ".join(f"{state.get('rank')} of {state.get('ranks')}" for state in states)
-        raise InvalidArgumentError(f"merge_feedback needs the states of all ranks, once each; these are: {found}")
     ordered = sorted(states, key=lambda state: state["rank"])
     common = {key: value for key, value in ordered[0].items() if key not in VALUES}
     merged: list[dict[str, Any]] = [

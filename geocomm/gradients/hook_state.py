@@ -1,4 +1,4 @@
-"""What a DDP communication hook with error feedback does for each bucket, and keeps from step to step."""
+"""What a reduction of gradients with error feedback does for each buffer of a step, and keeps from step to step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
 from geocomm.gradients.feedback_state import VERSION, check_state
-from geocomm.gradients.named_values import Layout, NamedValues, Slice
+from geocomm.gradients.named_values import Layout, NamedValues
 from geocomm.gradients.quality_guard import QualityGuard, finer_codec
+from geocomm.live_handles import register_handle
 from geocomm.native import native
 from geocomm.options import LOG_LEVELS
 
@@ -27,7 +27,7 @@ _EXACT = "none"
 
 @dataclass(frozen=True)
 class HookSettings:
-    """What `ddp_hook` and `dgc_hook` were given. schedule: (first step, codec), ascending, from step 0 on."""
+    """What the hooks were given. schedule: (first step, codec), ascending, from step 0 on."""
 
     schedule: tuple[tuple[int, str], ...]
     exact: tuple[str, ...]
@@ -53,16 +53,45 @@ class HookSettings:
                 raise InvalidArgumentError(f"exact: {pattern!r} is not a regular expression: {error}") from error
 
 
+def feedback_settings(
+    codec: str, warmup_steps: int, exact: Sequence[str], exact_below: int, decay: float, guard_steps: int | None
+) -> HookSettings:
+    """Of a hook with one codec after its exact steps. Raises InvalidArgumentError."""
+    if warmup_steps < 0:
+        raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
+    schedule = ((0, _EXACT), (warmup_steps, codec)) if warmup_steps else ((0, codec),)
+    return HookSettings(schedule, tuple(exact), exact_below, decay, guard_steps)
+
+
+def require_cpu(what: str, devices: Iterable[torch.device]) -> None:
+    """Raises UnsupportedError for parameters elsewhere."""
+    others = sorted({device.type for device in devices} - {"cpu"})
+    if others:
+        raise UnsupportedError(
+            f"{what} with error feedback takes parameters on CPUs, not on {', '.join(others)}; without, the codec of "
+            "the process group compresses their gradients (geocomm.Options(codec='int8'))"
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of the model's gradients this rank reduces with its replicas; group: the ranks that hold the parts."""
+
+    index: int = 0
+    count: int = 1
+    group: dist.ProcessGroup | None = None
+
+
 @dataclass
 class _Reduction:
     """A bucket under way in this step."""
 
     bucket: int
-    is_last: bool
+    factor: int  # from the result to the sum over the ranks
     works: list[FeedbackWork] = field(default_factory=list)
     done: torch.futures.Future[torch.Tensor] | None = None
     largest: torch.Tensor | None = None  # of the result, NaN if it has one; None: failed
-    norm: torch.Tensor | None = None  # of the compressed part of the mean
+    norm: torch.Tensor | None = None  # of the compressed part of the result; None: not the usual parameters
 
     def wait(self) -> None:
         """Until it has ended, one way or the other."""
@@ -75,17 +104,38 @@ class _Reduction:
         return self.largest is not None and bool(self.largest.isfinite())
 
 
-class HookState:
-    """The handle that `ddp_hook` returns. Call its methods between steps: after backward, before the next forward."""
+_WHOLE = Shard()
 
-    def __init__(self, model: DistributedDataParallel, settings: HookSettings, backend: ProcessGroupGeocomm) -> None:
-        self._group: dist.ProcessGroup = model.process_group
-        self._backend = backend
+
+class HookState:
+    """The handle that the hooks return. Call its methods between steps: after backward, before the next forward.
+
+    For what feeds it, a step is: `begin_step`, `reduce` for each bucket, `end_step`; the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        parameters: Mapping[str, torch.Tensor],
+        settings: HookSettings,
+        shard: Shard = _WHOLE,
+        numel_of: Mapping[str, int] | None = None,
+    ) -> None:
+        """kind: for stats(); group: the replicas; numel_of: elements of each parameter in this shard, if not all.
+
+        Raises InvalidArgumentError for a group of another backend, and what `settings` have wrong.
+        """
+        from geocomm.backend import process
+
+        settings.validate()
+        self._kind = kind
+        self._group = group
+        self._backend: ProcessGroupGeocomm = process.group_of(group).backend
         self._settings = settings
-        named = dict(model.module.named_parameters())
-        self._name_of = {id(parameter): name for name, parameter in named.items()}
-        self._numel_of = {name: parameter.numel() for name, parameter in named.items()}
-        self._exact_names = {name for name, parameter in named.items() if _is_exact(name, parameter, settings)}
+        self._shard = shard
+        self._numel_of = {name: one.numel() for name, one in parameters.items()} if numel_of is None else dict(numel_of)
+        self._exact_names = {name for name, parameter in parameters.items() if _is_exact(name, parameter, settings)}
         self._residuals = NamedValues()
         self._momenta = NamedValues()
         self._guard = None if settings.guard_steps is None else QualityGuard(settings.guard_steps)
@@ -96,7 +146,10 @@ class HookState:
         self._rows: dict[int, dict[str, Any]] = {}
         self._step: list[_Reduction] = []  # the step under way, or ended and not settled
         self._step_codec = _EXACT
+        self._step_whole = False
         self._undoable = False
+        self._publish()
+        register_handle(self)
 
     @property
     def codec(self) -> str:
@@ -107,19 +160,19 @@ class HookState:
     def stats(self) -> dict[str, Any]:
         """Of this rank, as of the last step that ended.
 
-        steps: begun so far; codec: of the next one; skipped_steps: those undone, since a gradient was not finite or an
-        operation failed; fallbacks: step, codec and reason of each; buckets: per bucket that was compressed, index,
-        parameters, elements: of its residual on this rank, ef_norm: the residual's L2 norm, in units of the sum over
-        ranks, nmse: its square by that of what was encoded (0: nothing lost, 1: everything), wire_bytes.
+        kind: of the hook; steps: begun so far; codec: of the next one; skipped_steps: those undone, since a gradient
+        was not finite or an operation failed; fallbacks: step, codec and reason of each; buckets: per bucket that was
+        compressed, index, parameters, elements: of its residual on this rank, ef_norm: the residual's L2 norm, in units
+        of the sum over ranks, nmse: its square by that of what was encoded (0: nothing lost, 1: everything),
+        wire_bytes.
         """
         self._settle()
-        return {
-            "steps": self._steps,
-            "codec": self.codec,
-            "skipped_steps": self._skipped_steps,
-            "fallbacks": [dict(one) for one in self._fallbacks],
-            "buckets": [dict(row) for _, row in sorted(self._rows.items()) if row],
-        }
+        return self.last_stats()
+
+    def last_stats(self) -> dict[str, Any]:
+        """`stats()` as of the last step that was settled, with `kind` of the hook; from any thread."""
+        found = dict(self._published)
+        return found | {name: [dict(row) for row in found[name]] for name in ("fallbacks", "buckets")}
 
     def undo_step(self) -> None:
         """For a step whose gradients were thrown away: the residuals are as before its backward. Call it on all ranks.
@@ -129,6 +182,7 @@ class HookState:
         self._settle()
         if self._undoable:
             self._undo()
+            self._publish()
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals: after a change of the loss scale, by new / old scale. Call it on all ranks."""
@@ -146,6 +200,8 @@ class HookState:
             "version": VERSION,
             "rank": self._backend.rank(),
             "ranks": self._backend.size(),
+            "shard": self._shard.index,
+            "shards": self._shard.count,
             "steps": self._steps,
             "configured": self._settings.schedule[-1][1],
             "fallback": self._fallback,
@@ -160,7 +216,8 @@ class HookState:
         next step's gradients. The guard's codec is taken over if the hook was made for the same codec.
         Raises InvalidArgumentError for a state of another rank, number of ranks or model.
         """
-        check_state(state, self._backend.rank(), self._backend.size(), self._numel_of)
+        place = (self._backend.rank(), self._backend.size(), self._shard.index, self._shard.count)
+        check_state(state, place, self._numel_of)
         self._settle()
         self._residuals.load(state["residual"])
         self._momenta.load(state["momentum"])
@@ -170,19 +227,27 @@ class HookState:
         self._rows.clear()
         if self._guard is not None:
             self._guard.forget()
+        self._publish()
 
-    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The hook: the mean of the bucket over the ranks, in its buffer."""
-        index = bucket.index()
-        if index == 0:
-            self._begin_step()
-        reduction = _Reduction(index, bucket.is_last())
+    def is_exact(self, name: str) -> bool:
+        """Whether the parameter always goes exactly."""
+        return name in self._exact_names
+
+    def reduce(
+        self, index: int, buffer: torch.Tensor, layout: Layout | None, *, average: bool = True
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The mean (or sum) of `buffer` over the ranks, in place: flat, dense, of the bucket `index`.
+
+        layout: parameters in the buffer; None: not the usual ones, so it goes exactly and the bucket's values wait.
+        """
+        reduction = _Reduction(index, self._backend.size() if average else 1)
         self._step.append(reduction)
+        if layout is None:
+            reduction.works.append(self._reduce(buffer, _EXACT, None, average))
+            self._rows.setdefault(index, {})
+            reduction.done = _then(reduction.works, lambda futures: _finish_exact(reduction, buffer, futures))
+            return reduction.done
         codec = self._step_codec
-        buffer = bucket.buffer()
-        if buffer.layout != torch.strided:
-            raise UnsupportedError("geocomm's DDP hooks do not take sparse gradients; make them dense (sparse=False)")
-        layout = self._layout_of(bucket)
         velocity = None
         if self._settings.momentum:
             everything = tuple(part._replace(exact=False) for part in layout)
@@ -195,14 +260,14 @@ class HookState:
 
         # Those slices are zero in what is compressed.
         exact = [] if codec == _EXACT else [buffer[s.offset : s.offset + s.numel] for s in layout if s.exact]
-        if sum(part.numel() for part in exact) == buffer.numel():
+        if all(part.exact for part in layout):
             codec, exact = _EXACT, []
         gathered = torch.cat(exact) if exact else None
         for part in exact:
             part.zero_()
-        reduction.works.append(self._reduce(buffer, codec, residual))
+        reduction.works.append(self._reduce(buffer, codec, residual, average))
         if gathered is not None:
-            reduction.works.append(self._reduce(gathered, _EXACT, None))
+            reduction.works.append(self._reduce(gathered, _EXACT, None, average))
         self._rows[index] = (
             {
                 "index": index,
@@ -229,13 +294,12 @@ class HookState:
             return buffer
 
         reduction.done = _then(reduction.works, finish)
-        if reduction.is_last and self._guard is not None:
-            self._guard.exchange_if_due(self._group)
         return reduction.done
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """Before the first `reduce` of a step."""
         self._settle()
-        if self._guard is not None and (reason := self._guard.verdict(self._backend.size())):
+        if self._guard is not None and (reason := self._guard.verdict(self._backend.size(), self._shard.group)):
             self._fall_back(reason)
         self._residuals.begin_step()
         self._momenta.begin_step()
@@ -244,19 +308,37 @@ class HookState:
         self._undoable = False
         self._steps += 1
 
+    def end_step(self) -> None:
+        """After the last `reduce` of a step, which need not be done. Of a model in shards: when all are done."""
+        self._step_whole = True
+        if self._guard is not None:
+            self._guard.exchange_if_due(self._group)
+        if self._shard.group is not None:
+            self._settle()
+
     def _settle(self) -> None:
         """End the last step, once: keep what it did to the residuals if it was whole and all values are finite, which
         all ranks see alike."""
         step, self._step = self._step, []
+        whole, self._step_whole = self._step_whole, False
         if not step:
             return
         for reduction in step:
             reduction.wait()
-        if step[-1].is_last and all(reduction.good for reduction in step):
+        if whole and self._agree(all(reduction.good for reduction in step)):
             self._undoable = True
             self._record(step)
         else:
             self._undo()
+        self._publish()
+
+    def _agree(self, good: bool) -> bool:
+        """Replicas see the same results, shards do not: whether the step was good in all of them."""
+        if self._shard.group is None:
+            return good
+        verdict = torch.tensor([int(good)])
+        dist.all_reduce(verdict, dist.ReduceOp.MIN, group=self._shard.group)
+        return bool(verdict.item())
 
     def _undo(self) -> None:
         self._residuals.undo_step()
@@ -270,7 +352,7 @@ class HookState:
         compressed = False
         for reduction in step:
             row = self._rows[reduction.bucket]
-            if not row:
+            if not row or reduction.norm is None:
                 continue
             compressed = True
             feedback = reduction.works[0].feedback()
@@ -278,8 +360,7 @@ class HookState:
             not_finite += not feedback["committed"] and row["elements"] > 0
             residual_square += feedback["residual_square"]
             input_square += feedback["input_square"]
-            assert reduction.norm is not None
-            gradient_square += (float(reduction.norm) * self._backend.size()) ** 2
+            gradient_square += (float(reduction.norm) * reduction.factor) ** 2
             row["ef_norm"] = feedback["residual_square"] ** 0.5
             row["nmse"] = feedback["residual_square"] / feedback["input_square"] if feedback["input_square"] else 0.0
             row["wire_bytes"] = feedback["wire_bytes"]
@@ -295,43 +376,38 @@ class HookState:
         self._fallbacks.append({"step": self._steps, "codec": finer, "reason": reason})
         assert self._guard is not None
         self._guard.forget()
-        if self._backend.rank() == 0:
+        if self._backend.rank() == self._shard.index == 0:
             native().log(
                 LOG_LEVELS["warning"],
                 f"gradients: codec {before} to {finer} from step {self._steps} on, on all ranks: {reason}",
             )
 
-    def _reduce(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None) -> FeedbackWork:
-        return self._backend.all_reduce_compressed(tensor, codec, residual, True, self._settings.decay)
+    def _reduce(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, average: bool) -> FeedbackWork:
+        return self._backend.all_reduce_compressed(tensor, codec, residual, average, self._settings.decay)
 
-    def _layout_of(self, bucket: dist.GradBucket) -> Layout:
-        base = bucket.buffer().storage_offset()
-        slices = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self._name_of[id(parameter)]
-            slices.append(Slice(name, gradient.storage_offset() - base, gradient.numel(), name in self._exact_names))
-        return tuple(slices)
-
-
-def attach_state(model: DistributedDataParallel, settings: HookSettings) -> HookState:
-    """Check and make, not yet register. Raises InvalidArgumentError."""
-    from geocomm.backend import process
-
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
-    settings.validate()
-    devices = {parameter.device.type for parameter in model.module.parameters()}
-    if devices - {"cpu"}:
-        raise UnsupportedError(
-            f"a DDP hook with error feedback takes parameters on CPUs, not on {', '.join(sorted(devices))}; without, "
-            "the codec of the process group compresses their gradients (geocomm.Options(codec='int8'))"
-        )
-    return HookState(model, settings, process.group_of(model.process_group).backend)
+    def _publish(self) -> None:
+        self._published: dict[str, Any] = {
+            "kind": self._kind,
+            "steps": self._steps,
+            "codec": self.codec,
+            "skipped_steps": self._skipped_steps,
+            "fallbacks": [dict(one) for one in self._fallbacks],
+            "buckets": [dict(row) for _, row in sorted(self._rows.items()) if row],
+        }
 
 
 def _is_exact(name: str, parameter: torch.nn.Parameter, settings: HookSettings) -> bool:
     small = parameter.dim() <= 1 or parameter.numel() < settings.exact_below
     return small or any(re.search(pattern, name) for pattern in settings.exact)
+
+
+def _finish_exact(
+    reduction: _Reduction, buffer: torch.Tensor, futures: Sequence[torch.futures.Future[Any]]
+) -> torch.Tensor:
+    for future in futures:
+        future.value()
+    reduction.largest = torch.linalg.vector_norm(buffer, float("inf"))
+    return buffer
 
 
 def _then(

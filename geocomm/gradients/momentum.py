@@ -50,7 +50,7 @@ def dgc_hook(
         guard_steps if guard else None,
         momentum,
     )
-    return register(model, settings)
+    return register(model, settings, "dgc")
 
 
 def _schedule(ratio: float, warmup_steps: int, ramp_steps: int) -> tuple[tuple[int, str], ...]:

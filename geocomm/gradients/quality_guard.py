@@ -79,13 +79,18 @@ class QualityGuard:
         self._sums.zero_()
         self._under_way = dist.all_reduce(sums, group=group, async_op=True), sums
 
-    def verdict(self, ranks: int) -> str | None:
-        """What is wrong, if a window has ended and something is; waits for its all-reduce."""
+    def verdict(self, ranks: int, shards: dist.ProcessGroup | None = None) -> str | None:
+        """What is wrong, if a window has ended and something is; waits for its all-reduce.
+
+        shards: the ranks that hold the other parts of the model's gradients; their sums count as well.
+        """
         if self._under_way is None:
             return None
         work, sums = self._under_way
         self._under_way = None
         work.wait()
+        if shards is not None:
+            dist.all_reduce(sums, group=shards)
         residual_square, input_square, gradient_square, not_finite = sums.tolist()
         return self.judge(residual_square, input_square, gradient_square / ranks, not_finite)
 

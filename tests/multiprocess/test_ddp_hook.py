@@ -153,7 +153,8 @@ def _train(codec: str, steps: int) -> tuple[list[float], dict[str, Any]]:
     handle = geocomm.ddp_hook(model, codec, warmup_steps=2, exact_below=500, guard_steps=5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = planned.losses_of_sines(model, optimizer, steps, lambda: geocomm.check_replicas(model, optimizer))
-    return losses, handle.stats()
+    own = handle.stats()
+    return losses, own | {"own": own, "shown": geocomm.stats()["gradients"]}
 
 
 @pytest.mark.parametrize("codec", ["int8", "balanced", "tiny"])
@@ -165,6 +166,7 @@ def test_net_trains_and_replicas_stay_identical(ranks: Ranks, codec: str) -> Non
         assert sum(losses[-8:]) < 0.6 * sum(losses[:2]) * 4
         assert (stats["steps"], stats["skipped_steps"], stats["fallbacks"]) == (40, 0, [])
         assert stats["codec"] == codec
+        assert stats["own"] in stats["shown"]
     rows = [row for _, stats in results for row in stats["buckets"]]
     assert all(0 < row["nmse"] < 1 and row["ef_norm"] > 0 for row in rows if row["elements"])
     assert sum(row["wire_bytes"] for row in rows) > 0

@@ -203,7 +203,7 @@ def test_arguments_that_cannot_be_are_refused(three: Ranks) -> None:
 
 
 def test_states_that_are_not_of_all_ranks_are_not_merged() -> None:
-    one = {"version": 1, "rank": 0, "ranks": 2, "steps": 1, "residual": {}, "momentum": {}}
+    one = {"version": 1, "rank": 0, "ranks": 2, "shard": 0, "shards": 1, "steps": 1, "residual": {}, "momentum": {}}
     for states in ([one], [one, one], []):
         with pytest.raises(geocomm.InvalidArgumentError):
             geocomm.merge_feedback(states, 2)

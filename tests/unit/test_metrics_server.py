@@ -47,6 +47,7 @@ STATS = {
     "exposed_seconds": 1.5,
     "ratio": 4.0,
     "groups": [],
+    "gradients": [],
 }
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -88,7 +89,11 @@ def server() -> Iterator[MetricsServer]:
 
 def test_scrape_has_every_counter_under_its_name_and_labels(server: MetricsServer) -> None:
     link = {"peer": "2", "peer_site": "rome"}
-    expected = {key(f"geocomm_{name}_total"): value for name, value in STATS.items() if name not in ("ratio", "groups")}
+    expected = {
+        key(f"geocomm_{name}_total"): value
+        for name, value in STATS.items()
+        if name not in ("ratio", "groups", "gradients")
+    }
     for name in ("bytes_sent", "bytes_received", "payload_sent", "payload_received", "retransmitted_segments"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
     for name in ("resumes", "resent_segments", "acks"):
@@ -107,6 +112,19 @@ def test_scrape_of_a_replaced_peer_adds_its_two_links() -> None:
         with_both = scrape(server)
     assert with_both[key("geocomm_link_bytes_sent_total", peer="2", peer_site="rome")] == 200
     assert with_both[key("geocomm_link_rtt_seconds", peer="2", peer_site="rome")] == 0.09
+
+
+def test_scrape_shows_gradient_hooks() -> None:
+    hook = {"kind": "ddp", "steps": 9, "skipped_steps": 2, "codec": "balanced", "fallbacks": [{"codec": "balanced"}]}
+    rows = [hook | {"buckets": [{"nmse": 0.2}, {"nmse": 0.4}, {"elements": 3}]}, hook | {"kind": "fsdp", "buckets": []}]
+    with serving(lambda: STATS | {"peers": [], "gradients": rows}) as server:
+        scraped = scrape(server)
+    assert scraped[key("geocomm_gradient_steps_total", hook="ddp0")] == 9
+    assert scraped[key("geocomm_gradient_skipped_steps_total", hook="fsdp1")] == 2
+    assert scraped[key("geocomm_gradient_fallbacks_total", hook="ddp0")] == 1
+    assert scraped[key("geocomm_gradient_nmse", hook="ddp0")] == 0.4
+    assert key("geocomm_gradient_nmse", hook="fsdp1") not in scraped
+    assert scraped[key("geocomm_gradient_info", hook="fsdp1", codec="balanced")] == 1
 
 
 def test_scrape_of_an_unknown_peer_says_its_description() -> None:
