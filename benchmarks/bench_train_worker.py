@@ -74,8 +74,12 @@ class Trainer:
         self._data = PackedSequences(load_tokens(data_config, tokenizer), plan.sequence_length, 0.05, plan.seed)
         bare = build_model(model_settings, model_config(model_settings, data_config, tokenizer), plan.seed)
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
-        # Experts that no token of a rank chose have no gradient there.
-        self._model = DistributedDataParallel(bare, bucket_cap_mb=plan.bucket_mib, find_unused_parameters=True)
+        # Experts that no token of a rank chose have no gradient there. PowerSGD's collectives must not meet DDP's about
+        # them: there every parameter gets one.
+        self._touch_all = plan.method == "powersgd"
+        self._model = DistributedDataParallel(
+            bare, bucket_cap_mb=plan.bucket_mib, find_unused_parameters=not self._touch_all
+        )
         self._optimizer = torch.optim.AdamW(bare.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95))
         self._attach_method()
 
@@ -119,7 +123,10 @@ class Trainer:
         self._optimizer.zero_grad()
         consumed = step * plan.micro_batch * self._world_size
         rows = torch.from_numpy(self._data.micro_batch(consumed, 0, self._rank, self._world_size, plan.micro_batch))
-        self._model(input_ids=rows, labels=rows).loss.backward()
+        loss = self._model(input_ids=rows, labels=rows).loss
+        if self._touch_all:
+            loss = loss + 0 * sum(parameter.sum() for parameter in self._model.parameters())
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         done = max(0.0, step - _LR_WARMUP) / max(1, plan.steps - _LR_WARMUP)
         rate = plan.learning_rate * min(1.0, (step + 1) / _LR_WARMUP) * (1 - (1 - _FINAL_LR) * done)

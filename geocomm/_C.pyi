@@ -120,8 +120,8 @@ class FeedbackWork(C10dWork):
         result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
         rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
         not; result_square: float, that of the result, finite if and only if all its elements are (0 where it is on a
-        GPU, and in a group inside one site); wire_bytes: int, compressed bytes that this rank sent, relayed ones left out (0 where the
-        frames are made on a GPU).
+        GPU, and in a group inside one site); wire_bytes: int, compressed bytes that this rank sent, relayed ones left
+        out (0 where the frames are made on a GPU).
         """
 
 class CostModel:

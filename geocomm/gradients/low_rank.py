@@ -21,12 +21,18 @@ def power_sgd_hook(
 
     The model needs to have a single bucket, since the hook issues collectives from callbacks, whose order with several
     buckets would differ between ranks: DistributedDataParallel(…, bucket_cap_mb=N), N above the size of the gradients
-    in MiB. With more, the second backward raises InvalidArgumentError, as does this call for bad arguments.
+    in MiB. With more, the second backward raises InvalidArgumentError, as does this call for bad arguments, and for
+    find_unused_parameters=True, whose collective would meet the hook's in another order on each rank.
     """
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
     if rank < 1 or warmup_steps < 2:
         raise InvalidArgumentError(f"rank ({rank}) must be 1 or more, warmup_steps ({warmup_steps}) 2 or more")
+    if model.find_unused_parameters and not model.static_graph:
+        raise InvalidArgumentError(
+            "power_sgd_hook does not work with find_unused_parameters=True: DDP's collective about them would meet the "
+            "hook's in another order on each rank; make the model without, and give every parameter a gradient"
+        )
     state = PowerSGDState(
         model.process_group,
         matrix_approximation_rank=rank,

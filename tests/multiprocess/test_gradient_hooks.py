@@ -101,6 +101,24 @@ def test_power_sgd_with_several_buckets_is_refused() -> None:
             assert "bucket_cap_mb" in outcome.failure.message
 
 
+def _power_sgd_with_unused_parameters() -> str:
+    import geocomm
+
+    model = DistributedDataParallel(_net(), find_unused_parameters=True)
+    try:
+        geocomm.power_sgd_hook(model)
+    except geocomm.InvalidArgumentError as error:
+        return str(error)
+    return ""
+
+
+def test_power_sgd_with_unused_parameters_is_refused() -> None:
+    with Ranks(["a", "b"]) as ranks:
+        ranks.init()
+        assert all("find_unused_parameters" in message for message in ranks.run(_power_sgd_with_unused_parameters))
+        ranks.destroy()
+
+
 def _growing(step: int, rank: int, name: str) -> torch.Tensor:
     """Fixed directions of which a top-k of one in 4096 sends the same few."""
     seed = list(planned.SHAPES).index(name)
