@@ -39,8 +39,7 @@ def ddp_hook(
     where they grow go on with the next finer preset, on all ranks in the same step; one log line per change.
 
     Steps with a gradient that is not finite (GradScaler skips them) or an operation that fails leave the residuals as
-    they were. Memory of a rank: two float32 for each element that it encodes, its part of the site's gradients, and a
-    third while an operation is under way.
+    they were. Memory of a rank: two float32 for each element that it encodes, its part of the site's gradients.
     Raises InvalidArgumentError.
     """
     settings = feedback_settings(codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,8 +91,8 @@ class _Reduction:
     factor: int  # from the result to the sum over the ranks
     works: list[FeedbackWork] = field(default_factory=list)
     done: torch.futures.Future[torch.Tensor] | None = None
-    largest: torch.Tensor | None = None  # of the result, NaN if it has one; None: failed
-    norm: torch.Tensor | None = None  # of the compressed part of the result; None: not the usual parameters
+    squares: list[float] = field(default_factory=list)  # of each work's result: squared L2 norm; none: failed
+    usual: bool = True  # its parameters are
 
     def wait(self) -> None:
         """Until it has ended, one way or the other."""
@@ -101,7 +102,7 @@ class _Reduction:
 
     @property
     def good(self) -> bool:
-        return self.largest is not None and bool(self.largest.isfinite())
+        return bool(self.squares) and all(math.isfinite(square) for square in self.squares)
 
 
 _WHOLE = Shard()
@@ -243,18 +244,18 @@ class HookState:
         reduction = _Reduction(index, self._backend.size() if average else 1)
         self._step.append(reduction)
         if layout is None:
-            reduction.works.append(self._reduce(buffer, _EXACT, None, average))
+            reduction.usual = False
+            reduction.works.append(self._reduce(buffer, _EXACT, average))
             self._rows.setdefault(index, {})
-            reduction.done = _then(reduction.works, lambda futures: _finish_exact(reduction, buffer, futures))
-            return reduction.done
+            return self._when_done(reduction, buffer, None, lambda: None)
         codec = self._step_codec
         velocity = None
         if self._settings.momentum:
             everything = tuple(part._replace(exact=False) for part in layout)
-            velocity = self._momenta.take(index, everything, (0, buffer.numel()))
-            velocity.mul_(self._settings.momentum).add_(buffer)
+            before, velocity = self._momenta.take(index, everything, (0, buffer.numel()))
+            torch.mul(before, self._settings.momentum, out=velocity).add_(buffer)
             buffer.copy_(velocity)
-        residual = self._residuals.take(index, layout, self._backend.encoded_range(buffer.numel(), buffer.dtype))
+        residuals = self._residuals.take(index, layout, self._backend.encoded_range(buffer.numel(), buffer.dtype))
         for start, values in self._residuals.leftovers(index):
             buffer[start : start + values.numel()].add_(values.to(buffer.device), alpha=self._settings.decay)
 
@@ -265,36 +266,54 @@ class HookState:
         gathered = torch.cat(exact) if exact else None
         for part in exact:
             part.zero_()
-        reduction.works.append(self._reduce(buffer, codec, residual, average))
+        reduction.works.append(self._reduce(buffer, codec, average, *residuals))
         if gathered is not None:
-            reduction.works.append(self._reduce(gathered, _EXACT, None, average))
+            reduction.works.append(self._reduce(gathered, _EXACT, average))
         self._rows[index] = (
             {
                 "index": index,
                 "parameters": [one.name for one in layout if not one.exact],
-                "elements": residual.numel(),
+                "elements": residuals[0].numel(),
             }
             if codec != _EXACT
             else {}
         )
 
-        def finish(futures: Sequence[torch.futures.Future[Any]]) -> torch.Tensor:
-            for future in futures:
-                future.value()  # raises what went wrong
-            largest = torch.linalg.vector_norm(buffer, float("inf"))
-            reduction.norm = torch.linalg.vector_norm(buffer, dtype=torch.float32)
+        def finish() -> None:
             if velocity is not None and codec.startswith("topk"):
                 velocity[buffer != 0] = 0  # the exact slices are still zero here
             if gathered is not None:
-                largest = torch.maximum(largest, torch.linalg.vector_norm(gathered, float("inf")))
                 parts = gathered.split([part.numel() for part in exact])
                 for part, values in zip(exact, parts, strict=True):
                     part.copy_(values)
-            reduction.largest = largest
+
+        return self._when_done(reduction, buffer, gathered, finish)
+
+    def _when_done(
+        self, reduction: _Reduction, buffer: torch.Tensor, gathered: torch.Tensor | None, finish: Callable[[], None]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """`buffer`, after the works and `finish`."""
+        tensors = [buffer] if gathered is None else [buffer, gathered]
+
+        def end(futures: Sequence[torch.futures.Future[Any]]) -> torch.Tensor:
+            for future in futures:
+                future.value()  # raises what went wrong
+            squares = [self._square(work, tensor) for work, tensor in zip(reduction.works, tensors, strict=True)]
+            finish()
+            reduction.squares = squares
             return buffer
 
-        reduction.done = _then(reduction.works, finish)
+        futures = [work.get_future() for work in reduction.works]
+        if len(futures) == 1:
+            reduction.done = futures[0].then(lambda future: end([future]))
+        else:
+            reduction.done = torch.futures.collect_all(futures).then(lambda _: end(futures))
         return reduction.done
+
+    def _square(self, work: FeedbackWork, result: torch.Tensor) -> float:
+        if self._backend.spans_sites:
+            return float(work.feedback()["result_square"])
+        return float(torch.linalg.vector_norm(result, dtype=torch.float64)) ** 2
 
     def begin_step(self) -> None:
         """Before the first `reduce` of a step."""
@@ -352,7 +371,7 @@ class HookState:
         compressed = False
         for reduction in step:
             row = self._rows[reduction.bucket]
-            if not row or reduction.norm is None:
+            if not row or not reduction.usual:
                 continue
             compressed = True
             feedback = reduction.works[0].feedback()
@@ -360,7 +379,7 @@ class HookState:
             not_finite += not feedback["committed"] and row["elements"] > 0
             residual_square += feedback["residual_square"]
             input_square += feedback["input_square"]
-            gradient_square += (float(reduction.norm) * reduction.factor) ** 2
+            gradient_square += reduction.squares[0] * reduction.factor**2
             row["ef_norm"] = feedback["residual_square"] ** 0.5
             row["nmse"] = feedback["residual_square"] / feedback["input_square"] if feedback["input_square"] else 0.0
             row["wire_bytes"] = feedback["wire_bytes"]
@@ -382,8 +401,16 @@ class HookState:
                 f"gradients: codec {before} to {finer} from step {self._steps} on, on all ranks: {reason}",
             )
 
-    def _reduce(self, tensor: torch.Tensor, codec: str, residual: torch.Tensor | None, average: bool) -> FeedbackWork:
-        return self._backend.all_reduce_compressed(tensor, codec, residual, average, self._settings.decay)
+    def _reduce(
+        self,
+        tensor: torch.Tensor,
+        codec: str,
+        average: bool,
+        residual: torch.Tensor | None = None,
+        next_residual: torch.Tensor | None = None,
+    ) -> FeedbackWork:
+        decay = self._settings.decay
+        return self._backend.all_reduce_compressed(tensor, codec, residual, average, decay, next_residual)
 
     def _publish(self) -> None:
         self._published: dict[str, Any] = {
@@ -399,21 +426,3 @@ class HookState:
 def _is_exact(name: str, parameter: torch.nn.Parameter, settings: HookSettings) -> bool:
     small = parameter.dim() <= 1 or parameter.numel() < settings.exact_below
     return small or any(re.search(pattern, name) for pattern in settings.exact)
-
-
-def _finish_exact(
-    reduction: _Reduction, buffer: torch.Tensor, futures: Sequence[torch.futures.Future[Any]]
-) -> torch.Tensor:
-    for future in futures:
-        future.value()
-    reduction.largest = torch.linalg.vector_norm(buffer, float("inf"))
-    return buffer
-
-
-def _then(
-    works: Sequence[FeedbackWork], finish: Callable[[Sequence[torch.futures.Future[Any]]], torch.Tensor]
-) -> torch.futures.Future[torch.Tensor]:
-    futures = [work.get_future() for work in works]
-    if len(futures) == 1:
-        return futures[0].then(lambda future: finish([future]))
-    return torch.futures.collect_all(futures).then(lambda _: finish(futures))

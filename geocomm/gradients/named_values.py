@@ -59,8 +59,8 @@ class NamedValues:
             slot.consumed = {}
         self._used.clear()
 
-    def take(self, bucket: int, layout: Layout, span: tuple[int, int]) -> torch.Tensor:
-        """The values of `span` of this bucket, to be changed in place in this step; zeros at first."""
+    def take(self, bucket: int, layout: Layout, span: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values of `span` of this bucket, zeros at first, and the memory that takes all of the step's new ones."""
         slot = self._slots.get(bucket)
         if slot is None or slot.layout != layout or (slot.start, slot.stop) != span:
             self._dissolve_unused()
@@ -72,8 +72,8 @@ class NamedValues:
         for part in layout:
             if part.exact:  # what is lost there, such as the sign of a zero, is not owed
                 slot.values[_within(slot, part)] = 0
-        slot.kept.copy_(slot.values)
-        return slot.values
+        slot.kept, slot.values = slot.values, slot.kept
+        return slot.kept, slot.values
 
     def leftovers(self, bucket: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(element of the bucket's buffer, values) of pieces that `take` could not place; the caller has them then."""
@@ -87,7 +87,7 @@ class NamedValues:
         """After its last `take`, once: everything is as it was before the step."""
         for bucket in self._used:
             slot = self._slots[bucket]
-            slot.values.copy_(slot.kept)
+            slot.kept, slot.values = slot.values, slot.kept
             _add(self._waiting, slot.consumed)
             slot.consumed = {}
 
