@@ -86,6 +86,7 @@ class ProcessGroupGeocomm(C10dBackend):
         average: bool,
         decay: float = 1.0,
         next_residual: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
     ) -> FeedbackWork:
         """All-reduce `tensor` (float32, float16, bfloat16; any shape) in place: the sum, or the mean, with `codec`.
 
@@ -97,8 +98,9 @@ class ProcessGroupGeocomm(C10dBackend):
         done. Exact codecs add it and leave zero, but for what a 16-bit dtype cannot hold. None: the codec works
         without, and those that need a residual raise UnsupportedError, as does a residual for a CUDA tensor.
         next_residual: like residual, other memory; takes the new residual (garbage unless committed, see feedback()),
-        and `residual` is only read: no copy of it is made. InvalidArgumentError: another shape, dtype or device of
-        the two. One site: a plain all-reduce.
+        and `residual` is only read: no copy of it is made. scale: like residual, powers of two, equal on all ranks for
+        an element; the codec gets v / scale, so that what it loses is in proportion to it. InvalidArgumentError:
+        another shape, dtype or device of these. One site: a plain all-reduce.
         """
 
     def encoded_range(self, numel: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -120,8 +122,9 @@ class FeedbackWork(C10dWork):
         result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
         rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
         not; result_square: float, that of the result, finite if and only if all its elements are (0 where it is on a
-        GPU, and in a group inside one site); wire_bytes: int, compressed bytes that this rank sent, relayed ones left
-        out (0 where the frames are made on a GPU).
+        GPU, and in a group inside one site); scaled_square: float, that of the rank's part of the result over scale (0
+        without); with scale, input_square and residual_square are of values over it too; wire_bytes: int, compressed
+        bytes that this rank sent, relayed ones left out (0 where the frames are made on a GPU).
         """
 
 class CostModel:

@@ -21,13 +21,29 @@ namespace geocomm::binding {
 class CallerFeedback {
  public:
   CallerFeedback(const codec::CodecSpec& codec, float decay, std::optional<at::Tensor> residual,
-                 const std::optional<at::Tensor>& next = std::nullopt)
-      : codec_(codec), decay_(decay), residual_(std::move(residual)), gave_next_(next.has_value()) {
+                 const std::optional<at::Tensor>& next = std::nullopt,
+                 std::optional<at::Tensor> scale = std::nullopt)
+      : codec_(codec),
+        decay_(decay),
+        residual_(std::move(residual)),
+        scale_(std::move(scale)),
+        gave_next_(next.has_value()) {
     if (next) next_ = *next;
   }
 
   // This outlives the operation.
   collective::CallerCodec caller() { return {codec_, decay_, &report_}; }
+
+  // What is encoded is in units of the caller's scales: `part`, this rank's of the tensor, to them and back.
+  void divide(const at::Tensor& part) const {
+    if (scale_) part.narrow(0, 0, scale_->numel()).div_(*scale_);
+  }
+  void multiply(const at::Tensor& part) {
+    if (!scale_) return;
+    const auto own = part.narrow(0, 0, scale_->numel());
+    scaled_square_ = collective::square_of(moved_dtype(own.scalar_type()), bytes_of(own));
+    own.mul_(*scale_);
+  }
 
   // `first`: the element of the tensor that the residual begins with.
   void lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
@@ -37,6 +53,7 @@ class CallerFeedback {
     } else {
       next_ = residual_->clone();
     }
+    if (scale_) next_.div_(*scale_);
     lent_ = true;
     const std::span all(static_cast<float*>(next_.data_ptr()), static_cast<std::size_t>(next_.numel()));
     for (collective::LaneData& lane : lanes) {
@@ -50,6 +67,7 @@ class CallerFeedback {
     result_square_ = collective::square_of(dtype, result);
     if (!residual_) return;
     if (lent_ && (!std::isfinite(report_.input_square) || !std::isfinite(result_square_))) return;
+    if (lent_ && scale_) next_.mul_(*scale_);
     if (lent_ && !gave_next_) residual_->copy_(next_);
     if (!lent_ && gave_next_) next_.copy_(*residual_);
     next_.reset();
@@ -58,16 +76,19 @@ class CallerFeedback {
 
   const collective::FeedbackReport& report() const { return report_; }
   double result_square() const { return result_square_; }
+  double scaled_square() const { return scaled_square_; }
   bool committed() const { return committed_; }
 
  private:
   const codec::CodecSpec codec_;
   const float decay_;
   const std::optional<at::Tensor> residual_;
+  const std::optional<at::Tensor> scale_;
   const bool gave_next_;
   at::Tensor next_;
   collective::FeedbackReport report_;
   double result_square_ = 0;
+  double scaled_square_ = 0;
   bool lent_ = false;
   bool committed_ = false;
 };

@@ -268,6 +268,7 @@ py::dict feedback_dict(const FeedbackWork& self) {
   result["input_square"] = feedback.report().input_square;
   result["residual_square"] = feedback.report().residual_square;
   result["result_square"] = feedback.result_square();
+  result["scaled_square"] = feedback.scaled_square();
   result["wire_bytes"] = feedback.report().wire_bytes;
   return result;
 }
@@ -425,7 +426,8 @@ PYBIND11_MODULE(_C, m) {
       .def("stats", &group_stats)
       .def("all_reduce_compressed", &ProcessGroupGeocomm::all_reduce_compressed, py::arg("tensor"),
            py::arg("codec"), py::arg("residual"), py::arg("average"), py::arg("decay") = 1.0,
-           py::arg("next_residual") = py::none(), py::call_guard<py::gil_scoped_release>())
+           py::arg("next_residual") = py::none(), py::arg("scale") = py::none(),
+           py::call_guard<py::gil_scoped_release>())
       .def("encoded_range", &ProcessGroupGeocomm::encoded_range, py::arg("numel"), py::arg("dtype"))
       .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
       .def("take_rates", &take_group_rates);

@@ -210,13 +210,15 @@ std::pair<std::uint64_t, std::uint64_t> ProcessGroupGeocomm::encoded_range(std::
 
 WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
                                                    const std::optional<at::Tensor>& residual, bool average,
-                                                   double decay, const std::optional<at::Tensor>& next) {
+                                                   double decay, const std::optional<at::Tensor>& next,
+                                                   const std::optional<at::Tensor>& scale) {
   Tensors tensors{tensor};
   single(tensors, "all_reduce_compressed");
   const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
   const auto [start, stop] = encoded_range(static_cast<std::uint64_t>(tensor.numel()), tensor.scalar_type());
   if (!std::isfinite(decay)) throw_status(StatusCode::InvalidArgument, "decay must be finite");
-  for (const auto& [name, values] : {std::pair{"residual", residual}, std::pair{"next_residual", next}}) {
+  for (const auto& [name, values] :
+       {std::pair{"residual", residual}, std::pair{"next_residual", next}, std::pair{"scale", scale}}) {
     if (!values) continue;
     if (values->scalar_type() != at::kFloat || !values->device().is_cpu() || values->dim() != 1 ||
         !is_flat_view(*values) || static_cast<std::uint64_t>(values->numel()) != stop - start) {
@@ -226,13 +228,15 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
                              c10::toString(values->scalar_type()), " on ", values->device().str()));
     }
   }
-  if (next && !residual) throw_status(StatusCode::InvalidArgument, "next_residual without residual");
+  if ((next || scale) && !residual) {
+    throw_status(StatusCode::InvalidArgument, "next_residual or scale without residual");
+  }
   if (next && next->numel() > 0 && next->is_alias_of(*residual)) {
     throw_status(StatusCode::InvalidArgument, "next_residual must not share memory with residual");
   }
   if (spans_sites()) {
     return track(
-        wan_->all_reduce_compressed(tensor, spec, residual, next, average, decay, options_->timeout));
+        wan_->all_reduce_compressed(tensor, spec, residual, next, scale, average, decay, options_->timeout));
   }
   auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
   feedback->commit(moved_dtype(tensor.scalar_type()), {});

@@ -70,7 +70,8 @@ class ProcessGroupGeocomm : public c10d::Backend {
   // one site the inner backend's sum; the residual is then empty.
   WorkPtr all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
                                 const std::optional<at::Tensor>& residual, bool average, double decay,
-                                const std::optional<at::Tensor>& next);
+                                const std::optional<at::Tensor>& next,
+                                const std::optional<at::Tensor>& scale);
   // The elements of such a tensor that this rank encodes for the WAN: [start, stop); (0, 0) inside one site.
   std::pair<std::uint64_t, std::uint64_t> encoded_range(std::uint64_t elements, at::ScalarType dtype) const;
   WorkPtr allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) override;

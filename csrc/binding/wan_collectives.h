@@ -46,11 +46,12 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // With `codec` in place of the group's, from its min_compress_bytes on; `average`: the mean. `residual`:
   // float32 on the CPU, contiguous, of the elements encoded_range(); updated when the operation succeeds with
   // a finite result, before its Work is done. `next`: like it, and takes the new residual in its place, which
-  // means something only if the operation succeeds. One operation at a time per residual.
+  // means something only if the operation succeeds. `scale`: like it, powers of two; what is encoded is
+  // divided by it, on all ranks alike, and multiplied again. One operation at a time per residual.
   WorkPtr all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
                                 const std::optional<at::Tensor>& residual,
-                                const std::optional<at::Tensor>& next, bool average, double decay,
-                                Milliseconds timeout);
+                                const std::optional<at::Tensor>& next, const std::optional<at::Tensor>& scale,
+                                bool average, double decay, Milliseconds timeout);
   // The elements of a tensor that this rank encodes in an all-reduce.
   collective::Interval encoded_range(std::uint64_t elements) const {
     return collective::part_of(elements, topology().local_size(), topology().local_rank());

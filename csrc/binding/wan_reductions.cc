@@ -138,7 +138,8 @@ WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceO
 
 WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
                                               const std::optional<at::Tensor>& residual,
-                                              const std::optional<at::Tensor>& next, bool average,
+                                              const std::optional<at::Tensor>& next,
+                                              const std::optional<at::Tensor>& scale, bool average,
                                               double decay, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
   throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
@@ -148,7 +149,7 @@ WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const co
         core::str("error feedback inside an all_reduce takes CPU tensors, not those on ",
                   tensor.device().str(), "; compress with geocomm.compress(tensor, codec, residual=...)"));
   }
-  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next);
+  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next, scale);
   Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
             static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
   call.use_codec(feedback->caller());
@@ -197,6 +198,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
       options.timeout = timeout;
       finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
     }
+    if (state->feedback) state->feedback->divide(state->part);
     state->on_device = DeviceReduction::create(
         *exchange_, call_context, reduction.op,
         lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
@@ -217,6 +219,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     if (state->on_device) state->on_device->enqueue_results();
     if (!receives) return;
     if (!state->on_device) from_host(state->part, state->host);
+    if (state->feedback) state->feedback->multiply(state->part);
     at::Tensor result = state->part;
     if (!alone_in_site()) {
       const bool direct = target.in_place && state->input.is_alias_of(tensor);

@@ -20,6 +20,7 @@ def ddp_hook(
     exact: Sequence[str] = ("norm",),
     exact_below: int = 4096,
     decay: float = 1.0,
+    adaptive: bool = True,
     guard: bool = True,
     guard_steps: int = 50,
 ) -> HookState:
@@ -35,6 +36,9 @@ def ddp_hook(
     warmup_steps: that many first steps are exact. exact: regular expressions, searched in the names of parameters that
     always go exactly; so do those of one dimension or fewer than `exact_below` elements.
     decay: of the residual, in each step; 1: nothing is ever lost.
+    adaptive: what is encoded is divided by each element's usual magnitude, a power of two learned from the reduced
+    gradients, so that the codec's error does not drown small gradients, which Adam and its kin count as much as large
+    ones. It adds two float32 to the memory below. Not with top-k codecs, and not for float16.
     guard: every `guard_steps` steps, compare the residuals with the gradients (docs/gradients.md has the rule), and
     where they grow go on with the next finer preset, on all ranks in the same step; one log line per change.
 
@@ -42,7 +46,9 @@ def ddp_hook(
     they were. Memory of a rank: two float32 for each element that it encodes, its part of the site's gradients.
     Raises InvalidArgumentError.
     """
-    settings = feedback_settings(codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None)
+    settings = feedback_settings(
+        codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None, adaptive=adaptive
+    )
     return register(model, settings, "ddp")
 
 

@@ -23,6 +23,7 @@ def fsdp_hook(
     exact: Sequence[str] = ("norm",),
     exact_below: int = 4096,
     decay: float = 1.0,
+    adaptive: bool = True,
     guard: bool = True,
     guard_steps: int = 50,
 ) -> HookState:
@@ -39,7 +40,9 @@ def fsdp_hook(
     part goes exactly, and what the rest is owed waits. Activation checkpointing: the non-reentrant one.
     Raises InvalidArgumentError, or UnsupportedError on other devices.
     """
-    settings = feedback_settings(codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None)
+    settings = feedback_settings(
+        codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None, adaptive=adaptive
+    )
     units = [
         group
         for module in model.modules()

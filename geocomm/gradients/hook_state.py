@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
+from geocomm.gradients.element_scales import ElementScales
 from geocomm.gradients.feedback_state import VERSION, check_state
 from geocomm.gradients.named_values import Layout, NamedValues
 from geocomm.gradients.quality_guard import QualityGuard, finer_codec
@@ -36,6 +37,7 @@ class HookSettings:
     decay: float
     guard_steps: int | None
     momentum: float = 0.0
+    adaptive: bool = False
 
     def validate(self) -> None:
         """Raises InvalidArgumentError."""
@@ -55,13 +57,20 @@ class HookSettings:
 
 
 def feedback_settings(
-    codec: str, warmup_steps: int, exact: Sequence[str], exact_below: int, decay: float, guard_steps: int | None
+    codec: str,
+    warmup_steps: int,
+    exact: Sequence[str],
+    exact_below: int,
+    decay: float,
+    guard_steps: int | None,
+    *,
+    adaptive: bool = True,
 ) -> HookSettings:
     """Of a hook with one codec after its exact steps. Raises InvalidArgumentError."""
     if warmup_steps < 0:
         raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
     schedule = ((0, _EXACT), (warmup_steps, codec)) if warmup_steps else ((0, codec),)
-    return HookSettings(schedule, tuple(exact), exact_below, decay, guard_steps)
+    return HookSettings(schedule, tuple(exact), exact_below, decay, guard_steps, adaptive=adaptive)
 
 
 def require_cpu(what: str, devices: Iterable[torch.device]) -> None:
@@ -93,6 +102,7 @@ class _Reduction:
     done: torch.futures.Future[torch.Tensor] | None = None
     squares: list[float] = field(default_factory=list)  # of each work's result: squared L2 norm; none: failed
     usual: bool = True  # its parameters are
+    scaled: float = 0.0  # elements for each that this rank encoded over a scale; 0: none
 
     def wait(self) -> None:
         """Until it has ended, one way or the other."""
@@ -139,6 +149,7 @@ class HookState:
         self._exact_names = {name for name, parameter in parameters.items() if _is_exact(name, parameter, settings)}
         self._residuals = NamedValues()
         self._momenta = NamedValues()
+        self._scales = ElementScales()
         self._guard = None if settings.guard_steps is None else QualityGuard(settings.guard_steps)
         self._fallback: str | None = None  # of the guard
         self._steps = 0
@@ -190,6 +201,7 @@ class HookState:
         self._settle()
         for values in (self._residuals, self._momenta):
             values.scale(factor)
+        self._scales.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state: saved by each rank for itself. Not collective.
@@ -222,6 +234,7 @@ class HookState:
         self._settle()
         self._residuals.load(state["residual"])
         self._momenta.load(state["momentum"])
+        self._scales.forget()
         self._undoable = False
         self._steps = state["steps"]
         self._fallback = state["fallback"] if state["configured"] == self._settings.schedule[-1][1] else None
@@ -255,7 +268,8 @@ class HookState:
             before, velocity = self._momenta.take(index, everything, (0, buffer.numel()))
             torch.mul(before, self._settings.momentum, out=velocity).add_(buffer)
             buffer.copy_(velocity)
-        residuals = self._residuals.take(index, layout, self._backend.encoded_range(buffer.numel(), buffer.dtype))
+        span = self._backend.encoded_range(buffer.numel(), buffer.dtype)
+        residuals = self._residuals.take(index, layout, span)
         for start, values in self._residuals.leftovers(index):
             buffer[start : start + values.numel()].add_(values.to(buffer.device), alpha=self._settings.decay)
 
@@ -266,7 +280,14 @@ class HookState:
         gathered = torch.cat(exact) if exact else None
         for part in exact:
             part.zero_()
-        reduction.works.append(self._reduce(buffer, codec, average, *residuals))
+        # float16 has no room for what a small scale makes of a large value.
+        adapts = self._settings.adaptive and buffer.dtype != torch.float16
+        scale = self._scales.scale_of(index, layout, span) if adapts else None
+        if codec == _EXACT or codec.startswith("topk"):
+            scale = None
+        if scale is not None and scale.numel() > 0:
+            reduction.scaled = buffer.numel() / scale.numel()
+        reduction.works.append(self._reduce(buffer, codec, average, *residuals, scale))
         if gathered is not None:
             reduction.works.append(self._reduce(gathered, _EXACT, average))
         self._rows[index] = (
@@ -280,6 +301,8 @@ class HookState:
         )
 
         def finish() -> None:
+            if adapts and reduction.good:
+                self._scales.observe(index, buffer)
             if velocity is not None and codec.startswith("topk"):
                 velocity[buffer != 0] = 0  # the exact slices are still zero here
             if gathered is not None:
@@ -298,9 +321,10 @@ class HookState:
         def end(futures: Sequence[torch.futures.Future[Any]]) -> torch.Tensor:
             for future in futures:
                 future.value()  # raises what went wrong
-            squares = [self._square(work, tensor) for work, tensor in zip(reduction.works, tensors, strict=True)]
+            reduction.squares = [
+                self._square(work, tensor) for work, tensor in zip(reduction.works, tensors, strict=True)
+            ]
             finish()
-            reduction.squares = squares
             return buffer
 
         futures = [work.get_future() for work in reduction.works]
@@ -379,7 +403,8 @@ class HookState:
             not_finite += not feedback["committed"] and row["elements"] > 0
             residual_square += feedback["residual_square"]
             input_square += feedback["input_square"]
-            gradient_square += reduction.squares[0] * reduction.factor**2
+            own = feedback["scaled_square"] * reduction.scaled if reduction.scaled else reduction.squares[0]
+            gradient_square += own * reduction.factor**2
             row["ef_norm"] = feedback["residual_square"] ** 0.5
             row["nmse"] = feedback["residual_square"] / feedback["input_square"] if feedback["input_square"] else 0.0
             row["wire_bytes"] = feedback["wire_bytes"]
@@ -408,9 +433,10 @@ class HookState:
         average: bool,
         residual: torch.Tensor | None = None,
         next_residual: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
     ) -> FeedbackWork:
         decay = self._settings.decay
-        return self._backend.all_reduce_compressed(tensor, codec, residual, average, decay, next_residual)
+        return self._backend.all_reduce_compressed(tensor, codec, residual, average, decay, next_residual, scale)
 
     def _publish(self) -> None:
         self._published: dict[str, Any] = {

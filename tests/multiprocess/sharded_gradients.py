@@ -54,7 +54,8 @@ def make(codec: str | None, reduce_dtype: torch.dtype | None = None, **settings:
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     _rank.update(model=model, handle=None)
     if codec is not None:
-        settings = {"warmup_steps": 0, "exact_below": 500} | settings
+        # Without scales, which are not in the state, a loaded one goes on bit for bit.
+        settings = {"warmup_steps": 0, "exact_below": 500, "adaptive": False} | settings
         _rank["handle"] = geocomm.fsdp_hook(model, codec, **settings)
 
 

@@ -142,6 +142,35 @@ def test_new_residual_goes_to_memory_of_its_own(ranks: Ranks, codec: str) -> Non
     assert ranks.run(_into_next, codec) == [(True, True, True, True)] * ranks.size
 
 
+def _scaled(codec: str) -> tuple[bool, bool, bool]:
+    """Whether it is the call on tensors divided by the scale, multiplied again: result, residual, report."""
+    backend = _backend()
+    start, stop = backend.encoded_range(ELEMENTS, torch.float32)
+    scale = torch.exp2(torch.arange(ELEMENTS) % 17 - 8)
+    own = scale[start:stop]
+    tensor = _input(dist.get_rank(), 1, torch.float32)
+    residual = _input(dist.get_rank(), 99, torch.float32, stop - start)
+    divided, small = tensor / scale, residual / own
+    new = torch.empty_like(residual)
+    plain = backend.all_reduce_compressed(divided, codec, small, True)
+    plain.wait()
+    work = backend.all_reduce_compressed(tensor, codec, residual, True, next_residual=new, scale=own.contiguous())
+    work.wait()
+    said, expected = work.feedback(), plain.feedback()
+    squares = divided[start:stop].double().square().sum().item()
+    alike = all(said[key] == expected[key] for key in ("committed", "input_square", "residual_square", "wire_bytes"))
+    return (
+        torch.equal(tensor, divided * scale),
+        torch.equal(new, small * own),
+        alike and math.isclose(said["scaled_square"], squares, rel_tol=1e-9),
+    )
+
+
+@pytest.mark.parametrize("codec", ["int8", "small", "none"])
+def test_scale_divides_what_is_encoded(ranks: Ranks, codec: str) -> None:
+    assert ranks.run(_scaled, codec) == [(True, True, True)] * ranks.size
+
+
 def _commit_state(codec: str, poison: float, poisoned_rank: int) -> tuple[bool, bool, bool]:
     """Whether a residual kept its bits and was committed, and whether the result is finite."""
     backend = _backend()
@@ -180,6 +209,8 @@ def _refused() -> list[str]:
         lambda: backend.all_reduce_compressed(tensor, "int8", good, True, next_residual=good),
         lambda: backend.all_reduce_compressed(tensor, "int8", None, True, next_residual=good),
         lambda: backend.all_reduce_compressed(tensor, "int8", good, True, next_residual=good[1:]),
+        lambda: backend.all_reduce_compressed(tensor, "int8", good, True, scale=good[1:]),
+        lambda: backend.all_reduce_compressed(tensor, "int8", None, True, scale=good),
         lambda: backend.encoded_range(ELEMENTS, torch.float64),
     ]
     raised = []
@@ -195,7 +226,7 @@ def _refused() -> list[str]:
 
 def test_what_it_cannot_do_is_refused_at_the_call(ranks: Ranks) -> None:
     invalid, unsupported = "InvalidArgumentError", "UnsupportedError"
-    expected = [unsupported, *[invalid] * 4, unsupported, *[invalid] * 4, unsupported]
+    expected = [unsupported, *[invalid] * 4, unsupported, *[invalid] * 6, unsupported]
     assert ranks.run(_refused) == [expected] * ranks.size
 
 

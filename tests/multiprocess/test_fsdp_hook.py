@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import planned_gradients as planned
@@ -63,6 +64,13 @@ def test_what_a_codec_loses_is_held(ranks: Ranks, codec: str) -> None:
     assert sum(values.abs().sum() for values in kept.values()) > 0
     assert not kept["bias"].any()
     assert not kept["norm_gain"].any()
+
+
+def test_scales_leave_replicas_alike_and_lose_nothing(ranks: Ranks) -> None:
+    ranks.run(partial(sharded.make, "balanced", adaptive=True))
+    results = ranks.run(sharded.run_steps, 0, 6)
+    assert_same_bits(results)
+    assert_conserved(results[0], ranks.run(sharded.state), range(6))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,0 +1,85 @@
+"""Powers of two near the usual magnitude of each element's gradient, learned from the reduced gradients.
+
+Optimizers like Adam divide every element by its root mean square, so that small gradients count as much as large ones;
+a quantizer whose error is alike for all elements of a block drowns the small ones. What the codec gets is therefore
+divided by these scales, and multiplied again.
+
+All ranks that hold an element must have the same scale for it, bit for bit, whatever their processors and their parts
+of the buffer are. So scales come from the reduced gradients, which are equal on all ranks, by operations that are
+rounded once each or exact, and from the whole buffer only by a sum of integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from geocomm.gradients.named_values import Layout
+
+_FIRST = 16
+"""Steps of a bucket in which every gradient is looked at; afterwards one in EVERY."""
+_EVERY = 4
+_LEAST_WEIGHT = 0.05
+"""Of a gradient in the mean square."""
+_FLOOR_BITS = 3
+"""Smallest scale, below the geometric mean of the whole buffer's magnitudes."""
+_EXPONENT_BITS = 23
+_EXPONENT_MASK = 0x7F800000
+_EXPONENT_BIAS = 127
+
+
+@dataclass
+class _Slot:
+    layout: Layout
+    span: tuple[int, int]
+    seen: int
+    mean_square: torch.Tensor
+    scale: torch.Tensor
+
+
+class ElementScales:
+    """Of a rank's part of each bucket. Not thread-safe. Memory: two float32 for each element held."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, _Slot] = {}
+
+    def scale_of(self, bucket: int, layout: Layout, span: tuple[int, int]) -> torch.Tensor | None:
+        """float32, one for each element of `span`; None until a gradient of this layout was seen."""
+        slot = self._slots.get(bucket)
+        if slot is None or slot.layout != layout or slot.span != span:
+            empty = torch.zeros(span[1] - span[0])
+            slot = self._slots[bucket] = _Slot(layout, span, 0, empty, torch.ones_like(empty))
+        return slot.scale if slot.seen else None
+
+    def observe(self, bucket: int, reduced: torch.Tensor) -> None:
+        """The bucket's gradient after an all-reduce: flat, finite, equal on all ranks."""
+        slot = self._slots[bucket]
+        slot.seen += 1
+        if slot.seen > _FIRST and slot.seen % _EVERY:
+            return
+        weight = max(_LEAST_WEIGHT, 1 / slot.seen)
+        own = reduced[slot.span[0] : slot.span[1]].float()
+        # No fused operations: they would be rounded otherwise where a processor has them.
+        slot.mean_square.mul_(1 - weight).add_(own.mul(own).mul_(weight))
+        # Half the exponent is the root's.
+        bits = slot.mean_square.view(torch.int32).bitwise_right_shift(1)
+        bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
+        floor = max(_mean_exponent(reduced) - _FLOOR_BITS, 1)
+        slot.scale.copy_(bits.clamp_min_(floor << _EXPONENT_BITS).view(torch.float32))
+
+    def scale(self, factor: float) -> None:
+        """Gradients are `factor` times what they were from now on."""
+        for slot in self._slots.values():
+            slot.mean_square.mul_(factor * factor)
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._slots.clear()
+
+
+def _mean_exponent(values: torch.Tensor) -> int:
+    """Of the elements that are not zero, biased as in float32; the bias where all are."""
+    exponents = values.float().view(torch.int32).bitwise_right_shift(_EXPONENT_BITS).bitwise_and_(0xFF)
+    count = int(exponents.count_nonzero())
+    return int(exponents.sum()) // count if count else _EXPONENT_BIAS
