@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from local_jobs import environment, free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -20,19 +19,15 @@ LIMIT_S = 200
 def _run(backend: str, folder: Path, fail: int) -> list[dict[str, object]]:
     """What the two ranks reported; a launcher for each site, meeting as torchrun's launchers do."""
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-    environment |= {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
     command += ["--rdzv-id", "job", "--max-restarts", "1", "--monitor-interval", "0.2"]
     command += [str(HERE / "elastic_ranks.py"), backend, str(folder), str(fail)]
     logs = [folder / "log0", folder / "log1"]
     nodes = []
     for site, log in zip("ab", logs, strict=True):
         with log.open("wb") as output:
-            variables = environment | {"GEOCOMM_SITE": site}
+            variables = environment(GEOCOMM_SITE=site)
             nodes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True))
     try:
         codes = [node.wait(LIMIT_S) for node in nodes]

@@ -6,13 +6,13 @@ the sites, and that operations take their place on the caller's stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import data, gather_single, reduce_scatter_single
-from harness import Ranks
+from harness import Ranks, ranks_fixture
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,12 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 Case = Callable[[torch.Tensor, dist.ProcessGroup], list[torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(["a", "b"], time_limit=120) as ranks:  # the first CUDA call of a process can take long
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture({"1+1": ["a", "b"]}, time_limit=120)  # the first CUDA call of a process can take long
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

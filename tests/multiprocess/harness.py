@@ -4,6 +4,8 @@
         ranks.init()
         hashes = ranks.run(function_of_a_test_module, argument)
 
+What most test modules want is a group for all their tests: `ranks = ranks_fixture({"2+1": ["a", "a", "b"]})`.
+
 A call has a hard time limit: where a rank does not answer, the stacks of all ranks are part of the failure, and the
 processes are killed. The processes are forked from a server that has imported torch, with what its collectives and
 wrappers import late, and nothing of geocomm.
@@ -12,6 +14,7 @@ wrappers import late, and nothing of geocomm.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -19,7 +22,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -27,6 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -198,6 +204,34 @@ class Ranks:
         return "\n".join(self._tail(rank) for rank in range(self.size))
 
 
+@contextmanager
+def joined(sites: Sequence[str | None], **arguments: Any) -> Iterator[Ranks]:
+    """Ranks(sites, **arguments) in a process group, which they destroy unless the body fails."""
+    with Ranks(sites, **arguments) as ranks:
+        ranks.init()
+        yield ranks
+        ranks.destroy()
+
+
+def ranks_fixture(layouts: Mapping[str, Sequence[str | None]], **arguments: Any) -> Any:
+    """A fixture for a test module, of its name there: `joined` ranks of each layout in turn, for all tests at once."""
+
+    @pytest.fixture(scope="module", params=layouts.values(), ids=layouts.keys())
+    def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+        with joined(request.param, **arguments) as made:
+            yield made
+
+    return ranks
+
+
+def hash_of(*tensors: torch.Tensor) -> str:
+    """Of all their bits."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
     """A rank process: runs what comes until the pipe closes."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -208,8 +242,6 @@ def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
     for name in [name for name in os.environ if name.startswith(("GEOCOMM_", "TORCH_DISTRIBUTED_"))]:
         del os.environ[name]
     os.environ.update(variables)
-    import torch
-
     torch.set_num_threads(1)
     while True:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, hash_of, joined
 
 from geocomm.links import Links, table_of
 
@@ -39,7 +38,7 @@ def _reduced(elements: int) -> str:
     generator = torch.Generator().manual_seed(dist.get_rank())
     tensor = torch.randn(elements, generator=generator)
     dist.all_reduce(tensor)
-    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+    return hash_of(tensor)
 
 
 def _policy() -> dict[str, Any]:
@@ -70,8 +69,7 @@ def _refresh_alone() -> str:
 
 def test_auto_codec_is_chosen_alike_from_the_links_that_were_given(tmp_path: Path) -> None:
     path = written(tmp_path, "links.json", links(1e8, slow=2))
-    with Ranks(["a", "b", "c", "a"], environment={"GEOCOMM_LINKS": path, "GEOCOMM_CODEC": "auto"}) as ranks:
-        ranks.init()
+    with joined(["a", "b", "c", "a"], environment={"GEOCOMM_LINKS": path, "GEOCOMM_CODEC": "auto"}) as ranks:
         policies = ranks.run(_policy)
         assert all(policy == policies[0] for policy in policies)
         assert policies[0]["links"]["source"] == "file"
@@ -79,21 +77,17 @@ def test_auto_codec_is_chosen_alike_from_the_links_that_were_given(tmp_path: Pat
         for elements in (1000, 50_000, 3_000_001):
             hashes = ranks.run(_reduced, elements)
             assert len(set(hashes)) == 1
-        ranks.destroy()
 
 
 def test_auto_codec_keeps_to_the_error_cap() -> None:
     variables = {"GEOCOMM_CODEC": "auto", "GEOCOMM_MAX_NMSE": "0"}
-    with Ranks(["a", "b"], environment=variables) as ranks:
-        ranks.init()
+    with joined(["a", "b"], environment=variables) as ranks:
         for policy in ranks.run(_policy):
             assert {codec for _, codec in policy["codecs"]} <= {"none", "lossless"}
-        ranks.destroy()
 
 
 def test_refresh_links_begins_an_epoch_with_what_operations_saw() -> None:
-    with Ranks(["a", "b", "c"], environment={"GEOCOMM_CODEC": "int8"}) as ranks:
-        ranks.init()
+    with joined(["a", "b", "c"], environment={"GEOCOMM_CODEC": "int8"}) as ranks:
         before = ranks.run(_policy)[0]
         assert before["epoch"] == 0
         assert before["links"]["source"] == "assumed"
@@ -111,15 +105,12 @@ def test_refresh_links_begins_an_epoch_with_what_operations_saw() -> None:
         # Nothing new was seen: the numbers stay.
         again = ranks.run(_refreshed)[0]
         assert again["sites"] == tables[0]["sites"]
-        ranks.destroy()
 
 
 def test_refresh_links_that_one_rank_leaves_out_names_what_was_missing() -> None:
-    with Ranks(["a", "b"]) as ranks:
-        ranks.init()
+    with joined(["a", "b"]) as ranks:
         (outcome,) = ranks.outcomes(_refresh_alone, ranks=[1])
         assert "refresh_links" in outcome.value
-        ranks.destroy()
 
 
 @pytest.mark.parametrize(

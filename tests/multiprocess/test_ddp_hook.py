@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import planned_gradients as planned
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, ranks_fixture
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,12 +19,7 @@ LAYOUTS = {"2+1": ["a", "a", "b"], "1+1+1": ["a", "b", "c"]}
 CODECS = ["int8", "int4", "balanced", "topk:k=64", "bit1", "tiny"]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, time_limit=60) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture(LAYOUTS, time_limit=60)
 
 
 def assert_conserved(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import planned_gradients as planned
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined, ranks_fixture
 from test_ddp_hook import assert_conserved
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,12 +20,7 @@ import geocomm
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with Ranks(["a", "a", "b"], time_limit=60) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+three = ranks_fixture({"2+1": ["a", "a", "b"]}, time_limit=60)
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -65,25 +59,21 @@ def _load_another_rank(states: list[dict[str, Any]]) -> None:
     [(["a", "b"], ["a", "b", "c"]), (["a", "a", "b"], ["a", "b"]), (["a", "b"], ["b", "a", "a", "b"])],
 )
 def test_state_cut_anew_for_other_sites_keeps_what_is_owed_to_the_mean(before: list[str], after: list[str]) -> None:
-    with Ranks(before, time_limit=60) as ranks:
-        ranks.init()
+    with joined(before, time_limit=60) as ranks:
         ranks.run(planned.make, "topk:k=64")
         ranks.run(planned.run_steps, 0, 3)
         states = ranks.run(planned.state)
-        ranks.destroy()
     merged = geocomm.merge_feedback(states, len(after))
     old, new = planned.held(states), planned.held(merged)
     for name, values in old.items():
         assert torch.allclose(new[name] / len(after), values / len(before), rtol=1e-6, atol=1e-6)
-    with Ranks(after, time_limit=60) as ranks:
-        ranks.init()
+    with joined(after, time_limit=60) as ranks:
         ranks.run(planned.make, "topk:k=64")
         ranks.run(planned.load, merged)
         results = ranks.run(planned.run_steps, 3, 3)
         out, kept = planned.given(results[0], len(after)), planned.held(ranks.run(planned.state))
         for name, went_in in planned.planned_sum(range(3, 6), len(after)).items():
             assert torch.allclose(out[name] + kept[name], went_in + new[name], atol=1e-3)
-        ranks.destroy()
 
 
 def _overflow() -> list[bool]:

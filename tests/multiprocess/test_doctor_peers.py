@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from local_jobs import environment, free_port
 
 from geocomm.doctor_network import GREETING, MAX_ECHO_BYTES, Answerer, call, peer_findings
 from geocomm.finding import State
 
 pytestmark = pytest.mark.multiprocess
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_call_to_an_answerer_tells_round_trip_clock_and_mtu() -> None:
@@ -97,15 +94,12 @@ def test_peer_that_is_not_reached_or_no_doctor_is_told_apart() -> None:
 
 def job(*environments: dict[str, str], arguments: tuple[str, ...] = ("--json",)) -> list[tuple[int, str, str]]:
     """(status, stdout, stderr) of doctors of a job whose ranks have these variables."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(environments))}
-    common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(REPOSITORY)}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(environments))}
+    common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "geocomm.cli.main", "doctor", *arguments],
-            env=clean | common | {"RANK": str(rank)} | own,
+            env=environment(**common, RANK=str(rank)) | own,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

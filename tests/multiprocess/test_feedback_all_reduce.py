@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, hash_of, joined, ranks_fixture
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,20 +22,11 @@ ELEMENTS = 60_013
 OPERATIONS = 4
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture(LAYOUTS)
 
 
 def _backend(group: dist.ProcessGroup | None = None) -> Any:
     return (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
-
-
-def _hash_of(*tensors: torch.Tensor) -> str:
-    return hashlib.sha256(b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in tensors)).hexdigest()
 
 
 def _input(rank: int, step: int, dtype: torch.dtype, elements: int = ELEMENTS) -> torch.Tensor:
@@ -66,7 +55,7 @@ def _reduce_often(
         largest = max(largest, scaled.abs().max().item())
     lost = torch.zeros(ELEMENTS, dtype=torch.float64)
     lost[start:stop] = residual.double()
-    return _hash_of(*results), reports, missing, lost, largest
+    return hash_of(*results), reports, missing, lost, largest
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -253,10 +242,8 @@ def _one_site() -> tuple[float, bool, tuple[int, int]]:
 
 
 def test_one_site_takes_the_plain_mean() -> None:
-    with Ranks(["a", "a"]) as ranks:
-        ranks.init()
+    with joined(["a", "a"]) as ranks:
         assert ranks.run(_one_site) == [(0.5, True, (0, 0))] * 2
-        ranks.destroy()
 
 
 def _subgroup() -> float:
@@ -276,10 +263,8 @@ def _subgroup() -> float:
 
 
 def test_subgroup_has_ranges_of_its_own() -> None:
-    with Ranks(["a", "b", "b", "a"]) as ranks:
-        ranks.init()
+    with joined(["a", "b", "b", "a"]) as ranks:
         assert max(ranks.run(_subgroup)) < 1e-4
-        ranks.destroy()
 
 
 def _fail_in_flight(way: str) -> tuple[bool, bool | None]:

@@ -18,16 +18,11 @@ from typing import Any
 
 import pytest
 from hub_support import HUB_HOST, SECURITY, make_keys
+from local_jobs import environment, free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 RANKS = Path(__file__).with_name("hub_ranks.py")
-REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 200
-
-
-def free_port() -> int:
-    with socket.create_server((HUB_HOST, 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Job:
@@ -38,12 +33,14 @@ class Job:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str, **variables: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-        environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | variables
         with self.log(len(self.processes)).open("wb") as log:
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, *command], env=environment, stdout=log, stderr=log, start_new_session=True
+                    [sys.executable, *command],
+                    env=environment(**variables),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             )
 
@@ -151,7 +148,7 @@ def test_listeners_are_found_in_every_family() -> None:
 
 def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_port(HUB_HOST)
     start_nodes(job, tmp_path / "keys", port, "stay")
     ranks = [job.fact(f"rank{rank}") for rank in range(2)]
     assert [rank["GEOCOMM_SITE"] for rank in ranks] == ["a", "b"]
@@ -171,7 +168,7 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp
 @pytest.mark.slow
 def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    start_nodes(job, tmp_path / "keys", free_port(), "fail_once", "--max-restarts", "1")
+    start_nodes(job, tmp_path / "keys", free_port(HUB_HOST), "fail_once", "--max-restarts", "1")
     assert job.end() == [0, 0], job.output()
     ranks = [job.fact(f"rank{rank}") for rank in range(2)]
     assert [rank["total"] for rank in ranks] == [3.0, 3.0]
@@ -182,7 +179,7 @@ def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -
 @pytest.mark.slow
 def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_port(HUB_HOST)
     start_nodes(job, tmp_path / "keys", port, "stay", "--max-restarts", "3")
     for rank in range(2):
         job.fact(f"rank{rank}")
@@ -226,7 +223,7 @@ def forwarder(port: int) -> Iterator[str]:
 @pytest.mark.parametrize("translated", [False, True], ids=["direct", "translated"])
 def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path, translated: bool) -> None:
     make_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_port(HUB_HOST)
     with forwarder(port) as outside:
         meet_twice(
             job, tmp_path / "keys", f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
@@ -272,7 +269,7 @@ def test_run_with_keys_of_another_site_names_both(job: Job, tmp_path: Path) -> N
 def test_run_with_keys_of_another_ca_is_refused_before_torchrun_starts(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     make_keys(tmp_path / "other")
-    port = free_port()
+    port = free_port(HUB_HOST)
     start_nodes(job, tmp_path / "keys", port, "stay")
     job.fact("rank0")
     job.start(
@@ -286,7 +283,7 @@ def test_run_with_keys_of_another_ca_is_refused_before_torchrun_starts(job: Job,
 def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     job.start(
-        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{free_port()}", "--"),
+        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--"),
         *("--rdzv-backend", "c10d", "--master-port", "1234", "train.py"),
         GEOCOMM_KEYS=str(tmp_path / "keys/a"),
     )

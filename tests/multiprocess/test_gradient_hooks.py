@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import planned_gradients as planned
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined, ranks_fixture
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(["a", "b", "a"], time_limit=60) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture({"2+1": ["a", "b", "a"]}, time_limit=60)
 
 
 def _net() -> nn.Module:
@@ -141,8 +135,7 @@ def _fall_back() -> tuple[str, list[dict[str, Any]], list[bool]]:
 
 
 def test_guard_falls_back_on_all_ranks_in_the_same_step() -> None:
-    with Ranks(["a", "b", "a"], environment={"GEOCOMM_LOG": "warning"}, time_limit=60) as ranks:
-        ranks.init()
+    with joined(["a", "b", "a"], environment={"GEOCOMM_LOG": "warning"}, time_limit=60) as ranks:
         results = ranks.run(_fall_back)
         assert all(result == results[0] for result in results)
         codec, fallbacks, replicas = results[0]
@@ -151,4 +144,3 @@ def test_guard_falls_back_on_all_ranks_in_the_same_step() -> None:
         assert all(replicas)
         assert ranks.output(0).count("on all ranks") == len(fallbacks)
         assert ranks.output(1).count("on all ranks") == 0
-        ranks.destroy()

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined
 
 from geocomm.errors import AuthFailedError
 
@@ -76,9 +76,8 @@ def test_init_outside_loopback_without_tls_says_how_to_go_on() -> None:
 
 
 def test_init_of_one_site_outside_loopback_needs_no_security() -> None:
-    with Ranks(["a", "a"], environment={"GEOCOMM_ADDRESS": "192.0.2.7"}) as ranks:
-        ranks.init()
-        ranks.destroy()
+    with joined(["a", "a"], environment={"GEOCOMM_ADDRESS": "192.0.2.7"}):
+        pass
 
 
 def _read_debug_level() -> None:
@@ -159,7 +158,5 @@ def _two_free_ports() -> int:
 def test_pinned_port_is_port_plus_local_rank() -> None:
     base = _two_free_ports()
     local = {rank: {"LOCAL_RANK": str(rank)} for rank in range(2)}
-    with Ranks(["a", "b"], environment={"GEOCOMM_PORT": str(base)}, environment_of=local) as ranks:
-        ranks.init()
+    with joined(["a", "b"], environment={"GEOCOMM_PORT": str(base)}, environment_of=local) as ranks:
         assert ranks.run(_pinned_ports) == [base, base + 1]
-        ranks.destroy()

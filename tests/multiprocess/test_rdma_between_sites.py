@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined
 
 from geocomm.native import rdma_plugin
 
@@ -40,24 +40,20 @@ def ways(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def test_all_reduce_of_two_sites_goes_over_rdma(ways: dict[str, str]) -> None:
-    with Ranks(["a", "b"], environment=ways | {"GEOCOMM_TRANSPORT": "rdma"}) as ranks:
-        ranks.init()
+    with joined(["a", "b"], environment=ways | {"GEOCOMM_TRANSPORT": "rdma"}) as ranks:
         for totals, transports in ranks.run(_sums_and_transports):
             assert totals == [3.0] * 3
             assert all(transport.startswith("rdma (") for transport in transports.values()), transports
-        ranks.destroy()
 
 
 def test_all_reduce_of_three_sites_mixes_rdma_and_tcp() -> None:
-    with Ranks(["a", "b", "c"], environment=OVER_TCP | {"GEOCOMM_TRANSPORT": "rdma:a,b"}) as ranks:
-        ranks.init()
+    with joined(["a", "b", "c"], environment=OVER_TCP | {"GEOCOMM_TRANSPORT": "rdma:a,b"}) as ranks:
         outcomes = ranks.run(_sums_and_transports)
         assert [totals for totals, _ in outcomes] == [[6.0] * 3] * 3
         of_a, of_b, of_c = (transports for _, transports in outcomes)
         assert of_a["b"].startswith("rdma (")
         assert of_b["a"].startswith("rdma (")
         assert [of_a["c"], of_b["c"], of_c["a"], of_c["b"]] == ["tcp"] * 4
-        ranks.destroy()
 
 
 def test_machine_without_rdma_is_an_error_on_every_rank() -> None:

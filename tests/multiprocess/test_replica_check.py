@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Outcome, Ranks
+from harness import Outcome, Ranks, ranks_fixture
 from torch import nn
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(["a", "a", "b"], time_limit=60) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture({"2+1": ["a", "a", "b"]}, time_limit=60)
 
 
 def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, hash_of, ranks_fixture
 
 pytestmark = pytest.mark.multiprocess
 
@@ -41,16 +38,7 @@ CODECS = {
 _groups: dict[str, dist.ProcessGroup] = {}  # of the rank process
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
-
-
-def _hash_of(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+ranks = ranks_fixture(LAYOUTS)
 
 
 def _reduce(codec: str, dtype: torch.dtype, elements: int) -> tuple[list[str], float]:
@@ -69,7 +57,7 @@ def _reduce(codec: str, dtype: torch.dtype, elements: int) -> tuple[list[str], f
     dist.all_reduce(mean, dist.ReduceOp.AVG, group=_groups[codec])
     exact = torch.stack([t.double() for t in inputs]).sum(0)
     largest = max(t.double().abs().max().item() for t in inputs)
-    return [_hash_of(total), _hash_of(mean)], (total.double() - exact).abs().max().item() / largest
+    return [hash_of(total), hash_of(mean)], (total.double() - exact).abs().max().item() / largest
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -91,7 +79,7 @@ def _many_at_once() -> list[str]:
     works = [dist.all_reduce(t.mul_(dist.get_rank() + 1), group=group, async_op=True) for t in tensors]
     for work in works:
         work.wait()
-    return [_hash_of(t) for t in tensors]
+    return [hash_of(t) for t in tensors]
 
 
 def test_many_compressed_all_reduces_in_flight_leave_replicas_identical(ranks: Ranks) -> None:

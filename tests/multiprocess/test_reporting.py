@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Ranks
+from local_jobs import free_ports
 
 pytestmark = pytest.mark.multiprocess
 
@@ -39,14 +40,6 @@ LINK = {
     "streams",
     "congestion_control",
 }
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _reduce(count: int) -> float:
@@ -83,7 +76,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> None:
-    ports = _free_ports(2)
+    ports = free_ports(2)
     common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_STATS_INTERVAL": "100ms"}
     each = {rank: {"GEOCOMM_METRICS_PORT": str(port)} for rank, port in enumerate(ports)}
     with Ranks(["rome", "berlin"], environment=common | {"GEOCOMM_CODEC": "int8"}, environment_of=each) as ranks:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Outcome, Ranks
+from harness import Outcome, Ranks, ranks_fixture
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Four ranks at two sites, in an order that is not the sites'."""
-    with Ranks(["b", "a", "a", "b"]) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+# Four ranks at two sites, in an order that is not the sites'.
+ranks = ranks_fixture({"2+2": ["b", "a", "a", "b"]})
 
 
 def _every_subset() -> list[str]:

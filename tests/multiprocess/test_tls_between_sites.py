@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined
 
 from geocomm.job_ca import JobCa
 
@@ -34,13 +34,11 @@ def _sum_and_ciphers() -> tuple[float, list[str]]:
 
 
 def test_all_reduce_between_sites_with_keys_is_encrypted_on_every_channel(keys: dict[str, dict[str, str]]) -> None:
-    with Ranks(["a", "a", "b", "b"], environment_of={rank: keys["aabb"[rank]] for rank in range(4)}) as ranks:
-        ranks.init()
+    with joined(["a", "a", "b", "b"], environment_of={rank: keys["aabb"[rank]] for rank in range(4)}) as ranks:
         for total, ciphers in ranks.run(_sum_and_ciphers):
             assert total == 10.0
             assert len(ciphers) >= 1
             assert set(ciphers) <= {"TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
-        ranks.destroy()
 
 
 def test_keys_on_one_site_only_are_named_on_every_rank(keys: dict[str, dict[str, str]]) -> None:

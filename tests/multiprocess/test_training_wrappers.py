@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, hash_of, ranks_fixture
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,12 +17,7 @@ LAYOUTS = {"2+1": ["a", "a", "b"], "2+2 shuffled": ["a", "b", "b", "a"]}
 STEPS = 4
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, time_limit=60) as ranks:
-        ranks.init()
-        yield ranks
-        ranks.destroy()
+ranks = ranks_fixture(LAYOUTS, time_limit=60)
 
 
 def _net() -> nn.Module:
@@ -36,13 +29,6 @@ def _batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + rank)
     x = torch.randn(16, 40, generator=generator)
     return x, x[:, :8].sin()
-
-
-def _hash_of(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for parameter in module.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _ddp(group: dist.ProcessGroup | None, kind: str) -> tuple[list[float], str]:
@@ -72,7 +58,7 @@ def _ddp(group: dist.ProcessGroup | None, kind: str) -> tuple[list[float], str]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, _hash_of(net)
+    return losses, hash_of(*net.parameters())
 
 
 @pytest.mark.parametrize("kind", ["plain", "unused", "fp16 hook", "powersgd"])

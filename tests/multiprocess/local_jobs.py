@@ -1,0 +1,26 @@
+"""What tests share that start programs on this machine: their variables, and ports that nobody has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Of a process that imports this repository's geocomm: the tests' own but for GEOCOMM_*, and `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
+    return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | variables
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """That were free a moment ago, all at once."""
+    with contextlib.ExitStack() as held:
+        return [held.enter_context(socket.create_server((host, 0))).getsockname()[1] for _ in range(count)]
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    return free_ports(1, host)[0]
