@@ -208,15 +208,36 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
 
     global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
     made = _make_group(
-        backend_options.store, backend_options.group_rank, global_ranks, backend_options.timeout, options_of_group
+        backend_options.store,
+        backend_options.group_rank,
+        global_ranks,
+        backend_options.timeout,
+        options_of_group,
+        is_whole_job=is_world,
     )
     if is_world:
         process.world = made
     return made.backend
 
 
+def create_elastic_backend(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, options: Options
+) -> ProcessGroupGeocomm:
+    """A group of the `size` ranks that are there now, outside of torch's registry: whoever asks for it ends it.
+
+    store: of this group alone. Errors as in `create_backend`.
+    """
+    return _make_group(store, rank, list(range(size)), timeout, lambda: options).backend
+
+
 def _make_group(
-    store: dist.Store, rank: int, global_ranks: list[int], timeout: timedelta, options_of_group: Callable[[], Options]
+    store: dist.Store,
+    rank: int,
+    global_ranks: list[int],
+    timeout: timedelta,
+    options_of_group: Callable[[], Options],
+    *,
+    is_whole_job: bool = False,
 ) -> Group:
     with contextlib.ExitStack() as held:
         try:
@@ -235,7 +256,8 @@ def _make_group(
         spans_sites = len(site_names) > 1
         if spans_sites:
             _check_security(infos, options)
-            _check_transport(site_names, options)
+            if is_whole_job:  # others may have fewer sites than the options name
+                _check_transport(site_names, options)
         backend = native().ProcessGroupGeocomm(
             rank=rank,
             size=len(infos),
@@ -312,8 +334,7 @@ def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[byt
 
 def _check_transport(site_names: list[str], options: Options) -> None:
     unknown = TransportChoice.parse(options.transport).unknown_sites(site_names)
-    is_world = process.world is None or process.world.backend.closed
-    if is_world and unknown:  # sub-groups may have fewer sites than the job
+    if unknown:
         raise InvalidArgumentError(
             f"transport={options.transport} names {', '.join(unknown)}, but the sites of the job are "
             f"{', '.join(site_names)}"
@@ -420,4 +441,4 @@ def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> Proce
     return _make_group(store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options).backend
 
 
-__all__ = ["Process", "create_backend", "process"]
+__all__ = ["Process", "create_backend", "create_elastic_backend", "process"]

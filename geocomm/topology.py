@@ -71,10 +71,11 @@ def new_group_identity() -> tuple[int, str]:
     return secrets.randbits(63) | 1, base64.b64encode(secrets.token_bytes(16)).decode()
 
 
-def own_address() -> str:
-    """Source address of the route to where the job meets (its hub, else MASTER_ADDR), else loopback."""
-    hub = remembered_hub() or hub_address()
-    meeting_host = hub.host if hub is not None else os.environ.get("MASTER_ADDR")
+def own_address(meeting_host: str | None = None) -> str:
+    """Source address of the route to where the job meets (None: its hub, else MASTER_ADDR), else loopback."""
+    if meeting_host is None:
+        hub = remembered_hub() or hub_address()
+        meeting_host = hub.host if hub is not None else os.environ.get("MASTER_ADDR")
     if not meeting_host:
         return "127.0.0.1"
     try:

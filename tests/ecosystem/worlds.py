@@ -43,6 +43,6 @@ class Worlds:
 def assert_equal(over_sites: list[Trained], over_gloo: list[Trained]) -> None:
     """Bit for bit, on every rank."""
     for here, there in zip(over_sites, over_gloo, strict=True):
-        assert here.losses == there.losses
-        assert here.digest == there.digest
+        assert here.losses == there.losses, f"{here} {there}"
+        assert here.digest == there.digest, f"{here} {there}"
     assert any(trained.losses for trained in over_gloo)

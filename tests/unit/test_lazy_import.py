@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -37,3 +38,11 @@ def test_options_make_no_sockets_and_load_no_library() -> None:
     program = "import sys, geocomm; geocomm.Options(codec='int8').validate(); print('geocomm._C' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "False"
+
+
+def test_torchft_module_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchft" or name == "geocomm.torchft"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    with pytest.raises(ImportError, match=r"geocomm\[torchft\]"):
+        importlib.import_module("geocomm.torchft")
