@@ -22,8 +22,9 @@ _FIRST = 16
 _EVERY = 4
 _LEAST_WEIGHT = 0.05
 """Of a gradient in the mean square."""
-_FLOOR_BITS = 3
-"""Smallest scale, below the geometric mean of the whole buffer's magnitudes."""
+_FLOOR_BITS = 1
+"""Smallest scale, above the geometric mean of the whole buffer's magnitudes: where every element has its own, the large
+gradients, in which there are more bits, get too few."""
 _EXPONENT_BITS = 23
 _EXPONENT_MASK = 0x7F800000
 _EXPONENT_BIAS = 127
@@ -65,7 +66,7 @@ class ElementScales:
         # Half the exponent is the root's.
         bits = slot.mean_square.view(torch.int32).bitwise_right_shift(1)
         bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
-        floor = max(_mean_exponent(reduced) - _FLOOR_BITS, 1)
+        floor = _mean_exponent(reduced) + _FLOOR_BITS
         slot.scale.copy_(bits.clamp_min_(floor << _EXPONENT_BITS).view(torch.float32))
 
     def scale(self, factor: float) -> None:

@@ -38,10 +38,10 @@ def test_scales_are_powers_of_two_near_the_magnitude() -> None:
     mantissa, _ = scale.frexp()
     assert (mantissa == 0.5).all()
     ratio = scale / torch.logspace(-10, 10, ELEMENTS, base=2.0)
-    above_floor = ratio[ELEMENTS // 2 :]
+    above_floor = ratio[ELEMENTS * 7 // 10 :]
     assert above_floor.min() > 0.25
     assert above_floor.max() < 2.0
-    assert scale.min() > 2**-6  # the floor: 2^-3 of the geometric mean, and not 2^-10
+    assert 0.5 < scale.min() < 4  # the floor: twice the geometric mean, and not 2^-10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,10 +55,10 @@ def test_parts_of_a_buffer_have_the_scales_of_the_whole(dtype: torch.dtype) -> N
 def test_elements_without_a_gradient_have_the_floor() -> None:
     scales = ElementScales()
     scales.scale_of(0, LAYOUT, (0, 8))
-    scales.observe(0, torch.tensor([0.0] * 4 + [1.0] * 4))
+    scales.observe(0, torch.tensor([0.0] * 4 + [1.0] * 3 + [1024.0]))
     scale = scales.scale_of(0, LAYOUT, (0, 8))
     assert scale is not None
-    assert scale.tolist() == [0.125] * 4 + [1.0] * 4
+    assert scale.tolist() == [8.0] * 7 + [1024.0]  # the exponents' mean is 2.5, rounded down
 
 
 def test_zeros_alone_leave_finite_scales() -> None:
@@ -67,7 +67,7 @@ def test_zeros_alone_leave_finite_scales() -> None:
     scales.observe(0, torch.zeros(8))
     scale = scales.scale_of(0, LAYOUT, (0, 8))
     assert scale is not None
-    assert torch.equal(scale, torch.full((8,), 0.125))
+    assert torch.equal(scale, torch.full((8,), 2.0))
 
 
 def test_another_layout_starts_anew() -> None:
@@ -89,4 +89,4 @@ def test_a_factor_reaches_the_scales_with_the_next_look() -> None:
     scales.observe(0, torch.full((8,), 16.0))
     scale = scales.scale_of(0, LAYOUT, (0, 8))
     assert scale is not None
-    assert torch.equal(scale, torch.full((8,), 16.0))
+    assert torch.equal(scale, torch.full((8,), 32.0))
