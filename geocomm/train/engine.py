@@ -10,6 +10,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from geocomm.train.gradient_sync import GradientSync, SiteShards
 from geocomm.train.model_factory import build_model, build_partitioned_model
 from geocomm.train.train_config import RunConfig
 from geocomm.train.train_errors import BadInput
@@ -58,13 +59,18 @@ def create_model(config: RunConfig, hf_config: PreTrainedConfig) -> PreTrainedMo
     return build_model(config.model, hf_config, config.seed)
 
 
-def create_engine(config: RunConfig, model: PreTrainedModel) -> deepspeed.DeepSpeedEngine:
-    """AdamW and the DeepSpeed engine around `model`. Collective."""
+def create_engine(config: RunConfig, model: PreTrainedModel) -> tuple[deepspeed.DeepSpeedEngine, GradientSync | None]:
+    """AdamW and the DeepSpeed engine around `model`; and what reduces its gradients, if not the engine. Collective."""
+    shards = SiteShards() if config.shards_in_sites() else None
     engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=_adamw(model, config), config=deepspeed_config(config), dist_init_required=False
+        model=model,
+        optimizer=_adamw(model, config),
+        config=deepspeed_config(config),
+        dist_init_required=False,
+        mpu=shards,
     )
     _forget_initial_step(engine)
-    return engine
+    return engine, None if config.sync.codec is None else GradientSync(engine, config.sync, shards)
 
 
 def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
@@ -104,16 +110,25 @@ def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
         group["lr"] = rate
 
 
-def apply_gradients(engine: deepspeed.DeepSpeedEngine) -> float | None:
-    """`engine.step()`; at the end of an accumulation, the global gradient norm before clipping, if it is finite."""
+def apply_gradients(engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None = None) -> float | None:
+    """`engine.step()`, with what `sync` does around it.
+
+    At the end of an accumulation: the global gradient norm before clipping, if it is finite.
+    """
     norm: float | torch.Tensor | None = None
     boundary = engine.is_gradient_accumulation_boundary()
+    if boundary and sync is not None:
+        sync.before_step()
+    scale, skipped = loss_scale(engine), engine.skipped_steps
     plain = not (engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled())
     if boundary and plain:  # the one case in which DeepSpeed clips without keeping the norm
         norm = torch.nn.utils.get_total_norm(p.grad for p in engine.module.parameters() if p.grad is not None)
     engine.step()
     if not boundary:
         return None
+    if sync is not None:
+        factor = 1.0 if scale is None else (loss_scale(engine) or scale) / scale
+        sync.after_step(skipped=engine.skipped_steps > skipped, scale_factor=factor)
     if not plain:
         norm = engine.get_global_grad_norm()
     return None if norm is None else float(norm)
@@ -121,4 +136,4 @@ def apply_gradients(engine: deepspeed.DeepSpeedEngine) -> float | None:
 
 def loss_scale(engine: deepspeed.DeepSpeedEngine) -> float | None:
     """Current fp16 loss scale; None in other precisions."""
-    return float(engine.loss_scale()) if engine.fp16_enabled() else None
+    return float(engine.optimizer.loss_scale) if engine.fp16_enabled() else None

@@ -77,7 +77,29 @@ def decide(records: list[dict[str, Any]], config: RunConfig | None) -> Plan:
         _require_equal("the tokenized corpus (Python version, files, tokenizer)", first, record, "data")
         for name in sorted(first["model"].keys() | record["model"].keys()):
             _require_equal(f"the model's {name}", first, record, "model", name)
-    return Plan(device=choose_device(records, config.distributed.device), resume_step=_resume_step(records, config))
+    device = choose_device(records, config.distributed.device)
+    if config.sync.codec is not None and device != "cpu":
+        raise BadInput(
+            "sync.codec: error feedback is for CPUs in this version; use distributed.codec (int8, say), which works "
+            "without, or distributed.device=cpu"
+        )
+    return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
+
+
+def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> int:
+    """Over how many ranks ZeRO cuts what it shards; BadInput where sites of unequal size cannot hold equal shards."""
+    if not config.shards_in_sites():
+        return len(records)
+    sizes: dict[str, int] = {}
+    for record in records:
+        sizes[record["site"]] = sizes.get(record["site"], 0) + 1
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())
+        raise BadInput(
+            f"sync.codec with ZeRO {config.training.zero_stage} needs sites of equal size (ranks: {found}); use "
+            "training.zero_stage=0"
+        )
+    return next(iter(sizes.values()))
 
 
 def _who(record: dict[str, Any]) -> str:
@@ -128,7 +150,7 @@ def choose_device(records: list[dict[str, Any]], wanted: str) -> str:
     )
 
 
-def _resume_step(records: list[dict[str, Any]], config: RunConfig) -> int | None:
+def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: int) -> int | None:
     """The newest step of which every rank sees a complete checkpoint, checked against this run; None to start anew."""
     common = set.intersection(*(set(record["checkpoints"]) for record in records))
     if config.checkpoint.resume == "never":
@@ -154,6 +176,7 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig) -> int | None
         "ranks": (manifest["world_size"], len(records)),
         "training.zero_stage": (manifest["zero_stage"], config.training.zero_stage),
         "training.precision": (manifest["precision"], config.training.precision),
+        "ranks per ZeRO shard group": (manifest.get("shard_ranks", manifest["world_size"]), shards),
     }
     for name, (saved, now) in expected.items():
         if saved != now:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 from geocomm.train import checkpoint_folder as folder
+from geocomm.train.gradient_sync import GradientSync
 from geocomm.train.train_errors import BadInput
 from geocomm.train.train_launch import Place
 
@@ -90,9 +91,12 @@ class _DeferringEngine(TorchCheckpointEngine):
 class RunCheckpoints:
     """The checkpoints of one run. All methods are collective."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, place: Place, root: Path, keep: int) -> None:
+    def __init__(
+        self, engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None, place: Place, root: Path, keep: int
+    ) -> None:
         """`root` is the checkpoint folder as this rank's machine sees it."""
         self._engine = engine
+        self._sync = sync
         self._place = place
         self._root = root
         self._keep = keep
@@ -100,13 +104,17 @@ class RunCheckpoints:
         engine.checkpoint_engine = self._writer
         # Not needed (`python -m deepspeed.utils.zero_to_fp32` is the same script), and its failure would hang the rest.
         engine._copy_recovery_script = lambda save_path: None
-        self._is_disk_leader = self._find_disk_leader() == place.rank
+        on_disk = self._ranks_on_disk()
+        self._is_disk_leader = on_disk[0] == place.rank
         if not engine.zero_optimization_partition_weights():
             # The file that every rank reads on resume: one copy on each disk.
             engine.save_non_zero_checkpoint = self._is_disk_leader
+        if sync is not None and engine.save_zero_checkpoint:
+            # Replicas have the same shard and would write the same file: one copy on each disk.
+            engine.save_zero_checkpoint = min(set(on_disk) & set(sync.replicas)) == place.rank
 
-    def _find_disk_leader(self) -> int:
-        """The lowest rank that sees the same checkpoint folder as this one."""
+    def _ranks_on_disk(self) -> list[int]:
+        """The ranks that see the same checkpoint folder as this one, ascending."""
         nonce: list[str] = [uuid.uuid4().hex]
         dist.broadcast_object_list(nonce, src=0)
         probe = self._root / f".probe-{nonce[0]}"
@@ -117,10 +125,10 @@ class RunCheckpoints:
 
         error = attempt(mark)
         agree(self._place, error and f"checkpoints cannot be written to {self._root}: {error}")
-        leader = next(rank for rank in range(self._place.world_size) if Path(f"{probe}-{rank}").exists())
+        seen = [rank for rank in range(self._place.world_size) if Path(f"{probe}-{rank}").exists()]
         dist.barrier()
         Path(f"{probe}-{self._place.rank}").unlink(missing_ok=True)
-        return leader
+        return seen
 
     def save(self, progress: Progress, manifest: dict[str, Any]) -> Path:
         """Write a checkpoint; returns its folder. BadInput on all ranks if any could not, and nothing has changed."""
@@ -143,7 +151,10 @@ class RunCheckpoints:
         return folder.step_folder(self._root, step)
 
     def _write_own(self, partial: Path, progress: Progress, manifest: dict[str, Any]) -> None:
-        torch.save(_random_state(), partial / f"rank-{self._place.rank:05d}.pt")
+        own = _random_state()
+        if self._sync is not None:
+            own["feedback"] = self._sync.state_dict()
+        torch.save(own, partial / f"rank-{self._place.rank:05d}.pt")
         if self._is_disk_leader:
             whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **manifest}
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
@@ -167,7 +178,10 @@ class RunCheckpoints:
         agree(self._place, error)
         error = attempt(lambda: self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER))
         agree(self._place, error and f"the checkpoint {source} cannot be loaded: {error}")
-        _restore_random_state(torch.load(own, weights_only=True))
+        state = torch.load(own, weights_only=True)
+        _restore_random_state(state)
+        if self._sync is not None and "feedback" in state:
+            self._sync.load_state_dict(state["feedback"])
         manifest = folder.complete_checkpoints(self._root)[step]
         return Progress(step=step, consumed=int(manifest["consumed"]))
 

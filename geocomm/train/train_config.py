@@ -178,6 +178,39 @@ class DistributedConfig(Section):
     startup_timeout_seconds: Positive = Field(1800.0, description="Limit for all ranks to arrive and prepare data.")
 
 
+class SyncConfig(Section):
+    """What crosses between the sites while training, and how."""
+
+    mode: Literal["gradients"] = Field("gradients", description="gradients: averaged over all ranks in every step.")
+    codec: str | None = Field(
+        None,
+        description="Preset or codec of the gradients between sites, with error feedback (docs/gradients.md): "
+        "balanced, small, int4, …. With ZeRO 1 and 2 the shards are then inside each site, and parameters never cross. "
+        "Default: DeepSpeed reduces, with distributed.codec.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="First steps whose gradients go exactly.")
+    exact: tuple[str, ...] = Field(
+        ("norm",), description="Regular expressions; parameters in whose names one is found always go exactly."
+    )
+    exact_below: Annotated[int, Field(ge=0)] = Field(
+        4096, description="Parameters of fewer elements, or of one dimension, go exactly too."
+    )
+    decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        1.0, description="Of what the codec has lost, in each step; 1: nothing is ever lost."
+    )
+    adaptive: bool = Field(
+        True,
+        description="Divide what is encoded by each element's usual magnitude. Learned anew after a resume, which then "
+        "is not bit for bit.",
+    )
+    guard: bool = Field(True, description="Go on with a finer preset where error feedback does not keep up.")
+    guard_steps: PositiveInt = Field(50, description="Steps between two looks of the guard.")
+
+
+# DeepSpeed keys that change the reduction which sync.codec replaces.
+_REDUCTION_KEYS = ("sparse_gradients", "communication_data_type", "prescale_gradients", "gradient_predivide_factor")
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -194,6 +227,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving and resuming.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is shown and written.")
     distributed: DistributedConfig = Field(default_factory=DistributedConfig, description="How the ranks talk.")
+    sync: SyncConfig = Field(default_factory=SyncConfig, description="What crosses between the sites.")
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="More DeepSpeed configuration, merged into the driver's, for example "
@@ -210,6 +244,8 @@ class RunConfig(Section):
             raise ValueError("deepspeed.zero_optimization.stage is decided by training.zero_stage; remove it")
         if self.model.partitioned_init and (self.training.zero_stage != 3 or self.model.path is not None):
             raise ValueError("model.partitioned_init needs training.zero_stage 3 and a preset")
+        if self.sync.codec is not None:
+            self._require_sync(zero if isinstance(zero, dict) else {})
         decay_steps = self.schedule.decay_steps or self.training.steps
         if self.schedule.warmup_steps >= decay_steps:
             raise ValueError(
@@ -217,6 +253,25 @@ class RunConfig(Section):
                 f"({decay_steps})"
             )
         return self
+
+    def _require_sync(self, zero: dict[str, Any]) -> None:
+        if self.distributed.backend != "geocomm":
+            raise ValueError(f"sync.codec needs distributed.backend geocomm, not {self.distributed.backend}")
+        if self.training.zero_stage == 3:
+            raise ValueError(
+                "sync.codec works with training.zero_stage 0, 1 and 2: in stage 3 it is parameters that cross between "
+                "sites, in every pass, and they have no error feedback"
+            )
+        refused = [key for key in _REDUCTION_KEYS if self.deepspeed.get(key)]
+        refused += [f"zero_optimization.{key}" for key in ("offload_optimizer", "zenflow") if zero.get(key)]
+        if self.deepspeed.get("data_types"):
+            refused.append("data_types")
+        if refused:
+            raise ValueError(f"deepspeed.{refused[0]} does not go together with sync.codec; remove one of them")
+
+    def shards_in_sites(self) -> bool:
+        """Whether ZeRO's shards are inside each site, and not over all ranks."""
+        return self.sync.codec is not None and self.training.zero_stage in (1, 2)
 
     def global_batch(self, world_size: int) -> int:
         """Sequences per optimizer step over all ranks."""

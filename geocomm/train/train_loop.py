@@ -16,6 +16,7 @@ from geocomm.options import codec_name
 from geocomm.train.comm_meter import ROW, StepMeter, StepReducer
 from geocomm.train.engine import apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
+from geocomm.train.gradient_sync import GradientSync
 from geocomm.train.lr_schedule import learning_rate
 from geocomm.train.packing import PackedSequences
 from geocomm.train.train_checkpoint import Progress, RunCheckpoints, agree
@@ -58,6 +59,7 @@ class TrainLoop:
         place: Place,
         sites: dict[str, int],
         engine: deepspeed.DeepSpeedEngine,
+        sync: GradientSync | None,
         data: PackedSequences,
         checkpoints: RunCheckpoints | None,
         manifest: dict[str, Any],
@@ -68,6 +70,7 @@ class TrainLoop:
         self._place = place
         self._sites = sites
         self._engine = engine
+        self._sync = sync
         self._data = data
         self._checkpoints = checkpoints
         self._manifest = manifest
@@ -123,7 +126,7 @@ class TrainLoop:
             if micro_step == training.gradient_accumulation_steps - 1:
                 self._launch(loss_sum / training.gradient_accumulation_steps, stop)
             engine.backward(loss)
-            norm = apply_gradients(engine)
+            norm = apply_gradients(engine, self._sync)
         totals = self._reducer.finish()
         self._emit(totals.rows)
         progress = Progress(progress.step + 1, progress.consumed + config.global_batch(place.world_size))
@@ -135,6 +138,8 @@ class TrainLoop:
             "loss_scale": loss_scale(engine),
             "skipped": engine.skipped_steps > skipped,
         }
+        if self._sync is not None:
+            entry["sync"] = self._sync.summary()
         self._unsent = (entry, self._meter.row())
         if totals.failed:
             agree(place, self._log_error)

@@ -30,15 +30,20 @@ class Agreed:
     data: PackedSequences
     model_config: PreTrainedConfig
 
+    @property
+    def shard_ranks(self) -> int:
+        """Over how many ranks ZeRO cuts what it shards."""
+        return self.sites[self.place.site] if self.config.shards_in_sites() else self.place.world_size
+
 
 def train_session(agreed: Agreed) -> int:
     """Train; the exit code. Collective. BadInput comes on all ranks or none."""
     config, place, data = agreed.config, agreed.place, agreed.data
-    engine = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
+    engine, sync = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
     output_dir = config.output_dir.expanduser()
     checkpoints = None
     if config.checkpoint.saves() or agreed.resume_step is not None:
-        checkpoints = RunCheckpoints(engine, place, output_dir / "checkpoints", config.checkpoint.keep)
+        checkpoints = RunCheckpoints(engine, sync, place, output_dir / "checkpoints", config.checkpoint.keep)
     progress = Progress()
     if agreed.resume_step is not None:
         assert checkpoints is not None
@@ -55,7 +60,7 @@ def train_session(agreed: Agreed) -> int:
         start = _start_entry(agreed, progress, parameters)
         together(place, lambda: log.write("start", start))
         log.say(_start_line(agreed, start))
-        loop = TrainLoop(config, place, agreed.sites, engine, data, checkpoints, _manifest(agreed), log)
+        loop = TrainLoop(config, place, agreed.sites, engine, sync, data, checkpoints, _manifest(agreed), log)
         stop = StopRequest()
         with stop.listening():
             progress = loop.run(progress, stop)
@@ -76,6 +81,8 @@ def _manifest(agreed: Agreed) -> dict[str, Any]:
         "world_size": agreed.place.world_size,
         "zero_stage": agreed.config.training.zero_stage,
         "precision": agreed.config.training.precision,
+        "shard_ranks": agreed.shard_ranks,
+        "feedback": agreed.config.sync.codec is not None,
     }
 
 
@@ -99,6 +106,7 @@ def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
     begin = f"resuming after step {start['step']}" if start["resumed"] else "starting"
     sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
     codec = f" codec {start['codec']}" if start["codec"] else ""
+    codec += f", gradients {agreed.config.sync.codec}," if agreed.config.sync.codec else ""
     return (
         f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {agreed.place.world_size} ranks on sites {sites}, "
         f"{start['backend']}{codec} on {start['device']}, ZeRO-{training.zero_stage} {training.precision}"

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,12 @@ def start_ranks(
     assignments: list[str],
     *,
     ranks: int = 2,
+    sites: Sequence[str] = (),
     per_rank: dict[int, list[str]] | None = None,
     limits: dict[int, Callable[[], None]] | None = None,
     command: Callable[[int], list[str]] = lambda rank: [],
 ) -> list[subprocess.Popen[str]]:
-    """Processes of a run in `folder`/run, rank r being the only one of site r.
+    """Processes of a run in `folder`/run, rank r being the only one of site r, or of those `sites`.
 
     `per_rank`: more assignments for single ranks; `limits`: what to call in a child before it starts; `command`: what
     to put in front of its command line.
@@ -58,14 +59,15 @@ def start_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    names = list(sites) or [f"site{rank}" for rank in range(ranks)]
     processes = []
-    for rank in range(ranks):
+    for rank, site in enumerate(names):
         environment = os.environ | {
-            "NNODES": str(ranks),
+            "NNODES": str(len(names)),
             "NODE_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "GEOCOMM_SITE": f"site{rank}",
+            "GEOCOMM_SITE": site,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }

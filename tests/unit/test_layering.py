@@ -43,7 +43,7 @@ PLATFORM = re.compile(
 MAY_IMPORT = {
     "geocomm": {"geocomm"},
     "gradients": {"geocomm", "gradients"},
-    "train": {"geocomm", "train"},
+    "train": {"geocomm", "gradients", "train"},
     "cli": {"geocomm", "train", "cli"},
 }
 LOADS_THE_NATIVE_MODULE = {"native.py"}

@@ -63,6 +63,22 @@ def test_load_config_wrong_field_is_refused_in_one_line_naming_the_right_one(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("assignments", "mentions"),
+    [
+        (["training.zero_stage=3"], ["sync.codec", "zero_stage"]),
+        (["distributed.backend=gloo"], ["sync.codec", "gloo"]),
+        (["deepspeed.communication_data_type=fp16"], ["deepspeed.communication_data_type", "sync.codec"]),
+        (["deepspeed.zero_optimization.offload_optimizer.device=cpu"], ["offload_optimizer", "sync.codec"]),
+    ],
+)
+def test_feedback_with_what_it_cannot_go_with_is_refused(assignments: list[str], mentions: list[str]) -> None:
+    load_config(None, assignments)
+    with pytest.raises(BadInput) as caught:
+        load_config(None, ["sync.codec=balanced", *assignments])
+    assert all(mention in str(caught.value) for mention in mentions)
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just text", "\x00"])
 def test_load_config_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
     path = _file(tmp_path, text)

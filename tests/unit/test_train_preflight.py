@@ -53,6 +53,38 @@ def test_differing_rank_is_refused_by_name(change: dict[str, Any], mentions: lis
     assert all(mention in str(caught.value) for mention in mentions)
 
 
+@pytest.mark.parametrize(
+    ("sections", "changes", "mentions"),
+    [
+        ({}, {rank: {"gpus": 1} for rank in range(2)}, ["sync.codec", "distributed.device=cpu"]),
+        ({"training": {"zero_stage": 1}}, {2: {"site": "b"}}, ["equal size", "a: 1, b: 2", "zero_stage=0"]),
+    ],
+)
+def test_feedback_where_it_cannot_work_is_refused(
+    sections: dict[str, Any], changes: dict[int, dict[str, Any]], mentions: list[str]
+) -> None:
+    config = _config(sync={"codec": "balanced"}, **sections)
+    records = _records(changes, config)
+    if 2 in changes:
+        records.append(records[0] | {"rank": 2} | changes[2])
+    with pytest.raises(BadInput) as caught:
+        decide(records, config)
+    assert all(mention in str(caught.value) for mention in mentions)
+
+
+def test_checkpoint_with_shards_over_other_ranks_is_refused() -> None:
+    config = _config(sync={"codec": "balanced"}, training={"zero_stage": 2})
+    manifest = _MANIFEST | {"zero_stage": 2}
+    for shards, refused in ((None, True), (2, True), (1, False)):
+        found = {"checkpoints": {"4": manifest | ({} if shards is None else {"shard_ranks": shards})}}
+        records = _records(dict.fromkeys(range(2), found), config)
+        if refused:
+            with pytest.raises(BadInput, match="ZeRO shard group"):
+                decide(records, config)
+        else:
+            assert decide(records, config).resume_step == 4
+
+
 def test_error_of_every_rank_is_told_once() -> None:
     broken = {rank: {"error": "no such file"} for rank in range(2)}
     with pytest.raises(BadInput) as caught:

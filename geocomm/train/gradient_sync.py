@@ -1,0 +1,173 @@
+"""Gradients between the sites with error feedback, in place of DeepSpeed's reduction. Imports torch and deepspeed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+from geocomm.gradients.hook_state import HookState, Shard, feedback_settings
+from geocomm.gradients.named_values import Slice
+from geocomm.topology import device_mesh
+from geocomm.train.train_config import SyncConfig
+
+_BUCKET_ELEMS = 16 << 20
+_BUCKETS_IN_FLIGHT = 4
+_Named = tuple[str, torch.Tensor]
+
+
+class SiteShards:
+    """DeepSpeed's `mpu` for ZeRO 1 and 2 with shards inside a site: data parallel there, each site by itself.
+
+    Parameters then never cross the WAN; what crosses is each rank's shard of the gradients (`GradientSync`). To make
+    one is collective.
+    """
+
+    def __init__(self) -> None:
+        mesh = device_mesh()
+        self.replicas: dist.ProcessGroup = mesh.get_group("site")
+        self._site: dist.ProcessGroup = mesh.get_group("local")
+        self._alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._site
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._site.size()
+
+    def get_data_parallel_rank(self) -> int:
+        return self._site.rank()
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._site)
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._alone
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+
+class GradientSync:
+    """Reduces an engine's gradients at the end of each accumulation, and keeps what the codec loses.
+
+    ZeRO 0: over all ranks, where DeepSpeed would. ZeRO 1 and 2, with `SiteShards`: over the ranks that hold the same
+    shard, after DeepSpeed has reduced it inside the site.
+    """
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, config: SyncConfig, shards: SiteShards | None) -> None:
+        assert config.codec is not None
+        self._engine = engine
+        self._shards = shards
+        named = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+        self._parameters = {name: parameter for name, parameter in named.items() if parameter.numel()}
+        self._name_of = {id(parameter): name for name, parameter in named.items()}
+        settings = feedback_settings(
+            config.codec,
+            config.warmup_steps,
+            config.exact,
+            config.exact_below,
+            config.decay,
+            config.guard_steps if config.guard else None,
+            adaptive=config.adaptive,
+        )
+        if shards is None:
+            self.state = HookState("driver", dist.group.WORLD, named, settings)
+            engine.buffered_allreduce_fallback = self._reduce_whole
+        else:
+            site = shards.get_data_parallel_group()
+            shard = Shard(site.rank(), site.size(), site) if site.size() > 1 else Shard()
+            self.state = HookState("driver", shards.replicas, named, settings, shard)
+
+    @property
+    def replicas(self) -> list[int]:
+        """The ranks that hold the same optimizer state as this one."""
+        group = dist.group.WORLD if self._shards is None else self._shards.replicas
+        return dist.get_process_group_ranks(group)
+
+    def before_step(self) -> None:
+        """Between the last backward of an accumulation and `engine.step()`."""
+        if self._shards is not None:
+            self._reduce(list(self._partition()))
+
+    def after_step(self, *, skipped: bool, scale_factor: float) -> None:
+        """After `engine.step()`, where it was one of the optimizer. scale_factor: new by old loss scale."""
+        if skipped:
+            self.state.undo_step()
+        if scale_factor != 1:
+            self.state.rescale(scale_factor)
+
+    def _reduce_whole(self, grads: Any = None, elements_per_buffer: int = 0) -> None:
+        """In place of the engine's `buffered_allreduce_fallback`, which is called with these arguments."""
+        self._engine._get_gradients_for_reduction()  # makes zeros where a parameter was not reached
+        self._reduce([(name, one.grad) for name, one in reversed(self._parameters.items()) if one.grad is not None])
+
+    def _partition(self) -> Iterator[_Named]:
+        """What this rank's optimizer is about to use: its part of each parameter's gradient, without the padding."""
+        optimizer = self._engine.optimizer
+        for group, parameters in enumerate(optimizer.params_in_partition):
+            parts = [one for one in optimizer.averaged_gradients[group] if not getattr(one, "_zero_padding", False)]
+            # Where the shard is longer than what is in it, one more is padding too.
+            for parameter, part in zip(parameters, parts, strict=False):
+                yield self._name_of[id(parameter)], part
+
+    def _reduce(self, named: Sequence[_Named]) -> None:
+        self.state.begin_step()
+        under_way: deque[tuple[torch.futures.Future[torch.Tensor], Sequence[_Named]]] = deque()
+        for index, bucket in enumerate(_buckets(named)):
+            buffer = torch.cat([gradient.detach().reshape(-1) for _, gradient in bucket])
+            slices, offset = [], 0
+            for name, gradient in bucket:
+                slices.append(Slice(name, offset, gradient.numel(), self.state.is_exact(name)))
+                offset += gradient.numel()
+            under_way.append((self.state.reduce(index, buffer, tuple(slices)), bucket))
+            if len(under_way) == _BUCKETS_IN_FLIGHT:
+                _finish(*under_way.popleft())
+        while under_way:
+            _finish(*under_way.popleft())
+        self.state.end_step()
+
+    def summary(self) -> dict[str, Any]:
+        """Of the last step, for the log: codec, NMSE of what was encoded here (None: nothing), skipped, fallbacks."""
+        stats = self.state.stats()
+        errors = [row["nmse"] for row in stats["buckets"] if "nmse" in row]
+        return {
+            "codec": stats["codec"],
+            "nmse": max(errors, default=None),
+            "skipped_steps": stats["skipped_steps"],
+            "fallbacks": len(stats["fallbacks"]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank; not collective."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """InvalidArgumentError where it is another rank's."""
+        self.state.load_state_dict(state)
+
+
+def _buckets(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
+    bucket: list[_Named] = []
+    numel = 0
+    for name, gradient in named:
+        if bucket and (numel + gradient.numel() > _BUCKET_ELEMS or gradient.dtype != bucket[0][1].dtype):
+            yield bucket
+            bucket, numel = [], 0
+        bucket.append((name, gradient))
+        numel += gradient.numel()
+    if bucket:
+        yield bucket
+
+
+def _finish(future: torch.futures.Future[torch.Tensor], bucket: Sequence[_Named]) -> None:
+    parts = future.wait().split([gradient.numel() for _, gradient in bucket])
+    for (_, gradient), part in zip(bucket, parts, strict=True):
+        gradient.detach().copy_(part.view_as(gradient))
