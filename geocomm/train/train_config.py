@@ -96,7 +96,8 @@ class TrainingConfig(Section):
     micro_batch_size: PositiveInt = Field(4, description="Sequences per rank in one forward pass.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights."
+        "fp32",
+        description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights; fp16 needs ZeRO 1 or more.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="What DeepSpeed ZeRO partitions over the ranks.")
     gradient_clip: NonNegative = Field(1.0, description="Largest global gradient norm; 0 turns clipping off.")
@@ -244,6 +245,11 @@ class RunConfig(Section):
             raise ValueError("deepspeed.zero_optimization.stage is decided by training.zero_stage; remove it")
         if self.model.partitioned_init and (self.training.zero_stage != 3 or self.model.path is not None):
             raise ValueError("model.partitioned_init needs training.zero_stage 3 and a preset")
+        if self.training.precision == "fp16" and self.training.zero_stage == 0:
+            raise ValueError(
+                "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not scale "
+                "the loss, though it divides the gradients by the scale, and nothing is learned"
+            )
         if self.sync.codec is not None:
             self._require_sync(zero if isinstance(zero, dict) else {})
         decay_steps = self.schedule.decay_steps or self.training.steps

@@ -52,6 +52,7 @@ def test_load_config_set_beats_file_and_parses_yaml_values(tmp_path: Path) -> No
         (["deepspeed={fp16: {enabled: true}}"], "deepspeed.fp16"),
         (["deepspeed={zero_optimization: {stage: 1}}"], "training.zero_stage"),
         (["model.partitioned_init=true"], "zero_stage 3"),
+        (["training.precision=fp16", "training.zero_stage=0"], "training.zero_stage 1"),
     ],
 )
 def test_load_config_wrong_field_is_refused_in_one_line_naming_the_right_one(
