@@ -61,7 +61,13 @@ class GeoWork : public c10d::Work {
     } count{begin, exposed_.get()};
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
-    if (!on_stream_) return Work::wait(timeout);
+    if (!on_stream_) {
+      const bool done = Work::wait(timeout);
+      // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
+      // callbacks may still run.
+      future_->wait();
+      return done;
+    }
     if (timeout != kNoTimeout) Work::wait(timeout);
     if (const auto error = exception()) std::rethrow_exception(error);
     future_->wait();  // blocks the current streams, not the host

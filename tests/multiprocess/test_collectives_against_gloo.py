@@ -8,7 +8,7 @@ import collective_cases
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, joined
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,11 +24,9 @@ _reference: dist.ProcessGroup | None = None  # of the rank process
 
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param) as ranks:
-        ranks.init()
+    with joined(request.param) as ranks:
         ranks.run(_make_reference)
         yield ranks
-        ranks.destroy()
 
 
 def _make_reference() -> None:
@@ -58,6 +56,20 @@ def _empty_tensors() -> list[int]:
 
 def test_collective_of_empty_tensors_completes(ranks: Ranks) -> None:
     assert ranks.run(_empty_tensors) == [[0, 0]] * ranks.size
+
+
+def _late_futures() -> int:
+    return sum(_is_late(dist.all_reduce(torch.ones(100), async_op=True)) for _ in range(300))
+
+
+def _is_late(work: dist.Work) -> bool:
+    work.wait()
+    return not work.get_future().done()
+
+
+def test_future_is_done_when_wait_returns(ranks: Ranks) -> None:
+    """Callers add what comes next after wait() and expect it to run there and then."""
+    assert ranks.run(_late_futures) == [0] * ranks.size
 
 
 def _objects() -> list[object]:
