@@ -97,7 +97,7 @@ class TrainingConfig(Section):
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
-        description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights; fp16 needs ZeRO 1 or more.",
+        description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights. fp16: ZeRO 1 to 3.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="What DeepSpeed ZeRO partitions over the ranks.")
     gradient_clip: NonNegative = Field(1.0, description="Largest global gradient norm; 0 turns clipping off.")
@@ -247,8 +247,8 @@ class RunConfig(Section):
             raise ValueError("model.partitioned_init needs training.zero_stage 3 and a preset")
         if self.training.precision == "fp16" and self.training.zero_stage == 0:
             raise ValueError(
-                "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not scale "
-                "the loss, though it divides the gradients by the scale, and nothing is learned"
+                "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not "
+                "scale the loss, though it divides the gradients by the scale, and nothing is learned"
             )
         if self.sync.codec is not None:
             self._require_sync(zero if isinstance(zero, dict) else {})
