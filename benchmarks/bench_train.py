@@ -135,11 +135,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the quality runs (default 3)")
     parser.add_argument("--steps", type=int, default=QUALITY.steps, help="of the quality runs (default 800)")
     parser.add_argument("--methods", help="by commas (default: all)")
+    parser.add_argument(
+        "--buckets",
+        default=",".join(f"{mib:g}" for mib in BUCKETS_MIB),
+        help=f"other sizes of DDP's buckets, in MiB, to time {BUCKETED_METHOD} with (by commas; empty: none)",
+    )
     parser.add_argument("--fresh", action="store_true", help="run again what has been run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
     wanted = arguments.methods.split(",") if arguments.methods else [*QUALITY_METHODS, *TIMED_METHODS]
     runs = Runs(ROOT / "build" / "bench-train", fresh=arguments.fresh)
+    buckets_mib = [float(mib) for mib in arguments.buckets.split(",") if mib]
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     quality_plan = replace(QUALITY, steps=arguments.steps, untimed_steps=arguments.steps)
     try:
@@ -152,8 +158,8 @@ def main() -> int:
             bucket_mib: StepTime.of(
                 BUCKETED_METHOD, runs.result(replace(TIMED, method=BUCKETED_METHOD, bucket_mib=bucket_mib), LINK)
             )
-            for bucket_mib in sorted((TIMED.bucket_mib, *BUCKETS_MIB))
-            if BUCKETED_METHOD in wanted
+            for bucket_mib in sorted((TIMED.bucket_mib, *buckets_mib))
+            if BUCKETED_METHOD in wanted and buckets_mib
         }
         # By seed first: what an interrupted benchmark has is then comparable.
         curves: dict[str, list[dict[str, Any]]] = {}
