@@ -21,7 +21,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench bench-codec lint format sanitize asan tsan fuzz fuzz-long soak wheel ecosystem model clean
+.PHONY: help build demo test cpp-test python-test bench bench-codec bench-cost bench-train lint format sanitize asan tsan fuzz fuzz-long soak wheel ecosystem model clean
 .NOTPARALLEL:
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo "make test       all tests but the slow ones"
 	@echo "make bench      all-reduce over an emulated WAN, geocomm against Gloo"
 	@echo "make bench-codec  what every codec costs, as a ratio to a copy and to torch and zstd"
+	@echo "make bench-cost  what geocomm costs beside Gloo where there is no WAN"
+	@echo "make bench-train  loss and step time of a small DeepSeek model with compressed gradients (an hour and more; resumable)"
 	@echo "make build      .venv and the native module, for working in the tree"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
@@ -96,6 +98,12 @@ bench: $(NATIVE)
 
 bench-codec: $(NATIVE)
 	@$(PY) -m pytest -q benchmarks/bench_codec.py --benchmark-disable-gc --benchmark-columns=median,min,rounds
+
+bench-cost: $(NATIVE)
+	@$(PY) benchmarks/bench_cost.py
+
+bench-train: $(NATIVE)
+	@$(PY) benchmarks/bench_train.py
 
 lint: $(ENVIRONMENT)
 	@echo "lint: ruff"
