@@ -23,7 +23,7 @@ from typing import Any
 
 from bench_cost_worker import Plan
 
-from geocomm.local_ranks import bare_environment, run_local_ranks
+from geocomm.local_ranks import run_local_ranks
 from geocomm.wan_bench_report import Conditions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,7 +117,7 @@ def measure(layout: str, plan: Plan) -> tuple[Idle, list[Row]]:
         plan_path = Path(folder) / "plan.json"
         plan_path.write_text(json.dumps(asdict(plan)), encoding="utf-8")
         command = [sys.executable, str(WORKER), str(plan_path), folder]
-        if any(run_local_ranks(command, sites, environment=bare_environment(), log=log)):
+        if any(run_local_ranks(command, sites, log)):
             log.seek(0)
             raise CostError(f"{layout} failed:\n{''.join(log.readlines()[-25:])}")
         by_rank = [

@@ -113,7 +113,7 @@ class Runs:
 
 
 def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
-    statuses = run_local_ranks(command, ["site0", "site1"], environment=bare_environment(), log=log)
+    statuses = run_local_ranks(command, ["site0", "site1"], log)
     return next((status for status in statuses if status), 0)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from geocomm.local_ranks import bare_environment
 from geocomm.wan import Link, Topology, WanError, WanReport, WanRun
 from geocomm.wan_keys import hub_command, site_environment
 
@@ -248,10 +249,8 @@ def _update(progress: Progress, entries: Iterable[dict[str, Any]]) -> None:
 
 def _environment() -> dict[str, str]:
     """The sites': this process's, without what would change the comparison; the machine's cores are shared."""
-    dropped = ("GEOCOMM_CODEC", "GEOCOMM_MIN_COMPRESS_BYTES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
     threads = max(1, len(os.sched_getaffinity(0)) // len(SITE_NAMES))
-    return environment | {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return bare_environment() | {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _tail(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 GRACE_S = 10.0
@@ -15,17 +15,18 @@ GRACE_S = 10.0
 def run_local_ranks(
     command: Sequence[str],
     sites: Sequence[str | None],
-    *,
-    environment: Mapping[str, str],
     log: IO[str],
 ) -> list[int]:
     """Run `command` once per entry of `sites`, which is that rank's site (None: it names none), and wait.
 
-    Output and errors go to `log`. Once a rank has failed, the others are killed after GRACE_S. The exit statuses, by
-    rank.
+    Environment: `bare_environment()`, and what makes them the ranks of a job. Output and errors go to `log`. Once a
+    rank has failed, the others are killed after GRACE_S. The exit statuses, by rank.
     """
-    common = {name: value for name, value in environment.items() if name != "GEOCOMM_SITE"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    common = bare_environment() | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     common |= {"WORLD_SIZE": str(len(sites)), "LOCAL_WORLD_SIZE": str(len(sites))}
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -177,7 +177,7 @@ def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort
     """Measure geocomm against Gloo between `ranks` processes of this machine that name no site: plain delegation."""
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         command = _worker_command(Path(folder), (effort or Effort()).plan([GLOO, EXACT], sizes_bytes, interleave=True))
-        statuses = run_local_ranks(command, [None] * ranks, environment=bare_environment(), log=log)
+        statuses = run_local_ranks(command, [None] * ranks, log)
         _check_status(next((s for s in statuses if s), 0), log, "one site")
         operations = _read_operations(Path(folder), ranks)
     rows = _rows(operations, f"one site of {ranks} ranks, loopback", 1)

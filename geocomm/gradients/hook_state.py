@@ -281,9 +281,9 @@ class HookState:
         for part in exact:
             part.zero_()
         # float16 has no room for what a small scale makes of a large value.
-        adapts = self._settings.adaptive and buffer.dtype != torch.float16
+        adapts = self._settings.adaptive and buffer.dtype != torch.float16 and not codec.startswith("topk")
         scale = self._scales.scale_of(index, layout, span) if adapts else None
-        if codec == _EXACT or codec.startswith("topk"):
+        if codec == _EXACT:
             scale = None
         if scale is not None and scale.numel() > 0:
             reduction.scaled = buffer.numel() / scale.numel()

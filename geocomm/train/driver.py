@@ -60,12 +60,7 @@ def _check_backend(config: RunConfig) -> None:
         options.validate()
         collective_codec(options.codec)
         if config.sync.codec is not None:
-            from geocomm.gradients.hook_state import feedback_settings
-
-            sync = config.sync
-            feedback_settings(
-                sync.codec or "", sync.warmup_steps, sync.exact, sync.exact_below, sync.decay, sync.guard_steps
-            ).validate()
+            config.sync.hook_settings().validate()
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
 

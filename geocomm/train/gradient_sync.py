@@ -10,7 +10,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.gradients.hook_state import HookState, Shard, feedback_settings
+from geocomm.gradients.hook_state import HookState, Shard
 from geocomm.gradients.named_values import Slice
 from geocomm.topology import device_mesh
 from geocomm.train.train_config import SyncConfig
@@ -63,21 +63,12 @@ class GradientSync:
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, config: SyncConfig, shards: SiteShards | None) -> None:
-        assert config.codec is not None
         self._engine = engine
         self._shards = shards
         named = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.numel()}
         self._name_of = {id(parameter): name for name, parameter in named.items()}
-        settings = feedback_settings(
-            config.codec,
-            config.warmup_steps,
-            config.exact,
-            config.exact_below,
-            config.decay,
-            config.guard_steps if config.guard else None,
-            adaptive=config.adaptive,
-        )
+        settings = config.hook_settings()
         if shards is None:
             self.state = HookState("driver", dist.group.WORLD, named, settings)
             engine.buffered_allreduce_fallback = self._reduce_whole

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+if TYPE_CHECKING:
+    from geocomm.gradients.hook_state import HookSettings
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -206,6 +209,21 @@ class SyncConfig(Section):
     )
     guard: bool = Field(True, description="Go on with a finer preset where error feedback does not keep up.")
     guard_steps: PositiveInt = Field(50, description="Steps between two looks of the guard.")
+
+    def hook_settings(self) -> HookSettings:
+        """What reduces the gradients is made with; imports torch. `codec` is given. InvalidArgumentError."""
+        from geocomm.gradients.hook_state import feedback_settings
+
+        assert self.codec is not None
+        return feedback_settings(
+            self.codec,
+            self.warmup_steps,
+            self.exact,
+            self.exact_below,
+            self.decay,
+            self.guard_steps if self.guard else None,
+            adaptive=self.adaptive,
+        )
 
 
 # DeepSpeed keys that change the reduction which sync.codec replaces.

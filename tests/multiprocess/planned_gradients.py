@@ -121,6 +121,22 @@ def given(results: list[dict[str, torch.Tensor]], ranks: int) -> dict[str, torch
     return {name: sum(one[name].double() for one in results).view(-1) * ranks for name in results[0]}
 
 
+def assert_conserved(
+    results: list[dict[str, torch.Tensor]],
+    states: list[dict[str, Any]],
+    steps: range,
+    rel: float = 1e-5,
+    *,
+    held_in: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]] | None = None,
+) -> None:
+    """What came out and what the states still hold is what went in. held_in: of the states, in place of `held`."""
+    ranks = len(states)
+    out, kept, went_in = given(results, ranks), (held_in or held)(states), planned_sum(steps, ranks)
+    for name, total in went_in.items():
+        error = (out[name] + kept[name] - total).abs().max()
+        assert error <= rel * total.abs().max() * len(steps), (name, error)
+
+
 def losses_of_sines(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, after_step: Callable[[], None]
 ) -> list[float]:

@@ -22,17 +22,6 @@ CODECS = ["int8", "int4", "balanced", "topk:k=64", "bit1", "tiny"]
 ranks = ranks_fixture(LAYOUTS, time_limit=60)
 
 
-def assert_conserved(
-    results: list[dict[str, torch.Tensor]], states: list[dict[str, Any]], steps: range, rel: float = 1e-5
-) -> None:
-    """What came out and what is still held is what went in."""
-    ranks = len(states)
-    out, kept, went_in = planned.given(results, ranks), planned.held(states), planned.planned_sum(steps, ranks)
-    for name, total in went_in.items():
-        error = (out[name] + kept[name] - total).abs().max()
-        assert error <= rel * total.abs().max() * len(steps), (name, error)
-
-
 def assert_same_bits(results: list[list[dict[str, torch.Tensor]]]) -> None:
     for other in results[1:]:
         for mine, theirs in zip(results[0], other, strict=True):
@@ -49,7 +38,7 @@ def test_what_a_codec_loses_is_held_also_when_buckets_are_rebuilt(ranks: Ranks, 
     everything = [first + rest for first, rest in zip(results, more, strict=True)]
     assert_same_bits(everything)
     states = ranks.run(planned.state)
-    assert_conserved(everything[0], states, range(5))
+    planned.assert_conserved(everything[0], states, range(5))
     assert sum(values.abs().sum() for values in planned.held(states).values()) > 0
 
 
@@ -87,7 +76,7 @@ def test_bfloat16_gradients_lose_no_more_than_their_rounding(ranks: Ranks) -> No
     ranks.run(planned.make, "balanced", torch.bfloat16)
     results = ranks.run(planned.run_steps, 0, 4)
     assert_same_bits(results)
-    assert_conserved(results[0], ranks.run(planned.state), range(4), rel=2e-2)
+    planned.assert_conserved(results[0], ranks.run(planned.state), range(4), rel=2e-2)
 
 
 def _accumulate() -> list[dict[str, torch.Tensor]]:
@@ -106,7 +95,7 @@ def _accumulate() -> list[dict[str, torch.Tensor]]:
 def test_gradients_accumulated_without_sync_count_once(ranks: Ranks) -> None:
     results = ranks.run(_accumulate)
     assert_same_bits(results)
-    assert_conserved(results[0], ranks.run(planned.state), range(6))
+    planned.assert_conserved(results[0], ranks.run(planned.state), range(6))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +105,7 @@ def test_ways_of_ddp_conserve_too(ranks: Ranks, ddp: dict[str, Any]) -> None:
     ranks.run(planned.make, "balanced", torch.float32, ddp)
     results = ranks.run(planned.run_steps, 0, 4)
     assert_same_bits(results)
-    assert_conserved(results[0], ranks.run(planned.state), range(4))
+    planned.assert_conserved(results[0], ranks.run(planned.state), range(4))
 
 
 def _join() -> int:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Ranks, joined, ranks_fixture
-from test_ddp_hook import assert_conserved
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +37,7 @@ def test_loaded_state_gives_back_every_bit_of_it(three: Ranks) -> None:
     assert all(_same(*pair) for pair in zip(states, again, strict=True))
     assert again[0]["steps"] == 3
     more = three.run(planned.run_steps, 3, 3)
-    assert_conserved(results[0] + more[0], three.run(planned.state), range(6))
+    planned.assert_conserved(results[0] + more[0], three.run(planned.state), range(6))
     for outcome in three.outcomes(_load_another_rank, states):
         outcome.require("InvalidArgumentError")
 
@@ -112,7 +111,7 @@ def _spoil_before_rebuild() -> list[dict[str, torch.Tensor]]:
 
 def test_pieces_carried_in_a_step_that_overflows_are_carried_again(three: Ranks) -> None:
     results = three.run(_spoil_before_rebuild)
-    assert_conserved(results[0], three.run(planned.state), range(4))
+    planned.assert_conserved(results[0], three.run(planned.state), range(4))
 
 
 def _rescale() -> list[torch.Tensor]:

@@ -42,15 +42,7 @@ def four() -> Iterator[Ranks]:
         ranks.destroy()
 
 
-def assert_conserved(
-    results: list[dict[str, torch.Tensor]], states: list[dict[str, Any]], steps: range, rel: float = 1e-5
-) -> None:
-    """What came out and what is still held is what went in."""
-    ranks = len(states)
-    out, kept, went_in = planned.given(results, ranks), sharded.held(states), planned.planned_sum(steps, ranks)
-    for name, total in went_in.items():
-        error = (out[name] + kept[name] - total).abs().max()
-        assert error <= rel * total.abs().max() * len(steps), (name, error)
+assert_conserved = partial(planned.assert_conserved, held_in=sharded.held)
 
 
 @pytest.mark.parametrize("codec", ["int8", "balanced", "topk:k=64", "bit1"])
