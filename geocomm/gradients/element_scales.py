@@ -28,6 +28,7 @@ gradients, in which there are more bits, get too few."""
 _EXPONENT_BITS = 23
 _EXPONENT_MASK = 0x7F800000
 _EXPONENT_BIAS = 127
+_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -45,16 +46,21 @@ class ElementScales:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
 
-    def scale_of(self, bucket: int, layout: Layout, span: tuple[int, int]) -> torch.Tensor | None:
-        """float32, one for each element of `span`; None until a gradient of this layout was seen."""
+    def scale_of(
+        self, bucket: int, layout: Layout, span: tuple[int, int], device: torch.device = _CPU
+    ) -> torch.Tensor | None:
+        """float32 on `device`, one for each element of `span`; None until a gradient of this layout was seen."""
         slot = self._slots.get(bucket)
-        if slot is None or slot.layout != layout or slot.span != span:
-            empty = torch.zeros(span[1] - span[0])
+        if slot is None or slot.layout != layout or slot.span != span or slot.scale.device != device:
+            empty = torch.zeros(span[1] - span[0], device=device)
             slot = self._slots[bucket] = _Slot(layout, span, 0, empty, torch.ones_like(empty))
         return slot.scale if slot.seen else None
 
     def observe(self, bucket: int, reduced: torch.Tensor) -> None:
-        """The bucket's gradient after an all-reduce: flat, finite, equal on all ranks."""
+        """The bucket's gradient after an all-reduce: flat, finite, equal on all ranks, on the device of its scales.
+
+        Does not wait for the device.
+        """
         slot = self._slots[bucket]
         slot.seen += 1
         if slot.seen > _FIRST and slot.seen % _EVERY:
@@ -67,7 +73,7 @@ class ElementScales:
         bits = slot.mean_square.view(torch.int32).bitwise_right_shift(1)
         bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
         floor = _mean_exponent(reduced) + _FLOOR_BITS
-        slot.scale.copy_(bits.clamp_min_(floor << _EXPONENT_BITS).view(torch.float32))
+        slot.scale.copy_(torch.maximum(bits, floor << _EXPONENT_BITS, out=bits).view(torch.float32))
 
     def scale(self, factor: float) -> None:
         """Gradients are `factor` times what they were from now on."""
@@ -79,8 +85,9 @@ class ElementScales:
         self._slots.clear()
 
 
-def _mean_exponent(values: torch.Tensor) -> int:
-    """Of the elements that are not zero, biased as in float32; the bias where all are."""
+def _mean_exponent(values: torch.Tensor) -> torch.Tensor:
+    """Of the elements that are not zero, biased as in float32; the bias where all are. int32, of no dimensions."""
     exponents = values.float().view(torch.int32).bitwise_right_shift(_EXPONENT_BITS).bitwise_and_(0xFF)
-    count = int(exponents.count_nonzero())
-    return int(exponents.sum()) // count if count else _EXPONENT_BIAS
+    count = exponents.count_nonzero()
+    mean = exponents.sum().div(count.clamp_min(1), rounding_mode="floor")
+    return torch.where(count > 0, mean, _EXPONENT_BIAS).to(torch.int32)
