@@ -14,9 +14,9 @@
 
 namespace geocomm::binding {
 
-// What one operation does with the residual. It works on another tensor than the caller's: on `next`, which
-// the caller gave to take the new residual, or on a copy, which becomes the caller's as the last thing before
-// the operation is done, or not at all. Written by the operation's stages, one after the other; read when the
+// What one operation does with the residual, which it only reads: the new one goes to `next`, which the
+// caller gave for it, or to memory of its own, which becomes the caller's as the last thing before the
+// operation is done, or not at all. Written by the operation's stages, one after the other; read when the
 // Work is done.
 class CallerFeedback {
  public:
@@ -34,40 +34,27 @@ class CallerFeedback {
   // This outlives the operation.
   collective::CallerCodec caller() { return {codec_, decay_, &report_}; }
 
-  // What is encoded is in units of the caller's scales: `part`, this rank's of the tensor, to them and back.
-  void divide(const at::Tensor& part) const {
-    if (scale_) part.narrow(0, 0, scale_->numel()).div_(*scale_);
-  }
-  void multiply(const at::Tensor& part) {
-    if (!scale_) return;
-    const auto own = part.narrow(0, 0, scale_->numel());
-    scaled_square_ = collective::square_of(moved_dtype(own.scalar_type()), bytes_of(own));
-    own.mul_(*scale_);
-  }
-
   // `first`: the element of the tensor that the residual begins with.
   void lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
     if (!residual_) return;
-    if (gave_next_) {
-      next_.copy_(*residual_);
-    } else {
-      next_ = residual_->clone();
-    }
-    if (scale_) next_.div_(*scale_);
+    if (!gave_next_) next_ = at::empty_like(*residual_);
     lent_ = true;
-    const std::span all(static_cast<float*>(next_.data_ptr()), static_cast<std::size_t>(next_.numel()));
+    const collective::FeedbackSpans all{floats_of(*residual_), floats_of(next_),
+                                        scale_ ? floats_of(*scale_) : std::span<float>{}};
     for (collective::LaneData& lane : lanes) {
-      lane.residual = all.subspan(lane.lane.range.begin - first, lane.lane.range.size());
+      lane.feedback = all.part(lane.lane.range.begin - first, lane.lane.range.size());
     }
   }
 
-  // `result`: all elements of the result, or none where they are not on the host. Where one is not finite no
-  // rank commits, since all have the same.
-  void commit(core::DType dtype, std::span<const std::byte> result) {
-    result_square_ = collective::square_of(dtype, result);
+  // The result, if it is not what the report has: all of it, or none where that is not on the host.
+  void set_result(core::DType dtype, std::span<const std::byte> result) {
+    report_.result_square = collective::square_of(dtype, result);
+  }
+
+  // Where the result is not finite no rank commits, since all have the same.
+  void commit() {
     if (!residual_) return;
-    if (lent_ && (!std::isfinite(report_.input_square) || !std::isfinite(result_square_))) return;
-    if (lent_ && scale_) next_.mul_(*scale_);
+    if (lent_ && (!std::isfinite(report_.input_square) || !std::isfinite(report_.result_square))) return;
     if (lent_ && !gave_next_) residual_->copy_(next_);
     if (!lent_ && gave_next_) next_.copy_(*residual_);
     next_.reset();
@@ -75,11 +62,13 @@ class CallerFeedback {
   }
 
   const collective::FeedbackReport& report() const { return report_; }
-  double result_square() const { return result_square_; }
-  double scaled_square() const { return scaled_square_; }
   bool committed() const { return committed_; }
 
  private:
+  static std::span<float> floats_of(const at::Tensor& tensor) {
+    return {static_cast<float*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
+  }
+
   const codec::CodecSpec codec_;
   const float decay_;
   const std::optional<at::Tensor> residual_;
@@ -87,8 +76,6 @@ class CallerFeedback {
   const bool gave_next_;
   at::Tensor next_;
   collective::FeedbackReport report_;
-  double result_square_ = 0;
-  double scaled_square_ = 0;
   bool lent_ = false;
   bool committed_ = false;
 };

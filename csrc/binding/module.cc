@@ -267,8 +267,8 @@ py::dict feedback_dict(const FeedbackWork& self) {
   result["committed"] = feedback.committed() && !self.exception();
   result["input_square"] = feedback.report().input_square;
   result["residual_square"] = feedback.report().residual_square;
-  result["result_square"] = feedback.result_square();
-  result["scaled_square"] = feedback.scaled_square();
+  result["result_square"] = feedback.report().result_square;
+  result["scaled_square"] = feedback.report().scaled_square;
   result["wire_bytes"] = feedback.report().wire_bytes;
   return result;
 }

@@ -239,7 +239,7 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
         wan_->all_reduce_compressed(tensor, spec, residual, next, scale, average, decay, options_->timeout));
   }
   auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
-  feedback->commit(moved_dtype(tensor.scalar_type()), {});
+  feedback->commit();
   if (average) tensors.front().div_(getSize());  // Gloo has no mean
   auto work = inner(tensor.device()).allreduce(tensors, c10d::AllreduceOptions{});
   return track(c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback)));

@@ -174,7 +174,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
                                      std::shared_ptr<CallerFeedback> feedback) {
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
   if (elements == 0) {
-    if (feedback) feedback->commit(reduction.dtype, {});
+    if (feedback) feedback->commit();
     return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
   }
   auto state = std::make_shared<ReduceState>();
@@ -198,7 +198,6 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
       options.timeout = timeout;
       finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
     }
-    if (state->feedback) state->feedback->divide(state->part);
     state->on_device = DeviceReduction::create(
         *exchange_, call_context, reduction.op,
         lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
@@ -219,7 +218,6 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     if (state->on_device) state->on_device->enqueue_results();
     if (!receives) return;
     if (!state->on_device) from_host(state->part, state->host);
-    if (state->feedback) state->feedback->multiply(state->part);
     at::Tensor result = state->part;
     if (!alone_in_site()) {
       const bool direct = target.in_place && state->input.is_alias_of(tensor);
@@ -232,9 +230,12 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
     if (!state->feedback) return;
-    const auto whole = part_view(result, 0, elements);
-    state->feedback->commit(reduction.dtype,
-                            whole.device().is_cpu() ? bytes_of(whole) : std::span<const std::byte>{});
+    if (state->on_device || !alone_in_site()) {
+      const auto whole = part_view(result, 0, elements);
+      state->feedback->set_result(reduction.dtype,
+                                  whole.device().is_cpu() ? bytes_of(whole) : std::span<const std::byte>{});
+    }
+    state->feedback->commit();
   };
   return call.issue({tensor}, {tensor}, pre, exchange, post);
 }

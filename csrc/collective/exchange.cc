@@ -62,15 +62,24 @@ Status check_data(const LaneData& lane, core::DType dtype) {
   return Status::ok();
 }
 
+Status check_feedback(const OpContext& context, const LaneData& lane) {
+  const FeedbackSpans& feedback = lane.feedback;
+  const std::size_t elements = lane.lane.range.size();
+  const std::size_t residuals = feedback.residual.size();
+  const bool fits = (residuals == elements && context.caller) || residuals == 0;
+  const bool scale_fits = feedback.scale.empty() || feedback.scale.size() == residuals;
+  if (fits && feedback.next.size() == residuals && scale_fits) return Status::ok();
+  return invalid(str("a lane of ", elements, " elements was given a residual of ", residuals, " to ",
+                     feedback.next.size(), " with ", feedback.scale.size(), " scales",
+                     context.caller ? "" : " and no codec of its caller"));
+}
+
 // `lanes`: with their residuals.
 Status check_caller(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) {
   bool all = true;  // lanes have residuals
   for (const LaneData& lane : lanes) {
-    if (!lane.residual.empty() && (!context.caller || lane.residual.size() != lane.lane.range.size())) {
-      return invalid(str("a lane of ", lane.lane.range.size(), " elements was given a residual of ",
-                         lane.residual.size(), context.caller ? "" : " and no codec of its caller"));
-    }
-    all &= !lane.residual.empty() || lane.lane.range.size() == 0;
+    GEOCOMM_RETURN_IF_ERROR(check_feedback(context, lane));
+    all &= !lane.feedback.residual.empty() || lane.lane.range.size() == 0;
   }
   if (!context.caller) return Status::ok();
   if (!core::is_compressible(context.dtype) || (op != ReduceOp::Sum && op != ReduceOp::Avg)) {

@@ -55,9 +55,9 @@ struct LaneData {
   Lane lane;
   std::vector<bool> receives;  // per site: whether its rank of the lane wants the result
   std::span<std::byte> data;   // lane.range.size() elements
-  // As many, or none: what was lost before. On exit what is lost now, in units of the sum; unspecified on
-  // error. Only with OpContext::caller.
-  std::span<float> residual = {};
+  // What was lost before, and where what is lost now goes; only with OpContext::caller. The lanes of an
+  // operation have scales or none has. On error `data` and the new residual are unspecified.
+  FeedbackSpans feedback = {};
 };
 
 struct SendPiece {

@@ -23,7 +23,8 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
   }
   for (const LaneData& lane : lanes) {
-    if (!lane.residual.empty()) return Status(StatusCode::Unsupported, "residuals are in host memory");
+    if (!lane.feedback.residual.empty())
+      return Status(StatusCode::Unsupported, "residuals are in host memory");
   }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   const int own_site = config.topology.site();

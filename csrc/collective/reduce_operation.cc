@@ -23,6 +23,10 @@ std::span<float> as_floats(std::span<std::byte> bytes) {
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
+codec::ErrorFeedback in_place(std::span<float> residual, float decay) {
+  return {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(), decay};
+}
+
 }  // namespace
 
 ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
@@ -63,8 +67,7 @@ Status ReduceOperation::produce(std::size_t job) {
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
   GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
-  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame,
-                           encode(c, context().dtype, data_of(chunk), Message::Kind::Contribution));
+  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_contribution(c));
   GEOCOMM_RETURN_IF_ERROR(send_frame(c, routes_[c].contributions, frame));
   std::lock_guard lock(mutex_);
   if (state.finishes && chunk.reducer < 0 && !codec_.is_exact()) {
@@ -121,6 +124,7 @@ Status ReduceOperation::finish(std::size_t c) {
   } else {
     status = codec_.is_exact() ? reduce_exactly(c) : reduce_decoded(c);
   }
+  if (status.is_ok() && receives(chunk)) end_feedback(c);
   state.frames.clear();
   state.result = {};
   return status;
@@ -172,6 +176,8 @@ Status ReduceOperation::reduce_decoded(std::size_t c) {
   ChunkState& state = states_[c];
   const std::span<std::byte> data = data_of(chunk);
   const DType dtype = context().dtype;
+  const bool owns = chunk.flow == Flow::OwnerReduces;
+  if (routes_[c].contributions.empty()) use_own(c);
   // Straight into the caller's data where that is float and no operand is read from there.
   Buffer scratch;
   std::span<float> sums;
@@ -196,8 +202,8 @@ Status ReduceOperation::reduce_decoded(std::size_t c) {
       return std::move(decoded).with_peer(site_peer_name(chunk, static_cast<int>(site)));
     }
   }
-  divide(sums, divisor());
-  if (chunk.flow == Flow::OwnerReduces) {
+  if (owns || !divides_at_end(chunk)) divide(sums, divisor());
+  if (owns) {
     Buffer frame;
     GEOCOMM_RETURN_IF_ERROR(send_result(c, std::as_bytes(sums), frame));
     return receives(chunk) ? take_result(chunk, frame) : Status::ok();
@@ -210,7 +216,7 @@ Status ReduceOperation::reduce_decoded(std::size_t c) {
 Status ReduceOperation::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
   const PlannedChunk& chunk = plan_.chunks[c];
   if (chunk.flow != Flow::OwnerReduces) return Status::ok();
-  GEOCOMM_ASSIGN_OR_RETURN(frame, encode(c, result_dtype(), elements, Message::Kind::Result));
+  GEOCOMM_ASSIGN_OR_RETURN(frame, encode_result(c, elements));
   return send_frame(c, routes_[c].results, frame);
 }
 
@@ -243,44 +249,100 @@ Status ReduceOperation::take_result(const PlannedChunk& chunk, const Buffer& fra
 // Before an exact codec sends this rank's elements, or uses them as they are.
 Status ReduceOperation::flush_residual(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
-  const std::span<float> residual = residual_of(chunk);
-  if (!codec_.is_exact() || residual.empty()) return Status::ok();
+  if (!codec_.is_exact() || feedback_of(chunk).residual.empty()) return Status::ok();
   const std::span<std::byte> data = data_of(chunk);
-  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame,
-                           encode_with({}, c, context().dtype, data, Message::Kind::Contribution, residual));
+  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_with_residual({}, c));
   return codec::decompress(frame.span(), data);
 }
 
-Result<Buffer> ReduceOperation::encode(std::size_t c, DType dtype, std::span<const std::byte> elements,
-                                       Message::Kind kind) {
-  const std::span<float> residual = codec_.is_exact() ? std::span<float>{} : residual_of(plan_.chunks[c]);
-  return encode_with(codec_, c, dtype, elements, kind, residual);
+// Elements of this rank that no frame carries: of a chunk that it reduces itself.
+void ReduceOperation::use_own(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  divide_by_scale(context().dtype, data_of(chunk), feedback.scale);
+  // Where no result is encoded either, nothing is lost.
+  if (chunk.flow != Flow::OwnerReduces) std::ranges::copy(feedback.residual, feedback.next.begin());
 }
 
-Result<Buffer> ReduceOperation::encode_with(const codec::CodecSpec& codec, std::size_t c, DType dtype,
-                                            std::span<const std::byte> elements, Message::Kind kind,
-                                            std::span<float> residual) {
+Result<Buffer> ReduceOperation::encode_contribution(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
-  codec::CompressOptions options = encode_options(chunk, kind);
-  // A residual is in units of the sum, what an owner sends in those of the result.
-  const int unit = kind == Message::Kind::Result ? divisor() : 1;
-  FeedbackReport& report = states_[c].report;
-  if (!residual.empty()) {
-    options.feedback = {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(),
-                        context().caller->decay / static_cast<float>(unit)};
-    report.input_square = square_of_input(dtype, elements, residual, options.feedback.decay) * unit * unit;
+  if (!codec_.is_exact() && !feedback_of(chunk).residual.empty()) return encode_with_residual(codec_, c);
+  return compressed(codec_, chunk, context().dtype, data_of(chunk),
+                    encode_options(chunk, Message::Kind::Contribution));
+}
+
+Result<Buffer> ReduceOperation::encode_with_residual(const codec::CodecSpec& codec, std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  const std::span<std::byte> data = data_of(chunk);
+  const float decay = context().caller->decay;
+  states_[c].report.input_square = enter_scales(context().dtype, data, feedback, decay);
+  codec::CompressOptions options = encode_options(chunk, Message::Kind::Contribution);
+  options.feedback = in_place(feedback.next, decay);
+  Result<Buffer> frame = compressed(codec, chunk, context().dtype, data, options);
+  if (frame.is_ok()) keep_residual(c);
+  return frame;
+}
+
+// Of the sum that this rank owns, in units of the scales already.
+Result<Buffer> ReduceOperation::encode_result(std::size_t c, std::span<const std::byte> elements) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  codec::CompressOptions options = encode_options(chunk, Message::Kind::Result);
+  if (codec_.is_exact() || feedback.residual.empty()) {
+    return compressed(codec_, chunk, result_dtype(), elements, options);
   }
+  // A residual is in units of the sum, what an owner sends in those of the result.
+  const int unit = divisor();
+  options.feedback = in_place(feedback.next, context().caller->decay / static_cast<float>(unit));
+  states_[c].report.input_square = enter_scales(elements, feedback, options.feedback.decay) * unit * unit;
+  Result<Buffer> frame = compressed(codec_, chunk, result_dtype(), elements, options);
+  if (!frame.is_ok()) return frame;
+  if (unit != 1) {
+    for (float& lost : feedback.next) lost *= static_cast<float>(unit);
+  }
+  keep_residual(c);
+  return frame;
+}
+
+Result<Buffer> ReduceOperation::compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
+                                           DType dtype, std::span<const std::byte> elements,
+                                           const codec::CompressOptions& options) {
   Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
                            codec::compress(codec, dtype, elements, frame.room(), options));
   frame.resize(bytes);
-  if (!residual.empty()) {
-    if (unit != 1) {
-      for (float& lost : residual) lost *= static_cast<float>(unit);
-    }
-    report.residual_square = square_of(residual);
-  }
   return frame;
+}
+
+// What the codec left in the new residual, in units of the scales, as the caller keeps it.
+void ReduceOperation::keep_residual(std::size_t c) {
+  const FeedbackSpans feedback = feedback_of(plan_.chunks[c]);
+  states_[c].report.residual_square =
+      feedback.scale.empty()
+          ? square_of(feedback.next)
+          : leave_scales(DType::Float32, std::as_writable_bytes(feedback.next), 1, feedback.scale).scaled;
+}
+
+// The chunk's result is in the caller's data.
+void ReduceOperation::end_feedback(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  FeedbackReport& report = states_[c].report;
+  const std::span<const float> scale = feedback_of(chunk).scale;
+  if (!scale.empty()) {
+    const auto squares =
+        leave_scales(context().dtype, data_of(chunk), divides_at_end(chunk) ? divisor() : 1, scale);
+    report.scaled_square = squares.scaled;
+    report.result_square = squares.plain;
+  } else if (context().caller) {
+    report.result_square = square_of(context().dtype, data_of(chunk));
+  }
+}
+
+// Whether end_feedback() divides by divisor() as well: one pass less.
+bool ReduceOperation::divides_at_end(const PlannedChunk& chunk) const {
+  return chunk.flow == Flow::BroadcastAll && !codec_.is_exact() && context().dtype == DType::Float32 &&
+         !feedback_of(chunk).scale.empty();
 }
 
 FeedbackReport ReduceOperation::report() const {
@@ -288,6 +350,8 @@ FeedbackReport ReduceOperation::report() const {
   for (const ChunkState& state : states_) {
     total.input_square += state.report.input_square;
     total.residual_square += state.report.residual_square;
+    total.scaled_square += state.report.scaled_square;
+    total.result_square += state.report.result_square;
     total.wire_bytes += state.report.wire_bytes;
   }
   return total;
@@ -298,9 +362,8 @@ std::span<std::byte> ReduceOperation::data_of(const PlannedChunk& chunk) const {
   return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
 }
 
-std::span<float> ReduceOperation::residual_of(const PlannedChunk& chunk) const {
-  const std::span<float> residual = lanes_[chunk.lane].residual;
-  return residual.empty() ? residual : residual.subspan(chunk.range.begin, chunk.range.size());
+FeedbackSpans ReduceOperation::feedback_of(const PlannedChunk& chunk) const {
+  return lanes_[chunk.lane].feedback.part(chunk.range.begin, chunk.range.size());
 }
 
 int ReduceOperation::divisor() const {

@@ -42,14 +42,19 @@ class ReduceOperation final : public PlannedReduction {
   core::Status send_result(std::size_t c, std::span<const std::byte> elements, core::Buffer& frame);
   core::Status send_frame(std::size_t c, const std::vector<Send>& to, const core::Buffer& frame);
   core::Status flush_residual(std::size_t c);
-  core::Result<core::Buffer> encode(std::size_t c, core::DType dtype, std::span<const std::byte> elements,
-                                    Message::Kind kind);
-  core::Result<core::Buffer> encode_with(const codec::CodecSpec& codec, std::size_t c, core::DType dtype,
-                                         std::span<const std::byte> elements, Message::Kind kind,
-                                         std::span<float> residual);
+  void use_own(std::size_t c);
+  core::Result<core::Buffer> encode_contribution(std::size_t c);
+  core::Result<core::Buffer> encode_with_residual(const codec::CodecSpec& codec, std::size_t c);
+  core::Result<core::Buffer> encode_result(std::size_t c, std::span<const std::byte> elements);
+  core::Result<core::Buffer> compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
+                                        core::DType dtype, std::span<const std::byte> elements,
+                                        const codec::CompressOptions& options);
+  void keep_residual(std::size_t c);
+  void end_feedback(std::size_t c);
+  bool divides_at_end(const PlannedChunk& chunk) const;
 
   std::span<std::byte> data_of(const PlannedChunk& chunk) const;
-  std::span<float> residual_of(const PlannedChunk& chunk) const;
+  FeedbackSpans feedback_of(const PlannedChunk& chunk) const;
   int divisor() const;
 
   std::vector<ChunkState> states_;      // per chunk; frames, result and awaited guarded by mutex_

@@ -4,41 +4,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "collective/float_formats_scalar.h"
 #include "collective/sum_kernels.h"
-#include "core/half.h"
 
 namespace geocomm::collective {
 namespace {
-
-struct Float32 {
-  using Storage = float;
-  static float load(float stored) { return stored; }
-  static float store(float value) { return value; }
-};
-
-struct Float16 {
-  using Storage = std::uint16_t;
-  static float load(std::uint16_t stored) { return core::half_to_float(stored); }
-  static std::uint16_t store(float value) { return core::float_to_half(value); }
-};
-
-struct BFloat16 {
-  using Storage = std::uint16_t;
-  static float load(std::uint16_t stored) { return core::bfloat16_to_float(stored); }
-  static std::uint16_t store(float value) { return core::float_to_bfloat16(value); }
-};
 
 float added(float sum, float value) {
   const auto sum_bits = std::bit_cast<std::uint32_t>(sum);
   const bool is_nan = (sum_bits & ~core::kFloatSignBit) > core::kFloatInfBits;
   return sum + std::bit_cast<float>(core::select_bits(is_nan, sum_bits, std::bit_cast<std::uint32_t>(value)));
-}
-
-template <typename Format>
-float load_at(const std::byte* base, std::size_t index) {
-  typename Format::Storage stored;
-  std::memcpy(&stored, base + index * sizeof(stored), sizeof(stored));
-  return Format::load(stored);
 }
 
 template <typename Format>
@@ -53,10 +28,7 @@ void add(const std::byte* elements, float* sums, std::size_t count) {
 
 template <typename Format>
 void narrow(const float* sums, std::byte* dst, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const typename Format::Storage stored = Format::store(sums[i]);
-    std::memcpy(dst + i * sizeof(stored), &stored, sizeof(stored));
-  }
+  for (std::size_t i = 0; i < count; ++i) store_at<Format>(dst, i, sums[i]);
 }
 
 template <>

@@ -39,7 +39,9 @@ class FeedbackGroup {
     auto lanes = data.lanes(rank);
     const auto site = static_cast<std::size_t>(group_.topology(0).site_of(rank));
     for (LaneData& lane : lanes) {
-      lane.residual = std::span(residuals_[site]).subspan(lane.lane.range.begin, lane.lane.range.size());
+      const std::span<float> residual(residuals_[site]);
+      const FeedbackSpans all{residual, residual, scale_};
+      lane.feedback = all.part(lane.lane.range.begin, lane.lane.range.size());
     }
     return lanes;
   }
@@ -55,6 +57,9 @@ class FeedbackGroup {
     });
   }
 
+  // Of the whole vector, from now on.
+  void set_scale(std::vector<float> scale) { scale_ = std::move(scale); }
+
   ExchangeGroup& group() { return group_; }
   std::vector<std::vector<float>>& residuals() { return residuals_; }
   const std::vector<FeedbackReport>& reports() const { return reports_; }
@@ -63,6 +68,7 @@ class FeedbackGroup {
   ExchangeGroup group_;
   std::vector<std::vector<float>> residuals_;
   std::vector<FeedbackReport> reports_;
+  std::vector<float> scale_;
   std::uint64_t seq_ = 0;
 };
 
@@ -118,6 +124,79 @@ TEST_P(ExchangeFeedback, results_and_residuals_do_not_depend_on_who_comes_first)
     }
     EXPECT_EQ(outputs[0], outputs[1]) << text;
     EXPECT_EQ(residuals[0], residuals[1]) << text;
+  }
+}
+
+// What is reduced with scales is what is reduced of vectors that were divided by them, multiplied again.
+TEST_P(ExchangeFeedback, scales_divide_what_is_encoded_and_multiply_what_comes_back) {
+  std::vector<float> scale(kElements);
+  for (std::size_t i = 0; i < kElements; ++i) scale[i] = std::exp2(static_cast<float>(i % 17) - 8);
+  for (const std::string_view text : {"int8", "int4:round=stochastic", "small", "bit1", "lossless", "none"}) {
+    for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
+        FeedbackGroup scaled({2, 1, 1}, GetParam());
+        FeedbackGroup plain({2, 1, 1}, GetParam());
+        scaled.set_scale(scale);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+          SiteVectors large(scaled.group().topology(0), dtype, kElements, t);
+          SiteVectors small(plain.group().topology(0), dtype, kElements, t);
+          for (Bytes& input : large.inputs()) {
+            for (std::size_t i = 0; i < kElements; ++i) {
+              set_value(dtype, input, i, value_at(dtype, input, i) * scale[i]);
+            }
+          }
+          large.reset_outputs();
+          expect_all_ok(scaled.all_reduce(large, dtype, op, spec_of(text), 0.75f));
+          expect_all_ok(plain.all_reduce(small, dtype, op, spec_of(text), 0.75f));
+          double whole = 0;
+          for (std::size_t i = 0; i < kElements; ++i) {
+            const double expected = value_at(dtype, small.outputs()[0], i) * scale[i];
+            whole += expected * expected;
+            for (const Bytes& output : large.outputs()) ASSERT_EQ(value_at(dtype, output, i), expected);
+            for (std::size_t site = 0; site < 3; ++site) {
+              ASSERT_EQ(scaled.residuals()[site][i], plain.residuals()[site][i] * scale[i]) << text << i;
+            }
+          }
+          for (std::size_t rank = 0; rank < 4; ++rank) {
+            const FeedbackReport& one = scaled.reports()[rank];
+            const FeedbackReport& other = plain.reports()[rank];
+            EXPECT_EQ(one.input_square, other.input_square);
+            EXPECT_EQ(one.residual_square, other.residual_square);
+            EXPECT_EQ(one.scaled_square, other.result_square);
+            EXPECT_EQ(one.wire_bytes, other.wire_bytes);
+          }
+          EXPECT_NEAR(scaled.reports()[2].result_square, whole, 1e-9 * whole);  // alone at its site
+        }
+      }
+    }
+  }
+}
+
+// The old residual is read only, and the new one whole, also in what no frame carries.
+TEST_P(ExchangeFeedback, new_residual_goes_to_memory_of_its_own) {
+  for (const std::string_view text : {"int4", "tiny", "none"}) {
+    FeedbackGroup in_place({1, 1, 1}, GetParam());
+    FeedbackGroup apart({1, 1, 1}, GetParam());
+    for (auto* group : {&in_place, &apart}) {
+      for (auto& residual : group->residuals()) residual.assign(kElements, 0.25f);
+    }
+    SiteVectors data(in_place.group().topology(0), DType::Float32, kElements, 1);
+    SiteVectors same = data;
+    expect_all_ok(in_place.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of(text)));
+    std::vector<std::vector<float>> next(3, std::vector<float>(kElements, NAN));
+    expect_all_ok(apart.group().run([&](int rank) {
+      auto lanes = apart.lanes(same, rank);
+      for (LaneData& lane : lanes) {
+        lane.feedback.next = std::span(next[static_cast<std::size_t>(rank)])
+                                 .subspan(lane.lane.range.begin, lane.lane.range.size());
+      }
+      OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
+      context.caller = {.codec = spec_of(text)};
+      return apart.group().exchange(rank).reduce(context, ReduceOp::Avg, lanes);
+    }));
+    EXPECT_EQ(data.outputs(), same.outputs()) << text;
+    EXPECT_EQ(next, in_place.residuals()) << text;
+    for (const auto& residual : apart.residuals()) EXPECT_EQ(residual, std::vector<float>(kElements, 0.25f));
   }
 }
 
@@ -224,8 +303,17 @@ TEST(ExchangeFeedbackRefused, what_it_is_not_for) {
   const auto with = feedback.lanes(data, 0);
   const CallerCodec int8 = {.codec = spec_of("int8")};
   auto shorter = with;
-  shorter[0].residual = shorter[0].residual.first(kElements - 1);
+  shorter[0].feedback = with[0].feedback.part(0, kElements - 1);
   EXPECT_EQ(reduce(shorter, int8), StatusCode::InvalidArgument);
+  auto nowhere = with;
+  nowhere[0].feedback.next = {};
+  EXPECT_EQ(reduce(nowhere, int8), StatusCode::InvalidArgument);
+  auto scaled = with;
+  scaled[0].feedback.scale = with[0].feedback.residual.first(kElements - 1);
+  EXPECT_EQ(reduce(scaled, int8), StatusCode::InvalidArgument);
+  scaled = data.lanes(0);
+  scaled[0].feedback.scale = with[0].feedback.residual;
+  EXPECT_EQ(reduce(scaled, int8), StatusCode::InvalidArgument);
   EXPECT_EQ(reduce(with, std::nullopt), StatusCode::InvalidArgument);
   EXPECT_EQ(reduce(with, CallerCodec{.codec = spec_of("int8"), .decay = INFINITY}),
             StatusCode::InvalidArgument);
@@ -244,31 +332,6 @@ TEST(ExchangeFeedbackMismatch, another_codec_is_an_error_on_both) {
     return feedback.group().exchange(rank).reduce(context, ReduceOp::Sum, lanes);
   });
   for (const Status& status : results) EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
-}
-
-TEST(Feedback, squares_and_finiteness_of_every_dtype_and_length) {
-  for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
-    for (const std::size_t elements : {0, 1, 7, 8, 9, 4095, 4097, 9000}) {
-      Bytes data = random_elements(dtype, elements, elements);
-      std::vector<float> residual(elements, 0.25f);
-      double expected = 0;
-      for (std::size_t i = 0; i < elements; ++i) expected += std::pow(value_at(dtype, data, i) + 0.125, 2);
-      EXPECT_NEAR(square_of_input(dtype, data, residual, 0.5f), expected, 1e-5 * expected);
-      EXPECT_DOUBLE_EQ(square_of(residual), 0.0625 * static_cast<double>(elements));
-      double plain = 0;
-      for (std::size_t i = 0; i < elements; ++i) plain += std::pow(value_at(dtype, data, i), 2);
-      EXPECT_NEAR(square_of(dtype, data), plain, 1e-12 * plain);
-      for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
-        for (const std::size_t at : {std::size_t{0}, elements / 2, elements - 1}) {
-          if (elements == 0) continue;
-          Bytes changed = data;
-          set_value(dtype, changed, at, bad);
-          EXPECT_FALSE(std::isfinite(square_of(dtype, changed))) << at;
-          EXPECT_FALSE(std::isfinite(square_of_input(dtype, changed, residual, 0.5f))) << at;
-        }
-      }
-    }
-  }
 }
 
 }  // namespace
