@@ -15,6 +15,7 @@
 #include "binding/gil_release.h"
 #include "binding/process_group.h"
 #include "binding/tensor_codec.h"
+#include "binding/tensor_scales.h"
 #include "codec/codec_spec.h"
 #include "codec/expected_size.h"
 #include "core/cpu.h"
@@ -33,9 +34,6 @@ namespace geocomm::binding {
 namespace {
 
 using core::StatusCode;
-
-// ---- errors
-// -------------------------------------------------------------------------------------------------------
 
 // Status code name → exception class of geocomm/errors.py. Leaked: the interpreter may be gone when statics
 // die.
@@ -456,6 +454,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
         py::arg("add") = false, py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
   m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
+  m.def("learn_scales", &learn_scales, py::arg("values"), py::arg("first"), py::arg("weight"),
+        py::arg("floor_bits"), py::arg("mean_square"), py::arg("scale"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
   m.def(
       "canonical_codec",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from geocomm.gradients.named_values import Layout
+from geocomm.native import native
 
 _FIRST = 16
 """Steps of a bucket in which every gradient is looked at; afterwards one in EVERY."""
@@ -66,14 +67,10 @@ class ElementScales:
         if slot.seen > _FIRST and slot.seen % _EVERY:
             return
         weight = max(_LEAST_WEIGHT, 1 / slot.seen)
-        own = reduced[slot.span[0] : slot.span[1]].float()
-        # No fused operations: they would be rounded otherwise where a processor has them.
-        slot.mean_square.mul_(1 - weight).add_(own.mul(own).mul_(weight))
-        # Half the exponent is the root's.
-        bits = slot.mean_square.view(torch.int32).bitwise_right_shift(1)
-        bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
-        floor = _mean_exponent(reduced) + _FLOOR_BITS
-        slot.scale.copy_(torch.maximum(bits, floor << _EXPONENT_BITS, out=bits).view(torch.float32))
+        if reduced.device == _CPU:
+            native().learn_scales(reduced.float(), slot.span[0], weight, _FLOOR_BITS, slot.mean_square, slot.scale)
+        else:
+            learn_scales(reduced, slot.span[0], weight, _FLOOR_BITS, slot.mean_square, slot.scale)
 
     def scale(self, factor: float) -> None:
         """Gradients are `factor` times what they were from now on."""
@@ -83,6 +80,28 @@ class ElementScales:
     def forget(self) -> None:
         """Start anew."""
         self._slots.clear()
+
+
+def learn_scales(
+    values: torch.Tensor,
+    first: int,
+    weight: float,
+    floor_bits: int,
+    mean_square: torch.Tensor,
+    scale: torch.Tensor,
+) -> None:
+    """What the native function of this name does (csrc/binding/tensor_scales.h), of tensors on any device.
+
+    Bit for bit the same.
+    """
+    own = values[first : first + mean_square.numel()].float()
+    # No fused operations: they would be rounded otherwise where a processor has them.
+    mean_square.mul_(1 - weight).add_(own.mul(own).mul_(weight))
+    # Half the exponent is the root's.
+    bits = mean_square.view(torch.int32).bitwise_right_shift(1)
+    bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
+    floor = _mean_exponent(values) + floor_bits
+    scale.copy_(torch.maximum(bits, floor << _EXPONENT_BITS, out=bits).view(torch.float32))
 
 
 def _mean_exponent(values: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geocomm.gradients.element_scales import ElementScales
+from geocomm.errors import InvalidArgumentError
+from geocomm.gradients.element_scales import ElementScales, learn_scales
 from geocomm.gradients.named_values import Slice
+from geocomm.native import native
 
 pytestmark = pytest.mark.unit
 ELEMENTS = 5000
@@ -50,6 +52,35 @@ def test_parts_of_a_buffer_have_the_scales_of_the_whole(dtype: torch.dtype) -> N
     whole = observed((0, ELEMENTS), dtype=dtype)
     for span in ((0, 1), (17, 1234), (2999, 3001), (4000, ELEMENTS)):
         assert torch.equal(observed(span, dtype=dtype), whole[span[0] : span[1]])
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 10_001])
+def test_native_scales_are_those_of_torch_bit_for_bit(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    for first, last in ((0, size), (size // 3, size // 2), (size, size)):
+        squares = [torch.zeros(last - first), torch.zeros(last - first)]
+        scales = [torch.ones(last - first), torch.ones(last - first)]
+        for step in range(8):
+            exponent = torch.randint(-140, 60 if step < 6 else 127, (size,), generator=generator)
+            values = torch.randn(size, generator=generator) * torch.exp2(exponent)
+            values[torch.randint(0, size, (1 + size // 9,), generator=generator)] = 0
+            native().learn_scales(values, first, 1 / (step + 1), step % 3, squares[0], scales[0])
+            learn_scales(values, first, 1 / (step + 1), step % 3, squares[1], scales[1])
+            assert torch.equal(squares[0].view(torch.int32), squares[1].view(torch.int32))
+            assert torch.equal(scales[0].view(torch.int32), scales[1].view(torch.int32))
+
+
+def test_native_scales_refuse_other_tensors() -> None:
+    good = torch.ones(8)
+    for values, first, squares, scale in (
+        (good.double(), 0, good, good),
+        (good[::2], 0, good[:4], good[:4]),
+        (good, 1, good, good),
+        (good, -1, good[:4], good[:4]),
+        (good, 0, good, good[:4]),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            native().learn_scales(values, first, 0.5, 1, squares, scale)
 
 
 def test_elements_without_a_gradient_have_the_floor() -> None:
