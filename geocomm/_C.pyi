@@ -63,7 +63,7 @@ class ProcessGroupGeocomm(C10dBackend):
         endpoint: Endpoint | None = None,
         group: int = 0,
         token: bytes = b"",
-        peers: list[tuple[bytes, str, int, str, bool]] = ...,
+        peers: list[tuple[bytes, str, int, str, bool, int]] = ...,
         codec: str = "none",
         min_compress_bytes: int = 65536,
         preserve_inputs: bool = False,

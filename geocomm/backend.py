@@ -31,6 +31,7 @@ from geocomm.topology import (
     new_group_identity,
     own_address,
     own_versions,
+    path_channels,
     publish,
     ranks_text,
     sites_of,
@@ -323,12 +324,13 @@ def _introduce(
     return own, options, endpoint
 
 
-def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool]]:
-    """(process id, host, port, description, over RDMA) of each rank."""
+def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool, int]]:
+    """(process id, host, port, description, over RDMA, channels on the path to it) of each rank."""
     choice = TransportChoice.parse(options.transport)
+    own_site = infos[rank].site
     return [
-        (base64.b64decode(i.process_id), i.host, i.port, i.description, choice.between(infos[rank].site, i.site))
-        for i in infos
+        (base64.b64decode(i.process_id), i.host, i.port, i.description, choice.between(own_site, i.site), channels)
+        for i, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True)
     ]
 
 

@@ -17,7 +17,7 @@ from geocomm.errors import CommTimeoutError, GeocommError, InvalidArgumentError
 from geocomm.links import Links, table_of
 from geocomm.native import native
 from geocomm.options import LOG_LEVELS
-from geocomm.topology import RankInfo, sites_of
+from geocomm.topology import RankInfo, path_channels, sites_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -123,15 +123,15 @@ def channel_rates(links: Links, infos: Sequence[RankInfo], rank: int) -> Mapping
     rates are only assumed."""
     if links.source == "assumed":
         return {}
-    site_of_rank, names = sites_of(list(infos))
-    sizes = [site_of_rank.count(site) for site in range(len(names))]
+    site_of_rank, _ = sites_of(list(infos))
     own = site_of_rank[rank]
 
     def rate(other: int) -> float:
-        return max(links.rate_bps[own][other], links.rate_bps[other][own]) / 8 / max(sizes[own], sizes[other])
+        return max(links.rate_bps[own][other], links.rate_bps[other][own]) / 8
 
-    peers = zip(infos, site_of_rank, strict=True)
-    return {info.description: rate(site) for info, site in peers if site != own}
+    channels = path_channels(site_of_rank, rank)
+    peers = zip(infos, site_of_rank, channels, strict=True)
+    return {info.description: rate(site) / sharing for info, site, sharing in peers if site != own}
 
 
 def observe(group: Group, channels: Sequence[dict[str, Any]]) -> dict[str, Any]:

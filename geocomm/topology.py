@@ -9,8 +9,8 @@ import os
 import secrets
 import socket
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -199,6 +199,12 @@ def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
         if (info.site or "") not in names:
             names.append(info.site or "")
     return [names.index(info.site or "") for info in infos], names
+
+
+def path_channels(site_of_rank: Sequence[int], rank: int) -> list[int]:
+    """For each peer of `rank`, the lanes of an operation, and so the busy channels, between the two sites."""
+    sizes = Counter(site_of_rank)
+    return [max(sizes[site_of_rank[rank]], sizes[site]) for site in site_of_rank]
 
 
 def device_mesh(device_type: str = "cpu") -> DeviceMesh:

@@ -140,7 +140,7 @@ void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& b
 // ------------------------------------------------------------------------------------------------
 
 // Process id, host, port, description, whether it is reached over RDMA.
-using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool>;
+using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool, int>;
 
 // Shared, and freed under the GIL, since the group may die on any thread.
 std::shared_ptr<py::object> hold(const py::object& callable) {
@@ -216,10 +216,10 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     process = endpoint->process;
     const auto job = fixed_bytes<16>(token, "token");
     std::vector<transport::PeerAddress> addresses;
-    for (const auto& [id, host, port, description, rdma] : peers) {
+    for (const auto& [id, host, port, description, rdma, path_channels] : peers) {
       const int site = topology.site_of(static_cast<int>(addresses.size()));
-      addresses.push_back(
-          {fixed_bytes<16>(id, "a peer's id"), host, port, description, topology.site_name(site), rdma});
+      addresses.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description,
+                           topology.site_name(site), rdma, path_channels});
     }
     process->endpoint->allow(job);
     // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so

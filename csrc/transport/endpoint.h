@@ -49,6 +49,7 @@ struct PeerAddress {
   std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
   std::string site = {};    // whose certificate the process must have; empty: any of the job
   bool rdma = false;        // segments go over RDMA, one data stream; the peer must say the same
+  int path_channels = 1;    // that share the path between the two sites, this one included
 };
 
 class Endpoint {

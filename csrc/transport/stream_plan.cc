@@ -37,6 +37,11 @@ int streams_for(double bytes_per_sec, std::chrono::microseconds rtt, std::uint64
       std::clamp(wanted, static_cast<double>(least), static_cast<double>(kMaxDataStreams)));
 }
 
+int streams_of_channel(int streams, int channels) {
+  channels = std::max(channels, 1);
+  return std::max((streams + channels - 1) / channels, 1);
+}
+
 void StreamTrial::begin(int streams) {
   streams_ = streams;
   settling_ = measured_ = Seconds(0);

@@ -13,6 +13,9 @@ namespace geocomm::transport {
 inline constexpr int kStreamsWithBbr = 2;
 inline constexpr int kStreamsWithout = 16;
 
+// What each of the channels that share a path begins with, of the `streams` that suit the path.
+int streams_of_channel(int streams, int channels);
+
 // What one connection of a link may have under way: half of the smaller buffer, since the kernel counts its
 // own overhead too. A size of 0 is not known.
 std::uint64_t window_of(std::uint64_t send_buffer_bytes, std::uint64_t receive_buffer_bytes);

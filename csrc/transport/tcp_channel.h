@@ -45,7 +45,7 @@ namespace geocomm::transport {
 struct ChannelContext {
   std::shared_ptr<IoLoop> loop;
   EndpointOptions options;
-  std::uint16_t first_streams = 0;  // of a channel when it connects
+  std::uint16_t first_streams = 0;  // of a channel when it connects, if it has its path to itself
   BufferLimits buffers;
   ProcessId self{};
   core::BufferPool pool{std::size_t{64} << 20};  // of unexpected chunks
@@ -200,9 +200,10 @@ class TcpChannel final : public Channel,
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
   double expected_rate_ = 0;               // bytes per second; 0: not known
   StreamTrial trial_;
-  std::uint64_t stalled_us_ = 0;              // by the kernel's buffers, all open streams
-  bool limited_ = false;                      // between the last two ticks
-  int planned_streams_ = 0;                   // by the formula
+  std::uint64_t stalled_us_ = 0;  // by the kernel's buffers, all open streams
+  bool limited_ = false;          // between the last two ticks
+  int planned_streams_ = 0;       // by the formula
+  int first_streams_ = 0;
   int wanted_streams_ = 0;                    // by this side, unless EndpointOptions::streams says
   int peer_wanted_streams_ = 0;               // by the other side
   std::chrono::milliseconds user_timeout_{};  // of the open streams

@@ -93,8 +93,11 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
+  first_streams_ = data_path_ == DataPath::Rdma ? 1
+                   : may_add_streams() ? streams_of_channel(context_->first_streams, address.path_channels)
+                                       : context_->first_streams;
   if (!dials) return;
-  streams_.set_data_streams(data_path_ == DataPath::Rdma ? 1 : context_->first_streams);
+  streams_.set_data_streams(static_cast<std::uint16_t>(first_streams_));
   redialer_.dial(0, tuning());
 }
 

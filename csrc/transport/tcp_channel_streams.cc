@@ -49,14 +49,14 @@ void TcpChannel::plan_streams() {
   stalled_us_ = stalled;
   path_rtt_ = std::chrono::microseconds(read_link_stats(control->fd()).least_rtt_us);
   const std::uint64_t window = window_of(context_->buffers.send_bytes, peer_receive_buffer_);
-  planned_streams_ = streams_for(expected_rate_, path_rtt_, window, context_->first_streams);
+  planned_streams_ = streams_for(expected_rate_, path_rtt_, window, first_streams_);
   want_streams(planned_streams_);
 }
 
 int TcpChannel::used_streams() const {
   if (!may_add_streams()) return data_streams();
   return trial_.useful() > 0 ? std::max(trial_.useful(), planned_streams_)
-                             : std::max<int>(wanted_streams_, context_->first_streams);
+                             : std::max(wanted_streams_, first_streams_);
 }
 
 bool TcpChannel::is_spare(std::size_t stream) const {

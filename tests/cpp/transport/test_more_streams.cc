@@ -58,6 +58,16 @@ TEST(MoreStreams, test_rate_told_to_the_dialer_opens_streams_under_traffic) {
   EXPECT_EQ(pair.high_channel->stats().resumes, 0U);
 }
 
+TEST(MoreStreams, test_channels_that_share_a_path_begin_with_fewer) {
+  Pair pair;
+  pair.connect(true, 2);
+  ASSERT_TRUE(have_streams(pair, first_streams() / 2));
+  exchange(pair, 1);
+  EXPECT_TRUE(have_streams(pair, first_streams() / 2));
+  pair.low_channel->expect_rate(20 * kStreamBytesPerSec);
+  EXPECT_TRUE(have_streams(pair, 20));
+}
+
 TEST(MoreStreams, test_rate_told_to_the_other_side_opens_streams) {
   Pair pair;
   pair.connect();

@@ -35,6 +35,14 @@ TEST(StreamPlan, test_streams_are_at_most_64) {
   EXPECT_EQ(streams_for(1e300, std::chrono::hours(1), 1, 4), kMost);
 }
 
+TEST(StreamPlan, test_channels_of_one_path_share_its_streams) {
+  EXPECT_EQ(streams_of_channel(16, 1), 16);
+  EXPECT_EQ(streams_of_channel(16, 3), 6);
+  EXPECT_EQ(streams_of_channel(2, 2), 1);
+  EXPECT_EQ(streams_of_channel(2, 8), 1);
+  EXPECT_EQ(streams_of_channel(2, 0), 2);
+}
+
 TEST(StreamPlan, test_window_is_half_of_the_smaller_buffer) {
   EXPECT_EQ(window_of(4 * kMiB, 6 * kMiB), 2 * kMiB);
   EXPECT_EQ(window_of(8 * kMiB, 6 * kMiB), 3 * kMiB);

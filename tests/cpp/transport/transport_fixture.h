@@ -196,9 +196,12 @@ struct Pair {
     high = make_endpoint(second);
     if (low->id() > high->id()) std::swap(low, high);
   }
-  void connect(bool wait = true) {
-    low_channel = *low->connect(address_of(*high, "rank 1 (high)"), token(1));
-    high_channel = *high->connect(address_of(*low, "rank 0 (low)"), token(1));
+  void connect(bool wait = true, int path_channels = 1) {
+    PeerAddress to_high = address_of(*high, "rank 1 (high)");
+    PeerAddress to_low = address_of(*low, "rank 0 (low)");
+    to_high.path_channels = to_low.path_channels = path_channels;
+    low_channel = *low->connect(to_high, token(1));
+    high_channel = *high->connect(to_low, token(1));
     if (!wait) return;
     ASSERT_TRUE(low_channel->wait_ready(patience()).is_ok()) << low_channel->status().to_string();
     ASSERT_TRUE(high_channel->wait_ready(patience()).is_ok()) << high_channel->status().to_string();
