@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
-from geocomm.gradients.hook_state import HookSettings, HookState, feedback_settings, require_cpu
+from geocomm.gradients.hook_state import HookSettings, HookState, feedback_settings, require_devices
 from geocomm.gradients.named_values import Layout, Slice
 
 
@@ -31,7 +31,8 @@ def ddp_hook(
     and added in the next step, by parameter, whatever the buckets; replicas stay bit-identical.
 
     model: on a process group of the geocomm backend, whose own codec does not matter here. Gradients: float32, float16,
-    bfloat16, on the CPU, dense.
+    bfloat16, dense, on CPUs or GPUs; on a GPU nothing waits for the host: elements and residuals cross to pinned host
+    memory, where the codec works, within the stream (docs/gradients.md).
     codec: a preset or codec string (docs/codecs.md), those that need error feedback included.
     warmup_steps: that many first steps are exact. exact: regular expressions, searched in the names of parameters that
     always go exactly; so do those of one dimension or fewer than `exact_below` elements.
@@ -85,7 +86,7 @@ def register(model: DistributedDataParallel, settings: HookSettings, kind: str) 
     """Make the state and give DDP the hook. Raises InvalidArgumentError."""
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
-    require_cpu("a DDP hook", (parameter.device for parameter in model.module.parameters()))
+    require_devices("a DDP hook", (parameter.device for parameter in model.module.parameters()))
     state = DdpHookState(model, settings, kind)
     model.register_comm_hook(state, _feedback_hook)
     return state

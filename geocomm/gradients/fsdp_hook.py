@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
-from geocomm.gradients.hook_state import HookSettings, HookState, Shard, feedback_settings, require_cpu
+from geocomm.gradients.hook_state import HookSettings, HookState, Shard, feedback_settings, require_devices
 from geocomm.gradients.named_values import Layout, Slice
 
 
@@ -33,7 +33,8 @@ def fsdp_hook(
     across them. Called once, by all ranks alike, after the last `fully_shard` and before the first backward. Inside a
     site FSDP's reduce-scatter goes on as it was; the all-reduce of its result over the replicas is this hook's. The
     handle and the other arguments are those of `ddp_hook`; a parameter's elements are counted before it is sharded.
-    Gradients: as reduced, float32, float16 or bfloat16, on the CPU.
+    Gradients: as reduced, float32, float16 or bfloat16, on CPUs or GPUs, as for `ddp_hook`. With several shards the end
+    of a backward blocks the host until its reductions are done, since the shards agree whether the step counts.
 
     A step is a backward that reduces: `set_requires_all_reduce(False)` and `set_requires_gradient_sync(False)`
     accumulate without one. Where a backward reaches only a part of the parameters that FSDP reduces together, that
@@ -59,7 +60,7 @@ def fsdp_hook(
         raise UnsupportedError("fsdp_hook takes a model whose fully_shard calls had the same mesh")
     if any(unit._all_reduce_hook is not None for unit in units):
         raise InvalidArgumentError("the model has an all-reduce hook already (fsdp_hook is called once)")
-    require_cpu("fsdp_hook", (unit.device for unit in units))
+    require_devices("fsdp_hook", (unit.device for unit in units))
     state = FsdpHookState(model, units, replicas.pop(), settings)
     state.take_over()
     return state

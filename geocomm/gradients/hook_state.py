@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
+from geocomm.gradients.device_order import DeviceOrder, LaterValue, keep_for_stream, square_of
 from geocomm.gradients.element_scales import ElementScales
 from geocomm.gradients.feedback_state import VERSION, check_state
 from geocomm.gradients.named_values import Layout, NamedValues
@@ -73,13 +74,13 @@ def feedback_settings(
     return HookSettings(schedule, tuple(exact), exact_below, decay, guard_steps, adaptive=adaptive)
 
 
-def require_cpu(what: str, devices: Iterable[torch.device]) -> None:
-    """Raises UnsupportedError for parameters elsewhere."""
-    others = sorted({device.type for device in devices} - {"cpu"})
-    if others:
+def require_devices(what: str, devices: Iterable[torch.device]) -> None:
+    """Raises UnsupportedError for parameters that are neither on CPUs nor on CUDA devices, or on both."""
+    found = sorted({device.type for device in devices})
+    if len(found) > 1 or not set(found) <= {"cpu", "cuda"}:
         raise UnsupportedError(
-            f"{what} with error feedback takes parameters on CPUs, not on {', '.join(others)}; without, the codec of "
-            "the process group compresses their gradients (geocomm.Options(codec='int8'))"
+            f"{what} takes parameters on CPUs, or on CUDA devices, not on {', '.join(found)}; without a hook the codec "
+            "of the process group compresses their gradients (geocomm.Options(codec='int8'))"
         )
 
 
@@ -100,19 +101,23 @@ class _Reduction:
     factor: int  # from the result to the sum over the ranks
     works: list[FeedbackWork] = field(default_factory=list)
     done: torch.futures.Future[torch.Tensor] | None = None
-    squares: list[float] = field(default_factory=list)  # of each work's result: squared L2 norm; none: failed
+    squares: list[LaterValue] = field(default_factory=list)  # of each work's result: squared L2 norm; none: failed
     usual: bool = True  # its parameters are
     scaled: float = 0.0  # elements for each that this rank encoded over a scale; 0: none
+    observed: bool = False  # by the scales, good or not
 
-    def wait(self) -> None:
-        """Until it has ended, one way or the other."""
-        for future in [work.get_future() for work in self.works] if self.done is None else [self.done]:
+    def end(self) -> bool:
+        """Blocks the host until it has ended, one way or the other; whether it succeeded."""
+        if self.done is not None:
             with contextlib.suppress(Exception):
-                future.wait()
+                self.done.wait()  # on a GPU: it blocks the current stream
+        ended = [work.succeeded() for work in self.works]
+        return all(ended) and bool(self.squares)
 
     @property
-    def good(self) -> bool:
-        return bool(self.squares) and all(math.isfinite(square) for square in self.squares)
+    def finite(self) -> bool:
+        """Blocks the host until it is known."""
+        return all(math.isfinite(square.read()) for square in self.squares)
 
 
 _WHOLE = Shard()
@@ -156,6 +161,7 @@ class HookState:
         self._skipped_steps = 0
         self._fallbacks: list[dict[str, Any]] = []
         self._rows: dict[int, dict[str, Any]] = {}
+        self._order = DeviceOrder()
         self._step: list[_Reduction] = []  # the step under way, or ended and not settled
         self._step_codec = _EXACT
         self._step_whole = False
@@ -191,36 +197,40 @@ class HookState:
 
         Steps with a gradient that is not finite, such as GradScaler skips, are undone without this call.
         """
-        self._settle()
-        if self._undoable:
-            self._undo()
-            self._publish()
+        with self._order:
+            self._settle()
+            if self._undoable:
+                self._undo()
+                self._publish()
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals: after a change of the loss scale, by new / old scale. Call it on all ranks."""
-        self._settle()
-        for values in (self._residuals, self._momenta):
-            values.scale(factor)
-        self._scales.scale(factor)
+        with self._order:
+            self._settle()
+            for values in (self._residuals, self._momenta):
+                values.scale(factor)
+            self._scales.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state: saved by each rank for itself. Not collective.
 
-        Plain values, strings and tensors: residual: {parameter: [(first element, float32 values)]}, likewise momentum.
+        Plain values, strings and tensors on the CPU: residual: {parameter: [(first element, float32 values)]}, likewise
+        momentum.
         """
-        self._settle()
-        return {
-            "version": VERSION,
-            "rank": self._backend.rank(),
-            "ranks": self._backend.size(),
-            "shard": self._shard.index,
-            "shards": self._shard.count,
-            "steps": self._steps,
-            "configured": self._settings.schedule[-1][1],
-            "fallback": self._fallback,
-            "residual": self._residuals.pieces(),
-            "momentum": self._momenta.pieces(),
-        }
+        with self._order:
+            self._settle()
+            return {
+                "version": VERSION,
+                "rank": self._backend.rank(),
+                "ranks": self._backend.size(),
+                "shard": self._shard.index,
+                "shards": self._shard.count,
+                "steps": self._steps,
+                "configured": self._settings.schedule[-1][1],
+                "fallback": self._fallback,
+                "residual": self._residuals.pieces(),
+                "momentum": self._momenta.pieces(),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """In place of what there was. All ranks load, each its own (for another number: `geocomm.merge_feedback`).
@@ -253,25 +263,33 @@ class HookState:
         """The mean (or sum) of `buffer` over the ranks, in place: flat, dense, of the bucket `index`.
 
         layout: parameters in the buffer; None: not the usual ones, so it goes exactly and the bucket's values wait.
+        On a GPU everything is enqueued at once, behind the current stream; waiting for the future blocks a stream.
         """
+        self._order.device = buffer.device
+        with self._order:
+            return self._enqueue(index, buffer, layout, average)
+
+    def _enqueue(
+        self, index: int, buffer: torch.Tensor, layout: Layout | None, average: bool
+    ) -> torch.futures.Future[torch.Tensor]:
         reduction = _Reduction(index, self._backend.size() if average else 1)
         self._step.append(reduction)
         if layout is None:
             reduction.usual = False
             reduction.works.append(self._reduce(buffer, _EXACT, average))
             self._rows.setdefault(index, {})
-            return self._when_done(reduction, buffer, None, lambda: None)
+            return self._when_done(reduction, [buffer], lambda: None)
         codec = self._step_codec
         velocity = None
         if self._settings.momentum:
             everything = tuple(part._replace(exact=False) for part in layout)
-            before, velocity = self._momenta.take(index, everything, (0, buffer.numel()))
+            before, velocity = self._momenta.take(index, everything, (0, buffer.numel()), buffer.device)
             torch.mul(before, self._settings.momentum, out=velocity).add_(buffer)
             buffer.copy_(velocity)
         span = self._backend.encoded_range(buffer.numel(), buffer.dtype)
-        residuals = self._residuals.take(index, layout, span)
+        residuals = self._residuals.take(index, layout, span, buffer.device)
         for start, values in self._residuals.leftovers(index):
-            buffer[start : start + values.numel()].add_(values.to(buffer.device), alpha=self._settings.decay)
+            buffer[start : start + values.numel()].add_(values, alpha=self._settings.decay)
 
         # Those slices are zero in what is compressed.
         exact = [] if codec == _EXACT else [buffer[s.offset : s.offset + s.numel] for s in layout if s.exact]
@@ -282,7 +300,7 @@ class HookState:
             part.zero_()
         # float16 has no room for what a small scale makes of a large value.
         adapts = self._settings.adaptive and buffer.dtype != torch.float16 and not codec.startswith("topk")
-        scale = self._scales.scale_of(index, layout, span) if adapts else None
+        scale = self._scales.scale_of(index, layout, span, buffer.device) if adapts else None
         if codec == _EXACT:
             scale = None
         if scale is not None and scale.numel() > 0:
@@ -301,46 +319,56 @@ class HookState:
         )
 
         def finish() -> None:
-            if adapts and reduction.good:
-                self._scales.observe(index, buffer)
+            if adapts:
+                self._observe(reduction, buffer)
             if velocity is not None and codec.startswith("topk"):
-                velocity[buffer != 0] = 0  # the exact slices are still zero here
+                keep_for_stream([velocity])
+                velocity.masked_fill_(buffer != 0, 0)  # the exact slices are still zero here
             if gathered is not None:
                 parts = gathered.split([part.numel() for part in exact])
                 for part, values in zip(exact, parts, strict=True):
                     part.copy_(values)
 
-        return self._when_done(reduction, buffer, gathered, finish)
+        return self._when_done(reduction, [buffer] if gathered is None else [buffer, gathered], finish)
 
     def _when_done(
-        self, reduction: _Reduction, buffer: torch.Tensor, gathered: torch.Tensor | None, finish: Callable[[], None]
+        self, reduction: _Reduction, tensors: Sequence[torch.Tensor], finish: Callable[[], None]
     ) -> torch.futures.Future[torch.Tensor]:
-        """`buffer`, after the works and `finish`."""
-        tensors = [buffer] if gathered is None else [buffer, gathered]
+        """The first of `tensors`, which the works reduce, one each, after them and `finish`."""
 
-        def end(futures: Sequence[torch.futures.Future[Any]]) -> torch.Tensor:
-            for future in futures:
-                future.value()  # raises what went wrong
+        def end(_: torch.futures.Future[Any]) -> torch.Tensor:
+            for work in reduction.works:
+                work.get_future().wait()  # the last of them is done; raises what went wrong
+            keep_for_stream(tensors)  # futures of GPUs have a stream of their own for this
             reduction.squares = [
-                self._square(work, tensor) for work, tensor in zip(reduction.works, tensors, strict=True)
+                LaterValue(self._square(work, tensor)) for work, tensor in zip(reduction.works, tensors, strict=True)
             ]
             finish()
-            return buffer
+            return tensors[0]
 
-        futures = [work.get_future() for work in reduction.works]
-        if len(futures) == 1:
-            reduction.done = futures[0].then(lambda future: end([future]))
-        else:
-            reduction.done = torch.futures.collect_all(futures).then(lambda _: end(futures))
+        reduction.done = reduction.works[-1].get_future().then(end)
         return reduction.done
 
-    def _square(self, work: FeedbackWork, result: torch.Tensor) -> float:
-        if self._backend.spans_sites:
-            return float(work.feedback()["result_square"])
-        return float(torch.linalg.vector_norm(result, dtype=torch.float64)) ** 2
+    def _square(self, work: FeedbackWork, result: torch.Tensor) -> torch.Tensor:
+        if self._backend.spans_sites and not is_read_later(result):
+            return torch.tensor(work.feedback()["result_square"], dtype=torch.float64)
+        return square_of(result)
+
+    def _observe(self, reduction: _Reduction, result: torch.Tensor) -> None:
+        """Show the scales a result whose elements are finite, and those of what is reduced with it."""
+        if is_read_later(result):
+            finite = torch.stack([square.tensor for square in reduction.squares]).isfinite().all()
+            self._scales.observe(reduction.bucket, result, finite)
+            reduction.observed = True
+        elif reduction.finite:
+            self._scales.observe(reduction.bucket, result)
 
     def begin_step(self) -> None:
         """Before the first `reduce` of a step."""
+        with self._order:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
         self._settle()
         if self._guard is not None and (reason := self._guard.verdict(self._backend.size(), self._shard.group)):
             self._fall_back(reason)
@@ -366,9 +394,11 @@ class HookState:
         whole, self._step_whole = self._step_whole, False
         if not step:
             return
-        for reduction in step:
-            reduction.wait()
-        if whole and self._agree(all(reduction.good for reduction in step)):
+        good = [reduction.end() and reduction.finite for reduction in step]
+        for reduction, kept in zip(step, good, strict=True):
+            if reduction.observed and not kept:
+                self._scales.forget_last(reduction.bucket)
+        if whole and self._agree(all(good)):
             self._undoable = True
             self._record(step)
         else:
@@ -379,7 +409,7 @@ class HookState:
         """Replicas see the same results, shards do not: whether the step was good in all of them."""
         if self._shard.group is None:
             return good
-        verdict = torch.tensor([int(good)])
+        verdict = torch.tensor([int(good)], device=device_of_group(self._shard.group))
         dist.all_reduce(verdict, dist.ReduceOp.MIN, group=self._shard.group)
         return bool(verdict.item())
 
@@ -403,7 +433,7 @@ class HookState:
             not_finite += not feedback["committed"] and row["elements"] > 0
             residual_square += feedback["residual_square"]
             input_square += feedback["input_square"]
-            own = feedback["scaled_square"] * reduction.scaled if reduction.scaled else reduction.squares[0]
+            own = feedback["scaled_square"] * reduction.scaled if reduction.scaled else reduction.squares[0].read()
             gradient_square += own * reduction.factor**2
             row["ef_norm"] = feedback["residual_square"] ** 0.5
             row["nmse"] = feedback["residual_square"] / feedback["input_square"] if feedback["input_square"] else 0.0

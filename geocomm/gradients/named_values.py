@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from geocomm.gradients.device_order import is_read_later
+
 Pieces = dict[str, list[tuple[int, torch.Tensor]]]
 """By parameter: (first element in the parameter, in memory order; values)."""
 
@@ -22,6 +24,7 @@ class Slice(NamedTuple):
 
 
 Layout = tuple[Slice, ...]
+_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -59,12 +62,17 @@ class NamedValues:
             slot.consumed = {}
         self._used.clear()
 
-    def take(self, bucket: int, layout: Layout, span: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The values of `span` of this bucket, zeros at first, and the memory that takes all of the step's new ones."""
+    def take(
+        self, bucket: int, layout: Layout, span: tuple[int, int], device: torch.device = _CPU
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values of `span` of this bucket, zeros at first, and the memory that takes all of the step's new ones.
+
+        Both on `device`, which the host does not wait for.
+        """
         slot = self._slots.get(bucket)
-        if slot is None or slot.layout != layout or (slot.start, slot.stop) != span:
+        if slot is None or slot.layout != layout or (slot.start, slot.stop) != span or slot.values.device != device:
             self._dissolve_unused()
-            values = torch.zeros(span[1] - span[0])
+            values = torch.zeros(span[1] - span[0], device=device)
             slot = self._slots[bucket] = _Slot(layout, *span, values, torch.empty_like(values))
         self._used.add(bucket)
         if self._waiting:
@@ -79,7 +87,8 @@ class NamedValues:
         """(element of the bucket's buffer, values) of pieces that `take` could not place; the caller has them then."""
         slot = self._slots[bucket]
         for part in slot.layout:
-            for start, values in self._waiting.pop(part.name, ()):
+            for start, held in self._waiting.pop(part.name, ()):
+                values = held.to(slot.values.device, non_blocking=True)
                 slot.consumed.setdefault(part.name, []).append((start, values))
                 yield part.offset + start, values
 
@@ -104,10 +113,10 @@ class NamedValues:
                     values.mul_(factor)
 
     def pieces(self) -> Pieces:
-        """Copies of everything that is not zero; between steps."""
-        found: Pieces = {name: [(start, values.clone()) for start, values in p] for name, p in self._waiting.items()}
+        """Copies, on the CPU, of everything that is not zero; between steps."""
+        found = _on_host(self._waiting, copy=True)
         for slot in self._slots.values():
-            _add(found, _pieces_of(slot))
+            _add(found, _on_host(_pieces_of(slot)))
         return found
 
     def load(self, pieces: Mapping[str, Sequence[tuple[int, torch.Tensor]]]) -> None:
@@ -131,7 +140,8 @@ class NamedValues:
                 at = part.offset + start  # in the bucket
                 begin = min(max(slot.start, at), at + values.numel())
                 end = max(min(slot.stop, at + values.numel()), begin)
-                slot.values[begin - slot.start : end - slot.start] += values[begin - at : end - at]
+                here = values[begin - at : end - at].to(slot.values.device, non_blocking=True)
+                slot.values[begin - slot.start : end - slot.start] += here
                 if begin > at:
                     rest.append((start, values[: begin - at]))
                 if end < at + values.numel():
@@ -141,11 +151,22 @@ class NamedValues:
 
 
 def _pieces_of(slot: _Slot) -> Pieces:
+    """Copies of what is not zero, as far as the host may look."""
     found: Pieces = {}
     for part in slot.layout:
         values = slot.values[_within(slot, part)]
-        if values.any() and not part.exact:
+        if not part.exact and values.numel() and (is_read_later(values) or values.any()):
             found[part.name] = [(max(slot.start - part.offset, 0), values.clone())]
+    return found
+
+
+def _on_host(pieces: Pieces, *, copy: bool = False) -> Pieces:
+    """Those that are not zero."""
+    found: Pieces = {}
+    for name, held in pieces.items():
+        here = [(start, values.to(_CPU, copy=copy)) for start, values in held if values.any()]
+        if here:
+            found[name] = here
     return found
 
 

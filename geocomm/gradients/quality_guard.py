@@ -8,6 +8,7 @@ import math
 import torch
 import torch.distributed as dist
 
+from geocomm.gradients.device_order import device_of_group
 from geocomm.native import native
 
 _LADDER = ("tiny", "small", "balanced", "int4", "int8", "lossless")
@@ -90,6 +91,7 @@ class QualityGuard:
         self._under_way = None
         work.wait()
         if shards is not None:
+            sums = sums.to(device_of_group(shards))
             dist.all_reduce(sums, group=shards)
         residual_square, input_square, gradient_square, not_finite = sums.tolist()
         return self.judge(residual_square, input_square, gradient_square / ranks, not_finite)

@@ -78,11 +78,6 @@ def decide(records: list[dict[str, Any]], config: RunConfig | None) -> Plan:
         for name in sorted(first["model"].keys() | record["model"].keys()):
             _require_equal(f"the model's {name}", first, record, "model", name)
     device = choose_device(records, config.distributed.device)
-    if config.sync.codec is not None and device != "cpu":
-        raise BadInput(
-            "sync.codec: error feedback is for CPUs in this version; use distributed.codec (int8, say), which works "
-            "without, or distributed.device=cpu"
-        )
     return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
 
 
