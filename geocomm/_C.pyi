@@ -118,6 +118,7 @@ class FeedbackWork(C10dWork):
     def feedback(self) -> dict[str, Any]:
         """What became of the residual; only when the operation is done (else InvalidArgumentError).
 
+        On a GPU, where wait() blocks a stream, this blocks the host until the operation is done.
         committed: bool, whether the residual was updated: it was passed, the operation succeeded, all elements of the
         result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
         rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
@@ -126,6 +127,9 @@ class FeedbackWork(C10dWork):
         without); with scale, input_square and residual_square are of values over it too; wire_bytes: int, compressed
         bytes that this rank sent, relayed ones left out (0 where the frames are made on a GPU).
         """
+
+    def succeeded(self) -> bool:
+        """Blocks the host until the operation has ended, on a GPU too."""
 
 class CostModel:
     """What a reduction over the WAN costs (csrc/collective/cost_model.h)."""

@@ -22,13 +22,18 @@
 
 namespace geocomm::binding {
 
-// Until the device has passed the event. Neither spins nor holds a lock of the driver.
-inline void wait_on_host(const c10::Event& event) {
+// Neither spins nor holds a lock of the driver.
+template <typename F>
+void nap_until(F&& is_done) {
   constexpr std::chrono::microseconds kFirstNap{20};
   constexpr std::chrono::microseconds kLongestNap{500};
-  for (auto nap = kFirstNap; !event.query(); nap = std::min(nap * 2, kLongestNap)) {
+  for (auto nap = kFirstNap; !is_done(); nap = std::min(nap * 2, kLongestNap)) {
     std::this_thread::sleep_for(nap);
   }
+}
+// Until the device has passed the event.
+inline void wait_on_host(const c10::Event& event) {
+  nap_until([&] { return event.query(); });
 }
 
 // One operation of which everything is enqueued on a stream when it is issued:

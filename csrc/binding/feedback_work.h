@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "binding/device_side.h"
+#include "binding/geo_work.h"
 #include "binding/gil_release.h"
 #include "binding/staging.h"
 #include "collective/exchange.h"
@@ -91,8 +93,17 @@ class FeedbackWork final : public c10d::Work {
     work_.reset();
   }
 
-  // Only when the operation is done: what became of the residual.
+  // Blocks the host until the operation has ended. On a GPU that is later than what wait() waits for.
+  bool succeeded() const {
+    const GilRelease released;
+    if (auto* const own = dynamic_cast<GeoWork*>(work_.get())) return !own->wait_for_end();
+    nap_until([&] { return work_->isCompleted(); });
+    return !work_->exception();
+  }
+  // Only when the operation is done: what became of the residual. On a GPU it blocks until then.
   const CallerFeedback& feedback() const {
+    const auto* const own = dynamic_cast<GeoWork*>(work_.get());
+    if (own != nullptr && own->is_on_stream()) succeeded();
     if (!work_->isCompleted()) {
       throw_status(core::StatusCode::InvalidArgument,
                    "feedback() before the operation is done: wait() first");

@@ -431,7 +431,8 @@ PYBIND11_MODULE(_C, m) {
       .def("take_rates", &take_group_rates);
 
   py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
-      .def("feedback", &feedback_dict);
+      .def("feedback", &feedback_dict)
+      .def("succeeded", &FeedbackWork::succeeded);
 
   py::class_<collective::CostModel>(m, "CostModel")
       .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))

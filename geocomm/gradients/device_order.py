@@ -75,7 +75,7 @@ def square_of(values: torch.Tensor) -> torch.Tensor:
 
 def is_read_later(values: torch.Tensor) -> bool:
     """Whether the host must not read them, nor what is made of them, before the step is over."""
-    return values.is_cuda
+    return not values.is_cpu
 
 
 def device_of_group(group: dist.ProcessGroup) -> str:

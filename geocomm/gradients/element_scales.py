@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from geocomm.gradients.device_order import keep_for_stream
 from geocomm.gradients.named_values import Layout
 from geocomm.native import native
 
@@ -57,20 +58,27 @@ class ElementScales:
             slot = self._slots[bucket] = _Slot(layout, span, 0, empty, torch.ones_like(empty))
         return slot.scale if slot.seen else None
 
-    def observe(self, bucket: int, reduced: torch.Tensor) -> None:
+    def observe(self, bucket: int, reduced: torch.Tensor, finite: torch.Tensor | None = None) -> None:
         """The bucket's gradient after an all-reduce: flat, finite, equal on all ranks, on the device of its scales.
 
-        Does not wait for the device.
+        Does not wait for the device. finite: a bool there, of no dimensions, in place of the caller's word that the
+        gradient is finite; where it is not, nothing is learned, and `forget_last` has to follow.
         """
         slot = self._slots[bucket]
         slot.seen += 1
+        keep_for_stream([slot.mean_square, slot.scale])
         if slot.seen > _FIRST and slot.seen % _EVERY:
             return
         weight = max(_LEAST_WEIGHT, 1 / slot.seen)
-        if reduced.device == _CPU:
+        if finite is None and reduced.device == _CPU:
             native().learn_scales(reduced.float(), slot.span[0], weight, _FLOOR_BITS, slot.mean_square, slot.scale)
         else:
-            learn_scales(reduced, slot.span[0], weight, _FLOOR_BITS, slot.mean_square, slot.scale)
+            learn_scales(reduced, slot.span[0], weight, _FLOOR_BITS, slot.mean_square, slot.scale, finite)
+
+    def forget_last(self, bucket: int) -> None:
+        """The last gradient that `observe` got was not finite."""
+        if bucket in self._slots:
+            self._slots[bucket].seen -= 1
 
     def scale(self, factor: float) -> None:
         """Gradients are `factor` times what they were from now on."""
@@ -89,19 +97,26 @@ def learn_scales(
     floor_bits: int,
     mean_square: torch.Tensor,
     scale: torch.Tensor,
+    finite: torch.Tensor | None = None,
 ) -> None:
     """What the native function of this name does (csrc/binding/tensor_scales.h), of tensors on any device.
 
-    Bit for bit the same.
+    Bit for bit the same. finite: where it is false, nothing.
     """
     own = values[first : first + mean_square.numel()].float()
     # No fused operations: they would be rounded otherwise where a processor has them.
-    mean_square.mul_(1 - weight).add_(own.mul(own).mul_(weight))
+    learned = mean_square.mul(1 - weight).add_(own.mul(own).mul_(weight))
+    mean_square.copy_(_where(finite, learned, mean_square))
     # Half the exponent is the root's.
     bits = mean_square.view(torch.int32).bitwise_right_shift(1)
     bits.add_((_EXPONENT_BIAS << _EXPONENT_BITS) >> 1).bitwise_and_(_EXPONENT_MASK)
     floor = _mean_exponent(values) + floor_bits
-    scale.copy_(torch.maximum(bits, floor << _EXPONENT_BITS, out=bits).view(torch.float32))
+    chosen = torch.maximum(bits, floor << _EXPONENT_BITS, out=bits).view(torch.float32)
+    scale.copy_(_where(finite, chosen, scale))
+
+
+def _where(choice: torch.Tensor | None, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    return values if choice is None else torch.where(choice, values, others)
 
 
 def _mean_exponent(values: torch.Tensor) -> torch.Tensor:

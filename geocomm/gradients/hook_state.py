@@ -13,7 +13,14 @@ import torch
 import torch.distributed as dist
 
 from geocomm.errors import InvalidArgumentError, UnsupportedError
-from geocomm.gradients.device_order import DeviceOrder, LaterValue, keep_for_stream, square_of
+from geocomm.gradients.device_order import (
+    DeviceOrder,
+    LaterValue,
+    device_of_group,
+    is_read_later,
+    keep_for_stream,
+    square_of,
+)
 from geocomm.gradients.element_scales import ElementScales
 from geocomm.gradients.feedback_state import VERSION, check_state
 from geocomm.gradients.named_values import Layout, NamedValues
@@ -79,8 +86,8 @@ def require_devices(what: str, devices: Iterable[torch.device]) -> None:
     found = sorted({device.type for device in devices})
     if len(found) > 1 or not set(found) <= {"cpu", "cuda"}:
         raise UnsupportedError(
-            f"{what} takes parameters on CPUs, or on CUDA devices, not on {', '.join(found)}; without a hook the codec "
-            "of the process group compresses their gradients (geocomm.Options(codec='int8'))"
+            f"{what} takes parameters that are all on CPUs or all on CUDA devices, not on {', '.join(found)}; without "
+            "a hook the codec of the process group compresses their gradients (geocomm.Options(codec='int8'))"
         )
 
 
@@ -197,11 +204,10 @@ class HookState:
 
         Steps with a gradient that is not finite, such as GradScaler skips, are undone without this call.
         """
-        with self._order:
-            self._settle()
-            if self._undoable:
-                self._undo()
-                self._publish()
+        self._settle()
+        if self._undoable:
+            self._undo()
+            self._publish()
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals: after a change of the loss scale, by new / old scale. Call it on all ranks."""

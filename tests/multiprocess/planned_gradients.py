@@ -38,7 +38,7 @@ class Planned(nn.Module):
         total = torch.zeros(())
         for name in ORDER:
             weight = self.weights[name.replace(".", "_")]
-            total = total + (weight * plan(step, dist.get_rank(), name).to(weight.dtype)).sum()
+            total = total + (weight * plan(step, dist.get_rank(), name).to(weight)).sum()
         return total
 
 
@@ -48,12 +48,19 @@ def plan(step: int, rank: int, name: str) -> torch.Tensor:
     return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(seed))
 
 
-def make(codec: str, dtype: torch.dtype = torch.float32, ddp: dict[str, Any] | None = None, **settings: Any) -> None:
+def make(
+    codec: str,
+    dtype: torch.dtype = torch.float32,
+    ddp: dict[str, Any] | None = None,
+    device: str = "cpu",
+    **settings: Any,
+) -> None:
     """The model and its hook, on a group that compresses small buckets too."""
     import geocomm
 
     group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
-    model = DistributedDataParallel(Planned(dtype), process_group=group, **({"bucket_cap_mb": 0.05} | (ddp or {})))
+    ddp = {"bucket_cap_mb": 0.05} | (ddp or {})
+    model = DistributedDataParallel(Planned(dtype).to(device), process_group=group, **ddp)
     settings = {"warmup_steps": 0, "exact_below": 500} | settings
     _rank.update(model=model, handle=geocomm.ddp_hook(model, codec, **settings), group=group)
 
@@ -64,7 +71,7 @@ def handle() -> Any:
 
 def gradients() -> dict[str, torch.Tensor]:
     return {
-        name.removeprefix("weights."): parameter.grad.detach().clone()
+        name.removeprefix("weights."): parameter.grad.detach().clone().cpu()
         for name, parameter in _rank["model"].module.named_parameters()
         if parameter.grad is not None
     }

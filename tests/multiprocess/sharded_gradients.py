@@ -28,7 +28,7 @@ class _Part(nn.Module):
         for name in self.names:
             if name != without:
                 weight = self.weights[name.replace(".", "_")]
-                total = total + (weight * planned.plan(step, dist.get_rank(), name).to(weight.dtype)).sum()
+                total = total + (weight * planned.plan(step, dist.get_rank(), name).to(weight)).sum()
         return total
 
 
@@ -42,12 +42,12 @@ class _Whole(nn.Module):
         return self.rest(step) + sum(part(step, without) for part in self.parts)
 
 
-def make(codec: str | None, reduce_dtype: torch.dtype | None = None, **settings: Any) -> None:
+def make(codec: str | None, reduce_dtype: torch.dtype | None = None, device: str = "cpu", **settings: Any) -> None:
     """The model and its hook, on a group that compresses small buffers too; codec None: no hook."""
     import geocomm
 
     model = _Whole()
-    mesh = geocomm.device_mesh()
+    mesh = geocomm.device_mesh(device)
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     for part in model.parts:
         fully_shard(part, mesh=mesh, mp_policy=policy)
@@ -69,7 +69,7 @@ def model() -> Any:
 
 def gradients() -> dict[str, torch.Tensor]:
     return {
-        _short(name): parameter.grad.full_tensor().clone()
+        _short(name): parameter.grad.full_tensor().clone().cpu()
         for name, parameter in model().named_parameters()
         if parameter.grad is not None
     }

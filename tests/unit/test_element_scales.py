@@ -101,6 +101,40 @@ def test_zeros_alone_leave_finite_scales() -> None:
     assert torch.equal(scale, torch.full((8,), 2.0))
 
 
+def test_gradients_that_a_device_finds_not_finite_teach_nothing() -> None:
+    """As if they had not come, bit for bit, at first and later, when not every gradient is looked at."""
+    told, never_shown = ElementScales(), ElementScales()
+    for step in range(30):
+        told.scale_of(0, LAYOUT, (17, 4000))
+        never_shown.scale_of(0, LAYOUT, (17, 4000))
+        if step % 3 == 0:
+            spoiled = gradients(100 + step)
+            spoiled[step] = float("nan") if step % 2 else float("inf")
+            told.observe(0, spoiled, torch.tensor(False))
+            told.forget_last(0)
+        assert_same_scales(told, never_shown)
+        told.observe(0, gradients(step), torch.tensor(True))
+        never_shown.observe(0, gradients(step))
+        assert_same_scales(told, never_shown)
+
+
+def assert_same_scales(a: ElementScales, b: ElementScales) -> None:
+    first, second = (scales.scale_of(0, LAYOUT, (17, 4000)) for scales in (a, b))
+    assert (first is None) == (second is None)
+    assert first is None or torch.equal(first, second)
+
+
+def test_scales_of_a_device_are_learned_without_reading_from_it() -> None:
+    meta = torch.device("meta")  # whose values nobody can read
+    scales = ElementScales()
+    for _ in range(20):
+        scales.scale_of(0, LAYOUT, (0, ELEMENTS), meta)
+        scales.observe(0, torch.ones(ELEMENTS, device=meta), torch.ones((), dtype=torch.bool, device=meta))
+    scale = scales.scale_of(0, LAYOUT, (0, ELEMENTS), meta)
+    assert scale is not None
+    assert scale.device == meta
+
+
 def test_another_layout_starts_anew() -> None:
     scales = ElementScales()
     scales.scale_of(0, LAYOUT, (0, 8))

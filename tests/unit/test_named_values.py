@@ -101,6 +101,22 @@ def test_loaded_pieces_go_to_the_span_and_the_rest_is_left_over() -> None:
     assert left == [(0, [1.0]), (6, [0.0, 1.0]), (12, [6.0, 7.0, 8.0, 9.0])]
 
 
+def test_a_step_on_a_device_reads_nothing_from_it() -> None:
+    """On the device whose values nobody can read: also where what was loaded is placed, and buckets change."""
+    meta = torch.device("meta")
+    store = NamedValues()
+    store.load({"c": [(5, torch.arange(10.0))], "b": [(0, torch.ones(1))]})
+    layouts = [(Slice("b", 0, 1, True), Slice("c", 1, 20, False)), (Slice("c", 0, 20, False), Slice("b", 20, 1, False))]
+    for step in range(4):
+        store.begin_step()
+        kept, new = store.take(0, layouts[step // 2], (8, 12), meta)
+        assert (kept.device, new.device) == (meta, meta)
+        assert all(values.device == meta for _, values in store.leftovers(0))
+        if step == 1:
+            store.undo_step()
+        store.scale(0.5)
+
+
 def test_scale_reaches_everything_also_what_a_step_may_give_back() -> None:
     store = NamedValues()
     store.load({"a": [(0, torch.ones(7))], "d": [(0, torch.ones(13))]})
