@@ -91,12 +91,13 @@ class ProcessGroupGeocomm(C10dBackend):
         """All-reduce `tensor` (float32, float16, bfloat16; any shape) in place: the sum, or the mean, with `codec`.
 
         Every rank passes the same codec; it is used in place of the group's, from the group's min_compress_bytes on
-        (below that: "none"). residual: float32, CPU, contiguous, 1-D, one element for each of `encoded_range`, in
-        units of the sum; what the codec lost in the last operation of this tensor. The rank sends
+        (below that: "none"). residual: float32, on the tensor's device, contiguous, 1-D, one element for each of
+        `encoded_range`, in units of the sum; what the codec lost in the last operation of this tensor. The rank sends
         v = element + decay * residual (Seide et al. 2014), and what v loses becomes the residual when the operation
         succeeds with a finite result; else the residual keeps its bits. It must not be touched before the Work is
         done. Exact codecs add it and leave zero, but for what a 16-bit dtype cannot hold. None: the codec works
-        without, and those that need a residual raise UnsupportedError, as does a residual for a CUDA tensor.
+        without, and those that need a residual raise UnsupportedError. CUDA: all of it is enqueued, and the codec works
+        on pinned copies.
         next_residual: like residual, other memory; takes the new residual (garbage unless committed, see feedback()),
         and `residual` is only read: no copy of it is made. scale: like residual, powers of two, equal on all ranks for
         an element; the codec gets v / scale, so that what it loses is in proportion to it. InvalidArgumentError:
@@ -118,14 +119,15 @@ class FeedbackWork(C10dWork):
     def feedback(self) -> dict[str, Any]:
         """What became of the residual; only when the operation is done (else InvalidArgumentError).
 
-        On a GPU, where wait() blocks a stream, this blocks the host until the operation is done.
         committed: bool, whether the residual was updated: it was passed, the operation succeeded, all elements of the
         result are finite (equal on all ranks where it succeeded); input_square: float, squared L2 norm of what this
         rank encoded (v above, in units of the sum); residual_square: float, that of the new residual, committed or
-        not; result_square: float, that of the result, finite if and only if all its elements are (0 where it is on a
-        GPU, and in a group inside one site); scaled_square: float, that of the rank's part of the result over scale (0
-        without); with scale, input_square and residual_square are of values over it too; wire_bytes: int, compressed
-        bytes that this rank sent, relayed ones left out (0 where the frames are made on a GPU).
+        not; result_square: float, that of the result, finite if and only if all its elements are (0 in a group inside
+        one site); scaled_square: float, that of the rank's part of the result over scale (0 without); with scale,
+        input_square and residual_square are of values over it too; wire_bytes: int, compressed bytes that this rank
+        sent, relayed ones left out (0 where the frames are made on a GPU).
+        CUDA, where wait() blocks a stream: this blocks the host until the operation is done; committed and
+        result_square are of this rank's part of the result (0 without residual).
         """
 
     def succeeded(self) -> bool:
