@@ -20,8 +20,20 @@ namespace geocomm::binding {
 // caller gave for it, or to memory of its own, which becomes the caller's as the last thing before the
 // operation is done, or not at all. Written by the operation's stages, one after the other; read when the
 // Work is done.
+//
+// On a device the stages are only enqueued: residual and scale are copied to the host in `pre`, and what is
+// copied back in `post` was settled by the exchange's thread (settle_on_host()), from this rank's part of the
+// result.
 class CallerFeedback {
  public:
+  // Where the exchange finds what the caller gave: on the CPU the tensors themselves. For the time of the
+  // operation.
+  struct OnHost {
+    at::Tensor residual;
+    at::Tensor next;
+    at::Tensor scale;
+  };
+
   CallerFeedback(const codec::CodecSpec& codec, float decay, std::optional<at::Tensor> residual,
                  const std::optional<at::Tensor>& next = std::nullopt,
                  std::optional<at::Tensor> scale = std::nullopt)
@@ -36,16 +48,43 @@ class CallerFeedback {
   // This outlives the operation.
   collective::CallerCodec caller() { return {codec_, decay_, &report_}; }
 
+  bool has_residual() const { return residual_.has_value(); }
+  void append_to(Tensors& tensors) const {
+    if (residual_) tensors.push_back(*residual_);
+    if (gave_next_) tensors.push_back(next_);
+    if (scale_) tensors.push_back(*scale_);
+  }
+
   // `first`: the element of the tensor that the residual begins with.
-  void lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
-    if (!residual_) return;
-    if (!gave_next_) next_ = at::empty_like(*residual_);
+  OnHost lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
+    OnHost host;
+    if (!residual_) return host;
     lent_ = true;
-    const collective::FeedbackSpans all{floats_of(*residual_), floats_of(next_),
-                                        scale_ ? floats_of(*scale_) : std::span<float>{}};
+    host.residual = to_host(*residual_);
+    if (scale_) host.scale = to_host(*scale_);
+    if (gave_next_) {
+      host.next = host_room_for(next_);
+    } else if (on_device()) {
+      host.next = to_host(*residual_);  // what is copied back if there is no exchange
+    } else {
+      host.next = next_ = at::empty_like(*residual_);
+    }
+    const collective::FeedbackSpans all{floats_of(host.residual), floats_of(host.next),
+                                        scale_ ? floats_of(host.scale) : std::span<float>{}};
     for (collective::LaneData& lane : lanes) {
       lane.feedback = all.part(lane.lane.range.begin - first, lane.lane.range.size());
     }
+    return host;
+  }
+
+  // On a device, in place of commit(): after the exchange, on its thread; and behind it, on the stream.
+  void settle_on_host(const OnHost& host, bool succeeded) {
+    if (!lent_) return;
+    committed_ = succeeded && is_finite();
+    if (!committed_) host.next.copy_(host.residual);
+  }
+  void copy_back(const OnHost& host) const {
+    if (lent_) from_host(gave_next_ ? next_ : *residual_, host.next);
   }
 
   // The result, if it is not what the report has: all of it, or none where that is not on the host.
@@ -56,7 +95,7 @@ class CallerFeedback {
   // Where the result is not finite no rank commits, since all have the same.
   void commit() {
     if (!residual_) return;
-    if (lent_ && (!std::isfinite(report_.input_square) || !std::isfinite(report_.result_square))) return;
+    if (lent_ && !is_finite()) return;
     if (lent_ && !gave_next_) residual_->copy_(next_);
     if (!lent_ && gave_next_) next_.copy_(*residual_);
     next_.reset();
@@ -67,6 +106,10 @@ class CallerFeedback {
   bool committed() const { return committed_; }
 
  private:
+  bool on_device() const { return !residual_->device().is_cpu(); }
+  bool is_finite() const {
+    return std::isfinite(report_.input_square) && std::isfinite(report_.result_square);
+  }
   static std::span<float> floats_of(const at::Tensor& tensor) {
     return {static_cast<float*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
   }

@@ -220,12 +220,13 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
   for (const auto& [name, values] :
        {std::pair{"residual", residual}, std::pair{"next_residual", next}, std::pair{"scale", scale}}) {
     if (!values) continue;
-    if (values->scalar_type() != at::kFloat || !values->device().is_cpu() || values->dim() != 1 ||
+    if (values->scalar_type() != at::kFloat || values->device() != tensor.device() || values->dim() != 1 ||
         !is_flat_view(*values) || static_cast<std::uint64_t>(values->numel()) != stop - start) {
-      throw_status(StatusCode::InvalidArgument,
-                   core::str(name, " must be a contiguous one-dimensional float32 tensor of ", stop - start,
-                             " elements on the CPU (encoded_range()), got ", values->numel(), " of ",
-                             c10::toString(values->scalar_type()), " on ", values->device().str()));
+      throw_status(
+          StatusCode::InvalidArgument,
+          core::str(name, " must be a contiguous one-dimensional float32 tensor of ", stop - start,
+                    " elements on ", tensor.device().str(), " (encoded_range()), got ", values->numel(),
+                    " of ", c10::toString(values->scalar_type()), " on ", values->device().str()));
     }
   }
   if ((next || scale) && !residual) {

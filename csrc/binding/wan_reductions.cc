@@ -97,6 +97,7 @@ struct ReduceState {
   std::vector<LaneData> lanes;
   std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
   std::shared_ptr<CallerFeedback> feedback;    // or nullptr
+  CallerFeedback::OnHost lent;
 };
 
 // `part` holds `mine` at its beginning.
@@ -143,12 +144,6 @@ WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const co
                                               double decay, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
   throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
-  if (residual && !tensor.device().is_cpu()) {
-    throw_status(
-        StatusCode::Unsupported,
-        core::str("error feedback inside an all_reduce takes CPU tensors, not those on ",
-                  tensor.device().str(), "; compress with geocomm.compress(tensor, codec, residual=...)"));
-  }
   auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next, scale);
   Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
             static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
@@ -198,9 +193,11 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
       options.timeout = timeout;
       finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
     }
-    state->on_device = DeviceReduction::create(
-        *exchange_, call_context, reduction.op,
-        lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+    if (!state->feedback || !state->feedback->has_residual()) {
+      state->on_device = DeviceReduction::create(
+          *exchange_, call_context, reduction.op,
+          lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+    }
     if (state->on_device) {
       state->on_device->enqueue_contributions();
       return;
@@ -208,11 +205,14 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     state->host = to_host(state->part);
     state->lanes =
         lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
-    if (state->feedback) state->feedback->lend(state->lanes, encoded_range(elements).begin);
+    if (state->feedback) state->lent = state->feedback->lend(state->lanes, encoded_range(elements).begin);
   };
+  const bool on_cpu = tensor.device().is_cpu();
   auto exchange = [=, this, context = call.context(state)] {
-    return state->on_device ? state->on_device->exchange()
-                            : exchange_->reduce(context, reduction.op, state->lanes);
+    auto status = state->on_device ? state->on_device->exchange()
+                                   : exchange_->reduce(context, reduction.op, state->lanes);
+    if (state->feedback && !on_cpu) state->feedback->settle_on_host(state->lent, status.is_ok());
+    return status;
   };
   auto post = [=, this] {
     if (state->on_device) state->on_device->enqueue_results();
@@ -230,14 +230,15 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
     if (!state->feedback) return;
-    if (state->on_device || !alone_in_site()) {
-      const auto whole = part_view(result, 0, elements);
-      state->feedback->set_result(reduction.dtype,
-                                  whole.device().is_cpu() ? bytes_of(whole) : std::span<const std::byte>{});
+    if (!on_cpu) return state->feedback->copy_back(state->lent);
+    if (!alone_in_site()) {
+      state->feedback->set_result(reduction.dtype, bytes_of(part_view(result, 0, elements)));
     }
     state->feedback->commit();
   };
-  return call.issue({tensor}, {tensor}, pre, exchange, post);
+  Tensors inputs{tensor};
+  if (state->feedback) state->feedback->append_to(inputs);
+  return call.issue(inputs, {tensor}, pre, exchange, post);
 }
 
 WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
