@@ -68,7 +68,6 @@ void translate_exception(std::exception_ptr error) {
 }
 
 // ---- process resources
-// --------------------------------------------------------------------------------------------
 
 // What Python calls Endpoint.
 struct PyEndpoint {
@@ -137,7 +136,6 @@ void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& b
 }
 
 // ---- process group
-// ------------------------------------------------------------------------------------------------
 
 // Process id, host, port, description, whether it is reached over RDMA.
 using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool, int>;
@@ -286,7 +284,6 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
 }
 
 // ---- choosing: links, costs, codecs
-// -----------------------------------------------------------------------------------------------------------
 
 // Bytes per second and one-way seconds, each [from * sites + to]; most that a site sends and receives, bytes
 // per second, empty where unknown.
