@@ -7,6 +7,7 @@
 #include <cstring>
 #include <span>
 
+#include "codec/bitmap.h"
 #include "codec/codec_spec.h"
 #include "codec/frame.h"
 #include "codec/plane.h"
@@ -40,9 +41,6 @@ inline std::uint32_t chosen_in_frame(std::span<const std::byte> frame) {
   return read_top_k_head(frame.data() + sizeof(FrameHeader)).count;
 }
 
-constexpr std::size_t bitmap_bytes(std::size_t elements) {
-  return (elements + 7) / 8;
-}
 // The mode an encoder takes: a bitmap from a twelfth of the elements on.
 constexpr IndexMode index_mode_of(std::size_t count, std::size_t elements) {
   return 12 * std::uint64_t{count} > elements ? IndexMode::Bitmap : IndexMode::Gaps;

@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
                     GoldenCase{"lossless+zstd", Kind::Mostly}),
     [](const testing::TestParamInfo<GoldenCase>& info) { return Golden::golden_name(info.param); });
 
-struct Data {
+struct GoldenData {
   const char* name;
   std::vector<float> values;
 };
@@ -158,14 +158,14 @@ TEST(GoldenSizes, test_sizes_of_fixed_data_are_those_of_the_table) {
   large[12345] = 1e6f;
   auto bf16 = gaussian(262144);
   for (float& value : bf16) value = core::bfloat16_to_float(core::float_to_bfloat16(value));
-  const Data data[] = {{"empty", {}},
-                       {"one", {1.0f}},
-                       {"gaussian_262144", gaussian(262144)},
-                       {"gaussian_1001", gaussian(1001)},
-                       {"gaussian_as_bf16_262144", std::move(bf16)},
-                       {"zeros_4096", std::vector<float>(4096, 0.0f)},
-                       {"one_nan_100000", std::move(with_nan)},
-                       {"one_large_100000", std::move(large)}};
+  const GoldenData data[] = {{"empty", {}},
+                             {"one", {1.0f}},
+                             {"gaussian_262144", gaussian(262144)},
+                             {"gaussian_1001", gaussian(1001)},
+                             {"gaussian_as_bf16_262144", std::move(bf16)},
+                             {"zeros_4096", std::vector<float>(4096, 0.0f)},
+                             {"one_nan_100000", std::move(with_nan)},
+                             {"one_large_100000", std::move(large)}};
   std::ostringstream table;
   table << "data,dtype,codec,raw_bytes,frame_bytes\n";
   for (const auto& [name, values] : data) {

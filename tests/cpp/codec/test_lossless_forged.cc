@@ -2,41 +2,21 @@
 #include <gtest/gtest.h>
 
 #include "codec_cases.h"
-#include "level_cases.h"
+#include "forged_frames.h"
 
 namespace geocomm::codec {
 namespace {
 
-constexpr std::size_t kElements = 203;
-constexpr std::size_t kBitmapAt = sizeof(FrameHeader) + 1 + 2 * kElements;
+constexpr std::size_t kWordElements = 203;
+constexpr std::size_t kWordBitmapAt = sizeof(FrameHeader) + 1 + 2 * kWordElements;
 
 // Every third lower half is not zero.
 Bytes sparse_floats() {
-  Bytes src = to_bytes(gaussian(kElements));
-  for (std::size_t i = 0; i < kElements; ++i) {
+  Bytes src = to_bytes(gaussian(kWordElements));
+  for (std::size_t i = 0; i < kWordElements; ++i) {
     if (i % 3 != 0) std::memset(src.data() + 4 * i, 0, 2);
   }
   return src;
-}
-
-// Refused by every sink, and an accumulation leaves no trace.
-void expect_corrupt(Bytes frame, DType dtype = DType::Float32) {
-  reseal(frame);
-  at_every_cpu_level([&] {
-    Bytes out(kElements * core::size_of(dtype));
-    EXPECT_EQ(decompress(frame, out).code(), StatusCode::CorruptData);
-    const auto before = gaussian(kElements, 1.0f, 9);
-    auto sum = before;
-    EXPECT_EQ(decompress_accumulate(frame, sum, Accumulate::Add).code(), StatusCode::CorruptData);
-    EXPECT_TRUE(same_bits(sum, before));
-  });
-}
-
-void set_payload_bytes(Bytes& frame) {
-  FrameHeader header;
-  std::memcpy(&header, frame.data(), sizeof(header));
-  header.payload_bytes = frame.size() - sizeof(header);
-  std::memcpy(frame.data(), &header, sizeof(header));
 }
 
 TEST(ForgedLossless, test_other_mode_is_corrupt) {
@@ -45,33 +25,33 @@ TEST(ForgedLossless, test_other_mode_is_corrupt) {
   for (const int mode : {0, 2, 3, 255}) {
     Bytes frame = good;
     frame[sizeof(FrameHeader)] = static_cast<std::byte>(mode);
-    expect_corrupt(frame);
+    expect_forgery_refused(frame, kWordElements);
   }
   for (const DType dtype : {DType::Float16, DType::BFloat16}) {
     for (const int mode : {1, 2, 255}) {
       Bytes frame =
-          compressed(spec_of("lossless"), dtype, to_bytes(std::vector<float>(kElements, 0.5f), dtype));
+          compressed(spec_of("lossless"), dtype, to_bytes(std::vector<float>(kWordElements, 0.5f), dtype));
       ASSERT_EQ(parse_frame(frame)->spec.id, CodecId::Lossless);
       frame[sizeof(FrameHeader)] = static_cast<std::byte>(mode);
-      expect_corrupt(frame, dtype);
+      expect_forgery_refused(frame, kWordElements, dtype);
     }
   }
 }
 
 TEST(ForgedLossless, test_any_other_bitmap_is_corrupt_where_the_count_differs) {
   const Bytes good = compressed(spec_of("lossless+none"), DType::Float32, sparse_floats());
-  for (std::size_t i = 0; i < kElements; ++i) {
+  for (std::size_t i = 0; i < kWordElements; ++i) {
     Bytes frame = good;
-    frame[kBitmapAt + i / 8] ^= static_cast<std::byte>(1 << i % 8);
-    expect_corrupt(frame);
+    frame[kWordBitmapAt + i / 8] ^= static_cast<std::byte>(1 << i % 8);
+    expect_forgery_refused(frame, kWordElements);
   }
 }
 
 TEST(ForgedLossless, test_bit_beyond_the_elements_is_corrupt) {
   Bytes frame = compressed(spec_of("lossless+none"), DType::Float32, sparse_floats());
-  frame[kBitmapAt] ^= std::byte{1};
-  frame[kBitmapAt + kElements / 8] |= std::byte{0x80};
-  expect_corrupt(frame);
+  frame[kWordBitmapAt] ^= std::byte{1};
+  frame[kWordBitmapAt + kWordElements / 8] |= std::byte{0x80};
+  expect_forgery_refused(frame, kWordElements);
 }
 
 TEST(ForgedLossless, test_truncated_or_longer_payload_is_corrupt) {
@@ -81,30 +61,30 @@ TEST(ForgedLossless, test_truncated_or_longer_payload_is_corrupt) {
     for (std::size_t size = sizeof(FrameHeader); size < good.size(); ++size) {
       Bytes frame(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size));
       set_payload_bytes(frame);
-      expect_corrupt(frame);
+      expect_forgery_refused(frame, kWordElements);
     }
     Bytes longer = good;
     longer.push_back(std::byte{0});
     set_payload_bytes(longer);
-    expect_corrupt(longer);
+    expect_forgery_refused(longer, kWordElements);
   }
 }
 
 // A zero half whose bit is set, and a bitmap of no bits, are odd but whole.
 TEST(ForgedLossless, test_odd_but_whole_frames_decode) {
   Bytes frame = compressed(spec_of("lossless+none"), DType::Float32, sparse_floats());
-  const std::size_t halves = frame.size() - (kBitmapAt + 26);
-  std::memset(frame.data() + kBitmapAt + 26, 0, halves);
+  const std::size_t halves = frame.size() - (kWordBitmapAt + 26);
+  std::memset(frame.data() + kWordBitmapAt + 26, 0, halves);
   reseal(frame);
   Bytes empty(frame.begin(), frame.end() - static_cast<std::ptrdiff_t>(halves));
-  std::memset(empty.data() + kBitmapAt, 0, 26);
+  std::memset(empty.data() + kWordBitmapAt, 0, 26);
   set_payload_bytes(empty);
   reseal(empty);
   Bytes expected = sparse_floats();
-  for (std::size_t i = 0; i < kElements; ++i) std::memset(expected.data() + 4 * i, 0, 2);
+  for (std::size_t i = 0; i < kWordElements; ++i) std::memset(expected.data() + 4 * i, 0, 2);
   at_every_cpu_level([&] {
-    EXPECT_EQ(decompressed(frame, DType::Float32, kElements), expected);
-    EXPECT_EQ(decompressed(empty, DType::Float32, kElements), expected);
+    EXPECT_EQ(decompressed(frame, DType::Float32, kWordElements), expected);
+    EXPECT_EQ(decompressed(empty, DType::Float32, kWordElements), expected);
   });
 }
 

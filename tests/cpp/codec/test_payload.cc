@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kPerFrame = kPayloadFrameBytes / sizeof(float);
 
-Bytes payload_of(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
-                 const CompressOptions& options = {}, core::ThreadPool* pool = nullptr) {
+Bytes encoded_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                      const CompressOptions& options = {}, core::ThreadPool* pool = nullptr) {
   Bytes dst(payload_bound(spec, dtype, src.size() / core::size_of(dtype)));
   const auto size = compress_payload(spec, dtype, src, dst, options, pool);
   EXPECT_TRUE(size.is_ok()) << size.status().to_string();
@@ -31,7 +31,7 @@ TEST_P(Payload, test_payload_of_any_length_equals_its_frames) {
   for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, kPerFrame - 1,
                                    kPerFrame, kPerFrame + 1, 2 * kPerFrame, 2 * kPerFrame + 1}) {
     const Bytes src = to_bytes(std::span(all).first(length));
-    const Bytes payload = payload_of(spec_, DType::Float32, src, {.seed = 4});
+    const Bytes payload = encoded_payload(spec_, DType::Float32, src, {.seed = 4});
     EXPECT_LE(payload.size(), payload_bound(spec_, DType::Float32, length));
     const auto info = inspect_payload(payload);
     ASSERT_TRUE(info.is_ok());
@@ -66,11 +66,11 @@ TEST_P(Payload, test_any_number_of_threads_gives_the_same_bytes_and_residual) {
   const Bytes src = to_bytes(values);
   std::vector<float> expected_residual(values.size(), 0.01f);
   const Bytes expected =
-      payload_of(spec_, DType::Float32, src, {.feedback = feedback(expected_residual), .seed = 8});
+      encoded_payload(spec_, DType::Float32, src, {.feedback = feedback(expected_residual), .seed = 8});
   for (const std::size_t threads : {1u, 2u, 5u}) {
     core::ThreadPool pool(threads, "codec");
     std::vector<float> residual(values.size(), 0.01f);
-    EXPECT_EQ(payload_of(spec_, DType::Float32, src, {.feedback = feedback(residual), .seed = 8}, &pool),
+    EXPECT_EQ(encoded_payload(spec_, DType::Float32, src, {.feedback = feedback(residual), .seed = 8}, &pool),
               expected);
     EXPECT_TRUE(same_bits(residual, expected_residual));
   }
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, Payload,
 // The caller does the work itself where the pool's threads are all taken, by itself or by others.
 TEST(PayloadPool, test_compress_from_inside_a_busy_pool_ends) {
   const Bytes src = to_bytes(gaussian(3 * kPerFrame));
-  const Bytes expected = payload_of(spec_of("int8"), DType::Float32, src);
+  const Bytes expected = encoded_payload(spec_of("int8"), DType::Float32, src);
   std::latch both(2);
   std::vector<Bytes> results(2);
   {
@@ -91,7 +91,7 @@ TEST(PayloadPool, test_compress_from_inside_a_busy_pool_ends) {
     for (auto& result : results) {
       pool.submit([&] {
         both.arrive_and_wait();
-        result = payload_of(spec_of("int8"), DType::Float32, src, {}, &pool);
+        result = encoded_payload(spec_of("int8"), DType::Float32, src, {}, &pool);
       });
     }
   }
@@ -119,14 +119,14 @@ TEST(PayloadThreshold, test_all_frames_have_one_threshold_and_any_threads_give_t
     std::vector<float> expected_residual(values.size(), 0.01f);
     float expected_threshold = start;
     const Bytes expected =
-        payload_of(spec, DType::Float32, src,
-                   {.feedback = feedback(expected_residual), .threshold = &expected_threshold});
+        encoded_payload(spec, DType::Float32, src,
+                        {.feedback = feedback(expected_residual), .threshold = &expected_threshold});
     for (const std::size_t threads : {1u, 2u, 5u}) {
       core::ThreadPool pool(threads, "codec");
       std::vector<float> residual(values.size(), 0.01f);
       float threshold = start;
-      EXPECT_EQ(payload_of(spec, DType::Float32, src,
-                           {.feedback = feedback(residual), .threshold = &threshold}, &pool),
+      EXPECT_EQ(encoded_payload(spec, DType::Float32, src,
+                                {.feedback = feedback(residual), .threshold = &threshold}, &pool),
                 expected);
       EXPECT_TRUE(same_bits(residual, expected_residual));
       EXPECT_EQ(threshold, expected_threshold);
@@ -151,8 +151,9 @@ TEST(PayloadThreshold, test_share_of_all_frames_converges) {
   const std::size_t length = 3 * kPerFrame;
   const Bytes src = to_bytes(gaussian(length));
   for (float threshold : {0.0f, 0.24f, 24.0f}) {
-    for (int call = 0; call < 4; ++call) payload_of(spec, DType::Float32, src, {.threshold = &threshold});
-    const Bytes payload = payload_of(spec, DType::Float32, src, {.threshold = &threshold});
+    for (int call = 0; call < 4; ++call)
+      encoded_payload(spec, DType::Float32, src, {.threshold = &threshold});
+    const Bytes payload = encoded_payload(spec, DType::Float32, src, {.threshold = &threshold});
     EXPECT_NEAR(static_cast<double>(chosen_in(payload)), static_cast<double>(length) / 64, 0.1 * length / 64);
   }
 }
@@ -198,7 +199,7 @@ TEST(PayloadErrors, test_compress_of_bad_arguments_is_refused) {
 
 TEST(PayloadErrors, test_damaged_payloads_are_refused) {
   const Bytes src = to_bytes(gaussian(2 * kPerFrame + 100));
-  const Bytes good = payload_of(spec_of("int4"), DType::Float32, src);
+  const Bytes good = encoded_payload(spec_of("int4"), DType::Float32, src);
   Bytes out(src.size());
   EXPECT_EQ(inspect_payload({}).status().code(), StatusCode::CorruptData);
   // A frame missing at the end is a shorter payload; part of a frame is an error.
@@ -218,7 +219,7 @@ TEST(PayloadErrors, test_damaged_payloads_are_refused) {
 }
 
 TEST(PayloadErrors, test_decompress_to_another_size_is_refused) {
-  const Bytes payload = payload_of(spec_of("bf16"), DType::Float32, to_bytes(gaussian(100)));
+  const Bytes payload = encoded_payload(spec_of("bf16"), DType::Float32, to_bytes(gaussian(100)));
   Bytes smaller(396);
   Bytes larger(404);
   EXPECT_EQ(decompress_payload(payload, smaller).code(), StatusCode::DstTooSmall);
@@ -243,7 +244,7 @@ TEST(PayloadErrors, test_a_frame_of_more_elements_than_a_writer_puts_there_is_co
 TEST(PayloadInfo, test_inspect_after_resort_to_none_tells_the_codec_of_the_rest) {
   auto values = gaussian(2 * kPerFrame);
   values[0] = 1e30f;
-  const Bytes payload = payload_of(spec_of("fp16"), DType::Float32, to_bytes(values));
+  const Bytes payload = encoded_payload(spec_of("fp16"), DType::Float32, to_bytes(values));
   EXPECT_EQ(inspect_payload(payload)->spec, spec_of("fp16"));
   Bytes out(4 * values.size());
   ASSERT_TRUE(decompress_payload(payload, out).is_ok());
@@ -254,7 +255,7 @@ TEST(PayloadInfo, test_payload_of_wide_and_narrow_dtypes_is_exact) {
   for (const DType dtype : {DType::UInt8, DType::Int64, DType::BFloat16}) {
     Bytes src(kPayloadFrameBytes + 8 * core::size_of(dtype));
     for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i * 7);
-    const Bytes payload = payload_of(CodecSpec{}, dtype, src);
+    const Bytes payload = encoded_payload(CodecSpec{}, dtype, src);
     EXPECT_EQ(inspect_payload(payload)->frames, 2u);
     Bytes out(src.size());
     ASSERT_TRUE(decompress_payload(payload, out).is_ok());

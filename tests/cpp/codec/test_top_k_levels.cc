@@ -18,14 +18,14 @@ struct Run {
   }
 };
 
-struct Case {
+struct TopKCase {
   CodecSpec spec;
   DType dtype;
   const DType* residual_dtype;  // nullptr: none
   std::size_t shift;            // of every pointer, in bytes
 };
 
-Run run_at(core::CpuLevel level, const Case& c, const Bytes& src, std::size_t length) {
+Run run_at(core::CpuLevel level, const TopKCase& c, const Bytes& src, std::size_t length) {
   const AtLevel forced(level);
   Bytes shifted(src.size() + c.shift);
   std::ranges::copy(src, shifted.begin() + static_cast<std::ptrdiff_t>(c.shift));
@@ -46,7 +46,7 @@ Run run_at(core::CpuLevel level, const Case& c, const Bytes& src, std::size_t le
   return run;
 }
 
-void expect_levels_equal(const Case& c, Data data, std::size_t length) {
+void expect_levels_equal(const TopKCase& c, Data data, std::size_t length) {
   const Bytes src = to_bytes(make_data(data, length, 1 + static_cast<std::uint32_t>(length)), c.dtype);
   const Run expected = run_at(core::CpuLevel::Scalar, c, src, length);
   for (const auto level : cpu_levels()) {
@@ -63,8 +63,8 @@ constexpr const DType* kResiduals[] = {nullptr, &kFloat32, &kBFloat16};
 TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_at_every_short_length) {
   for (std::size_t length = 0; length <= 1000; ++length) {
     const std::string_view texts[] = {"topk:k=300,values=bf16", "topk:select=global,k=64,values=fp32"};
-    const Case c{spec_of(texts[length % 2]), kFloatTypes[length / 2 % 3], kResiduals[length / 6 % 3],
-                 length % 5};
+    const TopKCase c{spec_of(texts[length % 2]), kFloatTypes[length / 2 % 3], kResiduals[length / 6 % 3],
+                     length % 5};
     expect_levels_equal(c, length % 7 == 0 ? Data::Special : Data::Gaussian, length);
   }
 }

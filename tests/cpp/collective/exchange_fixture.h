@@ -29,6 +29,12 @@ using Bytes = std::vector<std::byte>;
 
 inline constexpr std::uint64_t kGroup = 0xC0FFEE;
 
+inline codec::CodecSpec spec_of(std::string_view text) {
+  auto spec = codec::CodecSpec::parse(text);
+  EXPECT_TRUE(spec.is_ok()) << spec.status().to_string();
+  return *spec;
+}
+
 struct RankParts {
   Topology topology;
   std::unique_ptr<transport::Endpoint> endpoint;

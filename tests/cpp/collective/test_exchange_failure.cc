@@ -12,7 +12,7 @@ namespace {
 
 using namespace testing;
 
-constexpr std::size_t kElements = 4096;
+constexpr std::size_t kFailureElements = 4096;
 
 Status reduce_on(ExchangeGroup& group, int rank, const OpContext& context, ReduceOp op = ReduceOp::Sum) {
   SiteVectors data(group.topology(0), context.dtype, context.elements, 1);
@@ -21,7 +21,7 @@ Status reduce_on(ExchangeGroup& group, int rank, const OpContext& context, Reduc
 }
 
 OpContext all_reduce_context(std::uint64_t seq, Deadline deadline = Deadline::after(30s)) {
-  return context_of(OpKind::AllReduce, seq, DType::Float32, kElements, deadline);
+  return context_of(OpKind::AllReduce, seq, DType::Float32, kFailureElements, deadline);
 }
 
 bool names(const Status& status, const std::string& who) {
@@ -54,7 +54,7 @@ TEST(ExchangeMismatch, another_dtype_reduction_or_size_is_an_error_on_both) {
       return rank == 0 ? reduce_on(group, 0, all_reduce_context(7)) : reduce_on(group, 1, second, op);
     });
   };
-  expect_mismatch(both(context_of(OpKind::AllReduce, 7, DType::Int32, kElements), ReduceOp::Sum));
+  expect_mismatch(both(context_of(OpKind::AllReduce, 7, DType::Int32, kFailureElements), ReduceOp::Sum));
   ExchangeGroup fresh({1, 1});
   expect_mismatch(fresh.run([&](int rank) {
     return reduce_on(fresh, rank, all_reduce_context(7), rank == 0 ? ReduceOp::Sum : ReduceOp::Max);
@@ -62,7 +62,8 @@ TEST(ExchangeMismatch, another_dtype_reduction_or_size_is_an_error_on_both) {
   ExchangeGroup sizes({1, 1});
   expect_mismatch(sizes.run([&](int rank) {
     return reduce_on(sizes, rank,
-                     context_of(OpKind::AllReduce, 7, DType::Float32, rank == 0 ? kElements : kElements + 1));
+                     context_of(OpKind::AllReduce, 7, DType::Float32,
+                                rank == 0 ? kFailureElements : kFailureElements + 1));
   }));
 }
 

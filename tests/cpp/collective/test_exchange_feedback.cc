@@ -16,12 +16,6 @@ using codec::CodecSpec;
 
 constexpr std::size_t kElements = 9001;
 
-CodecSpec spec_of(std::string_view text) {
-  auto spec = CodecSpec::parse(text);
-  EXPECT_TRUE(spec.is_ok()) << spec.status().to_string();
-  return *spec;
-}
-
 // A group, and the residuals of one tensor of it: site by site, each of the whole vector.
 class FeedbackGroup {
  public:

@@ -1,6 +1,7 @@
 // Bytes moved between ranks over real sockets.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <random>
 
@@ -152,8 +153,8 @@ TEST(ExchangeMove, sizes_that_differ_are_refused_on_the_receiver_naming_both) {
   ExchangeGroup group({1, 1}, kSmallChunks);
   for (const auto& [sent, expected] : {std::pair{4096, 8192}, {100, 90}, {0, 5}, {5, 0}}) {
     const auto seq = static_cast<std::uint64_t>(sent * 100 + expected);
-    const auto results = group.run([&](int rank) {
-      Bytes data(static_cast<std::size_t>(rank == 0 ? sent : expected));
+    const auto results = group.run([&, bytes = std::array{sent, expected}](int rank) {
+      Bytes data(static_cast<std::size_t>(bytes[static_cast<std::size_t>(rank)]));
       if (rank == 0) {
         const std::vector<SendPiece> sends = {{1, data}};
         return group.exchange(0).move(bytes_context(OpKind::Broadcast, seq), sends, {});

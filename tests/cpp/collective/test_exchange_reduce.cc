@@ -20,12 +20,6 @@ struct Settings {
   std::size_t chunk_bytes = 2048;
 };
 
-CodecSpec spec_of(std::string_view text) {
-  auto spec = CodecSpec::parse(text);
-  EXPECT_TRUE(spec.is_ok()) << spec.status().to_string();
-  return *spec;
-}
-
 ExchangeGroup::Tune tune_to(const Settings& settings) {
   return [settings](int, ExchangeConfig& config) {
     config.codec = settings.codec;

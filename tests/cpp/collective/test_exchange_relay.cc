@@ -9,11 +9,11 @@ namespace {
 
 using namespace testing;
 
-constexpr std::size_t kElements = 20'000;
+constexpr std::size_t kRelayElements = 20'000;
 
 ExchangeGroup::Tune tune_to(Way way, std::string_view codec = "none") {
   return [=](int, ExchangeConfig& config) {
-    config.codec = codec::CodecSpec::parse(codec).value();
+    config.codec = spec_of(codec);
     config.min_compress_bytes = 0;
     config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
     config.chunk_bytes = 2048;
@@ -23,12 +23,12 @@ ExchangeGroup::Tune tune_to(Way way, std::string_view codec = "none") {
 Status reduce_on(ExchangeGroup& group, int rank, std::uint64_t seq, SiteVectors& data,
                  const std::vector<bool>& receives) {
   auto lanes = data.lanes(rank, receives);
-  return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, DType::Float32, kElements),
+  return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, DType::Float32, kRelayElements),
                                      ReduceOp::Sum, lanes);
 }
 
 std::vector<Bytes> reduced(ExchangeGroup& group, const std::vector<bool>& receives) {
-  SiteVectors data(group.topology(0), DType::Float32, kElements, 3);
+  SiteVectors data(group.topology(0), DType::Float32, kRelayElements, 3);
   expect_all_ok(group.run([&](int rank) { return reduce_on(group, rank, 1, data, receives); }));
   return data.outputs();
 }
@@ -60,14 +60,14 @@ TEST(ExchangeRelay, the_relay_alone_counts_what_it_passes_on) {
   reduced(group, {true, true, true});
   const ExchangeStats relay = group.exchange(1).stats();
   // Its own frames to both, and one of each for the other.
-  EXPECT_GT(relay.relayed_bytes, 2 * kElements * 4);
+  EXPECT_GT(relay.relayed_bytes, 2 * kRelayElements * 4);
   EXPECT_EQ(relay.wire_bytes_sent, 2 * relay.relayed_bytes);
-  EXPECT_EQ(relay.raw_bytes_sent, 4 * kElements * 4);
+  EXPECT_EQ(relay.raw_bytes_sent, 4 * kRelayElements * 4);
   for (const int rank : {0, 2}) {
     const ExchangeStats stats = group.exchange(rank).stats();
     EXPECT_EQ(stats.relayed_bytes, 0u);
-    EXPECT_EQ(stats.raw_bytes_sent, kElements * 4);
-    EXPECT_EQ(stats.raw_bytes_received, 2 * kElements * 4);
+    EXPECT_EQ(stats.raw_bytes_sent, kRelayElements * 4);
+    EXPECT_EQ(stats.raw_bytes_received, 2 * kRelayElements * 4);
   }
 }
 
@@ -75,13 +75,13 @@ TEST(ExchangeRelay, what_one_site_alone_wants_is_relayed_to_it) {
   ExchangeGroup group({1, 1, 1, 1}, tune_to(Way::RelayedBroadcast));
   ExchangeGroup straight({1, 1, 1, 1}, tune_to(Way::BroadcastAll));
   EXPECT_EQ(reduced(group, {true, false, false, false}), reduced(straight, {true, false, false, false}));
-  EXPECT_GT(group.exchange(1).stats().relayed_bytes, 2 * kElements * 4);
+  EXPECT_GT(group.exchange(1).stats().relayed_bytes, 2 * kRelayElements * 4);
 }
 
 TEST(ExchangeRelay, a_killed_relay_is_the_lost_peer_of_those_that_meet_over_it) {
   ExchangeGroup group({1, 1, 1}, tune_to(Way::RelayedBroadcast));
   reduced(group, {true, true, true});
-  SiteVectors data(group.topology(0), DType::Float32, kElements, 4);
+  SiteVectors data(group.topology(0), DType::Float32, kRelayElements, 4);
   const auto results = group.run([&](int rank) {
     if (rank == 1) {
       group.at(1).endpoint->abort(Status(StatusCode::Aborted, "killed"));

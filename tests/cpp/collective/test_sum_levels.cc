@@ -77,7 +77,7 @@ TEST(SumLevels, reduced_bytes_are_the_same) {
         }
         for (const Bytes& source : sources) pointers.push_back(source.data() + kOffset);
         for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
-          SCOPED_TRACE(testing::Message()
+          SCOPED_TRACE(::testing::Message()
                        << core::to_string(dtype) << " " << elements << " of " << source_count);
           expect_same_at_every_level([&] {
             Bytes result(sources[0].size());
@@ -95,7 +95,7 @@ TEST(SumLevels, accumulated_sums_are_the_same) {
     for (const std::size_t elements : lengths()) {
       const Bytes added = any_bits(dtype, elements, 5);
       for (const auto mode : {codec::Accumulate::Assign, codec::Accumulate::Add}) {
-        SCOPED_TRACE(testing::Message() << core::to_string(dtype) << " " << elements);
+        SCOPED_TRACE(::testing::Message() << core::to_string(dtype) << " " << elements);
         expect_same_at_every_level([&] {
           std::vector<float> sums = any_floats(elements, 9);
           accumulate_elements(dtype, added.data() + kOffset, sums, mode);
@@ -110,7 +110,7 @@ TEST(SumLevels, stored_sums_are_the_same) {
   for (const DType dtype : kDTypes) {
     for (const std::size_t elements : lengths()) {
       const std::vector<float> sums = any_floats(elements, 3);
-      SCOPED_TRACE(testing::Message() << core::to_string(dtype) << " " << elements);
+      SCOPED_TRACE(::testing::Message() << core::to_string(dtype) << " " << elements);
       expect_same_at_every_level([&] {
         Bytes stored(kOffset + elements * core::size_of(dtype));
         store_sums(dtype, sums, stored.data() + kOffset);

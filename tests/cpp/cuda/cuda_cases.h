@@ -93,6 +93,13 @@ struct CudaCase {
   std::size_t elements() const { return src.size() / core::size_of(dtype); }
 };
 
+inline CudaCase single_frame(std::string_view spec, std::span<const float> values,
+                             DType dtype = DType::Float32) {
+  CudaCase test{spec_of(spec), dtype, to_bytes(values, dtype)};
+  test.options.framing = cuda::Framing::SingleFrame;
+  return test;
+}
+
 struct Encoded {
   Bytes payload;
   Bytes residual;
@@ -167,6 +174,25 @@ inline Decoded decode_on_device(const CodecSpec& spec, DType dtype, std::span<co
   EXPECT_TRUE(status.is_ok()) << status.to_string();
   decoded.elements = dst.bytes();
   return decoded;
+}
+
+// Of all bytes, both ways, through payloads.
+inline void expect_same_payload(const CudaCase& test) {
+  const Encoded device = encode_on_device(test);
+  const Encoded host = encode_on_host(test);
+  ASSERT_EQ(device.payload.size(), host.payload.size());
+  ASSERT_TRUE(device.payload == host.payload);
+  ASSERT_TRUE(device.residual == host.residual);
+  const auto info = inspect_payload(device.payload);
+  ASSERT_TRUE(info.is_ok());
+  EXPECT_EQ(info->frames, device.frame_ends.size());
+  Bytes own(test.src.size());
+  ASSERT_TRUE(decompress_payload(host.payload, own).is_ok());
+  const Decoded decoded =
+      decode_on_device(test.spec, test.dtype, host.payload, Bytes(own.size(), std::byte{0x11}),
+                       test.elements(), sink_of(test.dtype));
+  ASSERT_EQ(decoded.verdict, 0u) << cuda::to_status(decoded.verdict).to_string();
+  ASSERT_TRUE(decoded.elements == own);
 }
 
 }  // namespace geocomm::codec

@@ -147,7 +147,7 @@ TEST(CudaHuffman, test_many_planes_and_orders_of_threads) {
 }
 
 // Whatever the bytes are, the device says what the CPU says.
-void expect_same_verdict(const Bytes& coded, std::size_t size, const std::string& what) {
+void expect_same_plane_verdict(const Bytes& coded, std::size_t size, const std::string& what) {
   Bytes on_device(size), on_cpu(size);
   std::size_t taken = 0;
   const bool is_sound = decode_plane(coded, on_device, taken);
@@ -167,11 +167,11 @@ TEST(CudaHuffman, test_damaged_planes_do_no_harm) {
     for (std::size_t at = 0; at < 120; ++at) {
       Bytes changed = coded;
       changed[at] ^= static_cast<std::byte>(1 + random() % 255);
-      expect_same_verdict(changed, size, "byte " + std::to_string(at));
+      expect_same_plane_verdict(changed, size, "byte " + std::to_string(at));
     }
     for (std::size_t cut = 0; cut < coded.size(); cut += 1 + cut / 4) {
-      expect_same_verdict(Bytes(coded.begin(), coded.begin() + static_cast<std::ptrdiff_t>(cut)), size,
-                          "cut to " + std::to_string(cut));
+      expect_same_plane_verdict(Bytes(coded.begin(), coded.begin() + static_cast<std::ptrdiff_t>(cut)), size,
+                                "cut to " + std::to_string(cut));
     }
     // A body one word shorter: its head agrees, the words lack.
     Bytes shorter = coded;
@@ -179,8 +179,8 @@ TEST(CudaHuffman, test_damaged_planes_do_no_harm) {
     std::memcpy(&head, shorter.data(), 4);
     head -= 2;
     std::memcpy(shorter.data(), &head, 4);
-    expect_same_verdict(shorter, size, "shorter body");
-    expect_same_verdict(coded, size - 1, "another size");
+    expect_same_plane_verdict(shorter, size, "shorter body");
+    expect_same_plane_verdict(coded, size - 1, "another size");
   }
 }
 

@@ -8,23 +8,7 @@
 namespace geocomm::codec {
 namespace {
 
-constexpr std::size_t kFrame = kPayloadFrameBytes / sizeof(float);
-
-void expect_same_payload(const CudaCase& test) {
-  const Encoded device = encode_on_device(test);
-  const Encoded host = encode_on_host(test);
-  ASSERT_EQ(device.payload.size(), host.payload.size());
-  ASSERT_TRUE(device.payload == host.payload);
-  ASSERT_TRUE(device.residual == host.residual);
-  EXPECT_EQ(inspect_payload(device.payload)->frames, device.frame_ends.size());
-  Bytes own(test.src.size());
-  ASSERT_TRUE(decompress_payload(host.payload, own).is_ok());
-  const Decoded decoded =
-      decode_on_device(test.spec, test.dtype, host.payload, Bytes(own.size(), std::byte{0x11}),
-                       test.elements(), sink_of(test.dtype));
-  ASSERT_EQ(decoded.verdict, 0u) << cuda::to_status(decoded.verdict).to_string();
-  ASSERT_TRUE(decoded.elements == own);
-}
+constexpr std::size_t kFloatsOfFrame = kPayloadFrameBytes / sizeof(float);
 
 void set_float(Bytes& elements, std::size_t index, float value) {
   std::memcpy(elements.data() + sizeof(float) * index, &value, sizeof(value));
@@ -86,12 +70,12 @@ void expect_no_harm(const HostileCase& test, const std::vector<float>& values) {
 TEST(CudaSections, test_dead_zone_payloads_of_several_frames) {
   for (const std::string_view spec : {"deadzone", "deadzone:block=512+none"}) {
     SCOPED_TRACE(spec);
-    CudaCase test{spec_of(spec), DType::Float32, to_bytes(gaussian(kFrame + 5001))};
+    CudaCase test{spec_of(spec), DType::Float32, to_bytes(gaussian(kFloatsOfFrame + 5001))};
     expect_same_payload(test);
     // Raw blocks: not finite, and of one value that dwarfs the others.
     set_float(test.src, 70000, kInf);
     for (std::size_t i = 8192; i < 12288; ++i) set_float(test.src, i, i == 9000 ? 1e6f : 1e-6f);
-    set_float(test.src, kFrame + 5000, kNan);
+    set_float(test.src, kFloatsOfFrame + 5000, kNan);
     test.residual = to_bytes(gaussian(test.elements(), 0.5f, 2), DType::BFloat16);
     test.options.feedback.dtype = DType::BFloat16;
     test.options.feedback.decay = 0.75f;
@@ -171,7 +155,7 @@ TEST(CudaSections, test_every_bit_pattern_survives_lossless) {
 
 // A frame of noise is one of None between others.
 TEST(CudaSections, test_lossless_payloads_of_several_frames) {
-  Bytes bytes = with_lower_halves(2 * kFrame + 700, 5);
+  Bytes bytes = with_lower_halves(2 * kFloatsOfFrame + 700, 5);
   std::mt19937 random(5);
   for (std::size_t i = 0; i < kPayloadFrameBytes; i += 4) {
     const auto word = static_cast<std::uint32_t>(random());
@@ -189,8 +173,8 @@ TEST(CudaSections, test_hostile_lossless_frames_do_no_harm) {
 
 // What the cast cannot carry makes frames of None, which move those behind them.
 TEST(CudaSections, test_staged_casts_of_several_frames) {
-  CudaCase test{spec_of("fp16+huffman"), DType::Float32, to_bytes(gaussian(2 * kFrame + 900))};
-  set_float(test.src, kFrame + 77, 70000.0f);
+  CudaCase test{spec_of("fp16+huffman"), DType::Float32, to_bytes(gaussian(2 * kFloatsOfFrame + 900))};
+  set_float(test.src, kFloatsOfFrame + 77, 70000.0f);
   expect_same_payload(test);
   test.residual = to_bytes(gaussian(test.elements(), 0.5f, 2));
   expect_same_payload(test);

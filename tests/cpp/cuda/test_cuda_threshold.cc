@@ -18,12 +18,6 @@ float expect_same_call(const CudaCase& test, const std::string& what) {
   return host.threshold;
 }
 
-CudaCase single_frame(std::string_view spec, std::span<const float> values, DType dtype = DType::Float32) {
-  CudaCase test{spec_of(spec), dtype, to_bytes(values, dtype)};
-  test.options.framing = cuda::Framing::SingleFrame;
-  return test;
-}
-
 TEST(CudaThreshold, test_every_size_of_sample_gives_the_bytes_of_the_cpu) {
   for (const std::size_t elements : {0u, 1u, 7u, 4096u, 4097u, 9000u, 70001u}) {
     CudaCase test = single_frame("topk:select=global,k=41", gaussian(elements));

@@ -23,12 +23,6 @@ void expect_same_frames(const CudaCase& test, const std::string& what) {
   ASSERT_TRUE(decoded.elements == own) << what;
 }
 
-CudaCase single_frame(std::string_view spec, std::span<const float> values, DType dtype = DType::Float32) {
-  CudaCase test{spec_of(spec), dtype, to_bytes(values, dtype)};
-  test.options.framing = cuda::Framing::SingleFrame;
-  return test;
-}
-
 class CudaTopK : public testing::TestWithParam<std::string_view> {};
 
 TEST_P(CudaTopK, test_all_data_gives_the_bytes_of_the_cpu) {

@@ -8,8 +8,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 EndpointOptions with_unexpected(std::size_t bytes) {
   EndpointOptions options;
   options.max_unexpected_bytes = bytes;

@@ -6,8 +6,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 TEST(ChannelTransfer, test_posted_chunk_arrives_in_the_sink) {
   Pair pair;
   pair.connect();

@@ -17,22 +17,13 @@
 namespace geocomm::transport::testing {
 namespace {
 
-void expect_transfer(Channel& from, Channel& to, std::uint64_t op) {
-  auto sink = std::make_shared<CollectingSink>(1);
-  ASSERT_TRUE(to.post_receive({1, op}, 7, 1, sink).is_ok());
-  const auto data = pattern(300'000, op);
-  ASSERT_TRUE(from.send(chunk_of({1, op}, data)).is_ok());
-  ASSERT_TRUE(sink->wait().is_ok()) << sink->wait().to_string();
-  EXPECT_EQ(sink->data(), data);
-}
-
 TEST(EndpointConnect, test_acceptor_connecting_first_gets_ready) {
   Pair pair;
   pair.low_channel = *pair.low->connect(address_of(*pair.high, "high"), token(1));
   EXPECT_EQ(pair.low_channel->wait_ready(Deadline::after(20ms)).code(), StatusCode::Timeout);
   pair.high_channel = *pair.high->connect(address_of(*pair.low, "low"), token(1));
   ASSERT_TRUE(pair.low_channel->wait_ready(patience()).is_ok());
-  expect_transfer(*pair.low_channel, *pair.high_channel, 1);
+  expect_transfer(*pair.low_channel, *pair.high_channel, 1, 300'000);
 }
 
 TEST(EndpointConnect, test_dialer_connecting_first_gets_ready) {
@@ -41,7 +32,7 @@ TEST(EndpointConnect, test_dialer_connecting_first_gets_ready) {
   EXPECT_EQ(pair.high_channel->wait_ready(Deadline::after(20ms)).code(), StatusCode::Timeout);
   pair.low_channel = *pair.low->connect(address_of(*pair.high, "high"), token(1));
   ASSERT_TRUE(pair.high_channel->wait_ready(patience()).is_ok());
-  expect_transfer(*pair.high_channel, *pair.low_channel, 1);
+  expect_transfer(*pair.high_channel, *pair.low_channel, 1, 300'000);
 }
 
 TEST(EndpointConnect, test_unknown_token_then_allowed_connects) {
@@ -185,7 +176,7 @@ TEST(EndpointConnect, test_insecure_listens_on_all_interfaces) {
   options.security = Security::Insecure;
   Pair pair(options);
   pair.connect();
-  expect_transfer(*pair.low_channel, *pair.high_channel, 1);
+  expect_transfer(*pair.low_channel, *pair.high_channel, 1, 300'000);
 }
 
 TEST(EndpointConnect, test_required_security_refuses_other_addresses) {

@@ -7,8 +7,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 TEST(EndpointShutdown, test_shutdown_delivers_everything_that_was_queued) {
   Pair pair;
   pair.connect();

@@ -11,8 +11,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 std::size_t open_descriptors() {
   std::size_t count = 0;
   DIR* const dir = ::opendir("/proc/self/fd");

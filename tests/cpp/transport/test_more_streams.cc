@@ -10,7 +10,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr double kStreamBytesPerSec = 3e9 / 8;  // for each so much, one stream
 
 bool have_streams(const Pair& pair, std::uint32_t count) {

@@ -8,14 +8,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-void exchange(Channel& from, Channel& to, std::uint64_t op) {
-  auto sink = std::make_shared<CollectingSink>(1);
-  ASSERT_TRUE(to.post_receive({1, op}, 7, 1, sink).is_ok());
-  ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(3'000'000, op))).is_ok());
-  ASSERT_TRUE(sink->wait().is_ok()) << sink->wait().to_string();
-  EXPECT_EQ(sink->data(), pattern(3'000'000, op));
-}
-
 // With and without TLS: `low` waits, `high` dials.
 class MovedPeer : public ::testing::TestWithParam<bool> {
  protected:
@@ -67,7 +59,7 @@ TEST_P(MovedPeer, test_side_that_waits_is_dialed_where_it_asks_from) {
   make("127.0.0.1");
   FaultProxy old_address(low_->port(), 1, "127.0.0.2", low_->port());
   connect("127.0.0.2", low_->port(), "127.0.0.1");
-  exchange(*high_channel_, *low_channel_, 1);
+  expect_transfer(*high_channel_, *low_channel_, 1, 3'000'000);
   EXPECT_EQ(old_address.open(), 5U);
   std::thread mover([&] {
     std::this_thread::sleep_for(5ms);
@@ -75,8 +67,8 @@ TEST_P(MovedPeer, test_side_that_waits_is_dialed_where_it_asks_from) {
     old_address.reset_all();
   });
   for (std::uint64_t op = 2; op < 8; ++op) {
-    exchange(*high_channel_, *low_channel_, 2 * op);
-    exchange(*low_channel_, *high_channel_, 2 * op + 1);
+    expect_transfer(*high_channel_, *low_channel_, 2 * op, 3'000'000);
+    expect_transfer(*low_channel_, *high_channel_, 2 * op + 1, 3'000'000);
   }
   mover.join();
   EXPECT_GE(high_channel_->stats().resumes, 5U);
@@ -91,7 +83,7 @@ TEST_P(MovedPeer, test_refusals_from_the_old_address_do_not_count_against_the_ne
   connect("127.0.0.2", low_->port(), "127.0.0.1");
   old_address.listen(false);
   old_address.reset_all();
-  for (std::uint64_t op = 1; op < 4; ++op) exchange(*high_channel_, *low_channel_, op);
+  for (std::uint64_t op = 1; op < 4; ++op) expect_transfer(*high_channel_, *low_channel_, op, 3'000'000);
   EXPECT_TRUE(high_channel_->status().is_ok()) << high_channel_->status().to_string();
 }
 
@@ -102,14 +94,14 @@ TEST_P(MovedPeer, test_side_that_dials_is_asked_where_it_came_from) {
   connect("127.0.0.1", way.port(), "127.0.0.2");
   way.come_from("127.0.0.3");
   way.reset_all();
-  exchange(*high_channel_, *low_channel_, 1);
+  expect_transfer(*high_channel_, *low_channel_, 1, 3'000'000);
   way.listen(false);
   way.reset_all();
   // Longer than refusals are taken for anything but a peer that has ended.
   std::this_thread::sleep_for(7s);
   EXPECT_TRUE(low_channel_->status().is_ok()) << low_channel_->status().to_string();
   way.listen(true);
-  exchange(*low_channel_, *high_channel_, 2);
+  expect_transfer(*low_channel_, *high_channel_, 2, 3'000'000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Links, MovedPeer, ::testing::Bool(),

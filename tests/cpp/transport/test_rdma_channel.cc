@@ -17,8 +17,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
 class RdmaChannel : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -50,15 +48,6 @@ class RdmaChannel : public ::testing::Test {
     ASSERT_TRUE(pair.high_channel->wait_ready(patience()).is_ok());
   }
 };
-
-void expect_transfer(Channel& from, Channel& to, std::uint64_t op, std::size_t bytes) {
-  auto sink = std::make_shared<CollectingSink>(1);
-  ASSERT_TRUE(to.post_receive({1, op}, 7, 1, sink).is_ok());
-  ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(bytes, op))).is_ok());
-  const Status status = sink->wait();
-  ASSERT_TRUE(status.is_ok()) << status.to_string();
-  EXPECT_EQ(sink->data(), pattern(bytes, op));
-}
 
 TEST_F(RdmaChannel, test_segments_go_over_the_fabric_and_stats_say_so) {
   Pair pair(options());

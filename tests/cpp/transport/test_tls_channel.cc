@@ -11,17 +11,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-void transfer(Channel& from, Channel& to, std::uint64_t op, std::size_t bytes, std::uint32_t chunks = 4) {
-  auto sink = std::make_shared<CollectingSink>(chunks);
-  ASSERT_TRUE(to.post_receive({1, op}, 7, chunks, sink).is_ok());
-  for (std::uint32_t i = 0; i < chunks; ++i) {
-    ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(bytes, op * 100 + i), i, chunks)).is_ok());
-  }
-  const Status status = sink->wait();
-  ASSERT_TRUE(status.is_ok()) << status.to_string();
-  for (std::uint32_t i = 0; i < chunks; ++i) EXPECT_EQ(sink->data(i), pattern(bytes, op * 100 + i)) << bytes;
-}
-
 std::vector<iovec> parts_of(const std::string& data) {
   return {{const_cast<char*>(data.data()), data.size()}};
 }
@@ -84,8 +73,8 @@ TEST(TlsChannel, test_chunks_of_all_sizes_arrive_both_ways) {
   ASSERT_TRUE(connected.is_ok()) << connected.to_string();
   std::uint64_t op = 1;
   for (const std::size_t bytes : {0U, 1U, 63U, 16383U, 16384U, 16385U, 262144U, 262145U, 5000000U}) {
-    transfer(*pair.high_channel, *pair.low_channel, op++, bytes);
-    transfer(*pair.low_channel, *pair.high_channel, op++, bytes);
+    expect_transfer(*pair.high_channel, *pair.low_channel, op++, bytes, 4);
+    expect_transfer(*pair.low_channel, *pair.high_channel, op++, bytes, 4);
   }
   EXPECT_EQ(pair.high_channel->stats().cipher, "TLS_AES_256_GCM_SHA384");
   EXPECT_EQ(pair.high_channel->stats().streams, 4U);
@@ -228,7 +217,7 @@ TEST(TlsReload, test_new_keys_are_used_by_new_connections_and_old_ones_go_on) {
   Authority fresh;
   fresh.write_keys(pair.keys_a, "geocomm://job/a");
   fresh.write_keys(pair.keys_b, "geocomm://job/b");
-  transfer(*pair.high_channel, *pair.low_channel, 1, 100'000);
+  expect_transfer(*pair.high_channel, *pair.low_channel, 1, 100'000, 4);
   // A third process, which only the new CA has signed.
   Folder keys_c;
   fresh.write_keys(keys_c, "geocomm://job/c");
@@ -239,8 +228,8 @@ TEST(TlsReload, test_new_keys_are_used_by_new_connections_and_old_ones_go_on) {
   const auto there = *third->connect(address_of(*pair.low, "low"), token(1));
   ASSERT_TRUE(there->wait_ready(patience()).is_ok()) << there->status().to_string();
   ASSERT_TRUE(here->wait_ready(patience()).is_ok());
-  transfer(*there, *here, 2, 100'000);
-  transfer(*pair.low_channel, *pair.high_channel, 3, 100'000);
+  expect_transfer(*there, *here, 2, 100'000, 4);
+  expect_transfer(*pair.low_channel, *pair.high_channel, 3, 100'000, 4);
 }
 
 TEST(TlsReload, test_files_that_cannot_be_used_leave_the_previous_ones) {

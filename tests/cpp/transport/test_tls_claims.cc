@@ -10,14 +10,6 @@
 namespace geocomm::transport::testing {
 namespace {
 
-void transfer(Channel& from, Channel& to, std::uint64_t op) {
-  auto sink = std::make_shared<CollectingSink>(1);
-  ASSERT_TRUE(to.post_receive({1, op}, 7, 1, sink).is_ok());
-  ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(500'000, op))).is_ok());
-  ASSERT_TRUE(sink->wait().is_ok()) << sink->wait().to_string();
-  EXPECT_EQ(sink->data(), pattern(500'000, op));
-}
-
 // A running link between sites a (waits) and b (dials), and the keys of a third site.
 class TlsClaims : public ::testing::Test {
  protected:
@@ -25,11 +17,11 @@ class TlsClaims : public ::testing::Test {
     pair_.authority.write_keys(keys_c_, "geocomm://job/c");
     const Status connected = pair_.connect();
     ASSERT_TRUE(connected.is_ok()) << connected.to_string();
-    transfer(*pair_.high_channel, *pair_.low_channel, 1);
+    expect_transfer(*pair_.high_channel, *pair_.low_channel, 1, 500'000);
   }
   void TearDown() override {
-    transfer(*pair_.high_channel, *pair_.low_channel, 2);
-    transfer(*pair_.low_channel, *pair_.high_channel, 3);
+    expect_transfer(*pair_.high_channel, *pair_.low_channel, 2, 500'000);
+    expect_transfer(*pair_.low_channel, *pair_.high_channel, 3, 500'000);
     for (Channel* channel : {pair_.low_channel.get(), pair_.high_channel.get()}) {
       EXPECT_TRUE(channel->status().is_ok()) << channel->status().to_string();
       EXPECT_EQ(channel->stats().resumes, 0U);

@@ -10,6 +10,11 @@
 #include "tls_fixture.h"
 #include "transport/tls_keys.h"
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // as g++ says it
+#endif
+#endif
 #ifdef __SANITIZE_ADDRESS__
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ ships no header that declares it
 #endif

@@ -33,6 +33,8 @@ using core::Status;
 using core::StatusCode;
 using namespace std::chrono_literals;
 
+inline constexpr std::size_t kMiB = std::size_t{1} << 20;
+
 inline constexpr auto kPatience = 60s;
 inline Deadline patience() {
   return Deadline::after(kPatience);
@@ -134,6 +136,19 @@ class CollectingSink : public ReceiveSink {
   std::size_t count_ = 0;
   std::optional<Status> error_;
 };
+
+// One operation of `chunks` chunks of `bytes` each, which must arrive as they were sent.
+inline void expect_transfer(Channel& from, Channel& to, std::uint64_t op, std::size_t bytes,
+                            std::uint32_t chunks = 1) {
+  auto sink = std::make_shared<CollectingSink>(chunks);
+  ASSERT_TRUE(to.post_receive({1, op}, 7, chunks, sink).is_ok());
+  for (std::uint32_t i = 0; i < chunks; ++i) {
+    ASSERT_TRUE(from.send(chunk_of({1, op}, pattern(bytes, op * 100 + i), i, chunks)).is_ok());
+  }
+  const Status status = sink->wait();
+  ASSERT_TRUE(status.is_ok()) << status.to_string();
+  for (std::uint32_t i = 0; i < chunks; ++i) EXPECT_EQ(sink->data(i), pattern(bytes, op * 100 + i)) << bytes;
+}
 
 // Completion of one or more sends; the callbacks may come after it is gone.
 class SentLatch {
