@@ -7,9 +7,12 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests of a module by its fixtures that live longer than one test, each parameter by itself."""
+    """Group the tests of a module by its fixtures that live longer than one test, each parameter by itself.
+
+    Those of a module that names its group stay in that one.
+    """
     for item in items:
-        if isinstance(item, pytest.Function):
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             shared = [
                 f"{name}-{parameters.get(name)}"

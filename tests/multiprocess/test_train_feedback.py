@@ -14,7 +14,8 @@ import torch
 from test_train_runs import _require_refusal, _require_success
 from train_ranks import copy_checkpoint, entries, losses, run_ranks
 
-pytestmark = pytest.mark.multiprocess
+# One worker: there the ranks are forked from one process, which takes seconds to get ready.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("training")]
 
 GEOCOMM = ("distributed.backend=geocomm", "training.steps=6", "evaluation.at_end=false")
 FEEDBACK = (

@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 
 from train_ranks import Ended, copy_checkpoint, entries, finish, losses, run_ranks, start_ranks
 
-pytestmark = pytest.mark.multiprocess
+# One worker: there the ranks are forked from one process, which takes seconds to get ready.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("training")]
 
 
 def _require_success(ended: list[Ended]) -> None:

@@ -1,17 +1,25 @@
-"""Starts the ranks of a training run as processes of their own, without a launcher, so that each exit code is seen."""
+"""Starts the ranks of a training run as processes of their own, without a launcher, so that each exit code is seen.
+
+They are forked from a process that has imported DeepSpeed and Transformers (warm_python.py), but for those that are
+to be started under another command or with limits.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from local_jobs import free_port
+from warm_python import WarmProcess, WarmPython
 
 TIMEOUT_SECONDS = 150
 SMALL_MODEL = (
@@ -41,6 +49,17 @@ class Ended:
     err: str
 
 
+Process = subprocess.Popen[str] | WarmProcess
+
+
+@functools.cache
+def _warm() -> WarmPython:
+    """Ends with this process."""
+    made = WarmPython(["train_preload"])
+    atexit.register(made.__exit__)
+    return made
+
+
 def start_ranks(
     folder: Path,
     assignments: list[str],
@@ -50,17 +69,15 @@ def start_ranks(
     per_rank: dict[int, list[str]] | None = None,
     limits: dict[int, Callable[[], None]] | None = None,
     command: Callable[[int], list[str]] = lambda rank: [],
-) -> list[subprocess.Popen[str]]:
+) -> list[Process]:
     """Processes of a run in `folder`/run, rank r being the only one of site r, or of those `sites`.
 
     `per_rank`: more assignments for single ranks; `limits`: what to call in a child before it starts; `command`: what
     to put in front of its command line.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     names = list(sites) or [f"site{rank}" for rank in range(ranks)]
-    processes = []
+    processes: list[Process] = []
     for rank, site in enumerate(names):
         environment = os.environ | {
             "NNODES": str(len(names)),
@@ -81,9 +98,13 @@ def start_ranks(
             *(per_rank or {}).get(rank, []),
         ]
         arguments = [argument for setting in settings for argument in ("--set", setting)]
+        prefix = command(rank)
+        if not prefix and not limits:
+            processes.append(_warm().start("geocomm.train", arguments, environment))
+            continue
         processes.append(
             subprocess.Popen(
-                [*command(rank), sys.executable, "-m", "geocomm.train", *arguments],
+                [*prefix, sys.executable, "-m", "geocomm.train", *arguments],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -94,7 +115,7 @@ def start_ranks(
     return processes
 
 
-def finish(processes: list[subprocess.Popen[str]]) -> list[Ended]:
+def finish(processes: list[Process]) -> list[Ended]:
     """Wait for all; kills them and fails if they take too long."""
     ended = []
     try:

@@ -1,0 +1,144 @@
+"""Starts `python -m MODULE` from a process that has imported what the module imports, which takes many seconds of CPU.
+
+    with WarmPython(["torch", "deepspeed"]) as warm:
+        process = warm.start("geocomm.train", ["--set", ...], os.environ | {...})
+        out, err = process.communicate(timeout=60)
+
+The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status; it
+ends as every interpreter does. What stays: variables that libraries read when they are loaded (OMP_NUM_THREADS is 1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+_LONGEST_REQUEST_BYTES = 1 << 20
+
+
+class WarmProcess:
+    """A started process; `returncode` and the methods are those of subprocess.Popen."""
+
+    def __init__(self, pid: int, status: int, out: IO[str], err: IO[str]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._files = (out, err)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it wrote to stdout and stderr, once it has ended. subprocess.TimeoutExpired: not in time."""
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            self.returncode = int(os.read(self._status, 20))
+            os.close(self._status)
+        for file in self._files:
+            file.seek(0)
+        out, err = (file.read() for file in self._files)
+        return out, err
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To the process, unless it is known to have ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it, hard."""
+        self.send_signal(signal.SIGKILL)
+
+
+class WarmPython:
+    """The process to fork from; `modules` are imported there, in this order. Leaving the context ends it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), *modules],
+            env=kept | {"OMP_NUM_THREADS": "1"},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def __enter__(self) -> WarmPython:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._control.close()
+        self._process.wait()
+
+    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> WarmProcess:
+        """`python -m module arguments…` with these variables and with this process's working directory."""
+        out = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
+        err = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        status, its_status = os.pipe()
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "variables": dict(environment),
+            "folder": os.getcwd(),
+        }
+        socket.send_fds(self._control, [json.dumps(request).encode()], [out.fileno(), err.fileno(), its_status])
+        os.close(its_status)
+        return WarmProcess(int(self._control.recv(20)), status, out, err)
+
+
+def _become(request: dict[str, Any], out: int, err: int) -> None:
+    """The forked process: run the module."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    os.chdir(request["folder"])
+    sys.path[:1] = [request["folder"], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.argv = [request["module"], *request["arguments"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _serve(control: socket.socket, modules: Sequence[str]) -> None:
+    """Fork for each request, until the other end is closed. A forked process returns as well, once it is done."""
+    for name in modules:
+        importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
+    running: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and where its status goes
+    while True:
+        ready = select.select([control.fileno(), *running], [], [])[0]
+        for process in set(ready) & set(running):
+            pid, status = running.pop(process)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            os.close(status)
+            os.close(process)
+        if control.fileno() not in ready:
+            continue
+        request, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST_BYTES, 3)
+        if not request:
+            for pid, _ in running.values():
+                os.kill(pid, signal.SIGKILL)
+            return
+        out, err, status = descriptors
+        if (pid := os.fork()) == 0:
+            control.detach()
+            _become(json.loads(request), out, err)
+            return
+        running[os.pidfd_open(pid)] = (pid, status)
+        os.close(out)
+        os.close(err)
+        control.send(str(pid).encode())
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
