@@ -60,7 +60,7 @@ def _torch_minor() -> str:
     ("break_it", "mentions"),
     [
         (_never_built, ["InternalError", "not built"]),
-        (_without_module, ["InternalError", "does not load"]),
+        pytest.param(_without_module, ["InternalError", "does not load"], marks=pytest.mark.slow),
         (_with_garbage, ["InternalError", "does not load"]),
         (_for_another_torch, ["VersionMismatchError", "torch 1.13", "install"]),
     ],

@@ -51,7 +51,14 @@ def _launch(tmp_path: Path, program: str, *, ranks: int = 2, **changes: str) -> 
     )
 
 
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(ENDINGS["destroyed"], id="destroyed"),
+        pytest.param(ENDINGS["never destroyed"], id="never destroyed", marks=pytest.mark.slow),
+        pytest.param(ENDINGS["in flight"], id="in flight"),
+    ],
+)
 def test_program_without_import_under_the_launcher_ends_well(tmp_path: Path, ending: str) -> None:
     ended = _launch(tmp_path, PROGRAM.replace("ENDING", ending))
     assert ended.returncode == 0, ended.stderr

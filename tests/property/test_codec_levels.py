@@ -15,7 +15,8 @@ from codec_oracle import (
     pack,
     same_bits,
 )
-from hypothesis import HealthCheck, given, settings
+from effort import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geocomm
@@ -23,8 +24,8 @@ from geocomm.native import native
 
 pytestmark = pytest.mark.property
 
-small = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-large = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+small = effort(50)
+large = effort(8)
 seeds = st.integers(0, 2**64 - 1)
 residual_dtypes = st.sampled_from((torch.float32, torch.bfloat16))
 decays = st.sampled_from((1.0, 0.9, 0.0))

@@ -25,7 +25,8 @@ from codec_oracle import (
     same_bits_but_nan,
     scale_of_blocks,
 )
-from hypothesis import HealthCheck, given, settings
+from effort import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geocomm
@@ -33,8 +34,8 @@ from geocomm.errors import InvalidArgumentError, UnsupportedError
 
 pytestmark = pytest.mark.property
 
-large = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-small = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+large = effort(8)
+small = effort(25)
 SMALL_BYTES = 20_000
 seeds = st.integers(0, 2**64 - 1)
 layouts = st.sampled_from(("plain", "transposed", "every second", "offset", "expanded"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import example, given, settings
+from effort import effort
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from geocomm import store_session
@@ -13,7 +14,7 @@ from geocomm.store_session import FrameKind, Greeting, ProtocolError, offset_byt
 
 pytestmark = pytest.mark.property
 
-properties = settings(deadline=None, max_examples=500)
+properties = effort(200)
 SIZE = Greeting.LAYOUT.size
 HEAD = store_session._HEAD
 GOOD = Greeting(next(iter(store_session.Purpose)), bytes(16), 0, "init-1").pack()

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from effort import effort
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from geocomm.errors import InvalidArgumentError
@@ -18,7 +19,7 @@ from geocomm.options import Options
 
 pytestmark = pytest.mark.property
 
-properties = settings(deadline=None, max_examples=150)
+properties = effort(100)
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 
 

@@ -7,7 +7,8 @@ import functools
 import pytest
 import torch
 from codec_oracle import ALL_DTYPES, FRAME_BYTES, HEADER_BYTES, Data, codecs, inputs, same_bits
-from hypothesis import HealthCheck, assume, given, settings
+from effort import effort
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import geocomm
@@ -15,7 +16,7 @@ from geocomm.errors import CorruptDataError, InvalidArgumentError, VersionMismat
 
 pytestmark = pytest.mark.property
 
-small = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+small = effort(40)
 REFUSALS = (CorruptDataError, VersionMismatchError)  # the latter from the header's fifth byte
 payloads = st.builds(
     lambda codec, data: geocomm.compress(data.tensor(), codec),

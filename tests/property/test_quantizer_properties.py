@@ -21,15 +21,16 @@ from codec_oracle import (
     sizes,
     stages,
 )
-from hypothesis import HealthCheck, assume, given, settings
+from effort import effort
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import geocomm
 
 pytestmark = pytest.mark.property
 
-large = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-small = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+large = effort(8)
+small = effort(25)
 SMALL_BYTES = 60_000
 blocks = st.sampled_from(BLOCKS)
 # Scales are rounded to bfloat16 (half a step is 2^-8), and come from float32 sums.

@@ -32,6 +32,7 @@ def test_bench_link_verifies_and_counts_bytes_of_every_case() -> None:
     assert 0 < by_case["int8"].nmse < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_bench_link_of_two_ranks_at_each_site_counts_them_all() -> None:
     require_wan()

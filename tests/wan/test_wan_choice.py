@@ -19,7 +19,7 @@ SITES = ("a", "b", "c")
 RATES = {("a", "b"): 100e6, ("a", "c"): 20e6, ("b", "c"): 40e6}
 DELAYS = {("a", "b"): 0.01, ("a", "c"): 0.03, ("b", "c"): 0.02}
 ELEMENTS = 1_200_007
-PRESETS = ("none", "lossless", "int8", "int4", "balanced", "small")
+PRESETS = ("none", "int8", "balanced")
 
 
 def topology() -> Topology:

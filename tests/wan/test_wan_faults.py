@@ -51,7 +51,7 @@ def shuffled(run: FaultRun) -> AbstractContextManager[None]:
     ("fault", "seconds", "grace_s", "encrypted"),
     [
         pytest.param(cut, 5, 10, True, id="cut-5s-tls"),
-        pytest.param(deaf, 5, 10, False, id="deaf-5s"),
+        pytest.param(deaf, 5, 10, False, id="deaf-5s", marks=pytest.mark.slow),
         pytest.param(stopped, 4, 6, True, id="stopped-4s-tls"),
         *(
             pytest.param(*case, id=name, marks=pytest.mark.slow)

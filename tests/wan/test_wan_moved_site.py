@@ -27,7 +27,7 @@ OPERATIONS = 6
 _SET_ADDRESS, _SET_NETMASK = 0x8916, 0x891C  # SIOCSIFADDR, SIOCSIFNETMASK
 
 
-@pytest.mark.parametrize("mover", ["dials", "waits"])
+@pytest.mark.parametrize("mover", ["dials", pytest.param("waits", marks=pytest.mark.slow)])
 def test_site_whose_address_changes_amid_all_reduces_is_found_again(mover: str) -> None:
     require_wan()
     link = Link(rate_bps=100e6, delay_s=0.02)

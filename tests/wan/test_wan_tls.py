@@ -34,6 +34,7 @@ def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
     assert not Path(found["keys"]).exists()
 
 
+@pytest.mark.slow
 def test_bench_with_given_keys_verifies_over_tls(tmp_path: Path) -> None:
     require_wan()
     JobCa.create(tmp_path / "keys", "bench", ["site0", "site1"], 2)
