@@ -2,9 +2,8 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 
-# Python tests at a time; 0: one, without pytest-xdist. Most of them wait most of the time, but their limits are for a machine
-# that does little else.
-TEST_WORKERS ?= 0
+# Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
+TEST_WORKERS ?= 4
 
 PY := .venv/bin/python
 ENVIRONMENT := .venv/.geocomm-ready
@@ -21,7 +20,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench bench-codec bench-cost bench-train lint format sanitize asan tsan fuzz fuzz-long soak wheel ecosystem model clean
+.PHONY: help build demo test cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak wheel ecosystem model clean
 .NOTPARALLEL:
 
 help:
@@ -33,7 +32,10 @@ help:
 	@echo "make bench-train  loss and step time of a small DeepSeek model with compressed gradients (an hour and more; resumable)"
 	@echo "make build      .venv and the native module, for working in the tree"
 	@echo "make lint       ruff and clang-format; make format applies them"
-	@echo "make sanitize   the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
+	@echo "make hostile    what handles bytes of peers, under AddressSanitizer + UBSan: its C++ tests, then a minute of fuzzing"
+	@echo "make sanitize   all C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
+	@echo "make all-tests  test, ecosystem, sanitize, fuzz and cuda-compile: some hours"
+	@echo "make cuda-compile  the CUDA sources, for every architecture (needs nvcc, no GPU); cuda-check: a quick look at them"
 	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
 	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
 	@echo "make ecosystem  the tests marked slow, and PyTorch's own distributed tests over sites"
@@ -58,13 +60,15 @@ build: $(NATIVE)
 demo: $(NATIVE)
 	@.venv/bin/geocomm demo
 
-# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>)
+# Many of the C++ tests wait for each other's sockets and deadlines.
+CTEST_JOBS = $(shell expr 2 \* $(JOBS))
+# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>,<targets to build, if not all>,<options of ctest>)
 define cpp_tests
 	@echo "test: building the C++ tests$(2)"
 	@cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$$(command -v ninja) -DGEOCOMM_TESTS=ON $(3) >/dev/null
-	@$(4) cmake --build $(1) -- --quiet
+	@$(4) cmake --build $(1) $(addprefix --target ,$(5)) -- --quiet
 	@echo "test: running the C++ tests$(2)"
-	@$(4) ctest --test-dir $(1) --output-on-failure -j $(JOBS) --no-tests=error -Q -O $(1)/tests.log || { \
+	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error $(6) -Q -O $(1)/tests.log || { \
 	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
 	@grep 'tests passed' $(1)/tests.log
 endef
@@ -81,9 +85,14 @@ python-test: $(NATIVE)
 	@echo "test: running those on the emulated WAN or a GPU"
 	@$(PY) -m pytest -q -m "not slow and (wan or gpu)"
 
+all-tests: test ecosystem sanitize fuzz cuda-compile
+	@echo "make all-tests: all passed"
+
 ecosystem: $(NATIVE)
 	@echo "test: running the tests marked slow"
 	@$(PY) -m pytest -q -m slow
+	@echo "test: running those of properties with many more examples"
+	@PROPERTY_FACTOR=10 $(PY) -m pytest -q tests/property --timeout 3000
 	@echo "test: running PyTorch's distributed tests, over Gloo and over sites (what build/torch-suite has no result of)"
 	@$(PY) tests/ecosystem/run_torch_suite.py --again
 	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
@@ -118,6 +127,14 @@ format: $(ENVIRONMENT)
 	@$(PY) -m ruff format -q
 	@clang-format -i $(CXX_FILES)
 
+# With Clang the tests are built from the objects that the fuzz targets are, else in a folder of their own. Not run here, but
+# by make asan: what only computes (sums of every type, every codec over every way), resets by the hundred, UCX.
+HOSTILE_LAYERS := codec transport collective fuzz_corpus
+HOSTILE_LEFT_OUT := over_ucx|Reduce/Exchange|CodecLevels|Codecs/Feedback|hundreds_of_resets|many_resumes|ten_thousand
+hostile: $(ENVIRONMENT)
+	@tests/fuzz/run.sh hostile "$(HOSTILE_LAYERS)" "$(HOSTILE_LEFT_OUT)"
+	@echo "make hostile: passed"
+
 sanitize: asan tsan
 	@echo "make sanitize: the C++ tests passed under AddressSanitizer, UBSan and ThreadSanitizer"
 
@@ -126,6 +143,19 @@ asan: $(ENVIRONMENT)
 
 tsan: $(ENVIRONMENT)
 	$(call cpp_tests,build/tsan, under ThreadSanitizer,-DGEOCOMM_SANITIZE=thread,$(FIXED_ADDRESSES))
+
+# Front end and device code without optimization, for the least of the architectures; a build with CUDA compiles for all.
+CUDA_SOURCES = $(shell find csrc -name '*.cu')
+NVCC ?= nvcc
+cuda-check:
+	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the CUDA sources were NOT compiled"; exit 0; }; \
+	printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -arch=sm_80 -ptx -Xcicc -O0 '{}' \
+	  -o /dev/null && echo "cuda: nvcc takes all $(words $(CUDA_SOURCES)) CUDA sources; nothing ran on a GPU"
+
+cuda-compile:
+	@printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -gencode arch=compute_80,code=sm_80 \
+	  -gencode arch=compute_90,code=sm_90 -gencode arch=compute_100,code=sm_100 -c '{}' -o /dev/null
+	@echo "cuda: compiled $(words $(CUDA_SOURCES)) CUDA sources for sm_80, sm_90 and sm_100; nothing ran on a GPU"
 
 fuzz: $(ENVIRONMENT)
 	@tests/fuzz/run.sh smoke

@@ -3,6 +3,8 @@
 #
 #   tests/fuzz/run.sh smoke             every target, about a minute in all; says so and succeeds where there is no Clang
 #   tests/fuzz/run.sh long MINUTES [TARGET...]    so many minutes for each target
+#   tests/fuzz/run.sh hostile LAYERS LEFT_OUT     first the C++ tests of these layers under the same sanitizers, but for those
+#                                       whose names match LEFT_OUT; without Clang under g++'s, and nothing more
 #   tests/fuzz/run.sh merge [TARGET...] puts what has new coverage into tests/fuzz/corpus, as few inputs as will do
 #
 # JOBS (default: one per core) targets run at a time. What the runs keep is in build/fuzz: corpus/TARGET, logs/TARGET, and
@@ -13,7 +15,7 @@ cd "$(dirname "$0")/../.."
 FOLDER=build/fuzz
 FUZZ=$FOLDER/native/tests/fuzz/geocomm_fuzz
 JOBS=${JOBS:-$(nproc)}
-SMOKE_SECONDS=60
+SMOKE_SECONDS=40
 MAX_INPUT_BYTES=49152
 export UBSAN_OPTIONS=print_stacktrace=1
 # Large blocks that were freed would fill the memory limit.
@@ -35,13 +37,29 @@ find_clang() {
   return 1
 }
 
+# build CLANG [LAYER...]: the fuzz targets, and the C++ tests of these layers.
 build() {
-  say "building the targets with $1"
-  cmake -S . -B $FOLDER/native -G Ninja -DCMAKE_CXX_COMPILER="$1" -DGEOCOMM_FUZZ=ON -DGEOCOMM_TESTS=OFF \
-    -DGEOCOMM_TOOLS=OFF >/dev/null
-  cmake --build $FOLDER/native --target geocomm_fuzz make_seeds -- --quiet
+  local clang=$1
+  shift
+  say "building the targets with $clang"
+  cmake -S . -B $FOLDER/native -G Ninja -DCMAKE_CXX_COMPILER="$clang" -DGEOCOMM_FUZZ=ON -DGEOCOMM_TOOLS=OFF \
+    -DGEOCOMM_TESTS=$([ $# -eq 0 ] && echo OFF || echo ON) >/dev/null
+  cmake --build $FOLDER/native --target geocomm_fuzz make_seeds "${@/#/test_}" -- --quiet
   rm -rf $FOLDER/seeds
   $FOLDER/native/tests/fuzz/make_seeds $FOLDER/seeds
+}
+
+# hostile_tests FOLDER LEFT_OUT LAYER...: run them.
+hostile_tests() {
+  local folder=$1 left_out=$2 log=$1/hostile.log
+  shift 2
+  say "running the C++ tests of $* under AddressSanitizer + UBSan"
+  ctest --test-dir "$folder" --output-on-failure -j $((2 * JOBS)) --no-tests=error -E "_NOT_BUILT|$left_out" -Q -O "$log" || {
+    tail -n 300 "$log"
+    say "C++ tests FAILED; all output: $log" >&2
+    return 1
+  }
+  grep 'tests passed' "$log"
 }
 
 # fuzz_one SECONDS TARGET: what is found goes to build/fuzz/corpus; the corpus of the repository is only read.
@@ -84,14 +102,27 @@ merge_one() {
 
 command=${1:-smoke}
 shift || true
+layers=()
+left_out=
+if [ "$command" = hostile ]; then
+  read -ra layers <<<"$1"
+  left_out=$2
+fi
 if ! clang=$(find_clang); then
   say "no Clang with libFuzzer here: the fuzz targets were NOT run (their corpora are, by the C++ tests)"
+  if [ "$command" = hostile ]; then
+    cmake -S . -B build/asan -G Ninja -DGEOCOMM_TESTS=ON -DGEOCOMM_SANITIZE=address,undefined >/dev/null
+    cmake --build build/asan --target "${layers[@]/#/test_}" -- --quiet
+    hostile_tests build/asan "$left_out" "${layers[@]}"
+    exit
+  fi
   [ "$command" = smoke ] && exit 0 || exit 1
 fi
-build "$clang"
+build "$clang" "${layers[@]}"
+[ "$command" = hostile ] && hostile_tests $FOLDER/native "$left_out" "${layers[@]}"
 mapfile -t all < <("$FUZZ" --list)
 case $command in
-  smoke) fuzz_all $((SMOKE_SECONDS * JOBS / ${#all[@]} + 1)) "${all[@]}" ;;
+  smoke | hostile) fuzz_all $((SMOKE_SECONDS * JOBS / ${#all[@]} + 1)) "${all[@]}" ;;
   long)
     minutes=$1
     shift
@@ -103,7 +134,7 @@ case $command in
     for target in "$@"; do merge_one "$target"; done
     ;;
   *)
-    say "smoke, long or merge, not $command" >&2
+    say "smoke, hostile, long or merge, not $command" >&2
     exit 2
     ;;
 esac
