@@ -19,7 +19,7 @@ using core::StatusCode;
 
 namespace {
 
-constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kFirstDialPause{50};
 
 Status with_reason(const std::string& what, const Status& why) {
   return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
@@ -227,7 +227,7 @@ void Dialer::retry(Status why) {
   ++attempts_;
   last_failure_ = why;
   if (!plan_.on_failed_attempt(why)) return give_up(std::move(why));
-  const auto base = std::min(kFirstPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
+  const auto base = std::min(kFirstDialPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
   const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
   if (when >= plan_.deadline.when()) return give_up(std::move(why));
   pause(when);

@@ -13,10 +13,6 @@ using core::StatusCode;
 
 namespace {
 
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
-
 msghdr message_of(std::span<const iovec> parts) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts.data());  // the kernel only reads it

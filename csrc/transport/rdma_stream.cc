@@ -25,7 +25,7 @@ constexpr std::size_t kMostInFlightBytes = std::size_t{64} << 20;
 // Sent in one turn at most, before others get theirs.
 constexpr std::size_t kMostPerTurnBytes = std::size_t{8} << 20;
 // A fabric that has segments and sends none for so long is broken, whatever it says.
-constexpr std::chrono::seconds kStalled{10};
+constexpr std::chrono::seconds kFabricStalled{10};
 
 }  // namespace
 
@@ -203,11 +203,11 @@ void RdmaStream::on_sent(const OutSegment& segment) {
 void RdmaStream::watch_for_stall() {
   if (in_flight_bytes_ == 0 || stall_timer_runs_) return;
   stall_timer_runs_ = true;
-  stall_timer_ = loop().add_timer(last_sent_ + kStalled, [this] {
+  stall_timer_ = loop().add_timer(last_sent_ + kFabricStalled, [this] {
     stall_timer_runs_ = false;
-    if (in_flight_bytes_ > 0 && IoLoop::Clock::now() - last_sent_ >= kStalled) {
+    if (in_flight_bytes_ > 0 && IoLoop::Clock::now() - last_sent_ >= kFabricStalled) {
       return lose({StatusCode::PeerLost, core::str("the fabric (", transport(), ") has sent nothing for ",
-                                                   kStalled.count(), " s")});
+                                                   kFabricStalled.count(), " s")});
     }
     watch_for_stall();
   });

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -86,6 +87,11 @@ void set_user_timeout(int fd, std::chrono::milliseconds timeout);
 void set_max_pacing(int fd, std::uint64_t bytes_per_sec);
 // Bytes in the kernel that were not sent even once.
 int not_sent_bytes(int fd);
+
+// Of a socket call that moved nothing and may be made again.
+inline bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
 
 // Starts to connect, without blocking: writable once it is decided (connect_error()).
 core::Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning);

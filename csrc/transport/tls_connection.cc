@@ -36,10 +36,6 @@ constexpr std::size_t kBatchRecords = 8;
 constexpr std::size_t kReadBytes = 128 * 1024;
 constexpr char kBindingLabel[] = "EXPORTER-geocomm-stream-binding";
 
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
-
 // Records on their way to the kernel: those of [begin, end) of `data`.
 struct Batch {
   // A change of keys may come before the records.

@@ -16,7 +16,7 @@ using codec::CodecSpec;
 using core::DType;
 using core::StatusCode;
 
-constexpr DType kFloatTypes[] = {DType::Float32, DType::Float16, DType::BFloat16};
+constexpr DType kEncodedTypes[] = {DType::Float32, DType::Float16, DType::BFloat16};
 
 struct EncodeCase {
   CodecSpec spec;
@@ -211,7 +211,7 @@ DType dtype_of(CodecId id, const EncodeHead& head) {
   if (id == CodecId::None || id == CodecId::Lossless) {
     return static_cast<DType>(head.dtype % core::kDTypeCount);
   }
-  return kFloatTypes[head.dtype % 3];
+  return kEncodedTypes[head.dtype % 3];
 }
 
 void fuzz_encode_cast(Input input) {
