@@ -49,7 +49,7 @@ ERRORS: Mapping[str, CodecError] = {
     "int4": CodecError(0.041, 0.144),
     "int4+huffman": CodecError(0.041, 0.144),
     "balanced": CodecError(0.046, 0.42),
-    "small": CodecError(0.181, 0.84),
+    "small": CodecError(0.093, 0.60),
     "bit2": CodecError(0.175, 1.0),
     "ternary": CodecError(0.224, 1.0),
     "bit1": CodecError(0.491, 1.0),

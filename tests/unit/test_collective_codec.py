@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
         ("int4:round=nearest", "int4"),
         ("int4:round=nearest,block=64", "int4:block=64"),
         ("balanced", "deadzone"),
-        ("small", "deadzone:step=1.4"),
+        ("small", "deadzone:step=1"),
         ("bit1:block=256", "bit1"),
     ],
 )

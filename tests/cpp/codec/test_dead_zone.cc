@@ -302,7 +302,7 @@ TEST(DeadZone, test_gaussian_reaches_its_ratio) {
   EXPECT_GT(static_cast<double>(src.size()),
             12.0 * static_cast<double>(compressed(spec_of("balanced"), DType::Float32, src).size()));
   EXPECT_GT(static_cast<double>(src.size()),
-            18.5 * static_cast<double>(compressed(spec_of("small"), DType::Float32, src).size()));
+            15 * static_cast<double>(compressed(spec_of("small"), DType::Float32, src).size()));
 }
 
 // Two loud frames and a quiet one between them, which a step of the loud ones' drops.

@@ -42,6 +42,7 @@ TEST(ExpectedSize, of_every_codec_is_within_3_percent_of_a_frame_of_normal_numbe
                              "balanced",
                              "deadzone:step=0.85",
                              "small",
+                             "deadzone:step=1.4",
                              "deadzone:step=2",
                              "deadzone:step=2.8",
                              "tiny",
