@@ -188,8 +188,8 @@ class HookState:
         kind: of the hook; steps: begun so far; codec: of the next one; skipped_steps: those undone, since a gradient
         was not finite or an operation failed; fallbacks: step, codec and reason of each; buckets: per bucket that was
         compressed, index, parameters, elements: of its residual on this rank, ef_norm: the residual's L2 norm, in units
-        of the sum over ranks (with `adaptive`, of what was divided by the scales), nmse: its square by that of what was encoded (0: nothing lost, 1: everything),
-        wire_bytes.
+        of the sum over ranks (with `adaptive`, of what was divided by the scales), nmse: its square by that of what was
+        encoded (0: nothing lost, 1: everything), wire_bytes.
         """
         self._settle()
         return self.last_stats()
