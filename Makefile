@@ -79,7 +79,16 @@ test: cpp-test python-test
 cpp-test: $(NATIVE)
 	$(call cpp_tests,$$(readlink -f build/native),,,)
 
-python-test: $(NATIVE)
+# DeepSpeed compiles an operator at its first use: here, since the tests have limits of time, and one that ended while it
+# compiles would leave a lock behind, for which all others wait.
+OPERATOR := $(TORCH_EXTENSIONS_DIR)/deepspeed_shm_comm
+
+$(OPERATOR)/deepspeed_shm_comm.so: | $(ENVIRONMENT)
+	@echo "test: building DeepSpeed's operator"
+	@rm -f $(OPERATOR)/lock
+	@$(PY) tests/multiprocess/train_preload.py >/dev/null
+
+python-test: $(NATIVE) $(OPERATOR)/deepspeed_shm_comm.so
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	@$(PY) -m pytest -q -m "not slow and not wan and not gpu" -n $(TEST_WORKERS) --dist loadgroup
 	@echo "test: running those on the emulated WAN or a GPU"
@@ -88,7 +97,7 @@ python-test: $(NATIVE)
 all-tests: test ecosystem sanitize fuzz cuda-compile
 	@echo "make all-tests: all passed"
 
-ecosystem: $(NATIVE)
+ecosystem: $(NATIVE) $(OPERATOR)/deepspeed_shm_comm.so
 	@echo "test: running the tests marked slow"
 	@$(PY) -m pytest -q -m slow
 	@echo "test: running those of properties with many more examples"
