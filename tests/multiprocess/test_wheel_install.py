@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("wheel")]  # they build in one folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
