@@ -50,7 +50,7 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from file_findings(question.peers, streams)
     for folder, wanted_bytes in question.folders.items():
         yield from space_findings(folder, wanted_bytes)
-    yield from listen_findings(options.port, question.local_ranks)
+    yield from listen_findings(options.port, question.local_ranks, outbound_only=options.outbound_only)
     yield from keys_findings(question.keys, options.site, insecure=options.security == "insecure")
 
 

@@ -124,9 +124,14 @@ def space_findings(folder: Path, wanted_bytes: int) -> Iterator[Finding]:
     yield Finding(name, value, State.WARNING, fix)
 
 
-def listen_findings(port: int | None, local_ranks: int) -> Iterator[Finding]:
+def listen_findings(port: int | None, local_ranks: int, *, outbound_only: bool = False) -> Iterator[Finding]:
     """Whether the pinned ports, one for each rank here, can be listened on."""
+    if outbound_only:
+        value = "none has to be open to other sites, which this one dials (GEOCOMM_OUTBOUND_ONLY)"
+        yield Finding("open ports", value, State.NOTE)
     if port is None:
+        if outbound_only:
+            return
         yield Finding("ports", "chosen by the kernel", State.NOTE, "behind a firewall, pin them: GEOCOMM_PORT")
         return
     last = port + local_ranks - 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from geocomm.doctor_network import peer_findings
 from geocomm.finding import Finding, State
 from geocomm.topology import ranks_text
 
@@ -24,6 +25,8 @@ class Record:
     """Facts (name: value) without whose equality no job starts."""
     others: dict[str, str]
     """Facts whose difference is a warning."""
+    outbound_only: bool = False
+    """Other sites cannot dial it."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -54,6 +57,29 @@ def _who(records: list[Record]) -> str:
 def lane_peers(own: Record, records: list[Record]) -> list[Record]:
     """The ranks that `own` will exchange data with: those of its place at every other site."""
     return [other for other in records if other.site != own.site and other.local_rank == own.local_rank]
+
+
+def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
+    """Of the ways from `own` to those that it will exchange data with, as far as it can dial them."""
+    for other in lane_peers(own, records):
+        name = f"to rank {other.rank} (site {other.site}, {other.host})"
+        if other.outbound_only:
+            value = "not tried: that site only dials out, and looks at this way itself"
+            yield Finding(f"{name}: reached", value, State.NOTE)
+        else:
+            yield from peer_findings(name, other.host, other.port)
+
+
+def outbound_findings(records: list[Record]) -> Iterator[Finding]:
+    """Whether some of two sites that have to meet cannot be dialled by the other."""
+    sites = sorted({record.site for record in records if record.outbound_only})
+    if len({record.site for record in records}) < 2 or not sites:
+        return
+    if len(sites) > 1:
+        fix = "one site of a job can be so; let the others be dialled: GEOCOMM_PORT, GEOCOMM_ADDRESS, forwarded ports"
+        yield Finding("sites that only dial out", f"{', '.join(sites)}: they cannot connect", State.BAD, fix)
+    else:
+        yield Finding("site that only dials out", f"{sites[0]}: it dials all others", State.OK)
 
 
 def gathered_findings(records: list[Record], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:

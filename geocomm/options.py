@@ -69,8 +69,8 @@ def _field(default: Any, variable: str, parse: Callable[[str], Any], help_text: 
 
 @dataclasses.dataclass
 class Options:
-    """How this process group crosses sites. Ranks may differ in site, address, port, threads, and in how they report
-    (metrics_*, stats_*); the rest must agree. A process reports as its first group says.
+    """How this process group crosses sites. Ranks may differ in site, address, port, outbound_only, threads, and in how
+    they report (metrics_*, stats_*); the rest must agree. A process reports as its first group says.
 
     Raises `geocomm.InvalidArgumentError` from `validate()` (which the backend calls) for a value that cannot be, naming
     the field, its variable and the nearest right value.
@@ -106,6 +106,12 @@ class Options:
     streams: int | None = _field(None, "GEOCOMM_STREAMS", int, "TCP streams per peer; default: what the link needs")
     address: str | None = _field(None, "GEOCOMM_ADDRESS", str, "address that other sites dial; default: the route's")
     port: int | None = _field(None, "GEOCOMM_PORT", int, "listen on port + LOCAL_RANK; default: the kernel chooses")
+    outbound_only: bool = _field(
+        False,
+        "GEOCOMM_OUTBOUND_ONLY",
+        _boolean,
+        "other sites cannot dial this rank, so it dials them; one site at most",
+    )
     threads: int | None = _field(None, "GEOCOMM_THREADS", int, "codec threads; default cores / local ranks")
     link_deadline: timedelta = _field(  # noqa: RUF009
         _MINUTE, "GEOCOMM_LINK_DEADLINE", _duration, "silence after which a peer counts as lost"
@@ -169,8 +175,9 @@ class Options:
             raise _bad(self, "min_compress_bytes", "a number of bytes, 0 or more")
         if self.max_pacing_bps is not None and (not _is_int(self.max_pacing_bps) or self.max_pacing_bps < 8000):
             raise _bad(self, "max_pacing_bps", "at least 8000 bits per second")
-        if not isinstance(self.preserve_inputs, bool):
-            raise _bad(self, "preserve_inputs", "True or False")
+        for name in ("outbound_only", "preserve_inputs"):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(self, name, "True or False")
         if not isinstance(self.codec, str):
             raise _bad(self, "codec", "a codec string such as 'int8'")
         if not isinstance(self.codecs, (tuple, list)) or not all(isinstance(codec, str) for codec in self.codecs):

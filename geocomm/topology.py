@@ -37,6 +37,7 @@ class RankInfo:
     host: str = ""
     port: int = 0
     process_id: str = ""
+    outbound_only: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     codecs: list[str] = field(default_factory=list)
     agreed: dict[str, Any] = field(default_factory=dict)
@@ -170,6 +171,13 @@ def check(infos: list[RankInfo]) -> None:
             "one site"
         )
     if len({info.site for info in infos}) > 1:
+        unreachable = sorted({info.site or "" for info in infos if info.outbound_only})
+        if len(unreachable) > 1:
+            raise InvalidArgumentError(
+                f"sites {', '.join(unreachable)} are outbound-only (GEOCOMM_OUTBOUND_ONLY), and two such sites cannot "
+                "connect: one site of a job can be. Let the others be dialled (GEOCOMM_PORT, GEOCOMM_ADDRESS, "
+                "forwarded ports)"
+            )
         _check_equal(infos, "option {}", lambda info: info.agreed, InvalidArgumentError)
         _check_equal(infos, "{}", lambda info: {"set of codecs": ", ".join(info.codecs)}, VersionMismatchError)
 

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -275,6 +276,8 @@ class WanRun:
         ]
         report_reader, report_writer = os.pipe()
         self._report = os.fdopen(report_reader, encoding="utf-8")
+        self._report_text = ""
+        self._rest: threading.Thread | None = None
         try:
             # A session of its own: Ctrl-C reaches this process alone, which passes on what it wants to.
             self.process = subprocess.Popen(
@@ -305,6 +308,12 @@ class WanRun:
         if "error" in outcome:
             self.__exit__(None, None, None)
             raise WanUnavailableError(outcome["error"])
+        # The report of many sites is more than the pipe holds, and its reader waits for the emulator's end first.
+        self._rest = threading.Thread(target=self._read_rest, name="geocomm-wan-report", daemon=True)
+        self._rest.start()
+
+    def _read_rest(self) -> None:
+        self._report_text = self._report.read()
 
     def wait(self, timeout_s: float | None = None) -> int:
         """The exit status: 0, the first non-zero one of a site, or 128 + signal. subprocess.TimeoutExpired: not yet."""
@@ -312,8 +321,9 @@ class WanRun:
 
     def report(self) -> WanReport | None:
         """The outcome once wait() returned; None where the emulator failed before or was killed."""
-        text = self._report.read()
-        return WanReport.from_json(text) if text.strip() else None
+        if self._rest is not None:
+            self._rest.join()
+        return WanReport.from_json(self._report_text) if self._report_text.strip() else None
 
     def interrupt(self, signal_number: int = signal.SIGTERM) -> None:
         """End the run in order: SIGTERM to the sites, SIGKILL after the grace or at the second call."""
@@ -333,6 +343,8 @@ class WanRun:
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
+        if self._rest is not None:
+            self._rest.join()
         self._report.close()
 
 

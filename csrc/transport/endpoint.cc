@@ -282,11 +282,15 @@ void TcpEndpoint::abort(const Status& why) {
   }
 }
 
-Result<ProcessId> random_id() {
+// The larger id dials: this byte is first.
+constexpr std::uint8_t kDialsAll = 0xFF;
+
+Result<ProcessId> random_id(bool outbound_only) {
   ProcessId id;
   if (::getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
     return Status(StatusCode::Internal, "no random bytes from the kernel").with_errno(errno);
   }
+  id[0] = outbound_only ? kDialsAll : static_cast<std::uint8_t>(id[0] % kDialsAll);
   return id;
 }
 
@@ -349,7 +353,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
   const int least = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
   context->first_streams = static_cast<std::uint16_t>(options.streams == 0 ? least : options.streams);
   context->buffers = buffer_limits();
-  GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id());
+  GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id(options.outbound_only));
   GEOCOMM_ASSIGN_OR_RETURN(Fd listener, open_listener(options));
   GEOCOMM_ASSIGN_OR_RETURN(context->loop, IoLoop::create());
   const std::uint16_t port = SocketAddress::local_of(listener.get()).port();

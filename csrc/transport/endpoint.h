@@ -31,9 +31,10 @@ struct EndpointOptions {
   std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
   std::string site = {};  // whose certificate the keys must hold; empty: any
   std::chrono::milliseconds link_deadline =
-      std::chrono::seconds(60);      // silence after which a peer counts as lost; also to connect. Until then
-                                     // lost connections are made again
-  std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
+      std::chrono::seconds(60);  // silence after which a peer counts as lost; also to connect. Until then
+                                 // lost connections are made again
+  bool outbound_only = false;    // peers cannot dial this process, so it dials all that are not so themselves
+  std::uint64_t max_pacing_bps = 0;                       // per channel, bits per second; 0: no cap
   std::size_t send_window_bytes = std::size_t{64} << 20;  // at least; grows to what a link has under way
   std::size_t max_unexpected_bytes = std::size_t{64}
                                      << 20;  // per channel, received before its receive was posted

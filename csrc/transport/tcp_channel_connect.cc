@@ -77,6 +77,9 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
   data_path_ = path;
+  first_streams_ = data_path_ == DataPath::Rdma ? 1
+                   : may_add_streams() ? streams_of_channel(context_->first_streams, address.path_channels)
+                                       : context_->first_streams;
   if (!dials) start_deadline();
   if (address.host.empty() || address.port == 0) return;
   // A later group may know a newer address.
@@ -93,9 +96,6 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
-  first_streams_ = data_path_ == DataPath::Rdma ? 1
-                   : may_add_streams() ? streams_of_channel(context_->first_streams, address.path_channels)
-                                       : context_->first_streams;
   if (!dials) return;
   streams_.set_data_streams(static_cast<std::uint16_t>(first_streams_));
   redialer_.dial(0, tuning());

@@ -90,8 +90,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     """All ranks' part; what there is to print at rank 0, else None."""
     from geocomm.doctor import examine, versions
     from geocomm.doctor_machine import usable_congestion_control
-    from geocomm.doctor_network import peer_findings
-    from geocomm.doctor_ranks import Record, difference_findings, gathered_findings, lane_peers
+    from geocomm.doctor_ranks import Record, difference_findings, gathered_findings, outbound_findings, way_findings
     from geocomm.topology import own_address, own_versions
     from geocomm.train.train_errors import BadInput
     from geocomm.train.train_launch import Rendezvous, find_place
@@ -105,19 +104,22 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             others = versions() | {"congestion control": usable_congestion_control()}
             others["build of torch"] = others.pop("torch")
             address = question.options.address or own_address()
-            own = Record(place.rank, place.local_rank, place.site, address, answerer.port, needed, others)
+            outbound = question.options.outbound_only
+            own = Record(place.rank, place.local_rank, place.site, address, answerer.port, needed, others, outbound)
             rendezvous = Rendezvous(place, timeout_s)
             records = [Record(**record) for record in rendezvous.exchange(vars(own))]
-            for other in lane_peers(own, records):
-                name = f"to rank {other.rank} (site {other.site}, {other.host})"
-                own_findings += peer_findings(name, other.host, other.port)
+            own_findings += way_findings(own, records)
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()
     except BadInput as error:
         fail("doctor", str(error))
     if place.rank != 0:
         return None
-    return [*difference_findings(records), *gathered_findings(records, [each["findings"] for each in found])]
+    return [
+        *difference_findings(records),
+        *outbound_findings(records),
+        *gathered_findings(records, [each["findings"] for each in found]),
+    ]
 
 
 def _answerer(options: Options) -> Answerer:

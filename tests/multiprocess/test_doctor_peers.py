@@ -130,6 +130,29 @@ def test_ranks_that_differ_are_named_and_ways_between_sites_measured() -> None:
     assert all(found[name]["state"] == "ok" for name in trips)
 
 
+def test_site_that_only_dials_out_looks_at_the_others_and_is_not_dialled() -> None:
+    outbound = {"GEOCOMM_SITE": "b", "GEOCOMM_OUTBOUND_ONLY": "1"}
+    (status, output, errors), *_ = job({"GEOCOMM_SITE": "a"}, outbound)
+    found = by_name(output)
+    assert found["site that only dials out"]["state"] == "ok"
+    assert found["site that only dials out"]["value"].startswith("b:")
+    ways = {name: finding for name, finding in found.items() if ": to rank" in name}
+    not_tried = [name for name in ways if "to rank 1 " in name]
+    assert [ways[name]["state"] for name in not_tried] == ["note"], ways
+    assert any("to rank 0 " in name and name.endswith("round trip") for name in ways)
+    assert status == 0, errors
+
+
+def test_two_sites_that_only_dial_out_are_bad() -> None:
+    both = {"GEOCOMM_OUTBOUND_ONLY": "1"}
+    ((status, output, _), *_) = job({"GEOCOMM_SITE": "a"}, both | {"GEOCOMM_SITE": "b"}, both | {"GEOCOMM_SITE": "c"})
+    assert status == 1
+    bad = by_name(output)["sites that only dial out"]
+    assert bad["state"] == "bad"
+    assert bad["value"].startswith("b, c:")
+    assert bad["fix"]
+
+
 def test_rank_that_does_not_come_is_an_error_within_the_timeout() -> None:
     ((status, output, errors),) = job({"WORLD_SIZE": "2"}, arguments=("--timeout", "3"))
     assert (status, output) == (2, "")

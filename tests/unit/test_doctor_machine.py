@@ -120,6 +120,13 @@ def test_pinned_port_that_somebody_has_is_bad_and_the_others_are_free() -> None:
     assert states(listen_findings(port, 1)) == {f"port {port}": State.OK}
 
 
+def test_site_that_only_dials_out_needs_no_open_port_but_a_pinned_one_is_looked_at() -> None:
+    assert states(listen_findings(None, 2, outbound_only=True)) == {"open ports": State.NOTE}
+    found = states(listen_findings(65535, 2, outbound_only=True))
+    assert found.pop("open ports") == State.NOTE
+    assert set(found.values()) == {State.BAD}
+
+
 def test_driver_version_is_read_from_proc(tmp_path: Path) -> None:
     assert driver_version(tmp_path) == ""
     (tmp_path / "driver/nvidia").mkdir(parents=True)

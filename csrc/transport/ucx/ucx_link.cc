@@ -21,6 +21,16 @@ constexpr unsigned kSegmentMessage = 0;
 // Rounds of progress in a row, before others get their turn.
 constexpr int kMostRounds = 64;
 constexpr std::chrono::milliseconds kPatienceToLetGo{200};
+
+// For a message from or into host memory, whose callback (the caller's to set) gets `transfer`.
+ucp_request_param_t params_of(void* transfer) {
+  ucp_request_param_t params{};
+  params.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.user_data = transfer;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  return params;
+}
 }  // namespace
 
 Status ucx_status(const char* what, ucs_status_t status) {
@@ -146,15 +156,11 @@ void UcxLink::break_with(ucs_status_t status) {
 void UcxLink::send(RdmaOutgoing message) {
   Transfer& transfer = begin(std::move(message.on_sent));
   transfer.header = message.header;
-  ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.cb.send = &UcxLink::on_sent;
-  param.user_data = &transfer;
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  ucp_request_param_t params = params_of(&transfer);
+  params.cb.send = &UcxLink::on_sent;
   started(transfer,
           ucp_am_send_nbx(endpoint_, kSegmentMessage, transfer.header.data(), transfer.header.size(),
-                          message.payload.data(), message.payload.size(), &param));
+                          message.payload.data(), message.payload.size(), &params));
 }
 
 void UcxLink::on_sent(void* request, ucs_status_t status, void* transfer) {
@@ -185,13 +191,9 @@ ucs_status_t UcxLink::receive(std::span<const std::byte> header, void* data, std
   if (!incoming) return UCS_OK;
   if (rendezvous && incoming->dest != nullptr) {
     Transfer& transfer = begin(std::move(incoming->on_received));
-    ucp_request_param_t param{};
-    param.op_attr_mask =
-        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-    param.cb.recv_am = &UcxLink::on_fetched;
-    param.user_data = &transfer;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
-    started(transfer, ucp_am_recv_data_nbx(worker_, data, incoming->dest, bytes, &param));
+    ucp_request_param_t params = params_of(&transfer);
+    params.cb.recv_am = &UcxLink::on_fetched;
+    started(transfer, ucp_am_recv_data_nbx(worker_, data, incoming->dest, bytes, &params));
     return UCS_INPROGRESS;
   }
   if (!rendezvous && incoming->dest != nullptr && bytes > 0) std::memcpy(incoming->dest, data, bytes);

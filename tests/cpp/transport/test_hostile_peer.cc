@@ -1,11 +1,12 @@
 // Whatever comes in over the wire, it fails at most the channel it came over, and a transfer with another
 // peer goes on.
-#include <atomic>
 #include <functional>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "raw_peer.h"
+#include "steady_traffic.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {
@@ -20,28 +21,12 @@ class HostilePeer : public ::testing::Test {
     pair_ = std::make_unique<Pair>(options);
     pair_->connect();
     victim().allow(token(1));
-    traffic_ = std::thread([this] {
-      for (std::uint64_t op = 1; !stop_; ++op) {
-        auto sink = std::make_shared<CollectingSink>(1);
-        EXPECT_TRUE(pair_->low_channel->post_receive({50, op}, 7, 1, sink).is_ok());
-        const auto data = pattern(200'000, op);
-        EXPECT_TRUE(pair_->high_channel->send(chunk_of({50, op}, data)).is_ok());
-        const Status status = sink->wait();
-        EXPECT_TRUE(status.is_ok()) << status.to_string();
-        if (!status.is_ok()) return;
-        EXPECT_EQ(sink->data(), data);
-        rounds_ = op;
-      }
-    });
+    traffic_.emplace(*pair_->high_channel, *pair_->low_channel);
   }
   void TearDown() override {
     // Some more after the attack.
-    const std::uint64_t now = rounds_;
-    const auto end = Deadline::after(30s);
-    while (rounds_ < now + 5 && !end.expired()) std::this_thread::sleep_for(1ms);
-    EXPECT_GE(rounds_, now + 5);
-    stop_ = true;
-    traffic_.join();
+    EXPECT_TRUE(traffic_->goes_on());
+    traffic_.reset();
     EXPECT_TRUE(pair_->low_channel->status().is_ok()) << pair_->low_channel->status().to_string();
   }
 
@@ -63,9 +48,7 @@ class HostilePeer : public ::testing::Test {
   }
 
   std::unique_ptr<Pair> pair_;
-  std::thread traffic_;
-  std::atomic<bool> stop_{false};
-  std::atomic<std::uint64_t> rounds_{0};
+  std::optional<SteadyTraffic> traffic_;
 };
 
 TEST_F(HostilePeer, test_random_bytes_are_dropped_at_once) {

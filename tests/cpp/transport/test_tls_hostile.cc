@@ -2,11 +2,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <fstream>
+#include <optional>
+#include <random>
 #include <thread>
 
 #include "raw_peer.h"
+#include "steady_traffic.h"
 #include "tls_fixture.h"
 #include "transport/tls_keys.h"
 
@@ -40,33 +42,14 @@ class TlsHostile : public ::testing::Test {
   void SetUp() override {
     const Status connected = pair_.connect();
     ASSERT_TRUE(connected.is_ok()) << connected.to_string();
-    traffic_ = std::thread([this] {
-      for (std::uint64_t op = 1; !stop_; ++op) {
-        auto sink = std::make_shared<CollectingSink>(1);
-        EXPECT_TRUE(pair_.low_channel->post_receive({50, op}, 7, 1, sink).is_ok());
-        const auto data = pattern(200'000, op);
-        EXPECT_TRUE(pair_.high_channel->send(chunk_of({50, op}, data)).is_ok());
-        const Status status = sink->wait();
-        EXPECT_TRUE(status.is_ok()) << status.to_string();
-        if (!status.is_ok()) return;
-        EXPECT_EQ(sink->data(), data);
-        rounds_ = op;
-      }
-    });
+    traffic_.emplace(*pair_.high_channel, *pair_.low_channel);
   }
   void TearDown() override {
-    EXPECT_TRUE(goes_on());
-    stop_ = true;
-    traffic_.join();
+    if (!traffic_) return;
+    EXPECT_TRUE(traffic_->goes_on());
+    traffic_.reset();
     EXPECT_TRUE(pair_.low_channel->status().is_ok()) << pair_.low_channel->status().to_string();
     EXPECT_EQ(pair_.low_channel->stats().resumes, 0U);
-  }
-  bool goes_on() {
-    const std::uint64_t now = rounds_;
-    for (const Deadline end = Deadline::after(30s); rounds_ < now + 5 && !end.expired();) {
-      std::this_thread::sleep_for(1ms);
-    }
-    return rounds_ >= now + 5;
   }
   Endpoint& victim() { return *pair_.low; }
   // The first flight of an honest handshake.
@@ -84,9 +67,7 @@ class TlsHostile : public ::testing::Test {
   }
 
   SecurePair pair_;
-  std::thread traffic_;
-  std::atomic<bool> stop_{false};
-  std::atomic<std::uint64_t> rounds_{0};
+  std::optional<SteadyTraffic> traffic_;
 };
 
 TEST_F(TlsHostile, test_random_bytes_and_other_protocols_are_dropped_at_once) {
@@ -132,7 +113,7 @@ TEST_F(TlsHostile, test_ten_thousand_half_open_handshakes_take_bounded_memory) {
   std::vector<RawConnection> open;
   const std::size_t before = memory_in_use();
   std::size_t most = before;
-  const std::uint64_t rounds_before = rounds_;
+  const std::uint64_t rounds_before = traffic_->rounds();
   for (int i = 0; i < 10'000; ++i) {
     // Of which this process keeps no more than its descriptors allow.
     if (open.size() >= 400) open.erase(open.begin(), open.begin() + 200);
@@ -141,7 +122,7 @@ TEST_F(TlsHostile, test_ten_thousand_half_open_handshakes_take_bounded_memory) {
     if (i % 500 == 0) most = std::max(most, memory_in_use());
   }
   EXPECT_LT(std::max(most, memory_in_use()) - before, std::size_t{200} << 20);
-  EXPECT_GT(rounds_, rounds_before);
+  EXPECT_GT(traffic_->rounds(), rounds_before);
 }
 
 // Everything right but the certificate, again and again.
