@@ -30,6 +30,7 @@ class Endpoint:
         keys: str = "",
         site: str = "",
         link_deadline: timedelta = ...,
+        outbound_only: bool = False,
         max_pacing_bps: int = 0,
         threads: int = 1,
         rdma_plugin: str = "",

@@ -85,6 +85,7 @@ class Process:
             "keys": keys or "",
             "site": (options.site or "") if keys else "",
             "link_deadline": options.link_deadline,
+            "outbound_only": options.outbound_only,
             "max_pacing_bps": options.max_pacing_bps or 0,
             "threads": codec_threads(options),
             "rdma_plugin": rdma_plugin() if TransportChoice.parse(options.transport).is_for(options.site) else "",
@@ -311,6 +312,7 @@ def _introduce(
         site=options.site,
         host=host,
         port=endpoint.port if endpoint else 0,
+        outbound_only=options.outbound_only,
         process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
         versions=own_versions(),
         codecs=core.codec_names(),
@@ -328,10 +330,14 @@ def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[byt
     """(process id, host, port, description, over RDMA, channels on the path to it) of each rank."""
     choice = TransportChoice.parse(options.transport)
     own_site = infos[rank].site
-    return [
-        (base64.b64decode(i.process_id), i.host, i.port, i.description, choice.between(own_site, i.site), channels)
-        for i, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True)
-    ]
+    peers = []
+    for info, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True):
+        # Another machine may have that address here: not even to be asked whether it lives.
+        no_way = info.outbound_only and info.site != own_site
+        host, port = ("", 0) if no_way else (info.host, info.port)
+        over_rdma = choice.between(own_site, info.site)
+        peers.append((base64.b64decode(info.process_id), host, port, info.description, over_rdma, channels))
+    return peers
 
 
 def _check_transport(site_names: list[str], options: Options) -> None:

@@ -87,8 +87,8 @@ std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what
 
 PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
                          const std::string& keys, const std::string& site, Milliseconds link_deadline,
-                         std::uint64_t max_pacing_bps, std::size_t threads, const std::string& rdma_plugin,
-                         bool rdma_trusted, bool rdma_allow_tcp) {
+                         bool outbound_only, std::uint64_t max_pacing_bps, std::size_t threads,
+                         const std::string& rdma_plugin, bool rdma_trusted, bool rdma_allow_tcp) {
   transport::EndpointOptions options;
   options.bind_address = bind_address;
   options.port = port;
@@ -97,6 +97,7 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
   options.keys = keys;
   options.site = site;
   options.link_deadline = link_deadline;
+  options.outbound_only = outbound_only;
   options.max_pacing_bps = max_pacing_bps;
   options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
   return {std::make_shared<ProcessResources>(value_or_throw(transport::Endpoint::create(options)), threads)};
@@ -379,9 +380,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<PyEndpoint>(m, "Endpoint")
       .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
            py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
-           py::arg("link_deadline") = Milliseconds(60'000), py::arg("max_pacing_bps") = 0,
-           py::arg("threads") = 1, py::arg("rdma_plugin") = "", py::arg("rdma_trusted") = false,
-           py::arg("rdma_allow_tcp") = false)
+           py::arg("link_deadline") = Milliseconds(60'000), py::arg("outbound_only") = false,
+           py::arg("max_pacing_bps") = 0, py::arg("threads") = 1, py::arg("rdma_plugin") = "",
+           py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
       .def_property_readonly("id",
                              [](const PyEndpoint& self) {
                                const auto& id = self.process->endpoint->id();

@@ -24,8 +24,9 @@ const at::Tensor& single(const Tensors& tensors, const char* op) {
                  core::str(op, " takes one tensor per rank, got ", tensors.size()));
   }
   if (tensors.front().layout() != at::kStrided) {
-    throw_status(StatusCode::Unsupported,
-                 core::str(op, " takes dense tensors; sparse ones do not cross sites"));
+    throw_status(
+        StatusCode::Unsupported,
+        core::str(op, " takes dense tensors; of sparse ones, only the sum (all_reduce) crosses sites"));
   }
   return tensors.front();
 }
@@ -192,6 +193,7 @@ WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOp
 
 WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (!spans_sites()) return track(inner(tensors.front().device()).allreduce(tensors, options));
+  if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   return track(
       wan_->all_reduce(single(tensors, "all_reduce"), options.reduceOp, timeout_or_default(options.timeout)));
 }
@@ -248,13 +250,19 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
 
 WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (!spans_sites()) return track(inner(tensors.front().device()).allreduce_sparse(tensors, options));
-  throw_status(StatusCode::Unsupported,
-               "all_reduce of sparse tensors does not cross sites; use tensor.to_dense()");
+  if (tensors.size() != 1 || !tensors.front().is_sparse()) {
+    throw_status(StatusCode::InvalidArgument, "allreduce_sparse takes one sparse COO tensor per rank");
+  }
+  if (options.reduceOp != c10d::ReduceOp::SUM) {
+    throw_status(StatusCode::Unsupported, "all_reduce of sparse tensors takes ReduceOp.SUM only");
+  }
+  return track(wan_->all_reduce_sparse(tensors.front(), timeout_or_default(options.timeout)));
 }
 
 WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
                                                  const c10d::AllreduceCoalescedOptions& options) {
   if (!spans_sites()) return track(inner(tensors.front().device()).allreduce_coalesced(tensors, options));
+  for (const auto& tensor : tensors) single({tensor}, "all_reduce_coalesced");
   return track(wan_->all_reduce_coalesced(tensors, options.reduceOp, timeout_or_default(options.timeout)));
 }
 

@@ -57,6 +57,11 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
     return collective::part_of(elements, topology().local_size(), topology().local_rank());
   }
   WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
+  // Sum of sparse COO tensors on the CPU, which must agree in dtype, shape and sparse dimensions but not in
+  // their entries, and need not be coalesced; the result is. It is the sum in order of sites of the sums in
+  // order of rank, rounded to the dtype each time: for sites of one rank, Gloo's bit for bit. Every entry of
+  // a site's sum crosses the WAN once per other site, after its number has: two latencies.
+  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout);
   WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
   WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
                          Milliseconds timeout);
@@ -92,6 +97,7 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   class Call;
   struct Reduction;
   struct ReduceTarget;
+  class SparseSum;
 
   Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   ReduceTarget all_receive(const at::Tensor& tensor) const;

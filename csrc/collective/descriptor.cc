@@ -29,6 +29,8 @@ std::string_view to_string(OpKind kind) {
       return "barrier";
     case OpKind::SendRecv:
       return "send_recv";
+    case OpKind::SparseAllReduce:
+      return "sparse_all_reduce";
   }
   return "unknown operation";
 }

@@ -84,12 +84,14 @@ FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpC
     arrivals += peer.receives.size();
     placed_.emplace_back(peer.receives.size(), false);
   }
+  awaits_nothing_ = awaited_contributions_ == 0;
   hold_producers_locked(contributions_);
   this->plan(make_peers(), jobs_.size(), arrivals);
 }
 
+// Contributions may have arrived by now, all of them even; then check() has said so.
 void FrameOperation::start() {
-  if (awaited_contributions_ == 0) contributions_are_there();
+  if (awaits_nothing_) contributions_are_there();
 }
 
 // `mutex_` is not held.

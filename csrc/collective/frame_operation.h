@@ -40,6 +40,7 @@ class FrameOperation final : public PlannedReduction {
   FrameMaker& maker_;
   std::vector<Job> jobs_;  // contributions, then results
   std::size_t contributions_ = 0;
+  bool awaits_nothing_ = false;            // from the beginning
   std::size_t awaited_contributions_ = 0;  // guarded by mutex_
   std::vector<std::vector<bool>> placed_;  // per peer and message; guarded by mutex_
 };

@@ -30,6 +30,7 @@ enum class OpKind : std::uint8_t {
   AllToAll = 8,
   Barrier = 9,
   SendRecv = 10,
+  SparseAllReduce = 11,
 };
 
 std::string_view to_string(OpKind kind);

@@ -1,15 +1,10 @@
-"""These tests start their ranks with the harness of tests/multiprocess."""
+"""Ranks that several of these tests share."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "multiprocess"))
-
 from worlds import Worlds
 
 

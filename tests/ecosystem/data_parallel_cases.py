@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from training_cases import STEPS, Net, Trained, batch, digest_of, site_mesh, train
+from training_cases import CLASSES, STEPS, WIDTH, Net, Trained, batch, digest_of, site_mesh, train
 
 
 def ddp(**arguments: Any) -> Trained:
@@ -18,6 +18,28 @@ def ddp(**arguments: Any) -> Trained:
     del net.other_head
     model = DistributedDataParallel(net, bucket_cap_mb=0.1, **arguments)
     return Trained(train(model, torch.optim.AdamW(net.parameters(), lr=1e-2)), digest_of(net.parameters()))
+
+
+def ddp_with_sparse_embedding() -> Trained:
+    """Gradients of the embedding are sparse and go by themselves; those of the linear layer in a bucket."""
+    torch.manual_seed(7)
+    net = nn.Sequential(nn.Embedding(50, WIDTH, sparse=True), nn.Linear(WIDTH, CLASSES))
+    model = DistributedDataParallel(net)
+    sparse = torch.optim.SparseAdam(net[0].parameters(), lr=1e-2)
+    dense = torch.optim.SGD(net[1].parameters(), lr=1e-1, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        words = (x[:, 0].abs() * 20).long().clamp(max=49)
+        loss = (model(words) - y).square().mean()
+        for optimizer in (sparse, dense):
+            optimizer.zero_grad()
+        loss.backward()
+        assert net[0].weight.grad.is_sparse
+        for optimizer in (sparse, dense):
+            optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, digest_of(net.parameters()))
 
 
 def ddp_with_head_of_the_step() -> Trained:

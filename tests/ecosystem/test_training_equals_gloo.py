@@ -22,6 +22,7 @@ OF_TWO_RANKS: dict[str, Case] = {
     "ddp static graph": functools.partial(data.ddp, static_graph=True),
     "ddp bucket views": functools.partial(data.ddp, gradient_as_bucket_view=True),
     "ddp unused parameters": data.ddp_with_head_of_the_step,
+    "ddp sparse embedding": data.ddp_with_sparse_embedding,
     "ddp no_sync": data.ddp_that_accumulates,
     "ddp join": functools.partial(data.ddp_with_uneven_inputs, False),
     "ddp join with ZeRO": functools.partial(data.ddp_with_uneven_inputs, True),
@@ -49,6 +50,7 @@ OF_FOUR_RANKS: dict[str, Case] = {
 ROUNDED: dict[str, Case] = {
     "ddp": data.ddp,
     "ddp unused parameters": data.ddp_with_head_of_the_step,
+    "ddp sparse embedding": data.ddp_with_sparse_embedding,
     "ZeRO optimizer": data.zero_optimizer,
     "local SGD": functools.partial(data.local_sgd, False),
     "local SGD hierarchical": functools.partial(data.local_sgd, True),

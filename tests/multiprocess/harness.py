@@ -14,6 +14,7 @@ wrappers import late, and nothing of geocomm.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -222,6 +223,12 @@ def ranks_fixture(layouts: Mapping[str, Sequence[str | None]], **arguments: Any)
             yield made
 
     return ranks
+
+
+@functools.cache
+def gloo_group() -> dist.ProcessGroup:
+    """Of all ranks of the process group that this rank process joins, to compare with; they call it together first."""
+    return dist.new_group(backend="gloo")
 
 
 def hash_of(*tensors: torch.Tensor) -> str:

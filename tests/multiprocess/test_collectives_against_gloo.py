@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import collective_cases
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, joined
+from harness import Ranks, gloo_group, ranks_fixture
 
 pytestmark = pytest.mark.multiprocess
 
@@ -19,23 +17,11 @@ LAYOUTS = {
     "1+1+1": ["a", "b", "c"],
     "3+1+2 shuffled": ["b", "a", "c", "a", "a", "c"],
 }
-_reference: dist.ProcessGroup | None = None  # of the rank process
-
-
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with joined(request.param) as ranks:
-        ranks.run(_make_reference)
-        yield ranks
-
-
-def _make_reference() -> None:
-    global _reference
-    _reference = dist.new_group(backend="gloo")
+ranks = ranks_fixture(LAYOUTS)
 
 
 def _compare(name: str) -> list[str]:
-    return collective_cases.compare(name, _reference)
+    return collective_cases.compare(name, gloo_group())
 
 
 @pytest.mark.parametrize("name", collective_cases.NAMES)

@@ -19,6 +19,8 @@ TEST(Descriptor, describe_names_what_the_user_called) {
   EXPECT_EQ(describe(pack_descriptor(base())), "all_reduce(sum, float32, 1048576 elements, int8)");
   EXPECT_EQ(describe(pack_descriptor({OpKind::Broadcast, DType::UInt8, std::nullopt, {}, 4096})),
             "broadcast(uint8, 4096 bytes to this peer)");
+  EXPECT_EQ(describe(pack_descriptor({OpKind::SparseAllReduce, DType::Float32, std::nullopt, {}, 160})),
+            "sparse_all_reduce(float32, 160 bytes to this peer)");
 }
 
 TEST(Descriptor, any_field_that_differs_changes_the_bits) {
@@ -29,6 +31,7 @@ TEST(Descriptor, any_field_that_differs_changes_the_bits) {
     all.push_back(d);
   };
   with([](Descriptor& d) { d.kind = OpKind::SendRecv; });
+  with([](Descriptor& d) { d.kind = OpKind::SparseAllReduce; });
   with([](Descriptor& d) { d.dtype = DType::Bool; });
   with([](Descriptor& d) {
     d.op = ReduceOp::Sum;

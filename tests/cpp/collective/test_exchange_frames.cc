@@ -38,6 +38,7 @@ class Accelerator final : public FrameMaker {
 
   void contributions_arrived() override {
     std::lock_guard lock(mutex_);
+    EXPECT_FALSE(arrived_) << "said twice";
     arrived_ = true;
     changed_.notify_all();
   }
