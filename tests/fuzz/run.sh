@@ -5,6 +5,7 @@
 #   tests/fuzz/run.sh long MINUTES [TARGET...]    so many minutes for each target
 #   tests/fuzz/run.sh hostile LAYERS LEFT_OUT     first the C++ tests of these layers under the same sanitizers, but for those
 #                                       whose names match LEFT_OUT; without Clang under g++'s, and nothing more
+#   tests/fuzz/run.sh hostile-build LAYERS        what these need, without running it
 #   tests/fuzz/run.sh merge [TARGET...] puts what has new coverage into tests/fuzz/corpus, as few inputs as will do
 #
 # JOBS (default: one per core) targets run at a time. What the runs keep is in build/fuzz: corpus/TARGET, logs/TARGET, and
@@ -104,21 +105,22 @@ command=${1:-smoke}
 shift || true
 layers=()
 left_out=
-if [ "$command" = hostile ]; then
+if [[ $command == hostile* ]]; then
   read -ra layers <<<"$1"
-  left_out=$2
+  left_out=${2-}
 fi
 if ! clang=$(find_clang); then
   say "no Clang with libFuzzer here: the fuzz targets were NOT run (their corpora are, by the C++ tests)"
-  if [ "$command" = hostile ]; then
+  if [[ $command == hostile* ]]; then
     cmake -S . -B build/asan -G Ninja -DGEOCOMM_TESTS=ON -DGEOCOMM_SANITIZE=address,undefined >/dev/null
     cmake --build build/asan --target "${layers[@]/#/test_}" -- --quiet
-    hostile_tests build/asan "$left_out" "${layers[@]}"
+    [ "$command" = hostile-build ] || hostile_tests build/asan "$left_out" "${layers[@]}"
     exit
   fi
   [ "$command" = smoke ] && exit 0 || exit 1
 fi
 build "$clang" "${layers[@]}"
+[ "$command" = hostile-build ] && exit
 [ "$command" = hostile ] && hostile_tests $FOLDER/native "$left_out" "${layers[@]}"
 mapfile -t all < <("$FUZZ" --list)
 case $command in
@@ -134,7 +136,7 @@ case $command in
     for target in "$@"; do merge_one "$target"; done
     ;;
   *)
-    say "smoke, hostile, long or merge, not $command" >&2
+    say "smoke, hostile, hostile-build, long or merge, not $command" >&2
     exit 2
     ;;
 esac

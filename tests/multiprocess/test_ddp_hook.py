@@ -143,9 +143,9 @@ def _train(codec: str, steps: int) -> tuple[list[float], dict[str, Any]]:
 @pytest.mark.parametrize("codec", ["int8", "balanced", "tiny"])
 def test_net_trains_and_replicas_stay_identical(ranks: Ranks, codec: str) -> None:
     results = ranks.run(_train, codec, 40)
-    exact = ranks.run(_train, "none", 40)
+    exact = ranks.run(_train, "none", 10)
     for (losses, stats), (reference, _) in zip(results, exact, strict=True):
-        assert losses != reference
+        assert losses[:10] != reference
         assert sum(losses[-8:]) < 0.6 * sum(losses[:2]) * 4
         assert (stats["steps"], stats["skipped_steps"], stats["fallbacks"]) == (40, 0, [])
         assert stats["codec"] == codec

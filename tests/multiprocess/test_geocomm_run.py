@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hub_ranks
 import pytest
+from harness import Ranks
 from hub_support import HUB_HOST, SECURITY, make_keys
 from local_jobs import environment, free_port
 
@@ -146,7 +148,9 @@ def test_listeners_are_found_in_every_family() -> None:
         assert ("::1", six.getsockname()[1]) in found
 
 
-def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp_path: Path) -> None:
+def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_the_job(
+    job: Job, tmp_path: Path
+) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
     start_nodes(job, tmp_path / "keys", port, "stay")
@@ -160,8 +164,17 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback(job: Job, tmp
     assert channels <= {number for _, number in found}  # the ranks themselves were looked at
     others = {(host, number) for host, number in found if host != "127.0.0.1" and number not in channels}
     assert others == {(HUB_HOST, port)}
+
+    make_keys(tmp_path / "other")  # of another CA: refused before torchrun starts
+    job.start(
+        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "other/b"),
+    )
+    assert job.processes[-1].wait(LIMIT_S) == 2
+    assert "not signed by this job's CA" in " ".join(job.log(2).read_text().split())
+
     (job.folder / "go").touch()
-    assert job.end() == [0, 0], job.output()
+    assert job.end() == [0, 0, 2], job.output()
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 
@@ -221,27 +234,16 @@ def forwarder(port: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("translated", [False, True], ids=["direct", "translated"])
-def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(job: Job, tmp_path: Path, translated: bool) -> None:
+def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(tmp_path: Path, translated: bool) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
-    with forwarder(port) as outside:
-        meet_twice(
-            job, tmp_path / "keys", f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
-        )
-
-
-def meet_twice(job: Job, keys: Path, hub: str) -> None:
-    url = f"geocomm://{hub}"
-    for rank, site in enumerate("ab"):
-        job.start(
-            *(str(RANKS), "meet_twice", str(job.folder), url, str(rank)),
-            GEOCOMM_KEYS=str(keys / site),
-            GEOCOMM_SITE=site,
-            GEOCOMM_SECURITY=SECURITY,
-        )
-    assert job.end() == [0, 0], job.output()
-    for name in ("rank0-0", "rank1-0", "rank0-1", "rank1-1"):
-        assert job.fact(name)["total"] == 3.0
+    secure = {
+        rank: {"GEOCOMM_KEYS": str(tmp_path / "keys" / site), "GEOCOMM_SECURITY": SECURITY}
+        for rank, site in enumerate("ab")
+    }
+    with forwarder(port) as outside, Ranks(["a", "b"], environment_of=secure, time_limit=LIMIT_S) as ranks:
+        hub = f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
+        assert ranks.run(hub_ranks.meet_twice, f"geocomm://{hub}") == [[3.0, 3.0]] * 2
 
 
 def refused(job: Job, *arguments: str, **variables: str) -> str:
@@ -264,20 +266,6 @@ def test_run_with_keys_of_another_site_names_both(job: Job, tmp_path: Path) -> N
     )
     assert "'b'" in text
     assert "'a'" in text
-
-
-def test_run_with_keys_of_another_ca_is_refused_before_torchrun_starts(job: Job, tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    make_keys(tmp_path / "other")
-    port = free_port(HUB_HOST)
-    start_nodes(job, tmp_path / "keys", port, "stay")
-    job.fact("rank0")
-    job.start(
-        *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--", "train.py"),
-        GEOCOMM_KEYS=str(tmp_path / "other/b"),
-    )
-    assert job.processes[-1].wait(LIMIT_S) == 2
-    assert "not signed by this job's CA" in " ".join(job.log(2).read_text().split())
 
 
 def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def _train(kind: str, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["dgc", "power_sgd"])
 def test_net_trains_with(ranks: Ranks, kind: str) -> None:
-    reference = ranks.run(_train, "exact", 40)
+    reference = ranks.run(_train, "exact", 10)
     for losses, exact in zip(ranks.run(_train, kind, 40), reference, strict=True):
-        assert losses != exact
+        assert losses[:10] != exact
         assert sum(losses[-8:]) < 0.7 * sum(losses[:2]) * 4
 
 

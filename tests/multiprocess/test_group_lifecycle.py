@@ -54,7 +54,8 @@ def _launch(tmp_path: Path, program: str, *, ranks: int = 2, **changes: str) -> 
 @pytest.mark.parametrize(
     "ending",
     [
-        pytest.param(ENDINGS["destroyed"], id="destroyed"),
+        # Of these two, test_wheel_install.py and test_reporting.py have programs too.
+        pytest.param(ENDINGS["destroyed"], id="destroyed", marks=pytest.mark.slow),
         pytest.param(ENDINGS["never destroyed"], id="never destroyed", marks=pytest.mark.slow),
         pytest.param(ENDINGS["in flight"], id="in flight"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import signal
 import subprocess
@@ -169,10 +168,8 @@ def test_disk_that_fills_up_on_one_rank_ends_all_and_keeps_the_old_checkpoint(pl
     shutil.copytree(plain_run / "tokens", tmp_path / "tokens")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    ended = run_ranks(tmp_path, ["training.steps=5", "checkpoint.every_steps=1"], limits={0: small_files})
+    settings = ["training.steps=5", "checkpoint.every_steps=1"]
+    ended = run_ranks(tmp_path, settings, most_file_bytes={0: 60_000})
     _require_refusal(ended, "rank 0", "step 5")
     checkpoints = tmp_path / "run" / "checkpoints"
     assert [path.name for path in checkpoints.glob("*step-*")] == ["step-00000004"]

@@ -1,7 +1,7 @@
 """Starts the ranks of a training run as processes of their own, without a launcher, so that each exit code is seen.
 
 They are forked from a process that has imported DeepSpeed and Transformers (warm_python.py), but for those that are
-to be started under another command or with limits.
+to be started under another command.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def start_ranks(
     ranks: int = 2,
     sites: Sequence[str] = (),
     per_rank: dict[int, list[str]] | None = None,
-    limits: dict[int, Callable[[], None]] | None = None,
+    most_file_bytes: dict[int, int] | None = None,
     command: Callable[[int], list[str]] = lambda rank: [],
 ) -> list[Process]:
     """Processes of a run in `folder`/run, rank r being the only one of site r, or of those `sites`.
 
-    `per_rank`: more assignments for single ranks; `limits`: what to call in a child before it starts; `command`: what
-    to put in front of its command line.
+    `per_rank`: more assignments for single ranks; `most_file_bytes`: of all that single ranks write; `command`: what to
+    put in front of a rank's command line.
     """
     port = free_port()
     names = list(sites) or [f"site{rank}" for rank in range(ranks)]
@@ -99,8 +99,9 @@ def start_ranks(
         ]
         arguments = [argument for setting in settings for argument in ("--set", setting)]
         prefix = command(rank)
-        if not prefix and not limits:
-            processes.append(_warm().start("geocomm.train", arguments, environment))
+        if not prefix:
+            most = (most_file_bytes or {}).get(rank)
+            processes.append(_warm().start("geocomm.train", arguments, environment, most_file_bytes=most))
             continue
         processes.append(
             subprocess.Popen(
@@ -109,7 +110,6 @@ def start_ranks(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=(limits or {}).get(rank),
             )
         )
     return processes

@@ -11,9 +11,11 @@ ends as every interpreter does. What stays: variables that libraries read when t
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -79,8 +81,18 @@ class WarmPython:
         self._control.close()
         self._process.wait()
 
-    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> WarmProcess:
-        """`python -m module arguments…` with these variables and with this process's working directory."""
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        most_file_bytes: int | None = None,
+    ) -> WarmProcess:
+        """`python -m module arguments…` with these variables and with this process's working directory.
+
+        `most_file_bytes`: no file that it writes can become larger (RLIMIT_FSIZE), what it prints included.
+        """
         out = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
         err = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         status, its_status = os.pipe()
@@ -89,6 +101,7 @@ class WarmPython:
             "arguments": list(arguments),
             "variables": dict(environment),
             "folder": os.getcwd(),
+            "most_file_bytes": most_file_bytes,
         }
         socket.send_fds(self._control, [json.dumps(request).encode()], [out.fileno(), err.fileno(), its_status])
         os.close(its_status)
@@ -105,6 +118,8 @@ def _become(request: dict[str, Any], out: int, err: int) -> None:
     os.chdir(request["folder"])
     sys.path[:1] = [request["folder"], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = [request["module"], *request["arguments"]]
+    if (most := request["most_file_bytes"]) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
@@ -112,6 +127,7 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
     """Fork for each request, until the other end is closed. A forked process returns as well, once it is done."""
     for name in modules:
         importlib.import_module(name)
+    gc.freeze()  # what is imported outlives every collection: else each one copies its pages, above all the one at exit
     assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
     running: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and where its status goes
     while True:

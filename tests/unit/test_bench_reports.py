@@ -9,8 +9,8 @@ import pytest
 from bench_cost import ONE_SITE, TWO_SITES, CostError, Row, row_of
 from bench_train_report import Quality, Report, StepTime, write_report
 
+from geocomm.bench_report import Conditions
 from geocomm.wan import Link
-from geocomm.wan_bench_report import Conditions
 
 pytestmark = pytest.mark.unit
 LINK = Link(rate_bps=2e8, delay_s=0.05, loss=0.001)

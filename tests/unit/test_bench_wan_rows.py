@@ -10,10 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from geocomm.bench_report import Conditions
 from geocomm.cli.main import build_app
 from geocomm.wan import Link
 from geocomm.wan_bench import GLOO, BenchError, Row, describe_link, floor_s, paired_ratio, verify_operation
-from geocomm.wan_bench_report import Conditions, Section, markdown, read_results, row_cells, verdict, write_results
+from geocomm.wan_bench_report import Section, markdown, read_results, row_cells, verdict, write_results
 from geocomm.wan_bench_worker import Plan, Reference, rank_input
 
 pytestmark = pytest.mark.unit
@@ -126,6 +127,16 @@ def test_report_says_conditions_and_missed_targets(tmp_path: Path) -> None:
     assert document["sections"][0]["rows"][0]["ratio"] == pytest.approx(2.0)
     assert read_results(path) == sections
     assert read_results(tmp_path / "none.md") == []
+
+
+def test_row_over_tls_says_so_and_reports_from_before_there_was_tls_are_read() -> None:
+    encrypted = row(encrypted=True)
+    assert [row_cells(one)[2] for one in (row(), encrypted)] == ["geocomm none", "geocomm none, TLS"]
+    assert Row.from_dict(encrypted.to_dict()) == encrypted
+    old = {name: value for name, value in row().to_dict().items() if name != "encrypted"}
+    assert Row.from_dict(old) == row()
+    with pytest.raises(TypeError):
+        Row.from_dict({name: value for name, value in old.items() if name != "case"})
 
 
 def test_link_description_has_rate_delay_and_loss() -> None:

@@ -1,9 +1,7 @@
 """The codec string as the backend runs it."""
 
-import subprocess
-import sys
-
 import pytest
+from harness import Ranks
 
 from geocomm.codec import collective_codec
 from geocomm.errors import InvalidArgumentError, UnsupportedError
@@ -45,11 +43,13 @@ def test_collective_codec_that_needs_error_feedback_is_refused(codec: str) -> No
         collective_codec(codec)
 
 
+def _use_codecs() -> None:
+    for codec in ("int8", "lossless", "balanced", "balanced", "balanced"):
+        collective_codec(codec)
+
+
 def test_dead_zone_without_error_feedback_is_warned_of_once() -> None:
-    program = (
-        "from geocomm.codec import collective_codec\n"
-        "for codec in ('int8', 'lossless', 'balanced', 'balanced', 'balanced'): collective_codec(codec)"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    (line,) = ended.stderr.splitlines()
+    with Ranks([None]) as alone:
+        alone.run(_use_codecs)
+        (line,) = alone.output(0).splitlines()
     assert line.startswith("geocomm warning: codec 'balanced'")

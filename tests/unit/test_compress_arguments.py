@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from harness import Outcome, Ranks
 
 import geocomm
 from geocomm.errors import InvalidArgumentError, UnsupportedError
@@ -16,11 +17,10 @@ from geocomm.native import native
 pytestmark = pytest.mark.unit
 
 
-def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment | variables
-    )
+def run(function: Callable[[], Any], **variables: str) -> Outcome:
+    """In a process with these variables that has not used geocomm."""
+    with Ranks([None], environment=variables, time_limit=60) as alone:
+        return alone.outcomes(function)[0]
 
 
 def test_presets_are_codecs_and_none_needs_more_than_its_name() -> None:
@@ -104,11 +104,14 @@ def test_cpu_level_beyond_the_machines_is_refused_and_leaves_the_level() -> None
     assert native().cpu_level() == before
 
 
+def _cpu_level() -> str:
+    return native().cpu_level()
+
+
 def test_geocomm_cpu_is_applied_when_the_module_is_first_used() -> None:
-    program = "from geocomm.native import native; print(native().cpu_level())"
-    assert run(program, GEOCOMM_CPU="scalar").stdout.strip() == "scalar"
-    assert run(program, GEOCOMM_CPU="").stdout.strip() == native().detected_cpu_level()
-    assert run(program).stdout.strip() == native().detected_cpu_level()
+    assert run(_cpu_level, GEOCOMM_CPU="scalar").value == "scalar"
+    assert run(_cpu_level, GEOCOMM_CPU="").value == native().detected_cpu_level()
+    assert run(_cpu_level).value == native().detected_cpu_level()
 
 
 @pytest.mark.parametrize(
@@ -120,21 +123,21 @@ def test_geocomm_cpu_is_applied_when_the_module_is_first_used() -> None:
     ],
 )
 def test_bad_variable_is_refused_with_the_right_spelling(variables: dict[str, str], said: str) -> None:
-    ended = run("import torch, geocomm; geocomm.compress(torch.ones(3), 'int8')", **variables)
-    assert "InvalidArgumentError" in ended.stderr
-    assert said in ended.stderr
+    assert said in run(_compress, **variables).require("InvalidArgumentError").message
+
+
+def _compress() -> None:
+    geocomm.compress(torch.ones(3), "int8")
 
 
 def test_geocomm_threads_counts_the_caller_and_starts_threads_only_when_needed() -> None:
-    program = (
-        "import os, torch, geocomm\n"
-        "torch.set_num_threads(1)\n"
-        "threads = lambda: len(os.listdir('/proc/self/task'))\n"
-        "tensor = torch.ones(1 << 20)\n"
-        "geocomm.codec_names()\n"
-        "before = threads()\n"
-        "geocomm.compress(tensor, 'int8')\n"
-        "print(threads() - before)"
-    )
-    assert run(program, GEOCOMM_THREADS="3").stdout.strip() == "2"
-    assert run(program, GEOCOMM_THREADS="1").stdout.strip() == "0"
+    assert run(_threads_started, GEOCOMM_THREADS="3").value == 2
+    assert run(_threads_started, GEOCOMM_THREADS="1").value == 0
+
+
+def _threads_started() -> int:
+    tensor = torch.ones(1 << 20)
+    geocomm.codec_names()
+    before = len(os.listdir("/proc/self/task"))
+    geocomm.compress(tensor, "int8")
+    return len(os.listdir("/proc/self/task")) - before

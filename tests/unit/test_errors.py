@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from harness import Ranks
 from torch.distributed import DistBackendError, DistError, DistNetworkError
 
 import geocomm
@@ -56,6 +55,5 @@ def test_error_of_the_native_module_has_class_and_code() -> None:
 
 
 def test_last_error_before_any_is_none() -> None:
-    program = "import geocomm; print(geocomm.last_error())"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == "None"
+    with Ranks([None]) as alone:
+        assert alone.run(geocomm.last_error) == [None]

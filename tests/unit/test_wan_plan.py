@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from plan_against_wan import compare, links_of, table
 from typer.testing import CliRunner
 
 from geocomm.auto_codec import Speed
+from geocomm.bench_report import Conditions
 from geocomm.cli.main import build_app
 from geocomm.links import Links
+from geocomm.wan import Link
+from geocomm.wan_bench import Row, describe_link
+from geocomm.wan_bench_report import Section
 from geocomm.wan_plan import OPERATION_S, Workload, estimate, scaled
 
 pytestmark = pytest.mark.unit
@@ -144,3 +150,38 @@ def test_a_slow_pair_meets_over_a_third_site_and_its_bytes_count_there() -> None
     assert row.sent_bytes > 4e9 * 1.5
     assert row.exchange_s < 4e9 * 8 / fast + 0.5
     assert estimate(work, links(4), "none", 1, INSTANT).relays == ()
+
+
+def measured(link: str, sites: int, case: str, seconds: float, **changes: Any) -> Row:
+    values: dict[str, Any] = {"link": link, "sites": sites, "case": case, "times_s": (seconds,), "size_bytes": 1 << 26}
+    values |= {"voided": 0, "void": False, "floor_s": 1.0, "wire_bytes": 1e6, "nmse": 0.0, "max_lateness_s": 0.0}
+    return Row(**values | changes)
+
+
+def test_measured_rows_stand_beside_the_plan_for_their_links() -> None:
+    gigabit = describe_link(Link(rate_bps=1e9, delay_s=0.05, loss=0.001))
+    slow = describe_link(Link(rate_bps=2e8, delay_s=0.15))
+    rows = (
+        measured(slow, 4, "none", 6.0),
+        measured(gigabit, 2, "none", 1.3),
+        measured(gigabit, 2, "gloo", 9.0),
+        measured(gigabit, 2, "int8", 9.0, void=True),
+    )
+    old = Section("a", Conditions.here("old"), (measured(gigabit, 2, "none", 99.0),))
+    compared = compare([old, Section("a", Conditions.here("new"), rows)])
+    assert [one.row for one in compared] == [rows[1], rows[3], rows[0]]
+    two, void, four = compared
+    assert [one.remarks for one in compared] == ["0.1 % loss", "0.1 % loss", ""]
+    assert two.plan_s == pytest.approx(8 * (1 << 26) / 9e8 + 0.05 + OPERATION_S, rel=0.02)
+    assert four.plan_s == pytest.approx(8 * (1 << 26) / 2 / 1.8e8 + 0.3 + OPERATION_S, rel=0.02)
+    assert (two.plan_bytes, four.plan_bytes) == (1 << 26, 1.5 * (1 << 26))
+    assert two.ratio == pytest.approx(1.3 / two.plan_s)
+    lines = table(compared).splitlines()[2:5]
+    assert f"| {two.ratio:.2f} |" in lines[0]
+    assert f"[{void.ratio:.2f}]" in lines[1]
+    assert f"to {max(two.ratio, four.ratio):.2f}." in table(compared)
+
+
+def test_measured_row_of_a_link_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="a string"):
+        links_of(measured("a string", 2, "none", 1.0))

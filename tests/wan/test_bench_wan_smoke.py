@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bench_wan import Scenario, WithTls
 from wan_support import require_wan
 
 from geocomm.wan import Link
@@ -41,6 +42,15 @@ def test_bench_link_of_two_ranks_at_each_site_counts_them_all() -> None:
     assert (row.sites, row.ranks_per_site) == (2, 2)
     assert row.wire_bytes is not None
     assert SIZE_BYTES < row.wire_bytes < 1.3 * SIZE_BYTES  # the site's sum crosses once, whatever its ranks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_benchmark_of_tls_measures_the_same_in_the_clear_first() -> None:
+    require_wan()
+    scenario = Scenario(Link(rate_bps=4e8, delay_s=0.01), (EXACT,), size_bytes=SIZE_BYTES)
+    rows = WithTls(scenario).measure(Effort(repeats=1, warmup=1, pause_s=0.05))
+    assert [(row.case, row.encrypted, row.nmse) for row in rows] == [(EXACT, False, 0.0), (EXACT, True, 0.0)]
 
 
 @pytest.mark.timeout(180)

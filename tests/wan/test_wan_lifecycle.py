@@ -226,6 +226,14 @@ def test_command_line_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert links["site1", "site0"]["bytes"] > 2_000_000
 
 
+def test_report_of_more_links_than_a_pipe_holds_comes_whole() -> None:
+    outcome = emulate(Topology.uniform(20, Link()), ["true"])
+    assert outcome.status == 0
+    assert outcome.report is not None
+    assert len(outcome.report.links) == 20 * 19
+    assert len(outcome.report.to_json()) > 64 * 1024
+
+
 @pytest.mark.parametrize(("set_before", "expected"), [({}, "insecure"), ({"GEOCOMM_KEYS": "/keys"}, "unset")])
 def test_command_line_without_keys_is_insecure_and_says_so(set_before: dict[str, str], expected: str) -> None:
     environment = {"GEOCOMM_SECURITY": "", "GEOCOMM_KEYS": ""} | set_before

@@ -11,7 +11,7 @@ from wan_support import geocomm, require_wan
 
 from geocomm.job_ca import JobCa
 from geocomm.wan import Link, WanConfigError
-from geocomm.wan_bench import EXACT, Effort, bench_link
+from geocomm.wan_bench import EXACT, GLOO, Effort, bench_link
 from geocomm.wan_keys import site_environment, site_keys
 
 pytestmark = [pytest.mark.wan, pytest.mark.multiprocess, pytest.mark.timeout(180)]
@@ -39,8 +39,9 @@ def test_bench_with_given_keys_verifies_over_tls(tmp_path: Path) -> None:
     require_wan()
     JobCa.create(tmp_path / "keys", "bench", ["site0", "site1"], 2)
     quick = Effort(repeats=1, warmup=1, pause_s=0.05)
-    rows = bench_link(Link(rate_bps=4e8, delay_s=0.01), [EXACT], [1 << 20], effort=quick, keys=tmp_path / "keys")
-    assert [row.case for row in rows] == [EXACT]
+    link, keys = Link(rate_bps=4e8, delay_s=0.01), tmp_path / "keys"
+    rows = bench_link(link, [EXACT, GLOO], [1 << 20], effort=quick, keys=keys)
+    assert [(row.case, row.encrypted) for row in rows] == [(EXACT, True), (GLOO, False)]
     assert rows[0].nmse == 0
     # 16 bytes of tag and 6 of header for each record of 16 KiB, and the handshakes before the first operation.
     assert rows[0].wire_bytes is not None

@@ -1,6 +1,0 @@
-"""The GPU tests start their ranks with the harness of tests/multiprocess."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "multiprocess"))
