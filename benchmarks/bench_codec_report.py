@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 import torch
 
+from geocomm.bench_report import Conditions, write_pair
 from geocomm.codec_report import error_text
-from geocomm.wan_bench_report import Conditions
 
 _NOTES = """\
 t / t(copy): time over that of a memcpy of the same float32 bytes by one thread in the same round; the median over the
@@ -181,13 +180,9 @@ def write_results(
     kernels: Sequence[KernelRow], rates: Sequence[RateRow], conditions: Conditions, folder: Path, name: str
 ) -> Path:
     """Write NAME.md and NAME.json into `folder`; returns the former's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.md"
-    path.write_text(markdown(kernels, rates, conditions), encoding="utf-8")
     document = {
         "conditions": vars(conditions),
         "kernels": [row.to_dict() for row in kernels],
         "rates": [asdict(row) for row in rates],
     }
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return path
+    return write_pair(folder / f"{name}.md", markdown(kernels, rates, conditions), document)

@@ -23,8 +23,8 @@ from typing import Any
 
 from bench_cost_worker import Plan
 
+from geocomm.bench_report import Conditions, write_pair
 from geocomm.local_ranks import run_local_ranks
-from geocomm.wan_bench_report import Conditions
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_cost_worker.py"
@@ -265,15 +265,13 @@ def main() -> int:
         return 1
     report = markdown(conditions, idles, imports, rows)
     path = arguments.out / f"{date.today().isoformat()}-cost.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report, encoding="utf-8")
     document = {
         "conditions": asdict(conditions),
         "imports": None if imports is None else asdict(imports),
         "idle": [asdict(idle) for idle in idles],
         "rows": [asdict(row) | {"target": row.target} for row in rows],
     }
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_pair(path, report, document)
     print(f"{report}\nwritten: {path}")
     return 0
 

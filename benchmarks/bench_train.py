@@ -27,9 +27,9 @@ from typing import IO, Any
 from bench_train_report import Quality, Report, StepTime, write_report
 from bench_train_worker import Plan
 
+from geocomm.bench_report import Conditions
 from geocomm.local_ranks import bare_environment, run_local_ranks
 from geocomm.wan import Link, Topology, WanRun
-from geocomm.wan_bench_report import Conditions
 from geocomm.wan_keys import site_environment
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from geocomm.bench_report import Conditions, write_pair
 from geocomm.wan import Link
 from geocomm.wan_bench import describe_link
-from geocomm.wan_bench_report import Conditions
 
 QUALITY_TARGETS = {"int8": 0.005, "int4": 0.005, "balanced": 0.005, "small": 0.01}
 """Most that the mean held-out loss may lie above the exact one's, as a share of it."""
@@ -131,9 +130,7 @@ class Report:
 
 def write_report(report: Report, path: Path) -> Path:
     """PATH in Markdown, its data as .json and a plot as .png beside it; returns `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(_markdown(report, path)), encoding="utf-8")
-    path.with_suffix(".json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    write_pair(path, "\n".join(_markdown(report, path)), asdict(report))
     _plot(report, path.with_suffix(".png"))
     return path
 

@@ -1,4 +1,4 @@
-"""The all-reduce rows that have targets, and how they scale: `python benchmarks/bench_wan.py`, about half an hour.
+"""The all-reduce rows that have targets, and how they scale: `python benchmarks/bench_wan.py`, about 40 minutes.
 
 Each scenario is measured by itself and written at once to benchmarks/results/<date>-wan.md and .json, so a run that was
 interrupted goes on where it was: what that file has of the present commit is not measured again. For other links, sizes
@@ -17,9 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from geocomm.bench_report import Conditions
 from geocomm.wan import Link
 from geocomm.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
-from geocomm.wan_bench_report import Conditions, Section, read_results, rich_tables, verdict, write_results
+from geocomm.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
+from geocomm.wan_keys import site_keys
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 1 << 20
@@ -45,17 +47,30 @@ class Scenario:
     sites: int = 2
     ranks_per_site: int = 1
 
-    def measure(self, effort: Effort) -> list[Row]:
-        """A row for each case."""
-        rows = bench_link(
-            self.link,
-            self.cases,
-            [self.size_bytes],
-            sites=self.sites,
-            ranks_per_site=self.ranks_per_site,
-            effort=effort,
-        )
+    def measure(self, effort: Effort, *, secure: bool = False) -> list[Row]:
+        """A row for each case; `secure`: over TLS, with keys made for the run."""
+        with site_keys([f"site{number}" for number in range(self.sites)], None, secure) as keys:
+            rows = bench_link(
+                self.link,
+                self.cases,
+                [self.size_bytes],
+                sites=self.sites,
+                ranks_per_site=self.ranks_per_site,
+                effort=effort,
+                keys=keys,
+            )
         return [replace(row, target=self.targets.get(row.case)) for row in rows]
+
+
+@dataclass(frozen=True)
+class WithTls:
+    """The same without TLS and with it, one after the other."""
+
+    scenario: Scenario
+
+    def measure(self, effort: Effort) -> list[Row]:
+        """The rows in the clear, then those over TLS."""
+        return self.scenario.measure(effort) + self.scenario.measure(effort, secure=True)
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ def scaling_link(sites: int) -> Link:
     return Link(rate_bps=1e9 / (sites * (sites - 1)), delay_s=0.05)
 
 
-SCENARIOS: dict[str, Scenario | AfterIdle | OneSite] = {
+SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | OneSite] = {
     "clean": Scenario(
         CLEAN,
         (EXACT, "int8", "balanced", "small", GLOO, GLOO_SLICED),
@@ -104,6 +119,8 @@ SCENARIOS: dict[str, Scenario | AfterIdle | OneSite] = {
     ),
     "far": Scenario(FAR, (EXACT, GLOO_SLICED), {EXACT: 1.3}),
     "far-gloo": Scenario(FAR, (GLOO,)),
+    "tls": WithTls(Scenario(CLEAN, (EXACT, "int8"))),
+    "tls-lossy": WithTls(Scenario(LOSSY, (EXACT, "int8"))),
     "idle": AfterIdle(CLEAN),
     "one-site": OneSite(),
     **{

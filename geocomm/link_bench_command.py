@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -28,8 +27,8 @@ def bench_link(
 
     Exit status: 0; 1 where a measurement failed; 2 for a wrong option.
     """
+    from geocomm.bench_report import Conditions, write_pair
     from geocomm.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
-    from geocomm.wan_bench_report import Conditions
 
     console = Console(stderr=True)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
@@ -53,8 +52,5 @@ def bench_link(
         f"- commit: {conditions.commit}",
         f"- command: `{conditions.command}`",
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(markdown(rows, header), encoding="utf-8")
     document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}
-    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    console.print(f"written: {out}", highlight=False)
+    console.print(f"written: {write_pair(out, markdown(rows, header), document)}", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -30,3 +31,8 @@ def handle_stats() -> list[dict[str, Any]]:
     with _lock:
         living = [one() for one in _handles]
     return [handle.last_stats() for handle in living if handle is not None]
+
+
+def worst_nmse(stats: Mapping[str, Any]) -> float | None:
+    """Of a hook's `stats()`: what its codec lost in the last step, in the worst bucket; None where none was encoded."""
+    return max((bucket["nmse"] for bucket in stats["buckets"] if "nmse" in bucket), default=None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from geocomm.errors import UnsupportedError
+from geocomm.live_handles import worst_nmse
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -132,9 +133,9 @@ def _gradient_families(own: tuple[str, str], hooks: list[dict[str, Any]]) -> Ite
         steps.add_metric(at, row["steps"])
         skipped.add_metric(at, row["skipped_steps"])
         fallbacks.add_metric(at, len(row["fallbacks"]))
-        errors = [bucket["nmse"] for bucket in row["buckets"] if "nmse" in bucket]
-        if errors:
-            nmse.add_metric(at, max(errors))
+        error = worst_nmse(row)
+        if error is not None:
+            nmse.add_metric(at, error)
         info.add_metric((*at, row["codec"]), 1)
     yield from (steps, skipped, fallbacks, nmse, info)
 

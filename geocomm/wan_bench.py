@@ -23,6 +23,7 @@ from geocomm.wan_keys import site_environment
 GLOO = "gloo"
 GLOO_SLICED = "gloo8"
 """Gloo with its interface named eight times, and the tensor in eight slices at once: the most it can be brought to."""
+GLOO_CASES = (GLOO, GLOO_SLICED)
 EXACT = "none"
 MAX_NMSE = {
     "none": 0.0,
@@ -72,6 +73,8 @@ class Row:
     gloo_ratio: float | None = None
     """Median of the paired ratios to Gloo; only of one site, where the cases alternate."""
     target: float | None = None
+    encrypted: bool = False
+    """Over TLS; Gloo never is."""
 
     @property
     def median_s(self) -> float:
@@ -89,8 +92,8 @@ class Row:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Row:
-        """What to_dict() made."""
-        own = {field.name: document[field.name] for field in fields(cls)}
+        """What to_dict() made, also before there were all of today's fields with defaults."""
+        own = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         return cls(**own | {"times_s": tuple(document["times_s"])})
 
 
@@ -123,7 +126,7 @@ def floor_s(size_bytes: int, sites: int, link: Link) -> float:
 def max_nmse(case: str) -> float:
     """The bound of a case. BenchError: a codec without one."""
     name = case.partition(":")[0]
-    if case in (GLOO, GLOO_SLICED):
+    if case in GLOO_CASES:
         return 0.0
     if name not in MAX_NMSE:
         raise BenchError(f"codec {case!r}: its error is not known here; known: {', '.join(MAX_NMSE)}")
@@ -170,7 +173,15 @@ def bench_link(
         _check_status(status, log, describe_link(link))
         operations = _read_operations(Path(folder), sites * ranks_per_site)
     rows = _rows(operations, describe_link(link), sites)
-    return [replace(row, floor_s=floor_s(row.size_bytes, sites, link), ranks_per_site=ranks_per_site) for row in rows]
+    return [
+        replace(
+            row,
+            floor_s=floor_s(row.size_bytes, sites, link),
+            ranks_per_site=ranks_per_site,
+            encrypted=keys is not None and row.case not in GLOO_CASES,
+        )
+        for row in rows
+    ]
 
 
 def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[Row]:

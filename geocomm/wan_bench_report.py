@@ -6,18 +6,14 @@ A section is what one run measured; a report may be made of runs at different ti
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from geocomm.bench_report import Conditions, write_pair
 from geocomm.wan_bench import GLOO, GLOO_SLICED, Row
 
 _HEADINGS = (
@@ -52,41 +48,6 @@ once, the best that it can be brought to.
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """Where and how rows were measured."""
-
-    date: str
-    machine: str
-    software: str
-    congestion_control: str
-    commit: str
-    command: str
-    load: str
-
-    @classmethod
-    def here(cls, command: str) -> Conditions:
-        """Of this machine, now. `command`: as it was typed."""
-        model = next(
-            (
-                line.split(":")[1].strip()
-                for line in _read("/proc/cpuinfo").splitlines()
-                if line.startswith("model name")
-            ),
-            platform.machine(),
-        )
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-        return cls(
-            date=datetime.now().astimezone().isoformat(timespec="seconds"),
-            machine=f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}",
-            software=f"Python {platform.python_version()}, torch {version('torch')}",
-            congestion_control=_read("/proc/sys/net/ipv4/tcp_congestion_control").strip(),
-            commit=git_commit(),
-            command=command,
-            load=" ".join(f"{load:.1f}" for load in os.getloadavg()),
-        )
-
-
-@dataclass(frozen=True)
 class Section:
     """What one run measured."""
 
@@ -109,32 +70,10 @@ class Section:
         return cls(document["title"], Conditions(**document["conditions"]), rows)
 
 
-def git_commit() -> str:
-    """The commit of the source tree around this file, and whether it has changes; `unknown` outside of one."""
-    root = Path(__file__).resolve().parent.parent
-    try:
-        commit = _git(root, "rev-parse", "--short=12", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "csrc", "geocomm")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + (" with uncommitted changes" if changed else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def case_name(case: str) -> str:
+def case_name(row: Row) -> str:
     """As it is shown."""
-    return {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(case, f"geocomm {case}")
+    name = {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(row.case, f"geocomm {row.case}")
+    return f"{name}, TLS" if row.encrypted else name
 
 
 def verdict(row: Row) -> str:
@@ -155,7 +94,7 @@ def row_cells(row: Row) -> list[str]:
     return [
         _where(row),
         f"{row.size_bytes / 2**20:g}",
-        case_name(row.case),
+        case_name(row),
         "all void" if row.void else f"{len(row.times_s)}" + (f" ({row.voided} void)" if row.voided else ""),
         f"{row.median_s:.3f}",
         f"{min(row.times_s):.3f}",
@@ -206,11 +145,7 @@ def markdown(sections: Sequence[Section]) -> str:
 
 def write_results(sections: Sequence[Section], path: Path) -> Path:
     """Write PATH, a Markdown file, and its data in JSON beside it; returns `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(sections), encoding="utf-8")
-    document = {"sections": [section.to_dict() for section in sections]}
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return path
+    return write_pair(path, markdown(sections), {"sections": [section.to_dict() for section in sections]})
 
 
 def read_results(path: Path) -> list[Section]:

@@ -35,7 +35,7 @@ def bench_wan(
     rtt: Annotated[str, typer.Option(help="Round-trip time of the link.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0%",
-    sites: Annotated[int, typer.Option(min=2, max=8, help="Sites.")] = 2,
+    sites: Annotated[int, typer.Option(min=2, max=16, help="Sites.")] = 2,
     sizes: Annotated[str, typer.Option(help="Sizes of the fp32 tensor, by commas.")] = "64MiB",
     codecs: Annotated[str, typer.Option(help="Codecs of geocomm, by commas; none: exact.")] = "none,int8",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of each site.")] = 1,
@@ -61,6 +61,7 @@ def bench_wan(
 
     Exit status: 0; 1 where a run failed or a result was wrong; 2 for a wrong option; 125 where no WAN can be emulated.
     """
+    from geocomm.bench_report import Conditions
     from geocomm.wan_bench import (
         GLOO,
         GLOO_SLICED,
@@ -71,7 +72,7 @@ def bench_wan(
         describe_link,
         max_nmse,
     )
-    from geocomm.wan_bench_report import Conditions, Section, rich_tables, write_results
+    from geocomm.wan_bench_report import Section, rich_tables, write_results
 
     try:
         link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))

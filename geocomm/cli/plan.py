@@ -87,6 +87,7 @@ def plan(
     console.print(_table(rows, price))
     for line in relay_lines(table):
         console.print(line, highlight=False)
+    console.print("A model's times; how far measured ones were from it: docs/planning.md", highlight=False)
 
 
 def _parameters(text: str | None, model: str | None) -> float:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from geocomm.gradients.hook_state import HookState, Shard
 from geocomm.gradients.named_values import Slice
+from geocomm.live_handles import worst_nmse
 from geocomm.topology import device_mesh
 from geocomm.train.train_config import SyncConfig
 
@@ -128,10 +129,9 @@ class GradientSync:
     def summary(self) -> dict[str, Any]:
         """Of the last step, for the log: codec, NMSE of what was encoded here (None: nothing), skipped, fallbacks."""
         stats = self.state.stats()
-        errors = [row["nmse"] for row in stats["buckets"] if "nmse" in row]
         return {
             "codec": stats["codec"],
-            "nmse": max(errors, default=None),
+            "nmse": worst_nmse(stats),
             "skipped_steps": stats["skipped_steps"],
             "fallbacks": len(stats["fallbacks"]),
         }
