@@ -75,6 +75,8 @@ class Row:
     target: float | None = None
     encrypted: bool = False
     """Over TLS; Gloo never is."""
+    pacing: float | None = None
+    """GEOCOMM_MAX_PACING_BPS as a part of the link's rate; None: no cap, as by default."""
 
     @property
     def median_s(self) -> float:
@@ -149,21 +151,26 @@ def bench_link(
     ranks_per_site: int = 1,
     effort: Effort | None = None,
     keys: Path | None = None,
+    pacing: float | None = None,
 ) -> list[Row]:
     """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites
-    (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always.
+    (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always. `pacing`: geocomm's streams to
+    a peer are capped at this part of the link's rate.
 
     Raises BenchError, WanConfigError, WanUnavailableError.
     """
     for case in cases:
         max_nmse(case)
+    environment = bare_environment()
+    if pacing is not None:
+        environment["GEOCOMM_MAX_PACING_BPS"] = str(round(pacing * link.rate_bps))
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         plan = (effort or Effort()).plan(cases, sizes_bytes, interleave=False, ranks_per_site=ranks_per_site)
         command = _worker_command(Path(folder), plan)
         with WanRun(
             Topology.uniform(sites, link),
             command,
-            environment=site_environment(bare_environment(), keys),
+            environment=site_environment(environment, keys),
             keys=keys,
             stdout=log,
             stderr=log,
@@ -179,6 +186,7 @@ def bench_link(
             floor_s=floor_s(row.size_bytes, sites, link),
             ranks_per_site=ranks_per_site,
             encrypted=keys is not None and row.case not in GLOO_CASES,
+            pacing=pacing if row.case not in GLOO_CASES else None,
         )
         for row in rows
     ]

@@ -42,8 +42,8 @@ floor, where the floor is bytes / rate + one-way delay, or with N > 2 sites 2 x 
 less; with one site, the median of the paired ratios to Gloo. MB/site: IP bytes that a site sent per operation, by the
 emulator's counters. beside: MiB that a rank held at most during an operation, beside its tensors and the process as it
 was before the groups were made. fds: open file descriptors of a rank. void: operations repeated because the emulator
-delivered a packet more than 5 ms late. Gloo x 8: its interface named eight times, and eight slices of the tensor at
-once, the best that it can be brought to.
+delivered a packet more than 5 ms late. paced at: GEOCOMM_MAX_PACING_BPS, as a part of the link's rate. Gloo x 8: its
+interface named eight times, and eight slices of the tensor at once, the best that it can be brought to.
 """
 
 
@@ -73,7 +73,8 @@ class Section:
 def case_name(row: Row) -> str:
     """As it is shown."""
     name = {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(row.case, f"geocomm {row.case}")
-    return f"{name}, TLS" if row.encrypted else name
+    tls = ", TLS" if row.encrypted else ""
+    return name + tls + (f", paced at {row.pacing:g}" if row.pacing is not None else "")
 
 
 def verdict(row: Row) -> str:

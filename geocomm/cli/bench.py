@@ -50,6 +50,12 @@ def bench_wan(
     keys: Annotated[
         Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keygen, for site0, site1, ...")
     ] = None,
+    pacing: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=10, help="Cap geocomm at this part of the rate (GEOCOMM_MAX_PACING_BPS).", metavar="PART"
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Valid operations of each row.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Operations before those.")] = 1,
     pause: Annotated[float, typer.Option(min=0, help="Seconds between barrier and operation.")] = 0.5,
@@ -88,7 +94,9 @@ def bench_wan(
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     try:
         with site_keys([f"site{number}" for number in range(sites)], keys, secure) as folder:
-            rows = bench_link(link, cases, sizes_bytes, sites=sites, ranks_per_site=ranks, effort=effort, keys=folder)
+            rows = bench_link(
+                link, cases, sizes_bytes, sites=sites, ranks_per_site=ranks, effort=effort, keys=folder, pacing=pacing
+            )
         if one_site:
             rows += bench_one_site(sizes_bytes, effort=effort)
     except (WanError, BenchError) as error:
