@@ -180,6 +180,32 @@ def test_ranks_that_disagree_get_an_error_on_every_rank(unfit: int, name: str) -
             assert {"InvalidArgumentError", "UnsupportedError"} & set(outcome.require("DistBackendError").kinds)
 
 
+def _marked_coalesced(indices: list[int]) -> torch.Tensor:
+    """Of USUAL's shape, as torch takes it from those who say that they have checked."""
+    values = torch.ones(len(indices), 7)
+    return torch.sparse_coo_tensor([indices], values, (50, 7), is_coalesced=True, check_invariants=False)
+
+
+FORGED = {
+    "index beyond the shape": _marked_coalesced([3, 50]),
+    "huge index": _marked_coalesced([3, 1 << 60]),
+    "negative index": _marked_coalesced([-1, 3]),
+    "more entries than the shape has": _marked_coalesced([*range(50), 49]),
+}
+
+
+def _reduce_forged(rank: int, name: str) -> None:
+    dist.all_reduce((FORGED[name] if dist.get_rank() == rank else USUAL).clone())
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_rows_from_another_site_that_cannot_be_are_an_error(name: str) -> None:
+    with Ranks(["a", "b"], time_limit=LIMIT) as ranks:
+        ranks.init(timeout=timedelta(seconds=120))
+        _, victim = ranks.outcomes(_reduce_forged, 0, name)
+        assert "sparse tensor with" in victim.require("CorruptDataError").message
+
+
 def _reduce_dense(rank: int) -> None:
     dist.all_reduce(USUAL.to_dense() if dist.get_rank() == rank else USUAL.clone())
 

@@ -129,9 +129,10 @@ def test_report_says_conditions_and_missed_targets(tmp_path: Path) -> None:
     assert read_results(tmp_path / "none.md") == []
 
 
-def test_row_over_tls_says_so_and_reports_from_before_there_was_tls_are_read() -> None:
+def test_row_over_tls_or_paced_says_so_and_reports_from_before_there_was_tls_are_read() -> None:
     encrypted = row(encrypted=True)
-    assert [row_cells(one)[2] for one in (row(), encrypted)] == ["geocomm none", "geocomm none, TLS"]
+    shown = [row_cells(one)[2] for one in (row(), encrypted, row(pacing=0.98))]
+    assert shown == ["geocomm none", "geocomm none, TLS", "geocomm none, paced at 0.98"]
     assert Row.from_dict(encrypted.to_dict()) == encrypted
     old = {name: value for name, value in row().to_dict().items() if name != "encrypted"}
     assert Row.from_dict(old) == row()

@@ -53,6 +53,16 @@ def test_benchmark_of_tls_measures_the_same_in_the_clear_first() -> None:
     assert [(row.case, row.encrypted, row.nmse) for row in rows] == [(EXACT, False, 0.0), (EXACT, True, 0.0)]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_bench_link_caps_geocomm_and_not_gloo() -> None:
+    require_wan()
+    link = Link(rate_bps=4e8, delay_s=0.01)
+    capped, gloo = bench_link(link, [EXACT, GLOO], [4 * SIZE_BYTES], effort=QUICK, pacing=0.25)
+    assert (capped.pacing, gloo.pacing) == (0.25, None)
+    assert min(capped.times_s) > 3 * 4 * SIZE_BYTES * 8 / link.rate_bps
+
+
 @pytest.mark.timeout(180)
 def test_bench_one_site_pairs_geocomm_with_gloo() -> None:
     rows = bench_one_site([SIZE_BYTES], effort=QUICK)
