@@ -39,6 +39,7 @@ class WanCollectives::Call {
                  .keep_alive = nullptr} {}
 
   const DeviceSide& side() const { return side_; }
+  const collective::WanPolicy& policy() const { return *context_.policy; }
   void use_codec(const collective::CallerCodec& caller) { context_.caller = caller; }
   // `state` owns the memory that the exchange touches.
   collective::OpContext context(std::shared_ptr<void> state) const {

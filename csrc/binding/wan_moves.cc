@@ -38,13 +38,20 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     std::vector<SendPiece> sends;
     std::vector<ReceivePiece> receives;
     collective::AllGatherLayout layout;
+    collective::RelayPaths relays;
   };
   auto state = std::make_shared<State>();
   const int local_size = topology().local_size();
+  int largest_site = 0;
+  for (int site = 0; site < topology().site_count(); ++site) {
+    largest_site = std::max(largest_site, topology().site_size(site));
+  }
+  state->relays =
+      call.policy().relays_for(shard * static_cast<std::uint64_t>(largest_site) * input.element_size());
   const auto inner_post = alone_in_site() ? nullptr : inner(input.device(), true);
 
   auto pre = [=, this] {
-    state->layout = collective::all_gather_layout(topology(), shard);
+    state->layout = collective::all_gather_layout(topology(), shard, &state->relays);
     state->host = host_room_for(at::empty({signed_size(state->layout.block)}, input.options()));
     state->source = part_view(state->host, 0, shard);
     state->source.copy_(flat(input), kNonBlocking);
@@ -57,7 +64,8 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     for (const auto& piece : state->layout.receives) {
       state->receives.push_back(
           {piece.rank,
-           bytes_of(state->host).subspan(piece.offset * element_bytes, piece.count * element_bytes)});
+           bytes_of(state->host).subspan(piece.offset * element_bytes, piece.count * element_bytes),
+           piece.forward_to, piece.relayed});
     }
   };
   auto exchange = [=, this, context = call.context(state)] {
@@ -109,9 +117,16 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
   auto state = std::make_shared<State>();
   const bool is_root = topo.rank() == root;
   const bool is_leader = leader_of(topo.site()) == topo.rank();
-  std::vector<int> remote_leaders;
+  const int root_site = topo.site_of(root);
+  const auto relays = call.policy().relays_for(elements * tensor.element_size());
+  const auto relay_to = [&](int site) { return collective::relay_between(&relays, root_site, site); };
+  const int over = is_root ? -1 : relay_to(topo.site());
+  const int informant = over < 0 ? root : leader_of(over);
+  std::vector<int> informed;  // by this rank, if it leads
   for (int site = 0; site < topo.site_count(); ++site) {
-    if (site != topo.site_of(root)) remote_leaders.push_back(leader_of(site));
+    if (site != root_site && relay_to(site) == (is_root ? -1 : topo.site())) {
+      informed.push_back(leader_of(site));
+    }
   }
   const int inner_root = topo.local_rank_of(leader_of(topo.site()));
   const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
@@ -121,9 +136,9 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
     if (!is_leader) return;
     state->host = is_root ? to_host(state->device) : host_room_for(state->device);
     if (is_root) {
-      for (const int leader : remote_leaders) state->sends.push_back({leader, bytes_of(state->host)});
+      for (const int leader : informed) state->sends.push_back({leader, bytes_of(state->host)});
     } else {
-      state->receives.push_back({root, bytes_of(state->host)});
+      state->receives.push_back({informant, bytes_of(state->host), informed, over >= 0});
     }
   };
   auto exchange = [=, this, context = call.context(state)] {

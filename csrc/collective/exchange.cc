@@ -148,6 +148,9 @@ class ExchangeImpl final : public Exchange {
     }
     for (const ReceivePiece& piece : receives) {
       if (status.is_ok()) status = check_piece(topology(), piece.rank);
+      for (const int rank : piece.forward_to) {
+        if (status.is_ok()) status = check_piece(topology(), rank);
+      }
     }
     if (!status.is_ok()) return named(std::move(status), context);
     return run(context, std::make_shared<MoveOperation>(shared_, context, sends, receives));

@@ -67,6 +67,10 @@ struct SendPiece {
 struct ReceivePiece {
   int rank = 0;
   std::span<std::byte> data;
+  // Where the data goes on to as it comes: behind the SendPieces to those ranks, in the order of the
+  // receives.
+  std::vector<int> forward_to = {};
+  bool relayed = false;  // `rank` itself waits for another
 };
 
 // A reduction whose frames someone else makes and uses up: an accelerator, on which the data is, and which
@@ -160,7 +164,8 @@ class Exchange {
                                        FramePlan& plan, FrameMaker& maker) = 0;
 
   // Sends and receives bytes, exactly, all at once. The pieces between two ranks are matched in order, and
-  // the sizes must agree. Pieces of this rank itself are not allowed.
+  // the sizes must agree. Pieces of this rank itself are not allowed. What is forwarded is copied: at most as
+  // much memory as it has bytes.
   virtual core::Status move(const OpContext& context, std::span<const SendPiece> sends,
                             std::span<const ReceivePiece> receives) = 0;
 

@@ -159,25 +159,46 @@ ReduceScatterLayout reduce_scatter_layout(const Topology& topology, std::uint64_
   return layout;
 }
 
-AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard) {
+AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard, const RelayPaths* relays) {
   AllGatherLayout layout;
+  const int own = topology.site();
+  const auto relay_of = [&](int from, int to) {
+    const int over = relay_between(relays, from, to);
+    return over >= 0 && topology.site_size(over) == topology.site_size(to) ? over : -1;
+  };
+  const auto counterpart = [&](int site) {
+    return topology.ranks_of(site)[static_cast<std::size_t>(topology.local_rank())];
+  };
   const std::vector<std::uint64_t> bases = block_bases(topology, shard);
   layout.block = bases.back();
   const std::uint64_t own_elements = site_elements(topology, topology.site(), shard);
   const Interval mine = shard_of(shard, topology.local_rank());
+  std::vector<AllGatherLayout::Piece> relayed;
   for (int site = 0; site < topology.site_count(); ++site) {
-    if (site == topology.site()) continue;
-    for (int position = 0; position < topology.site_size(site); ++position) {
+    if (site == own) continue;
+    for (int position = 0; position < topology.site_size(site) && relay_of(own, site) < 0; ++position) {
       const Interval common = intersection(mine, part_of(own_elements, topology.site_size(site), position));
       if (common.empty()) continue;
       layout.sends.push_back({topology.ranks_of(site)[static_cast<std::size_t>(position)],
                               common.begin - mine.begin, common.size()});
     }
+    const int over = relay_of(site, own);
+    std::vector<int> forward_to;
+    for (int other = 0; other < topology.site_count(); ++other) {
+      if (other != own && other != site && relay_of(site, other) == own) {
+        forward_to.push_back(counterpart(other));
+      }
+    }
     for (const ShardRun& run :
          runs_of_part(topology, site, shard, topology.local_rank(), bases[static_cast<std::size_t>(site)])) {
-      layout.receives.push_back({run.rank, run.block, run.count});
+      if (over >= 0) {
+        relayed.push_back({counterpart(over), run.block, run.count, {}, true});
+      } else {
+        layout.receives.push_back({run.rank, run.block, run.count, forward_to});
+      }
     }
   }
+  layout.receives.insert(layout.receives.end(), relayed.begin(), relayed.end());
   for (const CopyRun& run : vector_to_blocks(topology, shard)) {
     layout.unpack.push_back({run.to, run.from, run.count});
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "collective/relay_paths.h"
 #include "collective/topology.h"
 
 namespace geocomm::collective {
@@ -72,12 +73,17 @@ struct AllGatherLayout {
     int rank = 0;              // the remote peer
     std::uint64_t offset = 0;  // elements: sends: in this rank's shard; receives: in this rank's block
     std::uint64_t count = 0;
+    std::vector<int> forward_to = {};  // receives: the ranks that get it from here
+    bool relayed = false;              // receives: the peer does so with this piece
   };
   std::uint64_t block = 0;
   std::vector<Piece> sends;     // none empty, at most one per peer
-  std::vector<Piece> receives;  // likewise
+  std::vector<Piece> receives;  // none empty; of a peer, its own first
   std::vector<CopyRun> unpack;  // gathered blocks (block * local_size) → output (shard * size)
 };
-AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard);
+// `relays`: of those sites only that are of one size, where each rank gets what its counterpart gets. Null:
+// all send straight.
+AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard,
+                                  const RelayPaths* relays = nullptr);
 
 }  // namespace geocomm::collective

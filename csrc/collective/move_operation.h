@@ -1,5 +1,6 @@
 // Bytes sent and received exactly, in flight. The pieces between two ranks are cut into chunks that do not
-// cross pieces; the sender copies them into frames, the channel writes them where they belong.
+// cross pieces; the sender copies them into frames, the channel writes them where they belong. A chunk that
+// is forwarded goes on once it is there.
 #pragma once
 
 #include <memory>
@@ -28,10 +29,14 @@ class MoveOperation final : public Operation {
   };
   struct Slot {
     std::span<std::byte> data;
+    bool relayed = false;
+    std::vector<Target> forward_to = {};
     bool placed = false;
   };
 
   core::Status produce(std::size_t job) override;
+  core::Buffer copy_of(std::span<const std::byte> data) const;
+  core::Status forward(const Slot& slot);
   core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t chunk,
                                            std::size_t chunk_bytes) override;
   Arrival on_arrival(std::size_t peer, std::uint32_t chunk) override;

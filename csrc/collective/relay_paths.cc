@@ -77,6 +77,21 @@ RelayPaths choose_relays(const LinkMatrix& links) {
   return {links.sites, chooser.take()};
 }
 
+RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays) {
+  RelayPaths chosen = relays;
+  for (std::size_t pair = 0; pair < chosen.over.size(); ++pair) {
+    const std::size_t from = pair / links.sites;
+    const std::size_t to = pair % links.sites;
+    const int over = chosen.over[pair];
+    if (over < 0) continue;
+    const auto relay = static_cast<std::size_t>(over);
+    const double straight = links.delay(from, to) + bytes / links.rate(from, to);
+    const double rate = std::min(links.rate(from, relay), links.rate(relay, to) / 2);
+    if (straight <= path_delay(links, relays, from, to) + bytes / rate) chosen.over[pair] = -1;
+  }
+  return chosen;
+}
+
 double path_delay(const LinkMatrix& links, const RelayPaths& relays, std::size_t from, std::size_t to) {
   const int over = relays.via(from, to);
   if (over < 0) return links.delay(from, to);

@@ -18,10 +18,18 @@ struct RelayPaths {
   int via(std::size_t from, std::size_t to) const { return over.empty() ? -1 : over[from * sites + to]; }
   bool any() const;
 };
+// As via(), of sites as ranks know them; null: all go straight.
+inline int relay_between(const RelayPaths* relays, int from, int to) {
+  return relays == nullptr ? -1 : relays->via(static_cast<std::size_t>(from), static_cast<std::size_t>(to));
+}
 
 // Relays each direction whose link is less than half as fast as the best way over one other site, where
 // paths that meet on a link, or at the line of a site, share it. The slowest links choose first.
 RelayPaths choose_relays(const LinkMatrix& links);
+
+// Of `relays`, those over which `bytes` of the first site come sooner than straight, while the relay sends as
+// many of its own.
+RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays);
 
 // One way, both links.
 double path_delay(const LinkMatrix& links, const RelayPaths& relays, std::size_t from, std::size_t to);

@@ -68,4 +68,9 @@ const ReduceScheme* WanPolicy::scheme_for(const codec::CodecSpec& codec, core::D
   return &costs_->choose(codec::expected_bytes_per_element(codec, dtype) * static_cast<double>(elements));
 }
 
+RelayPaths WanPolicy::relays_for(std::uint64_t bytes) const {
+  if (!costs_) return {};
+  return collective::relays_for(static_cast<double>(bytes), costs_->links(), costs_->relays());
+}
+
 }  // namespace geocomm::collective

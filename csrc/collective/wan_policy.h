@@ -41,6 +41,8 @@ class WanPolicy {
                                  std::uint64_t elements) const;
   // Who relays where only one site wants the result. Null: there is one site.
   const RelayPaths* relays() const { return costs_ ? &costs_->relays() : nullptr; }
+  // Who relays where several sites want the same `bytes` of each site, or of one.
+  RelayPaths relays_for(std::uint64_t bytes) const;
   std::size_t sites() const { return costs_ ? costs_->links().sites : 1; }
   const std::vector<CodecClass>& classes() const { return classes_; }
 

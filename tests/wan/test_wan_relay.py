@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wan_support import emulate, require_wan
@@ -59,9 +60,42 @@ def test_a_slow_pair_meets_over_the_third_site_and_no_bit_changes(tmp_path: Path
         relayed = [int(value) for value in outcome.values(f"relayed_{name}")]
         assert len(relayed) == 2 * len(CODECS)
         assert (max(relayed) > SMALL) == (name == "b"), (name, relayed)
+        for move, times in (("broadcast", 1), ("all_gather", 2)):  # to a; to a and to c
+            assert outcome.values(f"straight_{move}_{name}") == ["0"]
+            passed_on = times * 4 * SHARD if name == "b" else 0
+            assert outcome.values(f"relayed_{move}_{name}") == [str(passed_on)]
     pairs = [json.loads(value) for value in outcome.values("relays")]
     assert pairs.count([["a", "b", "c"], ["c", "b", "a"]]) == len(CODECS) * len(SITES)
     assert pairs.count([]) == len(CODECS) * len(SITES)
+
+
+def check_moves(group: Any, way: str, rank: int) -> None:
+    """At each site: what c broadcasts, and what all gather, is there; b relays it where the table says so."""
+    import torch
+    import torch.distributed as dist
+
+    import geocomm
+
+    def of(root: int) -> torch.Tensor:
+        return torch.arange(SHARD, dtype=torch.int32) * (root + 1)
+
+    for name in ("broadcast", "all_gather"):
+        before = geocomm.stats()["groups"][-1]["relayed_bytes"]
+        tensor = of(2) if rank == 2 else torch.zeros(SHARD, dtype=torch.int32)
+        gathered = torch.empty(len(SITES) * SHARD, dtype=torch.int32)
+        dist.barrier()
+        begin = time.perf_counter()
+        if name == "broadcast":
+            dist.broadcast(tensor, 2, group=group)
+        else:
+            dist.all_gather_into_tensor(gathered, of(rank), group=group)
+        print(f"seconds_{way}_{name}={time.perf_counter() - begin:.3f}", flush=True)
+        if name == "broadcast":
+            assert torch.equal(tensor, of(2))
+        else:
+            assert torch.equal(gathered, torch.cat([of(root) for root in range(len(SITES))]))
+        relayed = geocomm.stats()["groups"][-1]["relayed_bytes"] - before
+        print(f"{way}_{name}_{SITES[rank]}={relayed}", flush=True)
 
 
 def site_program(path: str) -> None:
@@ -100,6 +134,8 @@ def site_program(path: str) -> None:
             print(f"shard_{codec}_{rank}={hashlib.sha256(shard.numpy().tobytes()).hexdigest()}", flush=True)
             found = geocomm.stats()["groups"][-1]
             print(f"relayed_{SITES[rank]}={found['relayed_bytes']}", flush=True)
+            if codec == CODECS[0]:
+                check_moves(group, way, rank)
             print(f"relays={json.dumps(found['policy']['relays'])}", flush=True)
             dist.destroy_process_group(group)
     dist.destroy_process_group()

@@ -1,5 +1,5 @@
-// Reductions whose frames go over a third site: the same bits, counted, and the relay is to blame when it is
-// gone.
+// Reductions and moves whose frames go over a third site: the same bits, counted, and the relay is to blame
+// when it is gone.
 #include <gtest/gtest.h>
 
 #include "exchange_fixture.h"
@@ -93,6 +93,72 @@ TEST(ExchangeRelay, a_killed_relay_is_the_lost_peer_of_those_that_meet_over_it) 
     const Status& status = results[static_cast<std::size_t>(rank)];
     EXPECT_EQ(status.code(), StatusCode::PeerLost) << status.to_string();
     EXPECT_EQ(status.peer(), rank_name(group.topology(0), 1)) << status.to_string();
+  }
+}
+
+// Rank 0's bytes to both others, over rank 1, which also sends its own.
+Status forward_on(ExchangeGroup& group, int rank, std::uint64_t seq, const std::vector<Bytes>& data,
+                  std::vector<Bytes>& received) {
+  std::vector<SendPiece> sends;
+  std::vector<ReceivePiece> receives;
+  received.assign(2, Bytes());
+  for (std::size_t i = 0; i < 2; ++i) received[i].resize(data[i].size());
+  if (rank == 0) sends = {{1, data[0]}};
+  if (rank == 1) {
+    sends = {{2, data[1]}};
+    receives = {{0, received[0], {2}}};
+  }
+  if (rank == 2) receives = {{1, received[1]}, {1, received[0], {}, true}};
+  const auto context = context_of(OpKind::AllGather, seq, DType::UInt8, 0, Deadline::after(60s));
+  return group.exchange(rank).move(context, sends, receives);
+}
+
+TEST(ExchangeRelay, what_is_forwarded_arrives_and_is_counted_where_it_passes) {
+  ExchangeGroup group({1, 1, 1}, tune_to(Way::BroadcastAll));
+  std::uint64_t relayed = 0;
+  for (std::uint64_t seq = 1; const std::size_t bytes : {0, 1, 2048, 100'001}) {
+    const std::vector<Bytes> data = {random_elements(DType::UInt8, bytes, seq),
+                                     random_elements(DType::UInt8, 3000, seq + 100)};
+    expect_all_ok(group.run([&](int rank) {
+      std::vector<Bytes> received;
+      Status status = forward_on(group, rank, seq, data, received);
+      for (int origin = 0; origin < rank; ++origin) {
+        const auto i = static_cast<std::size_t>(origin);
+        EXPECT_EQ(received[i], data[i]);
+      }
+      return status;
+    }));
+    relayed += bytes;
+    EXPECT_EQ(group.exchange(1).stats().relayed_bytes, relayed);
+    ++seq;
+  }
+  EXPECT_EQ(group.exchange(0).stats().relayed_bytes, 0u);
+}
+
+TEST(ExchangeRelay, a_lost_origin_ends_the_relay_too) {
+  ExchangeGroup group({1, 1, 1}, tune_to(Way::BroadcastAll));
+  const std::vector<Bytes> data(2, random_elements(DType::UInt8, 50'000, 1));
+  expect_all_ok(group.run([&](int rank) {
+    std::vector<Bytes> own;
+    return forward_on(group, rank, 1, data, own);
+  }));
+  const auto results = group.run([&](int rank) {
+    if (rank == 0) {
+      group.at(0).endpoint->abort(Status(StatusCode::Aborted, "killed"));
+      return Status::ok();
+    }
+    std::vector<Bytes> own;
+    if (rank == 1) {
+      Status status = forward_on(group, rank, 2, data, own);
+      group.exchange(2).abort(status);  // as the failure notice does
+      return status;
+    }
+    return forward_on(group, rank, 2, data, own);
+  });
+  for (const int rank : {1, 2}) {
+    const Status& status = results[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(status.code(), StatusCode::PeerLost) << status.to_string();
+    EXPECT_EQ(status.peer(), rank_name(group.topology(0), 0)) << status.to_string();
   }
 }
 

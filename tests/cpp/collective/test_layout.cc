@@ -144,30 +144,51 @@ void check_reduce_scatter(const std::vector<Topology>& topologies, std::uint64_t
   }
 }
 
+// What `to` gets from `from`, in order: whose shard, where in it, how much.
+std::vector<AllGatherLayout::Piece> pieces_between(const std::vector<AllGatherLayout>& layouts, int from,
+                                                   int to) {
+  const AllGatherLayout& layout = layouts[static_cast<std::size_t>(from)];
+  std::vector<AllGatherLayout::Piece> pieces;
+  for (const auto& send : layout.sends) {
+    if (send.rank == to) pieces.push_back({from, send.offset, send.count});
+  }
+  for (const auto& piece : layout.receives) {
+    if (std::ranges::count(piece.forward_to, to) == 0) continue;
+    EXPECT_FALSE(piece.relayed);
+    const auto& sends = layouts[static_cast<std::size_t>(piece.rank)].sends;
+    const auto send = std::ranges::find(sends, from, &AllGatherLayout::Piece::rank);
+    if (send != sends.end()) pieces.push_back({piece.rank, send->offset, send->count, {}, true});
+  }
+  return pieces;
+}
+
 // Sends matched with receives, an inner all-gather, unpack.
-void check_all_gather(const std::vector<Topology>& topologies, std::uint64_t shard) {
+void check_all_gather(const std::vector<Topology>& topologies, std::uint64_t shard,
+                      const RelayPaths* relays = nullptr) {
   const int size = topologies.front().size();
   std::vector<AllGatherLayout> layouts;
-  for (const Topology& topology : topologies) layouts.push_back(all_gather_layout(topology, shard));
+  for (const Topology& topology : topologies) {
+    layouts.push_back(all_gather_layout(topology, shard, relays));
+  }
   std::vector<Vector> blocks;
   for (std::size_t rank = 0; rank < layouts.size(); ++rank) {
     Vector block(layouts[rank].block, 0);
     for (std::uint64_t i = 0; i < shard; ++i) block[i] = value_of(static_cast<int>(rank), i);
-    std::uint64_t pieces_from_peers = 0;
-    for (const auto& layout : layouts) {
-      for (const auto& send : layout.sends) pieces_from_peers += send.rank == static_cast<int>(rank) ? 1 : 0;
-    }
-    ASSERT_EQ(pieces_from_peers, layouts[rank].receives.size());
-    for (const auto& piece : layouts[rank].receives) {
-      const auto& sends = layouts[static_cast<std::size_t>(piece.rank)].sends;
-      const auto send = std::find_if(sends.begin(), sends.end(),
-                                     [&](const auto& s) { return s.rank == static_cast<int>(rank); });
-      ASSERT_NE(send, sends.end());
-      ASSERT_EQ(send->count, piece.count);
-      ASSERT_NE(piece.count, 0u);
-      for (std::uint64_t i = 0; i < piece.count; ++i) {
-        block[piece.offset + i] = value_of(piece.rank, send->offset + i);
+    for (int peer = 0; peer < size; ++peer) {
+      const auto pieces = pieces_between(layouts, peer, static_cast<int>(rank));
+      std::size_t next = 0;
+      for (const auto& piece : layouts[rank].receives) {
+        if (piece.rank != peer) continue;
+        ASSERT_LT(next, pieces.size());
+        const auto& sent = pieces[next++];
+        ASSERT_EQ(sent.count, piece.count);
+        ASSERT_EQ(sent.relayed, piece.relayed);
+        ASSERT_NE(piece.count, 0u);
+        for (std::uint64_t i = 0; i < piece.count; ++i) {
+          block[piece.offset + i] = value_of(sent.rank, sent.offset + i);
+        }
       }
+      ASSERT_EQ(next, pieces.size());
     }
     blocks.push_back(std::move(block));
   }
@@ -212,6 +233,23 @@ TEST_P(LayoutShapes, all_gather_played_through_gives_each_rank_all_shards) {
   }
   for (const std::vector<int>& sizes : {std::vector{1, 2, 3, 4, 1}, {4, 4, 4, 4, 4}, {4, 1, 1, 3, 2}}) {
     ASSERT_NO_FATAL_FAILURE(check_all_gather(testing::topologies_of(sizes, GetParam()), 701));
+  }
+}
+
+TEST_P(LayoutShapes, all_gather_over_relays_gives_each_rank_all_shards) {
+  for (const std::vector<int>& sizes :
+       {std::vector{1, 1, 1}, {2, 2, 2}, {3, 2, 2, 4}, {1, 3, 3, 3}, {4, 1, 2}}) {
+    const auto sites = sizes.size();
+    for (std::size_t slow = 1; slow < sites; ++slow) {
+      LinkMatrix links = LinkMatrix::uniform(sites, 1e8, 0.05);
+      for (std::size_t site = slow; site < sites; site += 2) {
+        links.bytes_per_s[site] = links.bytes_per_s[site * sites] = 1e6;
+      }
+      const RelayPaths relays = choose_relays(links);
+      for (std::uint64_t shard : {1u, 3u, 701u}) {
+        ASSERT_NO_FATAL_FAILURE(check_all_gather(testing::topologies_of(sizes, GetParam()), shard, &relays));
+      }
+    }
   }
 }
 

@@ -50,6 +50,16 @@ TEST(RelayPaths, a_relays_own_line_counts) {
   EXPECT_FALSE(choose_relays(links).any());
 }
 
+TEST(RelayPaths, few_bytes_go_straight_where_the_way_round_is_longer) {
+  const LinkMatrix links = slow_pair(3, 1e8, 1e7);  // 50 ms straight, 100 ms round
+  const RelayPaths relays = choose_relays(links);
+  ASSERT_EQ(relays.via(0, 1), 2);
+  EXPECT_FALSE(relays_for(0, links, relays).any());
+  EXPECT_FALSE(relays_for(6e5, links, relays).any());
+  EXPECT_EQ(relays_for(7e5, links, relays).over, relays.over);
+  EXPECT_FALSE(relays_for(1e9, links, {3}).any());
+}
+
 TEST(RelayPaths, links_of_a_path_are_not_relayed_and_many_paths_share_a_link) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     const std::size_t sites = 3 + seed % 6;
