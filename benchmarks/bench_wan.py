@@ -111,20 +111,24 @@ def scaling_link(sites: int) -> Link:
 
 
 def paced(scenario: Scenario) -> Scenario:
-    """geocomm alone, by someone who knows the line's rate and says so; the targets are the same."""
-    return replace(scenario, cases=(EXACT,), pacing=PACING)
+    """What has a target, by someone who knows the line's rate and says so; the targets are the same."""
+    return replace(scenario, cases=tuple(scenario.targets), pacing=PACING)
 
 
 CLEAN_TARGETS = {EXACT: 1.15, "int8": 0.42, "balanced": 0.25, "small": 0.22}
 CLEAN_ROWS = Scenario(CLEAN, tuple(CLEAN_TARGETS), CLEAN_TARGETS)
+LOSSY_ROWS = Scenario(LOSSY, (EXACT, "int8", GLOO, GLOO_SLICED), {EXACT: 1.3})
+LONG_LOSSY_ROWS = Scenario(LOSSY, ("int8",), {"int8": 0.33}, size_bytes=256 * MIB)
 FOUR_SITES = Scenario(Link(rate_bps=1e8, delay_s=0.075, loss=0.0005), (EXACT, GLOO, GLOO_SLICED), {EXACT: 1.2}, sites=4)
 FAR_ROWS = Scenario(FAR, (EXACT, GLOO_SLICED), {EXACT: 1.3})
 
 SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | OneSite] = {
     "clean": replace(CLEAN_ROWS, cases=(*CLEAN_TARGETS, GLOO, GLOO_SLICED)),
     "clean-paced": paced(CLEAN_ROWS),
-    "lossy": Scenario(LOSSY, (EXACT, "int8", GLOO, GLOO_SLICED), {EXACT: 1.3}),
-    "lossy-256MiB": Scenario(LOSSY, ("int8",), {"int8": 0.33}, size_bytes=256 * MIB),
+    "lossy": LOSSY_ROWS,
+    "lossy-paced": paced(LOSSY_ROWS),
+    "lossy-256MiB": LONG_LOSSY_ROWS,
+    "lossy-256MiB-paced": paced(LONG_LOSSY_ROWS),
     "goodput": Scenario(LOSSY, (EXACT,), {EXACT: GOODPUT_TARGET}, size_bytes=512 * MIB),
     "four-sites": FOUR_SITES,
     "four-sites-paced": paced(FOUR_SITES),
