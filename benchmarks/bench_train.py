@@ -5,9 +5,9 @@ its loss on held-out text. (2) step time: a larger one over an emulated line, on
 steps to the same held-out loss times seconds per step. The small model stands for the larger one in (3), since training
 that to the end over a slow line would take days.
 
-Every run is kept under build/bench-train as it ends, so that an interrupted benchmark goes on where it was; a run
-counts as long as its plan is the same (--fresh: measure again). Results: benchmarks/results/<date>-train.md, .json
-and .png.
+Every run is kept as it ends, so that an interrupted benchmark goes on where it was; a run counts as long as its plan is
+the same (--fresh: measure again). Those of (1), which say the same on any machine, are kept with the results, in
+train-runs; those of (2) under build/bench-train. Results: benchmarks/results/<date>-train.md, .json and .png.
 """
 
 from __future__ import annotations
@@ -88,17 +88,18 @@ class RunError(RuntimeError):
 
 
 class Runs:
-    """Runs plans, and remembers what came of them."""
+    """Runs plans, and remembers what came of them: on loopback in one folder, over a line in another."""
 
-    def __init__(self, folder: Path, *, fresh: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._fresh = folder, fresh
+    def __init__(self, loopback: Path, line: Path, *, fresh: bool) -> None:
+        for folder in (loopback, line):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._loopback, self._line, self._fresh = loopback, line, fresh
 
     def result(self, plan: Plan, link: Link | None) -> dict[str, Any]:
         """Of this plan between two sites, over `link` or loopback."""
         text = json.dumps([asdict(plan), None if link is None else asdict(link)], sort_keys=True)
         name = f"{plan.method.partition(':')[0]}-{plan.seed}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-        path = self._folder / name
+        path = (self._loopback if link is None else self._line) / name
         if self._fresh or not path.exists():
             print(f"bench_train: {plan.method}, seed {plan.seed}, {'loopback' if link is None else 'WAN'}", flush=True)
             with tempfile.TemporaryDirectory(prefix="geocomm-train-") as scratch, tempfile.TemporaryFile("w+") as log:
@@ -144,7 +145,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
     wanted = arguments.methods.split(",") if arguments.methods else [*QUALITY_METHODS, *TIMED_METHODS]
-    runs = Runs(ROOT / "build" / "bench-train", fresh=arguments.fresh)
+    runs = Runs(arguments.out / "train-runs", ROOT / "build" / "bench-train", fresh=arguments.fresh)
     buckets_mib = [float(mib) for mib in arguments.buckets.split(",") if mib]
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     quality_plan = replace(QUALITY, steps=arguments.steps, untimed_steps=arguments.steps)
