@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the quality runs (default 3)")
     parser.add_argument("--steps", type=int, default=QUALITY.steps, help="of the quality runs (default 800)")
     parser.add_argument("--methods", help="by commas (default: all)")
+    parser.add_argument("--part", choices=("quality", "times"), help="only (1), or only (2)")
     parser.add_argument(
         "--buckets",
         default=",".join(f"{mib:g}" for mib in BUCKETS_MIB),
@@ -153,20 +154,20 @@ def main() -> int:
         times = [
             StepTime.of(method, runs.result(_bucket(replace(TIMED, method=method)), LINK))
             for method in TIMED_METHODS
-            if method in wanted
+            if method in wanted and arguments.part != "quality"
         ]
         by_bucket = {
             bucket_mib: StepTime.of(
                 BUCKETED_METHOD, runs.result(replace(TIMED, method=BUCKETED_METHOD, bucket_mib=bucket_mib), LINK)
             )
             for bucket_mib in sorted((TIMED.bucket_mib, *buckets_mib))
-            if BUCKETED_METHOD in wanted and buckets_mib
+            if BUCKETED_METHOD in wanted and buckets_mib and arguments.part != "quality"
         }
         # By seed first: what an interrupted benchmark has is then comparable.
         curves: dict[str, list[dict[str, Any]]] = {}
         for seed in SEEDS[: arguments.seeds]:
             for method in QUALITY_METHODS:
-                if method in wanted:
+                if method in wanted and arguments.part != "times":
                     plan = _bucket(replace(quality_plan, method=method, seed=seed))
                     curves.setdefault(method, []).append(runs.result(plan, None))
     except RunError as error:
