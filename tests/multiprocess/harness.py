@@ -16,6 +16,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -229,6 +230,20 @@ def ranks_fixture(layouts: Mapping[str, Sequence[str | None]], **arguments: Any)
 def gloo_group() -> dist.ProcessGroup:
     """Of all ranks of the process group that this rank process joins, to compare with; they call it together first."""
     return dist.new_group(backend="gloo")
+
+
+def links_over_b(folder: Path, rtt_s: Callable[[int, int], float]) -> str:
+    """A new file of the links of sites a, b and c, of which a and c hardly reach each other, so that they meet over b.
+
+    `rtt_s`: round trips by the sites' numbers.
+    """
+    from geocomm.links import Links, table_of
+
+    links = Links(("a", "b", "c"), table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6), table_of(3, rtt_s))
+    assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
+    path = folder / "links.json"
+    path.write_text(json.dumps(links.to_dict()), encoding="utf-8")
+    return str(path)
 
 
 def hash_of(*tensors: torch.Tensor) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import planned_gradients as planned
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, hash_of, ranks_fixture
+from harness import Ranks, hash_of, links_over_b, ranks_fixture
 from torch.nn.parallel import DistributedDataParallel
-
-from geocomm.links import Links, table_of
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,16 +23,8 @@ ranks = ranks_fixture({"1+1+1": ["a", "b", "c"], "2+1+2": ["a", "b", "c", "c", "
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of links. c is far away, and a can hardly reach it, so b, which is near a, passes on what they send."""
-    links = Links(
-        ("a", "b", "c"),
-        table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6),
-        table_of(3, lambda src, dst: 0.08 if 2 in (src, dst) else 0.002),
-    )
-    assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
-    path: Path = tmp_path_factory.mktemp("links") / "links.json"
-    path.write_text(json.dumps(links.to_dict()), encoding="utf-8")
-    return str(path)
+    """A file of links. c is far away, and b, which is near a, passes on what those two send."""
+    return links_over_b(tmp_path_factory.mktemp("links"), lambda src, dst: 0.08 if 2 in (src, dst) else 0.002)
 
 
 @dataclass

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, ranks_fixture
-
-from geocomm.links import Links, table_of
+from harness import Ranks, links_over_b, ranks_fixture
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,15 +22,7 @@ ranks = ranks_fixture(LAYOUTS, time_limit=60)
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file of links: little goes from a to c straight, but sooner than over b."""
-    links = Links(
-        ("a", "b", "c"),
-        table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6),
-        table_of(3, lambda src, dst: 0.02 if 1 in (src, dst) else 0.003),
-    )
-    assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
-    path: Path = tmp_path_factory.mktemp("links") / "links.json"
-    path.write_text(json.dumps(links.to_dict()), encoding="utf-8")
-    return str(path)
+    return links_over_b(tmp_path_factory.mktemp("links"), lambda src, dst: 0.02 if 1 in (src, dst) else 0.003)
 
 
 def _of(rank: int, elements: int) -> torch.Tensor:
