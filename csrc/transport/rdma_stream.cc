@@ -166,7 +166,7 @@ bool RdmaStream::send_segments() {
   std::size_t sent = 0;
   std::vector<OutSegment> segments;
   while (is_open() && connected_ && sent < kMostPerTurnBytes && in_flight_bytes_ < kMostInFlightBytes &&
-         owner().has_ready()) {
+         owner().has_ready(carrier())) {
     segments.clear();
     owner().pull(carrier(), segments);
     if (segments.empty()) break;
@@ -197,7 +197,7 @@ void RdmaStream::on_sent(const OutSegment& segment) {
   moved_ = true;
   last_sent_ = IoLoop::Clock::now();
   owner().on_segment_sent(segment);
-  if (is_open() && owner().has_ready()) run_soon();
+  if (is_open() && owner().has_ready(carrier())) run_soon();
 }
 
 void RdmaStream::watch_for_stall() {

@@ -259,7 +259,7 @@ void Stream::write() {
     if (!is_open()) return;
     if (*written < total) return watch_output(true);
   }
-  watch_output(!out_.empty() || (index() != 0 && owner_.has_ready()));
+  watch_output(!out_.empty() || (index() != 0 && owner_.has_ready(carrier_)));
 }
 
 void Stream::advance(std::size_t written) {

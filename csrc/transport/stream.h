@@ -33,7 +33,8 @@ class StreamOwner {
   // A frame of the control stream, without payload. An error fails the channel.
   virtual core::Status on_frame(const WireHeader& header) = 0;
   virtual void pull(const Carrier& carrier, std::vector<OutSegment>& out) = 0;
-  virtual bool has_ready() const = 0;
+  // pull() would give it some. Where it would not, room in the stream's socket is nothing to wait for.
+  virtual bool has_ready(const Carrier& carrier) const = 0;
   virtual void on_segment_sent(const OutSegment& segment) = 0;
   virtual void count_bytes(std::uint64_t received, std::uint64_t sent) = 0;
   // The connection is gone. Closes the stream.

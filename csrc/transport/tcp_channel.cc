@@ -275,6 +275,10 @@ void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
   }
 }
 
+bool TcpChannel::has_ready(const Carrier& carrier) const {
+  return phase_ == Phase::Ready && !is_spare(carrier.stream) && queue_.has_ready();
+}
+
 void TcpChannel::on_segment_sent(const OutSegment& segment) {
   if (const SentCallback callback = queue_.segment_sent(segment)) callback(Status::ok());
 }

@@ -111,7 +111,7 @@ class TcpChannel final : public Channel,
   void finish_segment(SegmentCopy copy) override;
   core::Status on_frame(const WireHeader& header) override;
   void pull(const Carrier& carrier, std::vector<OutSegment>& out) override;
-  bool has_ready() const override { return queue_.has_ready(); }
+  bool has_ready(const Carrier& carrier) const override;
   void on_segment_sent(const OutSegment& segment) override;
   void count_bytes(std::uint64_t received, std::uint64_t sent) override;
   void on_stream_lost(Stream& stream, const core::Status& why) override;

@@ -1,4 +1,11 @@
 // Streams that are added to a channel while it is in use.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "core/log.h"
@@ -136,6 +143,47 @@ TEST(MoreStreams, test_acceptor_takes_streams_beyond_those_it_knew) {
   while (victim->channels()[0]->stats().streams != 2 && !deadline.expired()) std::this_thread::sleep_for(2ms);
   EXPECT_EQ(victim->channels()[0]->stats().streams, 2U);
   EXPECT_TRUE(victim->channels()[0]->status().is_ok());
+}
+
+// Seconds of CPU time that the threads of IO loops have taken; the kernel counts in hundredths.
+double io_seconds() {
+  double seconds = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string stat;
+    std::getline(std::ifstream(thread.path() / "stat"), stat);
+    if (stat.find("(geocomm-io)") == std::string::npos) continue;
+    std::istringstream fields(stat.substr(stat.rfind(')') + 2));
+    std::string skipped;
+    for (int i = 0; i < 11; ++i) fields >> skipped;
+    double user = 0;
+    double system = 0;
+    fields >> user >> system;
+    seconds += (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  }
+  return seconds;
+}
+
+TEST(MoreStreams, test_streams_that_only_the_peer_wants_take_no_cpu_time_while_the_others_are_full) {
+  auto victim = make_endpoint();
+  victim->allow(token(1));
+  const auto spare = static_cast<std::uint16_t>(first_streams() + 1);
+  std::vector<RawConnection> streams;
+  for (std::uint16_t i = 0; i <= spare; ++i) {
+    HelloPayload hello = raw_hello(*victim, i, spare, token(1));
+    hello.max_unexpected_bytes = 1 << 30;
+    streams.push_back(open_stream(*victim, hello));
+    const int small = 65'536;
+    ASSERT_EQ(::setsockopt(streams.back().fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  }
+  // Nobody reads.
+  const auto channel = victim->channels()[0];
+  for (std::uint32_t i = 0; i < 32; ++i) {
+    ASSERT_TRUE(channel->send(chunk_of({1, 1}, pattern(kMiB, i), i, 32)).is_ok());
+  }
+  std::this_thread::sleep_for(200ms);  // for buffers to fill
+  const double before = io_seconds();
+  std::this_thread::sleep_for(1s);
+  EXPECT_LT(io_seconds() - before, 0.3);
 }
 
 TEST(MoreStreams, test_acceptor_refuses_more_than_64_streams) {
