@@ -77,8 +77,12 @@ class Trainer:
         # Experts that no token of a rank chose have no gradient there. PowerSGD's collectives must not meet DDP's about
         # them: there every parameter gets one.
         self._touch_all = plan.method == "powersgd"
+        # The model's buffers are constants; to send them in every forward would cost each step one way over the line.
         self._model = DistributedDataParallel(
-            bare, bucket_cap_mb=plan.bucket_mib, find_unused_parameters=not self._touch_all
+            bare,
+            bucket_cap_mb=plan.bucket_mib,
+            find_unused_parameters=not self._touch_all,
+            broadcast_buffers=False,
         )
         self._optimizer = torch.optim.AdamW(bare.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95))
         self._attach_method()
@@ -88,19 +92,24 @@ class Trainer:
         plan, gloo = self._plan, self._plan.method.startswith("gloo")
         times: list[float] = []
         held_out: list[tuple[int, float]] = []
+        dist.barrier()
+        # From end to end, as in any training loop: a barrier lets one site go a one-way delay before the other.
+        before = time.monotonic()
         for step in range(plan.steps):
-            dist.barrier()
-            start = time.monotonic()
             self._step(step)
+            now = time.monotonic()
             if step >= plan.untimed_steps:
-                times.append(time.monotonic() - start)
+                times.append(now - before)
+            before = now
             if plan.evaluate_every and ((step + 1) % plan.evaluate_every == 0 or step + 1 == plan.steps):
                 held_out.append((step + 1, self._held_out_loss()))
+        compute_s, backward_s = self._compute_seconds() if times else (None, None)
         return {
             "parameters": self.parameters,
             "step_s": statistics.median(times) if times else None,
             "steps_s": times,
-            "compute_s": self._compute_seconds() if times else None,
+            "compute_s": compute_s,
+            "backward_s": backward_s,
             "communication_s": self._communication_seconds() if times and not gloo else None,
             "held_out": held_out,
         }
@@ -118,7 +127,8 @@ class Trainer:
 
             geocomm.ddp_hook(self._model, codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int) -> float:
+        """Seconds of its backward pass."""
         plan = self._plan
         self._optimizer.zero_grad()
         consumed = step * plan.micro_batch * self._world_size
@@ -126,13 +136,16 @@ class Trainer:
         loss = self._model(input_ids=rows, labels=rows).loss
         if self._touch_all:
             loss = loss + 0 * sum(parameter.sum() for parameter in self._model.parameters())
+        start = time.monotonic()
         loss.backward()
+        backward_s = time.monotonic() - start
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         done = max(0.0, step - _LR_WARMUP) / max(1, plan.steps - _LR_WARMUP)
         rate = plan.learning_rate * min(1.0, (step + 1) / _LR_WARMUP) * (1 - (1 - _FINAL_LR) * done)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        return backward_s
 
     def _held_out_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
@@ -148,16 +161,16 @@ class Trainer:
         dist.all_reduce(sums)
         return float(sums[0] / sums[1])
 
-    def _compute_seconds(self) -> float:
-        """Of a step without communication."""
-        times = []
+    def _compute_seconds(self) -> tuple[float, float]:
+        """Of a step without communication, and of its backward pass."""
+        times, backward_times = [], []
         for step in range(7):
             dist.barrier()
             start = time.monotonic()
             with self._model.no_sync():
-                self._step(self._plan.steps - 1 + step)
+                backward_times.append(self._step(self._plan.steps - 1 + step))
             times.append(time.monotonic() - start)
-        return statistics.median(times[2:])
+        return statistics.median(times[2:]), statistics.median(backward_times[2:])
 
     def _communication_seconds(self) -> float:
         """Of a step that computes nothing: the backward pass hands out the gradients of the last step at once."""
@@ -169,12 +182,14 @@ class Trainer:
         bare.forward = lambda: _Given.apply(*(parameter for parameter, _ in gradients))
         _Given.gradients = [gradient for _, gradient in gradients]
         times = []
-        for _ in range(7):
-            dist.barrier()
+        dist.barrier()
+        before = time.monotonic()
+        for _ in range(12):
             self._optimizer.zero_grad()
-            start = time.monotonic()
             self._model().backward()
-            times.append(time.monotonic() - start)
+            now = time.monotonic()
+            times.append(now - before)
+            before = now
         return statistics.median(times[2:])
 
 

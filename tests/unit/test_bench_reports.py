@@ -21,7 +21,7 @@ def quality(method: str, *losses: float) -> Quality:
 
 
 def step_time(method: str, step_s: float, compute_s: float = 1.0, communication_s: float | None = None) -> StepTime:
-    return StepTime(method, 10, step_s, compute_s, communication_s, 30)
+    return StepTime(method, 10, step_s, compute_s, 0.5 * compute_s, communication_s, 30)
 
 
 def report(qualities: list[Quality], times: list[StepTime]) -> Report:
