@@ -178,7 +178,7 @@ def _markdown(report: Report, path: Path) -> list[str]:
             "## (2) Time of a step, (3) time to the same loss",
             "",
             f"{report.times[0].parameters / 1e6:.1f} M parameters over {describe_link(report.link)}; median of "
-            f"{report.times[0].steps} steps, from the end of one to the end of the next; compute: without communication. To the loss "
+            f"{report.times[0].steps} steps, from end to end; compute: without communication. To the loss "
             f"{_number(report.common_loss, '.4f')}: steps of (1), with the small model, times seconds of (2). "
             "speed-up: of Gloo as users run it; bound: the speed-up if communication took no time. gloo8: its "
             "interface named eight times, every bucket in eight slices.",

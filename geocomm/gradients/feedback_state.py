@@ -71,13 +71,48 @@ def merge_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict
     return [dealt[shard][rank] for rank in range(ranks // shards) for shard in range(shards)]
 
 
+def header_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a state but its pieces."""
+    return {key: value for key, value in state.items() if key not in VALUES}
+
+
+def assign_states(seen: Sequence[tuple[int, Mapping[int, Mapping[str, Any]]]]) -> list[list[int]]:
+    """Which old ranks' states each new rank takes over (`take_over`), where not every rank can read all of them.
+
+    seen: by new rank, its shard, and the headers (`header_of`) of the states that it can read, by old rank. Each state
+    goes to one rank of its shard, those that have the fewest first; what none of them can read, to nobody.
+    """
+    assigned: list[list[int]] = [[] for _ in seen]
+    for old in sorted({old for _, headers in seen for old in headers}):
+        able = [rank for rank, (shard, headers) in enumerate(seen) if old in headers and headers[old]["shard"] == shard]
+        if able:
+            assigned[min(able, key=lambda rank: len(assigned[rank]))].append(old)
+    return assigned
+
+
+def take_over(
+    states: Sequence[Mapping[str, Any]], header: Mapping[str, Any], place: tuple[int, int, int, int]
+) -> dict[str, Any]:
+    """The state of the rank at `place` (`check_state`) that has those of earlier ranks; see `merge_feedback`.
+
+    header: of any state of that checkpoint. The states, whose pieces may be none, are of this rank's shard.
+    """
+    rank, ranks, shard, shards = place
+    values: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {kind: {} for kind in VALUES}
+    for kind in VALUES:
+        for state in states:
+            for name, held in state[kind].items():
+                scaled = [(start, piece * (ranks / header["ranks"])) for start, piece in held]
+                values[kind].setdefault(name, []).extend(scaled)
+    return {**header, "rank": rank, "ranks": ranks, "shard": shard, "shards": shards, **values}
+
+
 def _deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """Those of one shard."""
     old = len(states)
     ordered = sorted(states, key=lambda state: state["rank"])
-    common = {key: value for key, value in ordered[0].items() if key not in VALUES}
     merged: list[dict[str, Any]] = [
-        common | {"rank": rank, "ranks": ranks} | {kind: {} for kind in VALUES} for rank in range(ranks)
+        header_of(ordered[0]) | {"rank": rank, "ranks": ranks} | {kind: {} for kind in VALUES} for rank in range(ranks)
     ]
     loads = [0] * ranks
     for kind in VALUES:

@@ -238,6 +238,11 @@ class HookState:
                 "momentum": self._momenta.pieces(),
             }
 
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Rank among the replicas, their number; shard of the model's gradients, their number."""
+        return self._backend.rank(), self._backend.size(), self._shard.index, self._shard.count
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """In place of what there was. All ranks load, each its own (for another number: `geocomm.merge_feedback`).
 
@@ -245,8 +250,7 @@ class HookState:
         next step's gradients. The guard's codec is taken over if the hook was made for the same codec.
         Raises InvalidArgumentError for a state of another rank, number of ranks or model.
         """
-        place = (self._backend.rank(), self._backend.size(), self._shard.index, self._shard.count)
-        check_state(state, place, self._numel_of)
+        check_state(state, self.place, self._numel_of)
         self._settle()
         self._residuals.load(state["residual"])
         self._momenta.load(state["momentum"])

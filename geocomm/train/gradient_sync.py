@@ -136,6 +136,11 @@ class GradientSync:
             "fallbacks": len(stats["fallbacks"]),
         }
 
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Rank among those of the same shard, their number; shard, number of shards."""
+        return self.state.place
+
     def state_dict(self) -> dict[str, Any]:
         """Of this rank; not collective."""
         return self.state.state_dict()

@@ -10,7 +10,7 @@ import json
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
+from geocomm.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.train import checkpoint_folder as folder
 from geocomm.train.gradient_sync import GradientSync
 from geocomm.train.train_errors import BadInput
@@ -34,6 +35,15 @@ class Progress:
 
     step: int = 0
     consumed: int = 0
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has."""
+
+    progress: Progress
+    ranks: int
+    lost_feedback: tuple[int, ...] = ()
 
 
 def agree(place: Place, error: str | None) -> None:
@@ -154,7 +164,7 @@ class RunCheckpoints:
         own = _random_state()
         if self._sync is not None:
             own["feedback"] = self._sync.state_dict()
-        torch.save(own, partial / f"rank-{self._place.rank:05d}.pt")
+        torch.save(own, _rank_file(partial, self._place.rank))
         if self._is_disk_leader:
             whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **manifest}
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
@@ -168,22 +178,53 @@ class RunCheckpoints:
             )
         agree(self._place, error)
 
-    def restore(self, step: int) -> Progress:
-        """Load the checkpoint of `step` into the engine and the random generators."""
+    def restore(self, step: int) -> Restored:
+        """Load the checkpoint of `step` into the engine and, if as many ranks wrote it, into the random generators."""
         source = folder.step_folder(self._root, step)
-        own = source / f"rank-{self._place.rank:05d}.pt"
-        error = (
-            None if own.is_file() else f"{own} is missing: this machine did not write it; restore it or the rank order"
-        )
+        manifest = folder.complete_checkpoints(self._root)[step]
+        restored = Restored(Progress(step, int(manifest["consumed"])), int(manifest["world_size"]))
+        as_many = restored.ranks == self._place.world_size
+        own = _rank_file(source, self._place.rank)
+        if as_many and not own.is_file():
+            error = f"{own} is missing: this machine did not write it; restore it or the rank order"
+        else:
+            error = None
         agree(self._place, error)
         error = attempt(lambda: self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER))
         agree(self._place, error and f"the checkpoint {source} cannot be loaded: {error}")
+        if not as_many:
+            return replace(restored, lost_feedback=self._take_over_feedback(source, restored.ranks))
         state = torch.load(own, weights_only=True)
         _restore_random_state(state)
         if self._sync is not None and "feedback" in state:
             self._sync.load_state_dict(state["feedback"])
-        manifest = folder.complete_checkpoints(self._root)[step]
-        return Progress(step=step, consumed=int(manifest["consumed"]))
+        return restored
+
+    def _take_over_feedback(self, source: Path, ranks: int) -> tuple[int, ...]:
+        """The residuals of `ranks` other ranks: each goes to one that can read it. Those that nobody can."""
+        if self._sync is None:
+            return ()
+        headers: dict[int, dict[str, Any]] = {}
+        for old in range(ranks):
+            if (path := _rank_file(source, old)).is_file():
+                state = torch.load(path, weights_only=True, mmap=True)
+                if "feedback" in state:
+                    headers[old] = header_of(state["feedback"])
+        everyone: list[Any] = [None] * self._place.world_size
+        dist.all_gather_object(everyone, (self._sync.place[2], headers))
+        header = next((one for _, found in everyone for one in found.values()), None)
+        if header is None:  # that run had none
+            return ()
+        assigned = assign_states(everyone)
+        mine = [
+            torch.load(_rank_file(source, old), weights_only=True)["feedback"] for old in assigned[self._place.rank]
+        ]
+        self._sync.load_state_dict(take_over(mine, header, self._sync.place))
+        return tuple(sorted(set(range(ranks)).difference(*assigned)))
+
+
+def _rank_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"rank-{rank:05d}.pt"
 
 
 def _random_state() -> dict[str, Any]:

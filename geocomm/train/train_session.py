@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from geocomm.train.engine import create_engine, create_model
 from geocomm.train.model_factory import model_identity
 from geocomm.train.packing import PackedSequences
-from geocomm.train.train_checkpoint import Progress, RunCheckpoints, together
+from geocomm.train.train_checkpoint import Progress, Restored, RunCheckpoints, together
 from geocomm.train.train_config import RunConfig
 from geocomm.train.train_launch import Place
 from geocomm.train.train_log import RunLog
@@ -44,22 +44,28 @@ def train_session(agreed: Agreed) -> int:
     checkpoints = None
     if config.checkpoint.saves() or agreed.resume_step is not None:
         checkpoints = RunCheckpoints(engine, sync, place, output_dir / "checkpoints", config.checkpoint.keep)
-    progress = Progress()
+    restored = Restored(Progress(), place.world_size)
     if agreed.resume_step is not None:
         assert checkpoints is not None
-        progress = checkpoints.restore(agreed.resume_step)
-    else:
-        # Draws during training differ by rank and do not depend on how the model was built.
-        torch.manual_seed(config.seed + 1 + place.rank)
+        restored = checkpoints.restore(agreed.resume_step)
+    progress = restored.progress
+    if agreed.resume_step is None or restored.ranks != place.world_size:
+        # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
+        torch.manual_seed(config.seed + 1 + place.rank + progress.consumed)
 
     def open_log() -> RunLog:
         return RunLog(output_dir, config.logging, config.training.steps, progress.step, place.rank)
 
     with together(place, open_log) as log:
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
-        start = _start_entry(agreed, progress, parameters)
+        start = _start_entry(agreed, restored, parameters)
         together(place, lambda: log.write("start", start))
         log.say(_start_line(agreed, start))
+        if restored.lost_feedback:
+            lost = ", ".join(map(str, restored.lost_feedback))
+            log.say(
+                f"no machine has the residuals of ranks {lost} of the checkpoint: what the codec owed there is lost"
+            )
         loop = TrainLoop(config, place, agreed.sites, engine, sync, data, checkpoints, _manifest(agreed), log)
         stop = StopRequest()
         with stop.listening():
@@ -86,10 +92,11 @@ def _manifest(agreed: Agreed) -> dict[str, Any]:
     }
 
 
-def _start_entry(agreed: Agreed, progress: Progress, parameters: int) -> dict[str, Any]:
+def _start_entry(agreed: Agreed, restored: Restored, parameters: int) -> dict[str, Any]:
     return {
-        "step": progress.step,
+        "step": restored.progress.step,
         "resumed": agreed.resume_step is not None,
+        "ranks_before": restored.ranks,
         "backend": agreed.config.distributed.backend,
         "codec": effective_codec(agreed.config),
         "device": agreed.device,
@@ -104,6 +111,8 @@ def _start_entry(agreed: Agreed, progress: Progress, parameters: int) -> dict[st
 def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
     training = agreed.config.training
     begin = f"resuming after step {start['step']}" if start["resumed"] else "starting"
+    if start["ranks_before"] != agreed.place.world_size:
+        begin += f" of {start['ranks_before']} ranks"
     sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
     codec = f" codec {start['codec']}" if start["codec"] else ""
     codec += f", gradients {agreed.config.sync.codec}," if agreed.config.sync.codec else ""

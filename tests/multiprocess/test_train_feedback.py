@@ -97,6 +97,40 @@ def test_exact_codec_gives_the_losses_of_deepspeed(
         assert losses(tmp_path) == pytest.approx(losses(exact[sites]), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "stage", "precision"),
+    [
+        (("a", "b", "c"), ("a", "c"), 0, "fp32"),
+        pytest.param(("a", "b"), ("a", "a", "b", "c"), 0, "bf16", marks=pytest.mark.slow),
+        pytest.param(("a", "a", "b", "b", "c", "c"), ("c", "c", "b", "b"), 2, "fp32", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_with_other_sites(
+    tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...], stage: int, precision: str
+) -> None:
+    settings = [*FEEDBACK, f"training.zero_stage={stage}", f"training.precision={precision}"]
+    _require_success(run_ranks(tmp_path, [*settings, "training.steps=3"], sites=before))
+    other = tmp_path / "other"
+    copy_checkpoint(tmp_path, other, 3)
+    ended = run_ranks(other, [*settings, "training.steps=4"], sites=after)
+    _require_success(ended)
+    assert f"resuming after step 3 of {len(before)} ranks" in ended[0].out
+    assert losses(other)[4] < losses(tmp_path)[3] + TOLERANCE
+    assert _steps(other)[0]["sync"]["codec"] == "balanced"  # the exact steps at the beginning are over
+    start = entries(other, "start")[0]
+    assert (start["ranks_before"], sum(start["sites"].values())) == (len(before), len(after))
+
+
+@pytest.mark.slow
+def test_residuals_that_no_machine_has_are_told(tmp_path: Path) -> None:
+    settings = [*FEEDBACK, "training.steps=3"]
+    _require_success(run_ranks(tmp_path, settings, sites=("a", "b", "c")))
+    (tmp_path / "run" / "checkpoints" / "step-00000003" / "rank-00001.pt").unlink()
+    ended = run_ranks(tmp_path, [*settings, "training.steps=4"], sites=("a", "c"))
+    _require_success(ended)
+    assert "no machine has the residuals of ranks 1" in ended[0].out
+
+
 @pytest.mark.slow
 def test_disks_of_their_own_hold_every_shard_of_their_site(tmp_path: Path) -> None:
     own = {rank: [f"output_dir={tmp_path / f'disk{site}' / 'run'}"] for rank, site in enumerate(TWO_EACH)}

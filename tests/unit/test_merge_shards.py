@@ -1,4 +1,4 @@
-"""merge_feedback of a model in shards: each shard's pieces stay in it."""
+"""Feedback of a model in shards, dealt to other ranks: each shard's pieces stay in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import geocomm
+from geocomm.gradients.feedback_state import assign_states, header_of, take_over
 
 pytestmark = pytest.mark.unit
 
@@ -41,3 +42,29 @@ def test_states_without_a_shard_or_ranks_that_shards_do_not_divide_are_refused()
     for given, ranks in ((states, 5), (states[:3], 4), (states[:2] * 2, 4), ([states[0] | {"shards": 1}], 2)):
         with pytest.raises(geocomm.InvalidArgumentError):
             geocomm.merge_feedback(given, ranks)
+
+
+def test_ranks_take_over_what_they_can_read_of_their_shard_and_lose_nothing() -> None:
+    # Rank r of the old run held shard r % 2; three sites of two become two, on disks of their own.
+    old = {rank: _state(rank % 2, rank // 2, 1.0 + rank) | {"ranks": 3} for rank in range(6)}
+    headers = {rank: header_of(state) for rank, state in old.items()}
+    first, second = ({rank: headers[rank] for rank in ranks} for ranks in ((0, 1, 2, 3), (2, 3, 4, 5)))
+    seen = [(0, first), (1, first), (0, second), (1, second)]
+    assigned = assign_states(seen)
+    assert sorted(number for mine in assigned for number in mine) == list(range(6))
+    assert max(map(len, assigned)) == 2
+    new = []
+    for rank, mine in enumerate(assigned):
+        assert set(mine) <= set(seen[rank][1])
+        place = (rank // 2, 2, rank % 2, 2)
+        new.append(take_over([old[number] for number in mine], headers[0], place))
+        assert (new[-1]["rank"], new[-1]["ranks"], new[-1]["shard"], new[-1]["steps"]) == (rank // 2, 2, rank % 2, 7)
+    for shard in range(2):
+        assert torch.allclose(_sum(new, shard) / 2, _sum(list(old.values()), shard) / 3)
+
+
+def test_what_nobody_can_read_is_nobodys() -> None:
+    headers = {rank: header_of(_state(0, rank, 1.0)) for rank in range(2)}
+    assert assign_states([(0, {0: headers[0]}), (0, {}), (1, headers)]) == [[0], [], []]
+    nothing = take_over([], headers[0], (1, 3, 0, 1))
+    assert (nothing["rank"], nothing["ranks"], nothing["residual"]) == (1, 3, {})

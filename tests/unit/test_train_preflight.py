@@ -71,7 +71,7 @@ def test_checkpoint_with_shards_over_other_ranks_is_refused() -> None:
         found = {"checkpoints": {"4": manifest | ({} if shards is None else {"shard_ranks": shards})}}
         records = _records(dict.fromkeys(range(2), found), config)
         if refused:
-            with pytest.raises(BadInput, match="ZeRO shard group"):
+            with pytest.raises(BadInput, match="ZeRO's shards over this many ranks"):
                 decide(records, config)
         else:
             assert decide(records, config).resume_step == 4
@@ -116,7 +116,6 @@ def test_resume_takes_the_newest_step_that_all_ranks_hold() -> None:
     ("manifest", "mentions"),
     [
         ({"model": {"hidden_size": 8}}, "another model"),
-        ({"world_size": 4}, "ranks 4"),
         ({"zero_stage": 3}, "zero_stage"),
         ({"precision": "bf16"}, "precision"),
         ({"data": "other"}, "other data"),
@@ -126,6 +125,17 @@ def test_checkpoint_that_does_not_fit_is_refused(manifest: dict[str, Any], menti
     config = _config()
     held = {rank: {"checkpoints": {"9": _MANIFEST | manifest}} for rank in range(2)}
     with pytest.raises(BadInput, match=mentions):
+        decide(_records(held, config), config)
+
+
+def test_number_of_ranks_may_change_where_no_shard_depends_on_it() -> None:
+    held = {rank: {"checkpoints": {"9": _MANIFEST | {"world_size": 4}}} for rank in range(2)}
+    assert decide(_records(held, _config()), _config()).resume_step == 9
+
+    sharded = _MANIFEST | {"world_size": 4, "zero_stage": 1}
+    held = {rank: {"checkpoints": {"9": sharded}} for rank in range(2)}
+    config = _config(training={"zero_stage": 1})
+    with pytest.raises(BadInput, match="over this many ranks: 4, this run has 2"):
         decide(_records(held, config), config)
 
 
