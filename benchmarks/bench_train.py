@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench_train_report import Quality, Report, StepTime, write_report
-from bench_train_worker import Plan
+from bench_train_worker import PACED, Plan
 
 from geocomm.bench_report import Conditions
 from geocomm.local_ranks import bare_environment, run_local_ranks
@@ -41,7 +41,9 @@ LOSSLESS = "lossless"
 BIT1 = "bit1"
 TOPK = "topk:k=41"  # 1 % of each 4096
 QUALITY_METHODS = (EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK, "powersgd")
-TIMED_METHODS = ("gloo", "gloo8", EXACT, LOSSLESS, "int8", "int4", "balanced", "small", BIT1, TOPK)
+PACING = 0.98
+"""GEOCOMM_MAX_PACING_BPS of paced methods, as a part of the link's rate."""
+TIMED_METHODS = ("gloo", "gloo8", EXACT, EXACT + PACED, LOSSLESS, LOSSLESS + PACED, *QUALITY_METHODS[1:-1])
 QUALITY = Plan(
     method="",
     seed=0,
@@ -106,7 +108,7 @@ class Runs:
                 plan_path = Path(scratch) / "plan.json"
                 plan_path.write_text(json.dumps(asdict(plan)), encoding="utf-8")
                 command = [sys.executable, str(WORKER), str(plan_path), str(path)]
-                status = _on_loopback(command, log) if link is None else _over(link, command, log)
+                status = _on_loopback(command, log) if link is None else _over(link, plan, command, log)
                 if status != 0:
                     log.seek(0)
                     raise RunError(f"{plan} ended with status {status}:\n{''.join(log.readlines()[-25:])}")
@@ -118,10 +120,12 @@ def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
-def _over(link: Link, command: Sequence[str], log: IO[str]) -> int:
+def _over(link: Link, plan: Plan, command: Sequence[str], log: IO[str]) -> int:
     topology = Topology.uniform(2, link)
     # Plaintext, as Gloo's is.
     environment = site_environment(bare_environment(), None)
+    if plan.method.endswith(PACED):
+        environment["GEOCOMM_MAX_PACING_BPS"] = str(round(PACING * link.rate_bps))
     with WanRun(topology, command, environment=environment, stdout=log, stderr=log, master_port=29521) as run:
         return run.wait()
 

@@ -27,6 +27,8 @@ from geocomm.train.token_store import load_tokens
 from geocomm.train.train_config import DataConfig, ModelConfig
 
 SLICES = 8
+PACED = "-paced"
+"""Ends the name of a method whose rate `bench_train` caps."""
 _LR_WARMUP = 40
 _FINAL_LR = 0.1
 
@@ -36,7 +38,7 @@ class Plan:
     """What to train. Every rank gets the same."""
 
     method: str
-    """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook."""
+    """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook; PACED may follow."""
     seed: int
     steps: int
     warmup_steps: int
@@ -61,12 +63,13 @@ class Trainer:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        if plan.method == "gloo8":
+        self._method = plan.method.removesuffix(PACED)
+        if self._method == "gloo8":
             # Where an interface is named again and again, Gloo makes a connection for each.
             os.environ["GLOO_SOCKET_IFNAME"] = ",".join([os.environ["GLOO_SOCKET_IFNAME"]] * SLICES)
-        if plan.method == "lossless":
-            os.environ["GEOCOMM_CODEC"] = plan.method
-        dist.init_process_group("gloo" if plan.method.startswith("gloo") else "geocomm")
+        if self._method == "lossless":
+            os.environ["GEOCOMM_CODEC"] = self._method
+        dist.init_process_group("gloo" if self._method.startswith("gloo") else "geocomm")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         data_config = DataConfig(sequence_length=plan.sequence_length, held_out_fraction=0.05)
         model_settings = ModelConfig(preset="tiny", overrides=plan.overrides)
@@ -76,7 +79,7 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
         # Experts that no token of a rank chose have no gradient there. PowerSGD's collectives must not meet DDP's about
         # them: there every parameter gets one.
-        self._touch_all = plan.method == "powersgd"
+        self._touch_all = self._method == "powersgd"
         # The model's buffers are constants; to send them in every forward would cost each step one way over the line.
         self._model = DistributedDataParallel(
             bare,
@@ -89,7 +92,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train; what rank 0 knows afterwards."""
-        plan, gloo = self._plan, self._plan.method.startswith("gloo")
+        plan, gloo = self._plan, self._method.startswith("gloo")
         times: list[float] = []
         held_out: list[tuple[int, float]] = []
         dist.barrier()
@@ -115,7 +118,7 @@ class Trainer:
         }
 
     def _attach_method(self) -> None:
-        method = self._plan.method
+        method = self._method
         if method == "gloo8":
             self._model.register_comm_hook(None, _sliced)
         elif method == "powersgd":

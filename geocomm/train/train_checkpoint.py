@@ -205,11 +205,16 @@ class RunCheckpoints:
         if self._sync is None:
             return ()
         headers: dict[int, dict[str, Any]] = {}
-        for old in range(ranks):
-            if (path := _rank_file(source, old)).is_file():
-                state = torch.load(path, weights_only=True, mmap=True)
-                if "feedback" in state:
-                    headers[old] = header_of(state["feedback"])
+
+        def look() -> None:
+            for old in range(ranks):
+                if (path := _rank_file(source, old)).is_file():
+                    state = torch.load(path, weights_only=True, mmap=True)
+                    if "feedback" in state:
+                        headers[old] = header_of(state["feedback"])
+
+        error = attempt(look)
+        agree(self._place, error and f"the residuals in {source} cannot be read: {error}")
         everyone: list[Any] = [None] * self._place.world_size
         dist.all_gather_object(everyone, (self._sync.place[2], headers))
         header = next((one for _, found in everyone for one in found.values()), None)
