@@ -242,8 +242,10 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   }
   if (phase_ == Phase::Ready && may_add_streams()) {
     const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
+    const int before = used_streams();
     const int tried = trial_.acknowledged(bytes, queue_.has_ready(), limited_, streams, path_rtt_, now);
     if (tried > wanted_streams_) want_streams(tried);
+    if (used_streams() != before) share_pacing();
   }
   if (closing_ || queue_.has_ready()) schedule_flush();
   return Status::ok();

@@ -129,13 +129,16 @@ class TcpChannel final : public Channel,
                   const HelloPayload& peer_says);
   std::uint16_t data_streams() const;
   bool may_add_streams() const { return context_->options.streams == 0 && data_path_ != DataPath::Rdma; }
-  void set_data_streams(std::uint16_t count);
   void plan_streams();
   void want_streams(int count);
   void open_more_streams();
   // Of the data streams, the first so many carry segments; the others stand in for those that are down.
   int used_streams() const;
   bool is_spare(std::size_t stream) const;
+  // Those that carry segments now.
+  int carrying_streams() const;
+  std::uint64_t share_of_pacing() const;
+  void share_pacing();
   void send_heartbeat();
   void become_ready();
   void tick();

@@ -56,8 +56,7 @@ StreamTuning TcpChannel::tuning() const {
   const auto rtts = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts *
                                                                           std::chrono::microseconds(rtt_us_));
   tuning.user_timeout = std::max(kLeastUserTimeout, rtts);
-  const std::uint64_t cap_bps = context_->options.max_pacing_bps;
-  if (cap_bps > 0) tuning.max_pacing_bytes_per_sec = std::max<std::uint64_t>(cap_bps / 8 / data_streams(), 1);
+  tuning.max_pacing_bytes_per_sec = share_of_pacing();
   return tuning;
 }
 
@@ -146,7 +145,7 @@ Status TcpChannel::admit(const HelloPayload& hello) {
   }
   if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
   data_path_ = hello.data_path;
-  if (streams_.size() <= hello.stream_count) set_data_streams(hello.stream_count);
+  if (streams_.size() <= hello.stream_count) streams_.set_data_streams(hello.stream_count);
   // What the older one still brings is not read any more, so that the counts in Welcome hold.
   if (Stream* const older = streams_.open(hello.stream)) drop(*older);
   return Status::ok();
@@ -194,6 +193,7 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
     receiver_.window().tell_all();
     acks_due_.set_due();
   }
+  share_pacing();
   if (const Status status = stream.start(); !status.is_ok()) return on_stream_lost(stream, status);
   // Not all at the same time: over a network that breaks connections all the time that may never be.
   const bool complete = streams_.all_were_open() && streams_.control() != nullptr;
@@ -221,6 +221,7 @@ void TcpChannel::drop(Stream& stream) {
   const Carrier carrier = stream.carrier();
   streams_.close(stream);
   queue_.lose(carrier);
+  share_pacing();
   schedule_flush();
 }
 

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -184,6 +186,54 @@ TEST(MoreStreams, test_streams_that_only_the_peer_wants_take_no_cpu_time_while_t
   const double before = io_seconds();
   std::this_thread::sleep_for(1s);
   EXPECT_LT(io_seconds() - before, 0.3);
+}
+
+// The caps, in bytes per second, of this process's sockets that have one.
+std::multiset<std::uint64_t> pacing_caps() {
+  std::multiset<std::uint64_t> caps;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::uint64_t cap = 0;
+    socklen_t size = sizeof cap;
+    const int fd = std::stoi(entry.path().filename());
+    if (::getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &cap, &size) != 0 || size != sizeof cap) continue;
+    if (cap != 0 && cap != std::numeric_limits<std::uint64_t>::max()) caps.insert(cap);
+  }
+  return caps;
+}
+
+// Waits until so many sockets may send at `cap`.
+bool are_capped_at(std::uint64_t cap, std::size_t sockets) {
+  const Deadline deadline = patience();
+  while (pacing_caps().count(cap) != sockets && !deadline.expired()) std::this_thread::sleep_for(2ms);
+  return pacing_caps().count(cap) == sockets;
+}
+
+TEST(MoreStreams, test_streams_that_only_the_peer_wants_get_no_share_of_the_rate) {
+  EndpointOptions options;
+  options.max_pacing_bps = 1'000'000'000;
+  const std::uint64_t cap = options.max_pacing_bps / 8;
+  Pair pair(options);
+  pair.connect();
+  EXPECT_TRUE(are_capped_at(cap / first_streams(), 2 * first_streams()));
+  pair.low_channel->expect_rate(20 * kStreamBytesPerSec);
+  ASSERT_TRUE(have_streams(pair, 20));
+  EXPECT_TRUE(are_capped_at(cap / 20, 20));
+  EXPECT_TRUE(are_capped_at(cap / first_streams(), 20));
+}
+
+TEST(MoreStreams, test_streams_that_stand_in_share_the_rate) {
+  EndpointOptions options;
+  options.max_pacing_bps = 1'000'000'000;
+  const std::uint64_t cap = options.max_pacing_bps / 8;
+  auto victim = make_endpoint(options);
+  victim->allow(token(1));
+  std::vector<RawConnection> streams;
+  for (std::uint16_t i = 0; i <= 3; ++i) {
+    streams.push_back(open_stream(*victim, raw_hello(*victim, i, 3, token(1))));
+  }
+  EXPECT_TRUE(are_capped_at(cap, 4));  // control and all data streams; one is used
+  streams.erase(streams.begin() + 1);
+  EXPECT_TRUE(are_capped_at(cap / 2, 2));
 }
 
 TEST(MoreStreams, test_acceptor_refuses_more_than_64_streams) {
