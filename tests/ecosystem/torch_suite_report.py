@@ -125,4 +125,6 @@ def _list(entries: list[tuple[str, str, str]]) -> list[str]:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line and not line.startswith("RuntimeError: Process ")]
-    return ((errors or lines or [""])[-1])[:300]
+    # What Gloo says where another rank has ended is not why that one did.
+    causes = [line for line in errors if "caused by a remote worker" not in line]
+    return ((causes or errors or lines or [""])[-1])[:300]
