@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from bench_train_report import Quality, Report, StepTime, write_report
 from bench_train_worker import PACED, Plan
+from bench_wan import PACING
 
 from geocomm.bench_report import Conditions
 from geocomm.local_ranks import bare_environment, run_local_ranks
@@ -41,8 +42,6 @@ LOSSLESS = "lossless"
 BIT1 = "bit1"
 TOPK = "topk:k=41"  # 1 % of each 4096
 QUALITY_METHODS = (EXACT, "int8", "int4", "balanced", "small", BIT1, TOPK, "powersgd")
-PACING = 0.98
-"""GEOCOMM_MAX_PACING_BPS of paced methods, as a part of the link's rate."""
 TIMED_METHODS = ("gloo", "gloo8", EXACT, EXACT + PACED, LOSSLESS, LOSSLESS + PACED, *QUALITY_METHODS[1:-1])
 QUALITY = Plan(
     method="",

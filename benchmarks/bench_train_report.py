@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench_wan import PACING
+
 from geocomm.bench_report import Conditions, write_pair
 from geocomm.wan import Link
 from geocomm.wan_bench import describe_link
@@ -181,8 +183,8 @@ def _markdown(report: Report, path: Path) -> list[str]:
             f"{report.times[0].steps} steps, from end to end; compute: without communication. To the loss "
             f"{_number(report.common_loss, '.4f')}: steps of (1), with the small model, times seconds of (2). "
             "speed-up: of Gloo as users run it; bound: the speed-up if communication took no time. gloo8: its "
-            "interface named eight times, every bucket in eight slices. paced: geocomm's streams capped at 98 % of the "
-            "line's rate (GEOCOMM_MAX_PACING_BPS). lossless: bit for bit what exact gives.",
+            "interface named eight times, every bucket in eight slices. paced: geocomm's streams capped at "
+            f"{PACING:.0%} of the line's rate (GEOCOMM_MAX_PACING_BPS). lossless: bit for bit what exact gives.",
             "",
             "| method | step s | compute s | steps to loss | s to loss | speed-up | bound | target |",
             "|---|---:|---:|---:|---:|---:|---:|---|",

@@ -12,7 +12,9 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,19 +95,14 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train; what rank 0 knows afterwards."""
         plan, gloo = self._plan, self._method.startswith("gloo")
-        times: list[float] = []
         held_out: list[tuple[int, float]] = []
-        dist.barrier()
-        # From end to end, as in any training loop: a barrier lets one site go a one-way delay before the other.
-        before = time.monotonic()
-        for step in range(plan.steps):
+
+        def step_and_evaluate(step: int) -> None:
             self._step(step)
-            now = time.monotonic()
-            if step >= plan.untimed_steps:
-                times.append(now - before)
-            before = now
             if plan.evaluate_every and ((step + 1) % plan.evaluate_every == 0 or step + 1 == plan.steps):
                 held_out.append((step + 1, self._held_out_loss()))
+
+        times = _seconds_of_each(plan.steps, step_and_evaluate)[plan.untimed_steps :]
         compute_s, backward_s = self._compute_seconds() if times else (None, None)
         return {
             "parameters": self.parameters,
@@ -184,16 +181,22 @@ class Trainer:
         ]
         bare.forward = lambda: _Given.apply(*(parameter for parameter, _ in gradients))
         _Given.gradients = [gradient for _, gradient in gradients]
-        times = []
-        dist.barrier()
-        before = time.monotonic()
-        for _ in range(12):
+
+        def hand_out(_: int) -> None:
             self._optimizer.zero_grad()
             self._model().backward()
-            now = time.monotonic()
-            times.append(now - before)
-            before = now
-        return statistics.median(times[2:])
+
+        return statistics.median(_seconds_of_each(12, hand_out)[2:])
+
+
+def _seconds_of_each(steps: int, step: Callable[[int], None]) -> list[float]:
+    """From end to end, as in any training loop: a barrier before each lets one site go a one-way delay earlier."""
+    dist.barrier()
+    ends = [time.monotonic()]
+    for number in range(steps):
+        step(number)
+        ends.append(time.monotonic())
+    return [end - before for before, end in pairwise(ends)]
 
 
 class _Given(torch.autograd.Function):
