@@ -3,7 +3,6 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 namespace geocomm::binding {
@@ -15,74 +14,91 @@ struct Entry {
   std::exception_ptr error;  // written by the stage that runs; guarded by State::mutex between stages
   bool exchanged = false;    // guarded by State::mutex
 };
+using EntryPtr = std::shared_ptr<Entry>;
 
 }  // namespace
 
-// Shared with the two threads, so that neither the pipeline's destructor nor a process's end has to wait for
-// a stage that is blocked in the inner backend.
+// Shared with the tasks, so that neither the pipeline's destructor nor a process's end has to wait for a
+// stage that is blocked in the inner backend.
+//
+// Each stage inside the site is some task's at a time, which takes it for all operations that are due. A task
+// that has no further operation to take the stage for goes on with the one it has: waking a thread for each
+// step of a small operation takes longer than the step.
 struct StagePipeline::State : std::enable_shared_from_this<State> {
   State(core::GrowingExecutor& executor_in, std::size_t slots,
         std::function<void(std::exception_ptr)> on_failure_in)
       : executor(executor_in), free_slots(slots), on_failure(std::move(on_failure_in)) {}
 
-  void run_pre() {
-    core::set_thread_name("geocomm-pre");
+  void run_pres() {
     std::unique_lock lock(mutex);
     for (;;) {
-      changed.wait(lock, [&] { return stopping || !pre_queue.empty(); });
-      if (pre_queue.empty()) return;
-      auto entry = std::move(pre_queue.front());
+      const EntryPtr entry = std::move(pre_queue.front());
       pre_queue.pop_front();
       run_stage(lock, *entry, entry->operation.pre);
       changed.wait(lock, [&] { return free_slots > 0 || failure; });
-      if (entry->error || failure || !entry->operation.exchange) {
-        if (!entry->error) entry->error = failure;
-        entry->exchanged = true;
-        changed.notify_all();
-        continue;
+      if (!entry->error) entry->error = failure;
+      if (!entry->error && entry->operation.exchange) --free_slots;
+      if (pre_queue.empty()) {
+        pre_taken = false;
+        return run_exchange(lock, *entry);
       }
-      --free_slots;
-      executor.submit([self = shared_from_this(), entry] { self->run_exchange(*entry); });
+      executor.submit([self = shared_from_this(), entry] {
+        std::unique_lock task_lock(self->mutex);
+        self->run_exchange(task_lock, *entry);
+      });
     }
   }
 
-  void run_exchange(Entry& entry) {
-    const core::Status status = entry.operation.exchange();
-    std::exception_ptr error = status.is_ok() ? nullptr : entry.operation.to_exception(status);
-    std::unique_lock lock(mutex);
-    ++free_slots;
-    if (error) record(lock, entry, error);
+  // As run_stage(). Then the stage after it, for whom it is due.
+  void run_exchange(std::unique_lock<std::mutex>& lock, Entry& entry) {
+    if (!entry.error && entry.operation.exchange) {
+      lock.unlock();
+      const core::Status status = entry.operation.exchange();
+      const std::exception_ptr error = status.is_ok() ? nullptr : entry.operation.to_exception(status);
+      lock.lock();
+      ++free_slots;
+      if (error) record(lock, entry, error);
+      changed.notify_all();
+    }
     entry.exchanged = true;
+    if (!post_taken) run_posts(lock);
+  }
+
+  void run_posts(std::unique_lock<std::mutex>& lock) {
+    post_taken = true;
+    while (is_post_due()) {
+      const EntryPtr entry = std::move(post_queue.front());
+      post_queue.pop_front();
+      run_stage(lock, *entry, entry->operation.post);
+      if (!is_post_due()) {
+        post_taken = false;
+        return finish(lock, *entry);
+      }
+      executor.submit([self = shared_from_this(), entry] {
+        std::unique_lock task_lock(self->mutex);
+        self->finish(task_lock, *entry);
+      });
+    }
+    post_taken = false;
+  }
+
+  bool is_post_due() const { return !post_queue.empty() && post_queue.front()->exchanged; }
+
+  void finish(std::unique_lock<std::mutex>& lock, Entry& entry) {
+    lock.unlock();
+    // What the stages own is freed before anyone learns that the operation is done.
+    auto done = std::move(entry.operation.done);
+    const auto error = entry.error;
+    entry.operation = {};
+    done(error);
+    done = nullptr;
+    lock.lock();
+    --pending;
     changed.notify_all();
   }
 
-  void run_post() {
-    core::set_thread_name("geocomm-post");
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] {
-        return (stopping && post_queue.empty()) || (!post_queue.empty() && post_queue.front()->exchanged);
-      });
-      if (post_queue.empty()) return;
-      auto entry = std::move(post_queue.front());
-      post_queue.pop_front();
-      run_stage(lock, *entry, entry->operation.post);
-      executor.submit([self = shared_from_this(), entry] {
-        // What the stages own is freed before anyone learns that the operation is done.
-        auto done = std::move(entry->operation.done);
-        auto error = entry->error;
-        entry->operation = {};
-        done(error);
-        done = nullptr;
-        std::lock_guard guard(self->mutex);
-        --self->pending;
-        self->changed.notify_all();
-      });
-    }
-  }
-
   // Called and left with the lock held; not held while the stage runs.
-  void run_stage(std::unique_lock<std::mutex>& lock, Entry& entry, std::function<void()>& stage) {
+  void run_stage(std::unique_lock<std::mutex>& lock, Entry& entry, const std::function<void()>& stage) {
     if (!entry.error && failure) entry.error = failure;
     if (entry.error || !stage) return;
     std::exception_ptr error;
@@ -109,13 +125,13 @@ struct StagePipeline::State : std::enable_shared_from_this<State> {
   core::GrowingExecutor& executor;
   std::mutex mutex;  // guards all below
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Entry>> pre_queue;
-  std::deque<std::shared_ptr<Entry>> post_queue;
+  std::deque<EntryPtr> pre_queue;
+  std::deque<EntryPtr> post_queue;
+  bool pre_taken = false;  // a task has the stage
+  bool post_taken = false;
   std::size_t free_slots;
   std::size_t pending = 0;
   std::exception_ptr failure;
-  bool started = false;
-  bool stopping = false;
   std::function<void(std::exception_ptr)> on_failure;
 };
 
@@ -123,25 +139,15 @@ StagePipeline::StagePipeline(core::GrowingExecutor& executor, std::size_t max_co
                              std::function<void(std::exception_ptr)> on_failure)
     : state_(std::make_shared<State>(executor, max_concurrent_exchanges, std::move(on_failure))) {}
 
-StagePipeline::~StagePipeline() {
-  std::lock_guard lock(state_->mutex);
-  state_->stopping = true;
-  state_->changed.notify_all();
-}
-
 void StagePipeline::submit(StagedOperation operation) {
-  auto entry = std::make_shared<Entry>();
+  const auto entry = std::make_shared<Entry>();
   entry->operation = std::move(operation);
   std::lock_guard lock(state_->mutex);
-  if (!state_->started) {
-    state_->started = true;
-    std::thread([state = state_] { state->run_pre(); }).detach();
-    std::thread([state = state_] { state->run_post(); }).detach();
-  }
   ++state_->pending;
   state_->pre_queue.push_back(entry);
-  state_->post_queue.push_back(std::move(entry));
-  state_->changed.notify_all();
+  state_->post_queue.push_back(entry);
+  if (std::exchange(state_->pre_taken, true)) return;
+  state_->executor.submit([state = state_] { state->run_pres(); });
 }
 
 void StagePipeline::fail(std::exception_ptr why) {

@@ -1,11 +1,12 @@
 // StagePipeline: the order in which the collectives of one group run their three stages.
 //
-//   pre       inside the site, before the WAN   one thread, in order of issue
-//   exchange  over the WAN                      many at once, started in order of issue
-//   post      inside the site, after the WAN    one thread, in order of issue
+//   pre       inside the site, before the WAN   one after the other, in order of issue
+//   exchange  over the WAN                      many at once, in any order
+//   post      inside the site, after the WAN    one after the other, in order of issue
 //
 // Gloo and NCCL match operations by order of issue, and WAN exchanges end in any order: so the stages inside
 // the site have a FIFO and an inner group each, and operation k+1's `pre` runs under operation k's exchange.
+// An operation that has the pipeline to itself goes through all its stages on one thread of the executor.
 // Knows nothing of torch.
 #pragma once
 
@@ -38,8 +39,7 @@ class StagePipeline {
   // broken. `executor` outlives the pipeline and its operations.
   StagePipeline(core::GrowingExecutor& executor, std::size_t max_concurrent_exchanges,
                 std::function<void(std::exception_ptr)> on_failure);
-  // Lets running stages end by themselves; does not wait.
-  ~StagePipeline();
+  // Destroying it lets running stages end by themselves; does not wait.
   StagePipeline(const StagePipeline&) = delete;
   StagePipeline& operator=(const StagePipeline&) = delete;
 
