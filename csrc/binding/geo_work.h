@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -52,6 +53,29 @@ class GeoWork : public c10d::Work {
     }
   }
 
+  // For an operation whose last step, `end`, waits for peers and then calls complete(): whoever waits for the
+  // work runs it, so that no other thread has to wake him; where nobody waits, a thread of the executor does
+  // once it is over. Before the work is handed out.
+  void set_end(std::function<void(GeoWork&)> end) {
+    bool over = false;
+    {
+      std::lock_guard lock(end_mutex_);
+      end_ = std::move(end);
+      over = over_;
+    }
+    if (over) run_end();
+  }
+  // The last step would not wait any more. From any thread, also before set_end().
+  void over() {
+    {
+      std::lock_guard lock(end_mutex_);
+      over_ = true;
+      if (!end_) return;
+    }
+    run_end_elsewhere();
+  }
+  void run_end_elsewhere();
+
   bool wait(std::chrono::milliseconds timeout) override {
     const auto begin = std::chrono::steady_clock::now();
     struct Count {
@@ -62,6 +86,7 @@ class GeoWork : public c10d::Work {
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!on_stream_) {
+      if (timeout == kNoTimeout) run_end();
       const bool done = Work::wait(timeout);
       // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
       // callbacks may still run.
@@ -88,6 +113,16 @@ class GeoWork : public c10d::Work {
   void set_source_rank(int rank) { source_rank_ = rank; }
 
  private:
+  // Does nothing if another thread has begun it.
+  void run_end() {
+    std::function<void(GeoWork&)> end;
+    {
+      std::lock_guard lock(end_mutex_);
+      end = std::exchange(end_, nullptr);
+    }
+    if (end) end(*this);
+  }
+
   static std::vector<at::Device> accelerators_of(const Tensors& tensors) {
     std::vector<at::Device> devices;
     for (const auto& tensor : tensors) {
@@ -103,6 +138,9 @@ class GeoWork : public c10d::Work {
   const std::shared_ptr<ExposedTime> exposed_;
   int source_rank_ = -1;
   bool on_stream_ = false;  // set before the work is handed out
+  std::mutex end_mutex_;    // guards all below
+  std::function<void(GeoWork&)> end_;
+  bool over_ = false;
 };
 
 // Done when all of `works` are; fails with the first error among them. Takes geocomm's and inner backends'

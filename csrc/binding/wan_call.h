@@ -54,7 +54,7 @@ class WanCollectives::Call {
     auto work = make_work(inputs, outputs);
     StagedOperation operation;
     operation.to_exception = [call = described()](const core::Status& status) {
-      return to_exception(core::Status(status).with_op(call.title, call.seq));
+      return call.to_error(status);
     };
     if (side_.is_ordered()) {
       const auto on_stream = std::make_shared<StreamOperation>(side_.stream());
@@ -91,7 +91,7 @@ class WanCollectives::Call {
           status = exchange();
           if (status.is_ok() && post) side.run(post);
         }
-        if (!status.is_ok()) error = to_exception(std::move(status).with_op(call.title, call.seq));
+        if (!status.is_ok()) error = call.to_error(std::move(status));
       } catch (...) {
         error = std::current_exception();
       }
@@ -99,8 +99,7 @@ class WanCollectives::Call {
       pre = nullptr;  // frees what they hold before anyone learns that it is done
       exchange = nullptr;
       post = nullptr;
-      if (error) call.owner->mark_failed(status_of(error));
-      call.complete(*work, error);
+      call.complete_beside(*work, error);
     };
     if (on_stream) {
       enqueue(*on_stream, *work, pre, post, inputs, outputs,
@@ -108,6 +107,33 @@ class WanCollectives::Call {
     } else {
       blocking_executor().submit(std::move(run));
     }
+    return work;
+  }
+
+  // The same for memory of the host that is moved from, or to, where it is: begun on the calling thread, and
+  // ended on the one that waits for the Work.
+  WorkPtr move_beside(const at::Tensor& tensor, std::span<const collective::SendPiece> sends,
+                      std::span<const collective::ReceivePiece> receives) const {
+    auto work = make_work({tensor}, {tensor});
+    const auto timer =
+        deadline_timer().add(context_.deadline, [work = c10::weak_intrusive_ptr<GeoWork>(work)] {
+          if (const auto late = work.lock()) late->over();
+        });
+    auto begun = owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
+                                               [work] { work->over(); });
+    const auto end = [timer, call = described()](GeoWork& ended, const core::Status& status) {
+      deadline_timer().cancel(timer);
+      call.complete_beside(ended, status.is_ok() ? nullptr : call.to_error(status));
+    };
+    if (!begun.is_ok()) {
+      end(*work, begun.status());
+      return work;
+    }
+    work->set_end([end, end_move = std::move(begun).value()](GeoWork& ended) mutable {
+      const core::Status status = end_move();
+      end_move = nullptr;  // frees what it holds before anyone learns that it is done
+      end(ended, status);
+    });
     return work;
   }
 
@@ -127,6 +153,14 @@ class WanCollectives::Call {
         error = to_exception(status);
       }
       work.complete(error);
+    }
+    // Of an operation beside those of the pipeline, which tells of failures itself.
+    void complete_beside(GeoWork& work, std::exception_ptr error) const {
+      if (error) owner->mark_failed(status_of(error));
+      complete(work, error);
+    }
+    std::exception_ptr to_error(core::Status status) const {
+      return to_exception(std::move(status).with_op(title, seq));
     }
   };
 

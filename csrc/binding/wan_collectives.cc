@@ -66,6 +66,15 @@ core::GrowingExecutor& blocking_executor() {
   return *executor;
 }
 
+core::DeadlineTimer& deadline_timer() {
+  static auto* timer = new core::DeadlineTimer();  // never destroyed, as its tasks' executor
+  return *timer;
+}
+
+void GeoWork::run_end_elsewhere() {
+  blocking_executor().submit([self = c10::intrusive_ptr<GeoWork>::reclaim_copy(this)] { self->run_end(); });
+}
+
 WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
                    Tensors outputs, std::shared_ptr<ExposedTime> exposed) {
   auto joined =

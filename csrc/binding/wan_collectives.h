@@ -20,6 +20,7 @@
 #include "binding/stage_pipeline.h"
 #include "binding/torch_prelude.h"
 #include "collective/exchange.h"
+#include "core/deadline_timer.h"
 
 namespace geocomm::binding {
 
@@ -32,6 +33,8 @@ using InnerBackends = std::map<c10::DeviceType, InnerPair>;
 
 // Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process.
 core::GrowingExecutor& blocking_executor();
+// Deadlines of operations that may be waited for by nobody. Lives as long as the process.
+core::DeadlineTimer& deadline_timer();
 
 class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
  public:

@@ -411,6 +411,12 @@ WorkPtr WanCollectives::point_to_point(const at::Tensor& tensor, int peer, int t
   }
   Call call(*this, OpKind::SendRecv, sends ? c10d::OpType::SEND : c10d::OpType::RECV, sends ? "send" : "recv",
             tensor.device(), timeout, 0, core::DType::UInt8, collective::p2p_seq(tag, counter));
+  if (tensor.device().is_cpu() && is_flat_view(tensor)) {
+    const auto bytes = bytes_of(tensor);
+    const SendPiece out{peer, bytes};
+    const ReceivePiece in{peer, bytes};
+    return sends ? call.move_beside(tensor, {&out, 1}, {}) : call.move_beside(tensor, {}, {&in, 1});
+  }
   struct State {
     at::Tensor device, host;
   };

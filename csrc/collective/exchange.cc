@@ -142,6 +142,13 @@ class ExchangeImpl final : public Exchange {
 
   Status move(const OpContext& context, std::span<const SendPiece> sends,
               std::span<const ReceivePiece> receives) override {
+    GEOCOMM_ASSIGN_OR_RETURN(const MoveEnd end, begin_move(context, sends, receives, nullptr));
+    return end();
+  }
+
+  Result<MoveEnd> begin_move(const OpContext& context, std::span<const SendPiece> sends,
+                             std::span<const ReceivePiece> receives,
+                             std::function<void()> when_over) override {
     Status status;
     for (const SendPiece& piece : sends) {
       if (status.is_ok()) status = check_piece(topology(), piece.rank);
@@ -153,7 +160,10 @@ class ExchangeImpl final : public Exchange {
       }
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    return run(context, std::make_shared<MoveOperation>(shared_, context, sends, receives));
+    const auto operation = std::make_shared<MoveOperation>(shared_, context, sends, receives);
+    operation->when_over(std::move(when_over));
+    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
+    return MoveEnd([this, operation] { return end(operation); });
   }
 
   void abort(const Status& why) override {
@@ -206,13 +216,23 @@ class ExchangeImpl final : public Exchange {
     return check_caller(context, op, lanes);
   }
 
-  Status run(const OpContext& context, std::shared_ptr<Operation> operation) {
+  Status run(const OpContext& context, const std::shared_ptr<Operation>& operation) {
+    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
+    return end(operation);
+  }
+
+  Status begin(const OpContext& context, const std::shared_ptr<Operation>& operation) {
     {
       std::lock_guard lock(mutex_);
       if (!aborted_.is_ok()) return named(aborted_, context);
       active_.insert(operation);
     }
-    Status status = operation->run();
+    operation->begin();
+    return Status::ok();
+  }
+
+  Status end(const std::shared_ptr<Operation>& operation) {
+    Status status = operation->end();
     std::lock_guard lock(mutex_);
     active_.erase(operation);
     return status;

@@ -168,6 +168,14 @@ class Exchange {
   // much memory as it has bytes.
   virtual core::Status move(const OpContext& context, std::span<const SendPiece> sends,
                             std::span<const ReceivePiece> receives) = 0;
+  // The same in two steps, for pieces that are not forwarded. Begins the move, and does not block; returns
+  // what ends it, which is to be called once, on any thread, and blocks until done, failed, or the deadline.
+  // `when_over` runs once, when that would not have to wait for any peer: on any thread, also inside either
+  // step; it neither blocks nor calls the Exchange.
+  using MoveEnd = std::function<core::Status()>;
+  virtual core::Result<MoveEnd> begin_move(const OpContext& context, std::span<const SendPiece> sends,
+                                           std::span<const ReceivePiece> receives,
+                                           std::function<void()> when_over) = 0;
 
   // What operations follow that bring no policy of their own: at first the config's links, and its codec from
   // min_compress_bytes on. InvalidArgument: a policy for another number of sites.

@@ -18,6 +18,8 @@ namespace {
 // the Exchange together, or less than the second for this one, which keeps every operation moving.
 constexpr std::size_t kSharedQueueBytes = std::size_t{64} << 20;
 constexpr std::size_t kOwnQueueBytes = std::size_t{4} << 20;
+// Up to this much is copied, encoded and written by the thread that begins the operation.
+constexpr std::uint64_t kSmallBytes = 64 * 1024;
 // What a failed operation gives the news of a mismatch to get out.
 constexpr std::chrono::seconds kTellGrace{5};
 // Point-to-point: the two directions between two ranks have numbers of their own.
@@ -65,10 +67,12 @@ class Operation::Sink : public transport::ReceiveSink {
   }
 
   void on_chunk(std::uint32_t chunk) override {
-    std::lock_guard lock(operation_->mutex_);
+    std::unique_lock lock(operation_->mutex_);
     if (operation_->ended_) return;
     Peer& peer = operation_->peers_[peer_];
+    operation_->defers_wake_ = true;
     const Arrival arrival = operation_->on_arrival(peer_, chunk);
+    operation_->defers_wake_ = false;
     ++peer.arrived;
     if (arrival.owed) ++peer.owed_arrived;
     ExchangeShared& shared = *operation_->shared_;
@@ -79,6 +83,12 @@ class Operation::Sink : public transport::ReceiveSink {
     shared.rates.arrived(peer.rank, arrival.wire_bytes, bounds && flowed == 1, bounds && flowed == flowing);
     shared.raw_bytes_received += arrival.raw_bytes;
     shared.wire_bytes_received += arrival.wire_bytes;
+    if (!std::exchange(operation_->wake_deferred_, false)) return;
+    const auto notify =
+        operation_->is_over_locked() ? std::exchange(operation_->when_over_, nullptr) : nullptr;
+    lock.unlock();
+    operation_->wake_.notify_all();
+    if (notify) notify();
   }
 
   Status on_mismatch(std::uint64_t descriptor, std::uint32_t chunk_count) override {
@@ -105,30 +115,57 @@ OpContext without_keep_alive(OpContext context) {
 Operation::Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& context)
     : shared_(std::move(shared)), context_(without_keep_alive(context)), keep_alive_(context.keep_alive) {}
 
-void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes) {
+void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
+                     std::uint64_t bytes_to_send) {
   peers_ = std::move(peers);
   producers_ = producers;
   pending_ = producers + finishes;
+  is_small_ = producers <= 1 || bytes_to_send <= kSmallBytes;
 }
 
-Status Operation::run() {
+void Operation::begin() {
   ++shared_->operations;
   if (Status opened = open(); !opened.is_ok()) fail(std::move(opened));
   start();
   std::unique_lock lock(mutex_);
   started_ = true;
+  if (is_small_) produce_here(lock);
   feed_locked();
-  const auto is_over = [&] { return !error_.is_ok() || pending_ == 0; };
-  while (!is_over()) {
+  if (is_over_locked()) over_locked();  // nothing to do at all
+}
+
+void Operation::produce_here(std::unique_lock<std::mutex>& lock) {
+  while (next_producer_ < std::min(producers_, released_producers_) && error_.is_ok()) {
+    const std::size_t job = next_producer_++;
+    lock.unlock();
+    Status status = produce(job);
+    lock.lock();
+    if (status.is_ok()) {
+      finished_locked();
+    } else {
+      fail_locked(std::move(status));
+    }
+  }
+}
+
+Status Operation::end() {
+  std::unique_lock lock(mutex_);
+  while (!is_over_locked()) {
     const bool in_time = wake_.wait_until(lock, context_.deadline.when(),
-                                          [&] { return is_over() || waiting_thread_task_ != nullptr; });
+                                          [&] { return is_over_locked() || !waiting_thread_tasks_.empty(); });
     if (!in_time) {
       fail_locked(timeout_status_locked());
-    } else if (const auto task = std::exchange(waiting_thread_task_, nullptr); task && !is_over()) {
+    } else if (!is_over_locked()) {
+      const auto task = std::move(waiting_thread_tasks_.front());
+      waiting_thread_tasks_.pop_front();
       lock.unlock();
-      Status status = task();
+      Status status = task.run();
       lock.lock();
-      if (!status.is_ok()) fail_locked(std::move(status));
+      if (!status.is_ok()) {
+        fail_locked(std::move(status));
+      } else if (task.finishes) {
+        finished_locked();
+      }
     }
   }
   ended_ = true;
@@ -174,7 +211,18 @@ void Operation::fail(Status status) {
 void Operation::fail_locked(Status status) {
   if (ended_ || !error_.is_ok()) return;
   error_ = std::move(status).with_op(std::string(to_string(context_.kind)), shown_seq(context_));
-  wake_.notify_all();
+  over_locked();
+}
+
+void Operation::wake_locked() {
+  wake_deferred_ |= defers_wake_;
+  if (!defers_wake_) wake_.notify_all();
+}
+
+void Operation::over_locked() {
+  wake_locked();
+  if (defers_wake_) return;
+  if (const auto notify = std::exchange(when_over_, nullptr)) notify();
 }
 
 // A peer that runs another operation learns of it from a chunk of this one, which must be out before what is
@@ -244,6 +292,11 @@ void Operation::run_producer(std::size_t job) {
 
 void Operation::submit_finish_locked(std::function<Status()> task) {
   if (ended_ || !error_.is_ok()) return;
+  if (is_small_) {
+    waiting_thread_tasks_.push_back({std::move(task), true});
+    wake_locked();
+    return;
+  }
   ++tasks_;
   config().pool->submit([self = shared_from_this(), task = std::move(task)] {
     bool ended = false;
@@ -263,12 +316,12 @@ void Operation::submit_finish_locked(std::function<Status()> task) {
 }
 
 void Operation::finished_locked() {
-  if (--pending_ == 0) wake_.notify_all();
+  if (--pending_ == 0) over_locked();
 }
 
 void Operation::call_waiting_thread_locked(std::function<Status()> task) {
-  waiting_thread_task_ = std::move(task);
-  wake_.notify_all();
+  waiting_thread_tasks_.push_back({std::move(task), false});
+  wake_locked();
 }
 
 void Operation::release_producers_locked() {
@@ -308,7 +361,8 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
                                       .descriptor = peer.send_descriptor,
                                       .chunk = chunk,
                                       .chunk_count = peer.sends,
-                                      .payload = payload},
+                                      .payload = payload,
+                                      .write_here = is_small_},
                                      std::move(on_sent));
   if (!status.is_ok()) {  // on_sent will not run
     std::lock_guard lock(mutex_);

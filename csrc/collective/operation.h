@@ -1,12 +1,14 @@
 // One operation in flight: the part that reductions and moves share. The calling thread opens it (channels,
-// receives), then waits; pool tasks make frames and use up those that came; the IO thread only does
-// bookkeeping.
+// receives) and waits, or leaves the waiting to another; pool tasks make frames and use up those that came;
+// the IO thread only does bookkeeping. Where there is only one frame to make, or little to send, the calling
+// and the waiting thread do what else the pool does: waking others would take longer.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,6 +24,10 @@ namespace geocomm::collective {
 
 // The number of an operation for messages: for point-to-point the counter alone.
 std::int64_t shown_seq(const OpContext& context);
+// Raw bytes of the whole operation, where all ranks know its elements.
+inline std::uint64_t total_bytes(const OpContext& context) {
+  return context.elements * core::size_of(context.dtype);
+}
 
 // What the operations of an Exchange share. Outlives the Exchange while channels still hold frames.
 struct ExchangeShared {
@@ -44,10 +50,16 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Carries the operation out. When it returns, no task touches the caller's memory any more; memory that a
+  // Carry the operation out. begin() does not block; end(), once, on any thread, blocks until it is done,
+  // failed, or the deadline. When that returns, no task touches the caller's memory any more; memory that a
   // channel may still write to after a failure is owned by context.keep_alive.
-  core::Status run();
-  // Ends run() with `status`, unless it has an error or is done already. From any thread.
+  void begin();
+  core::Status end();
+  // Before begin(), and only for operations that submit no tasks of submit_finish_locked(). Runs once, when
+  // end() would not have to wait for any peer: on any thread, also inside begin() or end(), with a lock of
+  // the operation held, so it neither blocks nor calls the operation.
+  void when_over(std::function<void()> notify) { when_over_ = std::move(notify); }
+  // Ends the operation with `status`, unless it has an error or is done already. From any thread.
   void fail(core::Status status);
 
  protected:
@@ -59,7 +71,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     std::uint32_t owed = 0;      // of the receives: those for which the peer waits for nobody
     std::uint64_t send_descriptor = 0;
     std::uint64_t receive_descriptor = 0;
-    std::shared_ptr<transport::Channel> channel;  // set by run()
+    std::shared_ptr<transport::Channel> channel;  // set by begin()
     // Guarded by mutex_.
     std::uint32_t arrived = 0;
     std::uint32_t owed_arrived = 0;
@@ -79,9 +91,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // To be called by the constructor of the derived class: `producers` jobs of produce(), and `finishes` calls
   // of finished() that the derived class makes itself.
-  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes);
+  // `bytes_to_send`: raw.
+  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
+            std::uint64_t bytes_to_send);
 
-  // In a pool task, in order of `job`, several at once: makes a frame and sends it.
+  // In order of `job`, several at once, in pool tasks, or in begin(): makes a frame and sends it.
   virtual core::Status produce(std::size_t job) = 0;
   // Once, before the first produce(): submits what waits for no frame. `mutex_` is not held.
   virtual void start() {}
@@ -91,13 +105,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // The chunk is where place() said. On the IO thread, with `mutex_` held.
   virtual Arrival on_arrival(std::size_t peer, std::uint32_t chunk) = 0;
 
-  // Runs `task` in the pool, unless the operation has ended; its error ends the operation, its success is one
-  // of the `finishes`. `mutex_` must be held.
+  // Runs `task` in the pool, or on the thread that waits in end(), unless the operation has ended; its error
+  // ends the operation, its success is one of the `finishes`. `mutex_` must be held.
   void submit_finish_locked(std::function<core::Status()> task);
   // One of the `finishes` is done. `mutex_` must be held.
   void finished_locked();
-  // Runs `task`, which may block until context().deadline, on the thread that waits in run(); its error ends
-  // the operation. One at a time. `mutex_` must be held.
+  // Runs `task`, which may block until context().deadline, on the thread that waits in end(); its error ends
+  // the operation. `mutex_` must be held.
   void call_waiting_thread_locked(std::function<core::Status()> task);
   // Producers from `first` on wait until they are released. For constructors; `mutex_` must be held else.
   void hold_producers_locked(std::size_t first) { released_producers_ = first; }
@@ -125,6 +139,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool may_produce_locked() const;
   void feed_locked();
   void run_producer(std::size_t job);
+  void produce_here(std::unique_lock<std::mutex>& lock);
+  bool is_over_locked() const { return !error_.is_ok() || pending_ == 0; }
+  void wake_locked();
+  void over_locked();
   void end_task_locked();
   void fail_locked(core::Status status);
   void tell_mismatched(std::unique_lock<std::mutex>& lock);
@@ -135,16 +153,25 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   const std::shared_ptr<ExchangeShared> shared_;
   const OpContext context_;           // without keep_alive
-  std::shared_ptr<void> keep_alive_;  // the caller's; shared with the sinks, let go by run()
+  std::shared_ptr<void> keep_alive_;  // the caller's; shared with the sinks, let go by end()
   std::vector<Peer> peers_;
   std::size_t producers_ = 0;
+  bool is_small_ = false;  // the pool takes no part
 
   std::condition_variable wake_;
+  std::function<void()> when_over_;
+  // On the IO thread, whoever waits is woken once the lock is free: he would only run into it.
+  bool defers_wake_ = false;
+  bool wake_deferred_ = false;
   core::Status error_;
-  bool ended_ = false;  // run() has its result: no new tasks, no more changes of error_
+  bool ended_ = false;  // end() has its result: no new tasks, no more changes of error_
   bool started_ = false;
   std::size_t pending_ = 0;  // producers and finishes that are not done
-  std::function<core::Status()> waiting_thread_task_;
+  struct WaitingThreadTask {
+    std::function<core::Status()> run;
+    bool finishes;  // its success is one of the `finishes`
+  };
+  std::deque<WaitingThreadTask> waiting_thread_tasks_;
   std::size_t next_producer_ = 0;
   std::size_t released_producers_ = ~std::size_t{0};
   std::size_t producing_ = 0;

@@ -39,6 +39,7 @@ struct OutgoingChunk {
   std::uint32_t chunk = 0;        // < chunk_count
   std::uint32_t chunk_count = 1;  // chunks that this process sends to this peer in this operation
   core::Buffer payload;           // at most kMaxChunkBytes; may be empty; shared, must not change any more
+  bool write_here = false;        // see Channel::send()
 };
 
 // Takes what a peer sends for one operation. Called from the IO thread, from inside post_receive() for what
@@ -93,6 +94,9 @@ class Channel {
   // it was cancelled or the channel failed (also after the caller has forgotten it); it must not block. It
   // does not run if send() itself fails: InvalidArgument, Aborted (closed group, shut down), or why the
   // channel failed.
+  // With OutgoingChunk::write_here, the calling thread does the IO thread's work if that one sleeps, which
+  // spares small messages the time of waking it: it writes what the sockets take, and runs the callbacks and
+  // the sinks' on_error() that are due. Not from inside a sink, nor with a lock held that any of those takes.
   virtual core::Status send(OutgoingChunk chunk,
                             std::function<void(const core::Status&)> on_sent = nullptr) = 0;
   // Blocks until fewer bytes than the send window are queued or not acknowledged by the peer.

@@ -87,6 +87,29 @@ bool IoLoop::run(const Task& task) {
   return true;
 }
 
+bool IoLoop::try_run(const Task& task) {
+  if (in_loop()) return false;
+  std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn.owns_lock() || !running_) return false;
+  bool wake = false;
+  {
+    std::lock_guard lock(mutex_);
+    wake = tasks_.empty();  // else whoever posted the first one has woken the IO thread
+  }
+  const auto sleeps_until = timers_.empty() ? Clock::time_point::max() : timers_.begin()->first.first;
+  turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  task();
+  turn_owner_.store({}, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    wake &= !tasks_.empty();
+  }
+  wake |= !again_.empty() || (!timers_.empty() && timers_.begin()->first.first < sleeps_until);
+  turn.unlock();
+  if (wake) (void)::eventfd_write(wake_.get(), 1);
+  return true;
+}
+
 Result<IoLoop::HandlerId> IoLoop::add(int fd, IoHandler* handler, std::uint32_t events) {
   const HandlerId id = next_handler_++;
   epoll_event event{};
@@ -167,9 +190,10 @@ bool IoLoop::run_tasks() {
 }
 
 void IoLoop::loop() {
-  thread_id_.store(std::this_thread::get_id(), std::memory_order_release);
   core::set_thread_name("geocomm-io");
   std::array<epoll_event, kEventsPerWait> events;
+  std::unique_lock turn(turn_);
+  running_ = true;
   for (;;) {
     int timeout = next_timeout_ms();
     {
@@ -177,7 +201,11 @@ void IoLoop::loop() {
       if (!tasks_.empty() || stopping_) timeout = 0;
     }
     if (!again_.empty()) timeout = 0;
+    turn_owner_.store({}, std::memory_order_relaxed);
+    turn.unlock();
     const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
+    turn.lock();
+    turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     for (int i = 0; i < count; ++i) {
       const HandlerId id = events[i].data.u64;
       if (id == kWakeId) {
@@ -189,8 +217,10 @@ void IoLoop::loop() {
     }
     run_again();
     run_timers();
-    if (!run_tasks()) return;
+    if (!run_tasks()) break;
   }
+  running_ = false;
+  turn_owner_.store({}, std::memory_order_relaxed);
 }
 
 }  // namespace geocomm::transport

@@ -1,5 +1,5 @@
 // The event loop of the IO thread: sockets (level-triggered epoll), timers, tasks from other threads. Sleeps
-// while none of them has anything to do.
+// while none of them has anything to do; while it sleeps, another thread may take its turn (try_run()).
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,8 @@ class IoHandler {
   virtual void on_ready(std::uint32_t events) = 0;
 };
 
-// post(), stop(), in_loop() and now() are for any thread, all else for the IO thread (or before start()).
+// post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
+// start()), which means: for the thread that has the turn.
 class IoLoop {
  public:
   using Clock = std::chrono::steady_clock;
@@ -44,11 +45,16 @@ class IoLoop {
   void start();
   // Runs the tasks posted so far, ends the thread and joins it. Tasks posted later are dropped.
   void stop();
-  bool in_loop() const { return std::this_thread::get_id() == thread_id_.load(std::memory_order_acquire); }
+  // Whether the calling thread has the turn.
+  bool in_loop() const { return std::this_thread::get_id() == turn_owner_.load(std::memory_order_relaxed); }
   // False if the loop has stopped.
   bool post(Task task);
   // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped.
   bool run(const Task& task);
+  // Runs `task` on the calling thread, as if that were the IO thread, if the IO thread sleeps: two switches
+  // of threads fewer than post(). The caller holds no lock that whatever `task` calls may take. False, and
+  // nothing was run, if the IO thread is busy or is the caller itself, or if the loop does not run.
+  bool try_run(const Task& task);
 
   // Watches `fd` (which stays the caller's) until remove(). Fails when the kernel has no room.
   core::Result<HandlerId> add(int fd, IoHandler* handler, std::uint32_t events);
@@ -82,14 +88,15 @@ class IoLoop {
   Fd epoll_;
   Fd wake_;  // eventfd
   std::thread thread_;
-  std::atomic<std::thread::id> thread_id_{};
 
   std::mutex mutex_;  // guards tasks_, stopping_, stopped_
   std::vector<Task> tasks_;
   bool stopping_ = false;
   bool stopped_ = false;  // no task runs any more
 
-  // The IO thread's own.
+  std::mutex turn_;  // guards all below; the IO thread's but while it waits for events
+  std::atomic<std::thread::id> turn_owner_{};
+  bool running_ = false;
   std::unordered_map<HandlerId, Watched> watched_;
   std::vector<std::pair<HandlerId, std::uint32_t>> again_;
   HandlerId next_handler_ = 1;

@@ -65,9 +65,10 @@ Status TcpChannel::status() const {
 }
 
 Status TcpChannel::send(OutgoingChunk chunk, std::function<void(const Status&)> on_sent) {
+  const bool write_here = chunk.write_here;
   Status status = queue_.push(std::move(chunk), std::move(on_sent));
   if (!status.is_ok()) return std::move(status).with_peer(std::string(peer()));
-  schedule_flush();
+  if (!write_here || !context_->loop->try_run([this] { flush(); })) schedule_flush();
   return status;
 }
 

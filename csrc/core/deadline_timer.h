@@ -1,0 +1,47 @@
+// Tasks at points in time that are mostly cancelled before: the deadlines of operations that nobody waits
+// for.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/deadline.h"
+#include "core/executor.h"
+
+namespace geocomm::core {
+
+// Thread-safe. Has one thread, from the first add() on, which is woken by a task only if that is due before
+// it would wake anyway: not once per task where each is added after, and due after, one that was cancelled.
+// Tasks must not block and must not throw.
+class DeadlineTimer {
+ public:
+  using Id = std::pair<Deadline::Clock::time_point, std::uint64_t>;
+
+  DeadlineTimer() = default;
+  // Drops the tasks that are not due.
+  ~DeadlineTimer();
+  DeadlineTimer(const DeadlineTimer&) = delete;
+  DeadlineTimer& operator=(const DeadlineTimer&) = delete;
+
+  // Runs `task` on the timer's thread once the deadline has passed.
+  Id add(Deadline deadline, Task task);
+  // Does nothing for a task that has begun.
+  void cancel(const Id& id);
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::map<Id, Task> tasks_;
+  std::uint64_t next_ = 0;
+  Deadline::Clock::time_point sleeps_until_ = Deadline::Clock::time_point::max();
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace geocomm::core
