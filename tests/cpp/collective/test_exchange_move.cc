@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <future>
 #include <map>
 #include <random>
 
@@ -197,6 +198,75 @@ TEST(ExchangeMove, pieces_of_this_rank_or_of_none_are_refused) {
 TEST(ExchangeMove, nothing_to_do_is_done_at_once) {
   ExchangeGroup group({1, 1});
   EXPECT_TRUE(group.exchange(0).move(bytes_context(OpKind::Gather, 1), {}, {}).is_ok());
+}
+
+// A move in two steps. `over` is what is waited for in between.
+struct BegunMove {
+  std::future<void> over;
+  Exchange::MoveEnd end;
+  void begin(Exchange& exchange, const OpContext& context, std::span<const SendPiece> sends,
+             std::span<const ReceivePiece> receives) {
+    const auto promise = std::make_shared<std::promise<void>>();  // set on another thread, to its very end
+    over = promise->get_future();
+    auto begun = exchange.begin_move(context, sends, receives, [promise] { promise->set_value(); });
+    ASSERT_TRUE(begun.is_ok()) << begun.status().to_string();
+    end = std::move(begun).value();
+  }
+};
+
+TEST(ExchangeBeginMove, both_sides_are_told_when_it_is_over_and_any_thread_may_end_it) {
+  ExchangeGroup group({1, 1});
+  std::uint32_t number = 0;
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{5}, std::size_t{60'000}, std::size_t{3'000'000}}) {
+    for (const bool receive_first : {true, false}) {
+      const OpContext context = bytes_context(OpKind::SendRecv, p2p_seq(0, number++));
+      const Bytes sent = pattern(0, 1, bytes);
+      Bytes received(bytes);
+      const std::vector<SendPiece> sends = {{1, sent}};
+      const std::vector<ReceivePiece> receives = {{0, received}};
+      BegunMove sender;
+      BegunMove receiver;
+      if (receive_first) receiver.begin(group.exchange(1), context, {}, receives);
+      sender.begin(group.exchange(0), context, sends, {});
+      if (!receive_first) receiver.begin(group.exchange(1), context, {}, receives);
+      ASSERT_EQ(receiver.over.wait_for(20s), std::future_status::ready);
+      ASSERT_EQ(sender.over.wait_for(20s), std::future_status::ready);
+      std::vector<Status> results(2);
+      std::thread([&] { results = {sender.end(), receiver.end()}; }).join();
+      expect_all_ok(results);
+      EXPECT_EQ(received, sent);
+    }
+  }
+}
+
+TEST(ExchangeBeginMove, ending_a_receive_of_nothing_waits_until_the_deadline) {
+  ExchangeGroup group({1, 1});
+  Bytes received(8);
+  const std::vector<ReceivePiece> receives = {{0, received}};
+  BegunMove receiver;
+  receiver.begin(group.exchange(1), bytes_context(OpKind::SendRecv, p2p_seq(0, 0), Deadline::after(100ms)),
+                 {}, receives);
+  EXPECT_EQ(receiver.over.wait_for(150ms),
+            std::future_status::timeout);  // nobody watches the clock but who ends it
+  const Status late = receiver.end();
+  EXPECT_EQ(late.code(), StatusCode::Timeout) << late.to_string();
+  EXPECT_EQ(late.peer(), rank_name(group.topology(1), 0));
+  EXPECT_EQ(receiver.over.wait_for(0s), std::future_status::ready);
+}
+
+TEST(ExchangeBeginMove, abort_ends_those_that_have_begun_and_refuses_others) {
+  ExchangeGroup group({1, 1});
+  Bytes received(8);
+  const std::vector<ReceivePiece> receives = {{0, received}};
+  BegunMove receiver;
+  receiver.begin(group.exchange(1), bytes_context(OpKind::SendRecv, p2p_seq(0, 0)), {}, receives);
+  group.exchange(1).abort(Status(StatusCode::PeerLost, "gone"));
+  ASSERT_EQ(receiver.over.wait_for(0s), std::future_status::ready);
+  EXPECT_EQ(receiver.end().code(), StatusCode::PeerLost);
+  const auto refused = group.exchange(1).begin_move(bytes_context(OpKind::SendRecv, p2p_seq(0, 1)), {},
+                                                    receives, [] { FAIL() << "over, but never begun"; });
+  EXPECT_EQ(refused.status().code(), StatusCode::PeerLost);
 }
 
 }  // namespace

@@ -1,0 +1,76 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/deadline_timer.h"
+
+namespace geocomm::core {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(DeadlineTimer, test_tasks_run_in_the_order_of_their_deadlines_and_not_before) {
+  std::mutex mutex;
+  std::vector<int> order;
+  std::promise<void> all;
+  DeadlineTimer timer;
+  const auto start = Deadline::Clock::now();
+  const auto add = [&](int index, std::chrono::milliseconds after) {
+    timer.add(Deadline::at(start + after), [&, index, after] {
+      EXPECT_GE(Deadline::Clock::now(), start + after);
+      std::lock_guard lock(mutex);
+      order.push_back(index);
+      if (order.size() == 3) all.set_value();
+    });
+  };
+  add(2, 60ms);
+  add(0, 20ms);  // due before what the thread sleeps for
+  add(1, 40ms);
+  ASSERT_EQ(all.get_future().wait_for(20s), std::future_status::ready);
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
+}
+
+TEST(DeadlineTimer, test_cancelled_task_never_runs_and_is_freed_at_once) {
+  std::atomic<bool> ran{false};
+  std::promise<void> later;
+  DeadlineTimer timer;
+  auto held = std::make_shared<int>(1);
+  const auto id = timer.add(Deadline::after(50ms), [&ran, held] { ran = true; });
+  EXPECT_EQ(held.use_count(), 2);
+  timer.cancel(id);
+  EXPECT_EQ(held.use_count(), 1);
+  timer.cancel(id);
+  timer.add(Deadline::after(100ms), [&] { later.set_value(); });
+  ASSERT_EQ(later.get_future().wait_for(20s), std::future_status::ready);
+  EXPECT_FALSE(ran);
+}
+
+// The thread sleeps until the deadline of one that was cancelled; what is added then is due later, and wakes
+// nobody.
+TEST(DeadlineTimer, test_task_added_behind_a_cancelled_one_runs) {
+  std::promise<void> ran;
+  DeadlineTimer timer;
+  timer.cancel(timer.add(Deadline::after(20ms), [] {}));
+  timer.add(Deadline::after(60ms), [&] { ran.set_value(); });
+  EXPECT_EQ(ran.get_future().wait_for(20s), std::future_status::ready);
+}
+
+TEST(DeadlineTimer, test_destructor_drops_what_is_not_due) {
+  std::atomic<bool> ran{false};
+  auto held = std::make_shared<int>(1);
+  {
+    DeadlineTimer timer;
+    timer.add(Deadline::after(std::chrono::hours(1)), [&ran, held] { ran = true; });
+  }
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(held.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace geocomm::core
