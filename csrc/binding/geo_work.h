@@ -54,7 +54,8 @@ class GeoWork : public c10d::Work {
   }
 
   // For an operation whose last step, `end`, waits for peers and then calls complete(): whoever waits for the
-  // work runs it, so that no other thread has to wake him; where nobody waits, a thread of the executor does
+  // work runs it, so that no other thread has to wake him; where nobody waits, or somebody has taken the
+  // Future, whose callbacks may wait for what the waiting thread does next, a thread of the executor does
   // once it is over. Before the work is handed out.
   void set_end(std::function<void(GeoWork&)> end) {
     bool over = false;
@@ -65,16 +66,9 @@ class GeoWork : public c10d::Work {
     }
     if (over) run_end();
   }
-  // The last step would not wait any more. From any thread, also before set_end().
-  void over() {
-    {
-      std::lock_guard lock(end_mutex_);
-      over_ = true;
-      if (!end_) return;
-    }
-    run_end_elsewhere();
-  }
-  void run_end_elsewhere();
+  // The last step would not wait any more. From any thread, also before set_end(). Takes the caller's share
+  // of the work, so that the last one, with which Python's objects may go, is not let go on the IO thread.
+  static void over(c10::intrusive_ptr<GeoWork> work);
 
   bool wait(std::chrono::milliseconds timeout) override {
     const auto begin = std::chrono::steady_clock::now();
@@ -86,7 +80,7 @@ class GeoWork : public c10d::Work {
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!on_stream_) {
-      if (timeout == kNoTimeout) run_end();
+      if (timeout == kNoTimeout && !future_taken_) run_end();
       const bool done = Work::wait(timeout);
       // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
       // callbacks may still run.
@@ -106,8 +100,14 @@ class GeoWork : public c10d::Work {
   }
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return result_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    future_taken_ = true;
+    return future_;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    future_taken_ = true;
+    return result_;
+  }
   std::uint64_t getSequencenumber() const override { return seq_; }
   int sourceRank() const override { return source_rank_; }
   void set_source_rank(int rank) { source_rank_ = rank; }
@@ -138,7 +138,8 @@ class GeoWork : public c10d::Work {
   const std::shared_ptr<ExposedTime> exposed_;
   int source_rank_ = -1;
   bool on_stream_ = false;  // set before the work is handed out
-  std::mutex end_mutex_;    // guards all below
+  std::atomic<bool> future_taken_{false};
+  std::mutex end_mutex_;  // guards all below
   std::function<void(GeoWork&)> end_;
   bool over_ = false;
 };

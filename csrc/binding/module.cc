@@ -106,7 +106,10 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
 py::list channel_stats(const PyEndpoint& self) {
   py::list result;
   for (const auto& channel : self.process->endpoint->channels()) {
-    const auto stats = channel->stats();
+    const auto stats = [&channel] {
+      const GilRelease released;  // the channel may be about to free a tensor
+      return channel->stats();
+    }();
     py::dict row;
     row["peer"] = channel->peer();
     row["bytes_sent"] = stats.bytes_sent;

@@ -22,8 +22,8 @@ using EntryPtr = std::shared_ptr<Entry>;
 // stage that is blocked in the inner backend.
 //
 // Each stage inside the site is some task's at a time, which takes it for all operations that are due. A task
-// that has no further operation to take the stage for goes on with the one it has: waking a thread for each
-// step of a small operation takes longer than the step.
+// that has no further operation to take the stage for goes on with the one it has, if that may keep its
+// thread.
 struct StagePipeline::State : std::enable_shared_from_this<State> {
   State(core::GrowingExecutor& executor_in, std::size_t slots,
         std::function<void(std::exception_ptr)> on_failure_in)
@@ -38,14 +38,13 @@ struct StagePipeline::State : std::enable_shared_from_this<State> {
       changed.wait(lock, [&] { return free_slots > 0 || failure; });
       if (!entry->error) entry->error = failure;
       if (!entry->error && entry->operation.exchange) --free_slots;
-      if (pre_queue.empty()) {
-        pre_taken = false;
-        return run_exchange(lock, *entry);
-      }
+      pre_taken = !pre_queue.empty();
+      if (!pre_taken && entry->operation.may_keep_thread) return run_exchange(lock, *entry);
       executor.submit([self = shared_from_this(), entry] {
         std::unique_lock task_lock(self->mutex);
         self->run_exchange(task_lock, *entry);
       });
+      if (!pre_taken) return;
     }
   }
 
@@ -61,11 +60,16 @@ struct StagePipeline::State : std::enable_shared_from_this<State> {
       changed.notify_all();
     }
     entry.exchanged = true;
-    if (!post_taken) run_posts(lock);
+    if (post_taken || !is_post_due()) return;
+    post_taken = true;
+    if (entry.operation.may_keep_thread) return run_posts(lock);
+    executor.submit([self = shared_from_this()] {
+      std::unique_lock task_lock(self->mutex);
+      self->run_posts(task_lock);
+    });
   }
 
   void run_posts(std::unique_lock<std::mutex>& lock) {
-    post_taken = true;
     while (is_post_due()) {
       const EntryPtr entry = std::move(post_queue.front());
       post_queue.pop_front();

@@ -6,7 +6,7 @@
 //
 // Gloo and NCCL match operations by order of issue, and WAN exchanges end in any order: so the stages inside
 // the site have a FIFO and an inner group each, and operation k+1's `pre` runs under operation k's exchange.
-// An operation that has the pipeline to itself goes through all its stages on one thread of the executor.
+// An operation that has the pipeline to itself may go through all its stages on one thread of the executor.
 // Knows nothing of torch.
 #pragma once
 
@@ -31,6 +31,9 @@ struct StagedOperation {
   std::function<void()> post;
   std::function<std::exception_ptr(const core::Status&)> to_exception;
   std::function<void(std::exception_ptr)> done;
+  // It may go through all its stages on one thread, which spares the time of waking others. Else the stages
+  // inside the site are left to few threads: to each may belong a team of OpenMP's.
+  bool may_keep_thread = false;
 };
 
 class StagePipeline {

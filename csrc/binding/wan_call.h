@@ -66,6 +66,7 @@ class WanCollectives::Call {
               [&] { owner_->pipeline_.submit(std::move(operation)); });
       return work;
     }
+    operation.may_keep_thread = may_keep_thread();
     if (pre) operation.pre = [side = side_, pre = std::move(pre)] { side.run(pre); };
     if (exchange) operation.exchange = std::move(exchange);
     if (post) operation.post = [side = side_, post = std::move(post)] { side.run(post); };
@@ -117,10 +118,10 @@ class WanCollectives::Call {
     auto work = make_work({tensor}, {tensor});
     const auto timer =
         deadline_timer().add(context_.deadline, [work = c10::weak_intrusive_ptr<GeoWork>(work)] {
-          if (const auto late = work.lock()) late->over();
+          if (auto late = work.lock()) GeoWork::over(std::move(late));
         });
     auto begun = owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
-                                               [work] { work->over(); });
+                                               [work]() mutable { GeoWork::over(std::move(work)); });
     const auto end = [timer, call = described()](GeoWork& ended, const core::Status& status) {
       deadline_timer().cancel(timer);
       call.complete_beside(ended, status.is_ok() ? nullptr : call.to_error(status));
@@ -203,6 +204,13 @@ class WanCollectives::Call {
     on_stream.mark_finish(error);  // from here on the work may be completed by another thread
   }
 
+  // Copies of its tensors are done by one thread.
+  bool may_keep_thread() const {
+    constexpr std::uint64_t kSmallBytes = 64 * 1024;
+    if (context_.kind == collective::OpKind::Barrier || at::get_num_threads() == 1) return true;
+    // 0: the ranks' elements differ.
+    return context_.elements > 0 && context_.elements * core::size_of(context_.dtype) <= kSmallBytes;
+  }
   Described described() const { return {owner_, title_, static_cast<std::int64_t>(context_.seq)}; }
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
     owner_->require_working();

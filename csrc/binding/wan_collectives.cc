@@ -71,8 +71,13 @@ core::DeadlineTimer& deadline_timer() {
   return *timer;
 }
 
-void GeoWork::run_end_elsewhere() {
-  blocking_executor().submit([self = c10::intrusive_ptr<GeoWork>::reclaim_copy(this)] { self->run_end(); });
+void GeoWork::over(c10::intrusive_ptr<GeoWork> work) {
+  {
+    std::lock_guard lock(work->end_mutex_);
+    work->over_ = true;
+    if (!work->end_) return;
+  }
+  blocking_executor().submit([work = std::move(work)] { work->run_end(); });
 }
 
 WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,

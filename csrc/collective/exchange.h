@@ -168,7 +168,7 @@ class Exchange {
   // much memory as it has bytes.
   virtual core::Status move(const OpContext& context, std::span<const SendPiece> sends,
                             std::span<const ReceivePiece> receives) = 0;
-  // The same in two steps, for pieces that are not forwarded. Begins the move, and does not block; returns
+  // The same in two steps, for pieces that are not forwarded. Begins the move, and waits for no peer; returns
   // what ends it, which is to be called once, on any thread, and blocks until done, failed, or the deadline.
   // `when_over` runs once, when that would not have to wait for any peer: on any thread, also inside either
   // step; it neither blocks nor calls the Exchange.

@@ -104,12 +104,13 @@ MoveOperation::MoveOperation(std::shared_ptr<ExchangeShared> shared, const OpCon
       ++finishes;
     }
   }
-  std::uint64_t bytes_to_send = 0;
+  std::uint64_t bytes = 0;
+  for (const SendPiece& piece : sends) bytes += piece.data.size();
+  for (const ReceivePiece& piece : receives) bytes += piece.data.size();
   for (auto& [place, targets] : jobs) {
     jobs_.push_back({{std::get<1>(place), std::get<2>(place)}, std::move(targets)});
-    bytes_to_send += jobs_.back().data.size();
   }
-  plan(std::move(peers), jobs_.size(), finishes, bytes_to_send);
+  plan(std::move(peers), jobs_.size(), finishes, bytes);
 }
 
 Status MoveOperation::produce(std::size_t index) {

@@ -18,7 +18,7 @@ namespace {
 // the Exchange together, or less than the second for this one, which keeps every operation moving.
 constexpr std::size_t kSharedQueueBytes = std::size_t{64} << 20;
 constexpr std::size_t kOwnQueueBytes = std::size_t{4} << 20;
-// Up to this much is copied, encoded and written by the thread that begins the operation.
+// Operations of so much, raw, leave the pool out.
 constexpr std::uint64_t kSmallBytes = 64 * 1024;
 // What a failed operation gives the news of a mismatch to get out.
 constexpr std::chrono::seconds kTellGrace{5};
@@ -74,6 +74,9 @@ class Operation::Sink : public transport::ReceiveSink {
     const Arrival arrival = operation_->on_arrival(peer_, chunk);
     operation_->defers_wake_ = false;
     ++peer.arrived;
+    // Nothing more is written. The operation has its own share until end(): the last one, with which a user's
+    // tensor may go, is not let go here.
+    if (peer.arrived == peer.receives) keep_alive_.reset();
     if (arrival.owed) ++peer.owed_arrived;
     ExchangeShared& shared = *operation_->shared_;
     // An operation is under way from the first chunk to the last that the peer sends without waiting.
@@ -87,8 +90,8 @@ class Operation::Sink : public transport::ReceiveSink {
     const auto notify =
         operation_->is_over_locked() ? std::exchange(operation_->when_over_, nullptr) : nullptr;
     lock.unlock();
-    operation_->wake_.notify_all();
     if (notify) notify();
+    operation_->wake_.notify_all();
   }
 
   Status on_mismatch(std::uint64_t descriptor, std::uint32_t chunk_count) override {
@@ -101,7 +104,7 @@ class Operation::Sink : public transport::ReceiveSink {
 
  private:
   const std::shared_ptr<Operation> operation_;
-  const std::shared_ptr<void> keep_alive_;
+  std::shared_ptr<void> keep_alive_;  // guarded by the operation's mutex
   const std::size_t peer_;
 };
 
@@ -116,11 +119,12 @@ Operation::Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& co
     : shared_(std::move(shared)), context_(without_keep_alive(context)), keep_alive_(context.keep_alive) {}
 
 void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
-                     std::uint64_t bytes_to_send) {
+                     std::uint64_t bytes) {
   peers_ = std::move(peers);
   producers_ = producers;
   pending_ = producers + finishes;
-  is_small_ = producers <= 1 || bytes_to_send <= kSmallBytes;
+  produces_here_ = producers <= 1 || bytes <= kSmallBytes;
+  finishes_here_ = finishes <= 1 || bytes <= kSmallBytes;
 }
 
 void Operation::begin() {
@@ -128,8 +132,8 @@ void Operation::begin() {
   if (Status opened = open(); !opened.is_ok()) fail(std::move(opened));
   start();
   std::unique_lock lock(mutex_);
+  if (produces_here_) produce_here(lock);
   started_ = true;
-  if (is_small_) produce_here(lock);
   feed_locked();
   if (is_over_locked()) over_locked();  // nothing to do at all
 }
@@ -209,7 +213,8 @@ void Operation::fail(Status status) {
 }
 
 void Operation::fail_locked(Status status) {
-  if (ended_ || !error_.is_ok()) return;
+  const bool succeeded = started_ && pending_ == 0;
+  if (ended_ || succeeded || !error_.is_ok()) return;
   error_ = std::move(status).with_op(std::string(to_string(context_.kind)), shown_seq(context_));
   over_locked();
 }
@@ -220,9 +225,10 @@ void Operation::wake_locked() {
 }
 
 void Operation::over_locked() {
+  if (!defers_wake_) {
+    if (const auto notify = std::exchange(when_over_, nullptr)) notify();
+  }
   wake_locked();
-  if (defers_wake_) return;
-  if (const auto notify = std::exchange(when_over_, nullptr)) notify();
 }
 
 // A peer that runs another operation learns of it from a chunk of this one, which must be out before what is
@@ -292,7 +298,7 @@ void Operation::run_producer(std::size_t job) {
 
 void Operation::submit_finish_locked(std::function<Status()> task) {
   if (ended_ || !error_.is_ok()) return;
-  if (is_small_) {
+  if (finishes_here_) {
     waiting_thread_tasks_.push_back({std::move(task), true});
     wake_locked();
     return;
@@ -362,7 +368,7 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
                                       .chunk = chunk,
                                       .chunk_count = peer.sends,
                                       .payload = payload,
-                                      .write_here = is_small_},
+                                      .write_here = produces_here_},
                                      std::move(on_sent));
   if (!status.is_ok()) {  // on_sent will not run
     std::lock_guard lock(mutex_);

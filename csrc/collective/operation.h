@@ -1,7 +1,7 @@
 // One operation in flight: the part that reductions and moves share. The calling thread opens it (channels,
 // receives) and waits, or leaves the waiting to another; pool tasks make frames and use up those that came;
-// the IO thread only does bookkeeping. Where there is only one frame to make, or little to send, the calling
-// and the waiting thread do what else the pool does: waking others would take longer.
+// the IO thread only does bookkeeping. Where there is only one frame to make or to use up, or little to do at
+// all, the calling and the waiting thread do what else the pool does: waking others would take longer.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Carry the operation out. begin() does not block; end(), once, on any thread, blocks until it is done,
+  // Carry the operation out. begin() waits for no peer; end(), once, on any thread, blocks until it is done,
   // failed, or the deadline. When that returns, no task touches the caller's memory any more; memory that a
   // channel may still write to after a failure is owned by context.keep_alive.
   void begin();
@@ -91,9 +91,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // To be called by the constructor of the derived class: `producers` jobs of produce(), and `finishes` calls
   // of finished() that the derived class makes itself.
-  // `bytes_to_send`: raw.
-  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
-            std::uint64_t bytes_to_send);
+  // `bytes`: raw, of all that is sent, received or reduced.
+  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes, std::uint64_t bytes);
 
   // In order of `job`, several at once, in pool tasks, or in begin(): makes a frame and sends it.
   virtual core::Status produce(std::size_t job) = 0;
@@ -156,7 +155,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<void> keep_alive_;  // the caller's; shared with the sinks, let go by end()
   std::vector<Peer> peers_;
   std::size_t producers_ = 0;
-  bool is_small_ = false;  // the pool takes no part
+  bool produces_here_ = false;  // in begin(), not in the pool
+  bool finishes_here_ = false;  // in end(), not in the pool
 
   std::condition_variable wake_;
   std::function<void()> when_over_;

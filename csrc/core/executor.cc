@@ -54,21 +54,21 @@ GrowingExecutor::GrowingExecutor(std::string name, std::chrono::milliseconds kee
 GrowingExecutor::~GrowingExecutor() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  wake_.notify_all();
+  for (Worker* worker : idle_) worker->wake.notify_one();
   ended_.wait(lock, [&] { return threads_ == 0; });
 }
 
 void GrowingExecutor::submit(Task task) {
   std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(task));
-  // One idle thread takes one task: with more tasks queued than threads idle, a task would wait behind a
-  // blocked one.
-  if (idle_ >= queue_.size()) {
-    wake_.notify_one();
+  if (idle_.empty()) {
+    ++threads_;
+    std::thread([this, task = std::move(task)]() mutable { run(std::move(task)); }).detach();
     return;
   }
-  ++threads_;
-  std::thread([this] { run(); }).detach();
+  Worker& worker = *idle_.back();
+  idle_.pop_back();
+  worker.task = std::move(task);
+  worker.wake.notify_one();
 }
 
 std::size_t GrowingExecutor::thread_count() const {
@@ -76,24 +76,28 @@ std::size_t GrowingExecutor::thread_count() const {
   return threads_;
 }
 
-void GrowingExecutor::run() {
+bool GrowingExecutor::wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker) {
+  if (stopping_) return false;
+  idle_.push_back(&worker);
+  worker.wake.wait_for(lock, keep_, [&] { return stopping_ || worker.task; });
+  if (worker.task) return true;
+  std::erase(idle_, &worker);
+  return false;
+}
+
+void GrowingExecutor::run(Task task) {
   set_thread_name(name_);
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    if (queue_.empty()) {
-      ++idle_;
-      const bool woken = wake_.wait_for(lock, keep_, [&] { return stopping_ || !queue_.empty(); });
-      --idle_;
-      if (queue_.empty() && (stopping_ || !woken)) break;
-      continue;
-    }
-    Task task = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    task();
-    task = nullptr;  // what it owns is released before the thread counts as idle
+  Worker worker;
+  worker.task = std::move(task);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  do {
+    Task next = std::move(worker.task);
+    worker.task = nullptr;
+    if (lock.owns_lock()) lock.unlock();
+    next();
+    next = nullptr;  // what it owns is released before the thread counts as idle
     lock.lock();
-  }
+  } while (wait_for_task(lock, worker));
   --threads_;
   // Under the lock: the destructor may free this object as soon as it is released.
   ended_.notify_all();

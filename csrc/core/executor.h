@@ -39,8 +39,10 @@ class ThreadPool {
 };
 
 // Runs every task at once: on an idle thread where there is one, else on a new one. For tasks that block (a
-// collective's WAN exchange, a Future's callbacks, which may themselves wait for another collective). Idle
-// threads end after `keep`. The destructor waits for the running tasks.
+// collective's WAN exchange, a Future's callbacks, which may themselves wait for another collective). Of the
+// idle threads the last one to become so is taken, so that few do most of the work and keep what libraries
+// give each thread (OpenMP a team of others). Idle threads end after `keep`. The destructor waits for the
+// running tasks.
 class GrowingExecutor {
  public:
   explicit GrowingExecutor(std::string name, std::chrono::milliseconds keep = std::chrono::seconds(10));
@@ -52,15 +54,19 @@ class GrowingExecutor {
   std::size_t thread_count() const;
 
  private:
-  void run();
+  struct Worker {
+    std::condition_variable wake;
+    Task task;
+  };
+  void run(Task task);
+  // For an idle worker. False: its time is up, or there will be no more tasks.
+  bool wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker);
 
   const std::string name_;
   const std::chrono::milliseconds keep_;
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable wake_;
+  mutable std::mutex mutex_;  // guards all below, and every Worker
   std::condition_variable ended_;
-  std::deque<Task> queue_;
-  std::size_t idle_ = 0;
+  std::vector<Worker*> idle_;
   std::size_t threads_ = 0;
   bool stopping_ = false;
 };

@@ -42,8 +42,9 @@ struct OutgoingChunk {
   bool write_here = false;        // see Channel::send()
 };
 
-// Takes what a peer sends for one operation. Called from the IO thread, from inside post_receive() for what
-// had come before, or from inside Endpoint::close_group() and abort(); never concurrently for one sink. Must
+// Takes what a peer sends for one operation. Called from the IO thread (or the one that has its turn: see
+// send()), from inside post_receive() for what had come before, or from inside Endpoint::close_group() and
+// abort(); never concurrently for one sink. Must
 // not block, nor call the channel or the endpoint except Channel::send(). The channel shares ownership until
 // the last chunk or an error, so a sink owns (keeps alive) the memory that place() returns. Several chunks
 // are filled at the same time, by different threads: their memory must not overlap.

@@ -88,7 +88,7 @@ bool IoLoop::run(const Task& task) {
 }
 
 bool IoLoop::try_run(const Task& task) {
-  if (in_loop()) return false;
+  if (in_loop() || wants_turn_.load(std::memory_order_relaxed)) return false;
   std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn.owns_lock() || !running_) return false;
   bool wake = false;
@@ -204,7 +204,9 @@ void IoLoop::loop() {
     turn_owner_.store({}, std::memory_order_relaxed);
     turn.unlock();
     const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
+    wants_turn_.store(true, std::memory_order_relaxed);
     turn.lock();
+    wants_turn_.store(false, std::memory_order_relaxed);
     turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     for (int i = 0; i < count; ++i) {
       const HandlerId id = events[i].data.u64;

@@ -94,6 +94,8 @@ class IoLoop {
   bool stopping_ = false;
   bool stopped_ = false;  // no task runs any more
 
+  // Others may ask for the turn so often that the IO thread would not get it back by itself.
+  std::atomic<bool> wants_turn_{false};
   std::mutex turn_;  // guards all below; the IO thread's but while it waits for events
   std::atomic<std::thread::id> turn_owner_{};
   bool running_ = false;

@@ -103,6 +103,32 @@ def test_message_that_several_threads_wait_for_completes_for_all(two: Ranks, ele
     assert two.run(_many_wait, elements) == [True, True]
 
 
+def _callback_waits() -> bool:
+    # Rank 0's callback waits for what rank 1 sends only once it has what rank 0 sends after its wait().
+    first, second, third = (torch.full((1,), float(i)) for i in range(1, 4))
+    if dist.get_rank() == 1:
+        time.sleep(LATER)
+        dist.send(first, 0)
+        dist.recv(third, 0)
+        dist.send(second, 0)
+        return True
+    called = threading.Event()
+
+    def receive_more(_future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        dist.recv(second, 1)
+        called.set()
+
+    work = dist.irecv(first, 1)
+    work.get_future().then(receive_more)
+    work.wait()
+    dist.send(third, 1)
+    return called.wait(30)
+
+
+def test_callback_that_waits_for_another_message_does_not_hold_up_the_one_who_waits(two: Ranks) -> None:
+    assert two.run(_callback_waits) == [True, True]
+
+
 def _impatient() -> str:
     if dist.get_rank() == 1:
         time.sleep(3 * LATER)

@@ -255,6 +255,25 @@ TEST(ExchangeBeginMove, ending_a_receive_of_nothing_waits_until_the_deadline) {
   EXPECT_EQ(receiver.over.wait_for(0s), std::future_status::ready);
 }
 
+TEST(ExchangeBeginMove, abort_after_it_is_over_does_not_undo_it) {
+  ExchangeGroup group({1, 1});
+  const OpContext context = bytes_context(OpKind::SendRecv, p2p_seq(0, 0));
+  const Bytes sent = pattern(0, 1, 500);
+  Bytes received(sent.size());
+  const std::vector<SendPiece> sends = {{1, sent}};
+  const std::vector<ReceivePiece> receives = {{0, received}};
+  BegunMove sender;
+  BegunMove receiver;
+  receiver.begin(group.exchange(1), context, {}, receives);
+  sender.begin(group.exchange(0), context, sends, {});
+  ASSERT_EQ(receiver.over.wait_for(20s), std::future_status::ready);
+  ASSERT_EQ(sender.over.wait_for(20s), std::future_status::ready);
+  for (int rank : {0, 1}) group.exchange(rank).abort(Status(StatusCode::Aborted, "too late"));
+  EXPECT_TRUE(receiver.end().is_ok());
+  EXPECT_TRUE(sender.end().is_ok());
+  EXPECT_EQ(received, sent);
+}
+
 TEST(ExchangeBeginMove, abort_ends_those_that_have_begun_and_refuses_others) {
   ExchangeGroup group({1, 1});
   Bytes received(8);

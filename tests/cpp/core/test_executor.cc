@@ -48,6 +48,35 @@ TEST(ThreadPool, test_task_may_submit_another) {
   done.get_future().wait();
 }
 
+TEST(GrowingExecutor, test_last_thread_to_become_idle_is_the_first_to_work_again) {
+  GrowingExecutor executor("grow");
+  std::latch both(2);
+  std::promise<void> release;
+  std::promise<std::thread::id> first;
+  std::promise<std::thread::id> last;
+  executor.submit([&] {
+    both.arrive_and_wait();
+    first.set_value(std::this_thread::get_id());
+  });
+  executor.submit([&] {
+    both.arrive_and_wait();
+    release.get_future().wait();
+    last.set_value(std::this_thread::get_id());
+  });
+  first.get_future().wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // idle by now
+  release.set_value();
+  const auto expected = last.get_future().get();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int i = 0; i < 3; ++i) {
+    std::promise<std::thread::id> again;
+    executor.submit([&] { again.set_value(std::this_thread::get_id()); });
+    EXPECT_EQ(again.get_future().get(), expected);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(executor.thread_count(), 2u);
+}
+
 // Each task waits for all others: with a fixed number of threads this would never end.
 TEST(GrowingExecutor, test_tasks_that_wait_for_each_other_all_run) {
   constexpr int kTasks = 20;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <future>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -82,6 +83,58 @@ TEST_F(StagePipelineTest, test_stages_exchanges_end_in_any_order_inner_stages_ke
   EXPECT_EQ(log_.lines_with("post"), (std::vector<std::string>{"post 0", "post 1", "post 2"}));
   EXPECT_EQ(log_.lines_with("done").size(), 3u);
   EXPECT_EQ(failures_, 0);
+}
+
+TEST_F(StagePipelineTest, test_stages_operation_alone_that_may_keeps_its_thread) {
+  std::mutex mutex;
+  std::vector<std::thread::id> threads;
+  const auto note = [&] {
+    std::lock_guard lock(mutex);
+    threads.push_back(std::this_thread::get_id());
+  };
+  auto op = operation(0, [&] {
+    note();
+    return Status::ok();
+  });
+  op.may_keep_thread = true;
+  op.pre = op.post = note;
+  op.done = [&](std::exception_ptr) { note(); };
+  pipeline_.submit(std::move(op));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(threads, std::vector<std::thread::id>(4, threads.front()));
+}
+
+// Whatever meets on the way: one stage at a time, in order of issue.
+TEST_F(StagePipelineTest,
+       test_stages_of_many_operations_that_may_keep_their_thread_or_not_never_overlap_and_keep_their_order) {
+  constexpr int kOperations = 400;
+  std::atomic<int> in_pre{0}, in_post{0};
+  std::vector<int> pres, posts;  // the stage guards them
+  for (int i = 0; i < kOperations; ++i) {
+    auto op = operation(i, [i] {
+      std::this_thread::sleep_for(std::chrono::microseconds(i * 37 % 300));
+      return Status::ok();
+    });
+    op.may_keep_thread = i % 3 != 0;
+    op.pre = [&, i] {
+      EXPECT_EQ(++in_pre, 1);
+      pres.push_back(i);
+      --in_pre;
+    };
+    op.post = [&, i] {
+      EXPECT_EQ(++in_post, 1);
+      posts.push_back(i);
+      --in_post;
+    };
+    pipeline_.submit(std::move(op));
+    if (i % 10 == 0) std::this_thread::sleep_for(1ms);
+  }
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  std::vector<int> expected(kOperations);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(pres, expected);
+  EXPECT_EQ(posts, expected);
+  EXPECT_EQ(log_.lines_with("done").size(), std::size_t{kOperations});
 }
 
 TEST_F(StagePipelineTest, test_stages_more_operations_than_slots_never_exceed_the_slots) {
