@@ -36,33 +36,43 @@ class Plan:
     """How long the rank sits idle, to see what that costs."""
 
 
-def operation(name: str, size_bytes: int, rank: int, world_size: int) -> tuple[Callable[[Any], None], torch.Tensor]:
-    """One collective of `size_bytes` as a function of the process group, and the tensor with its result."""
+@dataclass(frozen=True)
+class Operation:
+    """One collective, as a function of the process group."""
+
+    run: Callable[[Any], None]
+    result: torch.Tensor
+    changed: tuple[torch.Tensor, ...] = ()
+    """Inputs that it overwrites, also with what is nobody's result: Gloo's reduce does on all ranks."""
+
+
+def operation(name: str, size_bytes: int, rank: int, world_size: int) -> Operation:
+    """The collective of that name with `size_bytes`."""
     elements = max(world_size, size_bytes // 4 // world_size * world_size)
     generator = torch.Generator().manual_seed(rank + 1)
     whole = torch.randn(elements, generator=generator)
     part = torch.randn(elements // world_size, generator=generator)
     if name == "all_reduce":
         # Sums of sums end at infinity, which takes as long to add.
-        return lambda group: dist.all_reduce(whole, group=group), whole
+        return Operation(lambda group: dist.all_reduce(whole, group=group), whole, (whole,))
     if name == "broadcast":
-        return lambda group: dist.broadcast(whole, 0, group=group), whole
+        return Operation(lambda group: dist.broadcast(whole, 0, group=group), whole, (whole,))
     if name == "all_gather":
-        return lambda group: dist.all_gather_into_tensor(whole, part, group=group), whole
+        return Operation(lambda group: dist.all_gather_into_tensor(whole, part, group=group), whole)
     if name == "reduce_scatter":
-        return lambda group: dist.reduce_scatter_tensor(part, whole, group=group), part
+        return Operation(lambda group: dist.reduce_scatter_tensor(part, whole, group=group), part)
     if name == "all_to_all":
         received = torch.empty_like(whole)
-        return lambda group: dist.all_to_all_single(received, whole, group=group), received
+        return Operation(lambda group: dist.all_to_all_single(received, whole, group=group), received)
     if name == "gather":
         parts = list(whole.chunk(world_size)) if rank == 0 else None
-        return lambda group: dist.gather(part, parts, 0, group=group), whole
+        return Operation(lambda group: dist.gather(part, parts, 0, group=group), whole)
     if name == "scatter":
         sources = list(whole.chunk(world_size)) if rank == 0 else None
-        return lambda group: dist.scatter(part, sources, 0, group=group), part
+        return Operation(lambda group: dist.scatter(part, sources, 0, group=group), part)
     if name == "reduce":
         result = whole if rank == 0 else torch.zeros(1)
-        return lambda group: dist.reduce(whole, 0, group=group), result
+        return Operation(lambda group: dist.reduce(whole, 0, group=group), result, (whole,))
     if name == "send_recv":
         # There and back: a one-way send ends before its message has arrived.
         def ping_pong(group: Any) -> None:
@@ -72,9 +82,9 @@ def operation(name: str, size_bytes: int, rank: int, world_size: int) -> tuple[C
                 elif rank == 1 - source:
                     dist.recv(whole, source, group=group)
 
-        return ping_pong, whole
+        return Operation(ping_pong, whole, (whole,))
     if name == "barrier":
-        return lambda group: dist.barrier(group=group), torch.zeros(1)
+        return Operation(lambda group: dist.barrier(group=group), torch.zeros(1))
     raise ValueError(f"no collective {name!r}")
 
 
@@ -108,13 +118,15 @@ class Worker:
         return {"case": "idle", "seconds": self._plan.idle_s, "cpu_s": cpu_s, "held_bytes": held}
 
     def _measure(self, name: str, size: int) -> dict[str, Any]:
-        run, result = operation(name, size, self._rank, self._world_size)
-        before = result.clone()
-        run(self._gloo)
-        expected = result.clone()
-        self._restore(name, size, result, before)
-        run(self._geocomm)
-        equal = torch.equal(result, expected)
+        measured = operation(name, size, self._rank, self._world_size)
+        before = [tensor.clone() for tensor in measured.changed]
+        measured.run(self._gloo)
+        expected = measured.result.clone()
+        for tensor, old in zip(measured.changed, before, strict=True):
+            tensor.copy_(old)
+        dist.barrier(group=self._gloo)
+        measured.run(self._geocomm)
+        equal = torch.equal(measured.result, expected)
         count = max(1, min(_MOST_IN_SAMPLE, _SAMPLE_BYTES // size))
         times: dict[str, list[tuple[float, float]]] = {"gloo": [], "geocomm": []}
         groups = {"gloo": self._gloo, "geocomm": self._geocomm}
@@ -123,17 +135,11 @@ class Worker:
                 dist.barrier(group=self._gloo)
                 start = time.monotonic()
                 for _ in range(count):
-                    run(groups[which])
+                    measured.run(groups[which])
                 end = time.monotonic()
                 if sample > 0:
                     times[which].append((start, end))
         return {"case": name, "size_bytes": size, "in_sample": count, "equal": equal, "times": times}
-
-    def _restore(self, name: str, size: int, result: torch.Tensor, before: torch.Tensor) -> None:
-        """The tensors as they were before the first operation, where that is in place."""
-        if name in ("all_reduce", "reduce", "broadcast", "send_recv"):
-            result.copy_(before)
-        dist.barrier(group=self._gloo)
 
 
 def main(plan_path: str, out_dir: str) -> int:
