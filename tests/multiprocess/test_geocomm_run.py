@@ -63,6 +63,14 @@ class Job:
             time.sleep(0.05)
         return json.loads(path.read_text())
 
+    def wait_for_listener(self, host: str, port: int) -> None:
+        """Until one of the processes, or of their children, listens there."""
+        end = time.monotonic() + LIMIT_S
+        while (host, port) not in listeners(family([process.pid for process in self.processes])):
+            if time.monotonic() > end:
+                pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
+            time.sleep(0.05)
+
     def end(self) -> list[int]:
         """The exit statuses, once all are done."""
         end = time.monotonic() + LIMIT_S
@@ -193,7 +201,10 @@ def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -
 def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
-    start_nodes(job, tmp_path / "keys", port, "stay", "--max-restarts", "3")
+    # The hub's address is both nodes' here, and the first to come is the hub, without which the job ends.
+    start_node(job, tmp_path / "keys", port, 0, "stay", "--max-restarts", "3")
+    job.wait_for_listener(HUB_HOST, port)
+    start_node(job, tmp_path / "keys", port, 1, "stay", "--max-restarts", "3")
     for rank in range(2):
         job.fact(f"rank{rank}")
     job.kill(1)
