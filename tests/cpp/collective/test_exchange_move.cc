@@ -214,28 +214,36 @@ struct BegunMove {
   }
 };
 
+// A message from rank 0 to rank 1, both sides of which have begun.
+struct BegunMessage {
+  Bytes sent;
+  Bytes received;
+  BegunMove sender;
+  BegunMove receiver;
+  BegunMessage(ExchangeGroup& group, std::uint32_t number, std::size_t bytes, bool receive_first)
+      : sent(pattern(0, 1, bytes)), received(bytes) {
+    const OpContext context = bytes_context(OpKind::SendRecv, p2p_seq(0, number));
+    const std::vector<SendPiece> sends = {{1, sent}};
+    const std::vector<ReceivePiece> receives = {{0, received}};
+    if (receive_first) receiver.begin(group.exchange(1), context, {}, receives);
+    sender.begin(group.exchange(0), context, sends, {});
+    if (!receive_first) receiver.begin(group.exchange(1), context, {}, receives);
+  }
+};
+
 TEST(ExchangeBeginMove, both_sides_are_told_when_it_is_over_and_any_thread_may_end_it) {
   ExchangeGroup group({1, 1});
   std::uint32_t number = 0;
   for (const std::size_t bytes :
        {std::size_t{0}, std::size_t{5}, std::size_t{60'000}, std::size_t{3'000'000}}) {
     for (const bool receive_first : {true, false}) {
-      const OpContext context = bytes_context(OpKind::SendRecv, p2p_seq(0, number++));
-      const Bytes sent = pattern(0, 1, bytes);
-      Bytes received(bytes);
-      const std::vector<SendPiece> sends = {{1, sent}};
-      const std::vector<ReceivePiece> receives = {{0, received}};
-      BegunMove sender;
-      BegunMove receiver;
-      if (receive_first) receiver.begin(group.exchange(1), context, {}, receives);
-      sender.begin(group.exchange(0), context, sends, {});
-      if (!receive_first) receiver.begin(group.exchange(1), context, {}, receives);
-      ASSERT_EQ(receiver.over.wait_for(20s), std::future_status::ready);
-      ASSERT_EQ(sender.over.wait_for(20s), std::future_status::ready);
+      BegunMessage message(group, number++, bytes, receive_first);
+      ASSERT_EQ(message.receiver.over.wait_for(20s), std::future_status::ready);
+      ASSERT_EQ(message.sender.over.wait_for(20s), std::future_status::ready);
       std::vector<Status> results(2);
-      std::thread([&] { results = {sender.end(), receiver.end()}; }).join();
+      std::thread([&] { results = {message.sender.end(), message.receiver.end()}; }).join();
       expect_all_ok(results);
-      EXPECT_EQ(received, sent);
+      EXPECT_EQ(message.received, message.sent);
     }
   }
 }
@@ -257,21 +265,13 @@ TEST(ExchangeBeginMove, ending_a_receive_of_nothing_waits_until_the_deadline) {
 
 TEST(ExchangeBeginMove, abort_after_it_is_over_does_not_undo_it) {
   ExchangeGroup group({1, 1});
-  const OpContext context = bytes_context(OpKind::SendRecv, p2p_seq(0, 0));
-  const Bytes sent = pattern(0, 1, 500);
-  Bytes received(sent.size());
-  const std::vector<SendPiece> sends = {{1, sent}};
-  const std::vector<ReceivePiece> receives = {{0, received}};
-  BegunMove sender;
-  BegunMove receiver;
-  receiver.begin(group.exchange(1), context, {}, receives);
-  sender.begin(group.exchange(0), context, sends, {});
-  ASSERT_EQ(receiver.over.wait_for(20s), std::future_status::ready);
-  ASSERT_EQ(sender.over.wait_for(20s), std::future_status::ready);
+  BegunMessage message(group, 0, 500, true);
+  ASSERT_EQ(message.receiver.over.wait_for(20s), std::future_status::ready);
+  ASSERT_EQ(message.sender.over.wait_for(20s), std::future_status::ready);
   for (int rank : {0, 1}) group.exchange(rank).abort(Status(StatusCode::Aborted, "too late"));
-  EXPECT_TRUE(receiver.end().is_ok());
-  EXPECT_TRUE(sender.end().is_ok());
-  EXPECT_EQ(received, sent);
+  EXPECT_TRUE(message.receiver.end().is_ok());
+  EXPECT_TRUE(message.sender.end().is_ok());
+  EXPECT_EQ(message.received, message.sent);
 }
 
 TEST(ExchangeBeginMove, abort_ends_those_that_have_begun_and_refuses_others) {
