@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,12 @@ from geocomm import auto_codec, policy
 from geocomm.codec import AUTO, collective_codec
 from geocomm.errors import AuthFailedError, InvalidArgumentError, UnsupportedError
 from geocomm.native import native, rdma_plugin
+from geocomm.one_site import Scope, check_one_site, own_presence
 from geocomm.options import Options, codec_threads, listen_port, rdma_allow_tcp, transport_keys
+from geocomm.records import from_record
 from geocomm.reporting import check_reporting, reporting
 from geocomm.topology import (
+    Presence,
     RankInfo,
     check,
     exchange,
@@ -209,13 +212,19 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
         return group_options or inherited or Options()
 
     global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
+    if is_world:
+        scope = Scope.JOB
+    elif process.world is not None and not process.world.backend.closed:
+        scope = Scope.PART
+    else:  # the default process group is another backend's
+        scope = Scope.JOB if len(global_ranks) == dist.get_world_size() else Scope.UNKNOWN
     made = _make_group(
         backend_options.store,
         backend_options.group_rank,
         global_ranks,
         backend_options.timeout,
         options_of_group,
-        is_whole_job=is_world,
+        scope,
     )
     if is_world:
         process.world = made
@@ -229,7 +238,7 @@ def create_elastic_backend(
 
     store: of this group alone. Errors as in `create_backend`.
     """
-    return _make_group(store, rank, list(range(size)), timeout, lambda: options).backend
+    return _make_group(store, rank, list(range(size)), timeout, lambda: options, Scope.UNKNOWN).backend
 
 
 def _make_group(
@@ -238,8 +247,7 @@ def _make_group(
     global_ranks: list[int],
     timeout: timedelta,
     options_of_group: Callable[[], Options],
-    *,
-    is_whole_job: bool = False,
+    scope: Scope,
 ) -> Group:
     with contextlib.ExitStack() as held:
         try:
@@ -252,13 +260,14 @@ def _make_group(
             raise
         infos = exchange(store, global_ranks, own, timeout)
         check(infos)
+        _check_one_site(infos, rank, scope)
         # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
         store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
         site_of_rank, site_names = sites_of(infos)
         spans_sites = len(site_names) > 1
         if spans_sites:
             _check_security(infos, options)
-            if is_whole_job:  # others may have fewer sites than the options name
+            if scope is Scope.JOB:  # others may have fewer sites than the options name
                 _check_transport(site_names, options)
         backend = native().ProcessGroupGeocomm(
             rank=rank,
@@ -318,6 +327,7 @@ def _introduce(
         codecs=core.codec_names(),
         agreed=options.agreed() | {"links": links.digest() if links else "not given"},
         codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
+        presence=asdict(own_presence(global_rank, options, host)),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
         store_host=store_host(store),
         group=group,
@@ -338,6 +348,12 @@ def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[byt
         over_rdma = choice.between(own_site, info.site)
         peers.append((base64.b64decode(info.process_id), host, port, info.description, over_rdma, channels))
     return peers
+
+
+def _check_one_site(infos: list[RankInfo], rank: int, scope: Scope) -> None:
+    warning = check_one_site([from_record(Presence, info.presence) for info in infos], scope)
+    if warning and rank == 0:
+        print(f"geocomm: WARNING: {warning}", file=sys.stderr)
 
 
 def _check_transport(site_names: list[str], options: Options) -> None:
@@ -446,7 +462,10 @@ def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> Proce
         return None
     store = dist.PrefixStore(f"geocomm/split/{number}/{min(ranks)}/", group.store)
     global_ranks = [group.global_ranks[rank] for rank in ranks]
-    return _make_group(store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options).backend
+    made = _make_group(
+        store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options, Scope.PART
+    )
+    return made.backend
 
 
 __all__ = ["Process", "create_backend", "create_elastic_backend", "process"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm.doctor_network import peer_findings
+from geocomm.errors import InvalidArgumentError
 from geocomm.finding import Finding, State
-from geocomm.topology import ranks_text
+from geocomm.one_site import Scope, check_one_site
+from geocomm.records import from_record
+from geocomm.topology import Presence, ranks_text
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Record:
     """Facts whose difference is a warning."""
     outbound_only: bool = False
     """Other sites cannot dial it."""
+    presence: dict[str, Any] = field(default_factory=dict)
+    """The fields of a topology.Presence."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -80,6 +85,23 @@ def outbound_findings(records: list[Record]) -> Iterator[Finding]:
         yield Finding("sites that only dial out", f"{', '.join(sites)}: they cannot connect", State.BAD, fix)
     else:
         yield Finding("site that only dials out", f"{sites[0]}: it dials all others", State.OK)
+
+
+def site_findings(records: list[Record]) -> Iterator[Finding]:
+    """Which machines make up each site, between which everything is plaintext, and whether a job may be one site."""
+    ranks = [from_record(Presence, record.presence) for record in records if record.presence]
+    for site in dict.fromkeys(rank.site for rank in ranks):
+        machines = {rank.machine: rank.machine_name for rank in ranks if rank.site == site}
+        if len(machines) > 1:
+            value = f"{', '.join(machines.values())}: plaintext between them"
+            yield Finding(f"machines of site {site}" if site else "machines", value, State.NOTE)
+    try:
+        text, state = check_one_site(ranks, Scope.JOB), State.WARNING
+    except InvalidArgumentError as error:
+        text, state = str(error), State.BAD
+    if text:
+        found, _, fix = text.partition(". ")
+        yield Finding("sites", found, state, fix)
 
 
 def gathered_findings(records: list[Record], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:

@@ -10,12 +10,14 @@ import sys
 from torch.distributed import run
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from geocomm.errors import InvalidArgumentError
 from geocomm.options import keep_keys_from_ranks
 from geocomm.rendezvous import hub_rendezvous_with, keys_or_refusal
 
 
 def main(arguments: list[str]) -> None:
-    """Run torchrun; exits with 2 for arguments that would have it meet elsewhere."""
+    """Run torchrun; exits with a line for arguments that would have it meet elsewhere, and nodes that do not fit
+    together."""
     hub, *rest = arguments
     chosen = run.parse_args(rest)
     own = {
@@ -35,7 +37,10 @@ def main(arguments: list[str]) -> None:
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
     chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank}"]))
     chosen.node_rank = 0  # torchrun warns of a node rank, since it does not know this backend
-    run.run(chosen)
+    try:
+        run.run(chosen)
+    except InvalidArgumentError as error:
+        sys.exit(f"geocomm run: {error}")
 
 
 if __name__ == "__main__":

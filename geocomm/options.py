@@ -23,6 +23,13 @@ MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 TRANSPORTS = ("tcp", "rdma")
 SECURITIES = ("required", "insecure")
+# Fields that mean something inside one site too, or that geocomm itself fills in (address).
+_OF_ANY_JOB = frozenset(
+    {
+        *("one_site", "address", "threads", "preserve_inputs"),
+        *("metrics_port", "metrics_address", "stats_file", "stats_interval"),
+    }
+)
 
 
 class _Unset:
@@ -77,6 +84,12 @@ class Options:
     """
 
     site: str | None = _field(None, "GEOCOMM_SITE", str, "name of this rank's site; unset on all ranks: one site")
+    one_site: bool = _field(
+        False,
+        "GEOCOMM_ONE_SITE",
+        _boolean,
+        "all ranks are at one site of several machines, with a network that may carry plaintext",
+    )
     codec: str = _field(
         "none", "GEOCOMM_CODEC", str, "codec of reductions across sites, such as int8 or int4:block=128; or auto"
     )
@@ -175,7 +188,7 @@ class Options:
             raise _bad(self, "min_compress_bytes", "a number of bytes, 0 or more")
         if self.max_pacing_bps is not None and (not _is_int(self.max_pacing_bps) or self.max_pacing_bps < 8000):
             raise _bad(self, "max_pacing_bps", "at least 8000 bits per second")
-        for name in ("outbound_only", "preserve_inputs"):
+        for name in ("one_site", "outbound_only", "preserve_inputs"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(self, name, "True or False")
         if not isinstance(self.codec, str):
@@ -226,6 +239,14 @@ class Options:
             "max_nmse": self.max_nmse,
             "max_relative_error": "none" if self.max_relative_error is None else self.max_relative_error,
         }
+
+    def given_for_sites(self) -> list[str]:
+        """Variables of the options that count between sites only and are not as by default."""
+        return [
+            field.metadata["variable"]
+            for field in dataclasses.fields(self)
+            if field.name not in _OF_ANY_JOB and getattr(self, field.name) != field.metadata["default"]
+        ]
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some fields changed."""
@@ -279,6 +300,11 @@ def site_name(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get("GEOCOMM_SITE") or None
 
 
+def one_site() -> bool:
+    """Whether all ranks are declared to be at one site, from GEOCOMM_ONE_SITE, for programs that have no options."""
+    return bool(_from_environment(_field_named("one_site"), os.environ))
+
+
 def codec_name() -> str:
     """Codec of reductions across sites, from GEOCOMM_CODEC, for programs that have no options."""
     return os.environ.get("GEOCOMM_CODEC") or "none"
@@ -300,8 +326,7 @@ def codec_threads(options: Options) -> int:
 
 def tensor_threads() -> int:
     """Codec threads of `geocomm.compress`, which has no options: GEOCOMM_THREADS, else the share of the cores."""
-    field = next(field for field in dataclasses.fields(Options) if field.name == "threads")
-    threads = _from_environment(field, os.environ)
+    threads = _from_environment(_field_named("threads"), os.environ)
     if threads is None:
         return _share_of_cores()
     if not 1 <= threads <= MAX_THREADS:
@@ -334,6 +359,10 @@ def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0") or "0")
 
 
+def _field_named(name: str) -> dataclasses.Field[Any]:
+    return next(field for field in dataclasses.fields(Options) if field.name == name)
+
+
 def _from_environment(field: dataclasses.Field[Any], environment: Mapping[str, str]) -> Any:
     text = environment.get(field.metadata["variable"])
     if text is None or text == "":
@@ -354,7 +383,7 @@ def _nearest(value: object, allowed: object) -> str:
 
 
 def _bad(options: Options, name: str, wanted: str) -> Exception:
-    variable = next(f.metadata["variable"] for f in dataclasses.fields(options) if f.name == name)
+    variable = _field_named(name).metadata["variable"]
     return _refusal(f"option {name} ({variable}) is {getattr(options, name)!r}; it must be {wanted}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from geocomm.errors import AuthFailedError, GeocommError, InvalidArgumentError, NetworkError
 from geocomm.hub_address import HubAddress, HubAddressError, listen_on, loopback_listener, remember_hub
-from geocomm.options import keys_folder
+from geocomm.one_site import check_nodes
+from geocomm.options import keys_folder, one_site, site_name
 from geocomm.security import KeysError
 from geocomm.store_process import StoreProcess
 
@@ -148,8 +150,9 @@ def meet_at_hub(url: str, timeout: timedelta = _STORE_LIMIT, **_: Any) -> Iterat
 class HubRendezvous(RendezvousHandler):
     """A fixed number of nodes that meet at the hub, again whenever one of them starts anew, each time in a new store.
 
-    A node takes part in a round by setting ROUND/NODE in the agents' store; "round" is the highest round that somebody
-    called for. A node joins no round twice, so one that was restarted calls for the next, and the others follow.
+    A node takes part in a round by setting ROUND/NODE in the agents' store to what it says of itself; "round" is the
+    highest round that somebody called for. A node joins no round twice, so one that was restarted calls for the next,
+    and the others follow.
     """
 
     def __init__(self, hub: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta) -> None:
@@ -170,13 +173,17 @@ class HubRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
+        """Raises InvalidArgumentError, on all nodes, where these do not fit together."""
         try:
             store = self._agents_store()
             self._round = self._join(store)
+            self._check_nodes(store)
             for tunnel in self._tunnels[1:]:
                 tunnel.close()
             del self._tunnels[1:]
             workers = _tunnel(self._hub, self._keys, f"round-{self._round}", self._limit)
+        except InvalidArgumentError:
+            raise
         except (GeocommError, dist.DistError) as error:
             raise RendezvousConnectionError(str(error)) from error
         self._tunnels.append(workers)
@@ -216,13 +223,14 @@ class HubRendezvous(RendezvousHandler):
 
     def _join(self, store: dist.Store) -> int:
         """Take part in the next round; returns its number once every node does."""
+        own = {"site": site_name(), "one_site": one_site()}
         remaining = self._limit
         mine = max(self._round + 1, _called_for(store))
         while True:
             while store.check([f"{mine}/{self._node}"]):
                 mine += 1
             mine = max(mine, _call_for(store, mine))
-            store.set(f"{mine}/{self._node}", "1")
+            store.set(f"{mine}/{self._node}", json.dumps(own))
             while _called_for(store) == mine:
                 with contextlib.suppress(dist.DistStoreError):
                     store.wait([f"{mine}/{node}" for node in range(self._nodes)], _POLL)
@@ -233,6 +241,10 @@ class HubRendezvous(RendezvousHandler):
                 if remaining < timedelta(0):
                     raise RendezvousTimeoutError(self._missing(store, mine))
             mine = _called_for(store)
+
+    def _check_nodes(self, store: dist.Store) -> None:
+        nodes = [json.loads(store.get(f"{self._round}/{node}")) for node in range(self._nodes)]
+        check_nodes([node["site"] for node in nodes], one_site=all(node["one_site"] for node in nodes))
 
     def _missing(self, store: dist.Store, number: int) -> str:
         away = [node for node in range(self._nodes) if not store.check([f"{number}/{node}"])]

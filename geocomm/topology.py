@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
 from geocomm.hub_address import remembered_hub
 from geocomm.options import hub_address
+from geocomm.records import from_record, layout_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -25,6 +26,21 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 """Of the rendezvous and the wire. Ranks with different ones do not understand each other."""
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Where a rank is, and what it was told of that (one_site.py)."""
+
+    rank: int
+    site: str | None
+    machine: str = ""
+    """Equal for ranks whose traffic never leaves one kernel and its network namespace."""
+    machine_name: str = ""
+    """For messages."""
+    given: list[str] = field(default_factory=list)
+    """What is set there that counts between sites only."""
+    one_site: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ class RankInfo:
     token: str = ""
     codec_speeds: dict[str, list[float]] = field(default_factory=dict)  # codec=auto: seconds per byte (auto_codec.py)
     detail_debugging: bool = False
+    presence: dict[str, Any] = field(default_factory=dict)  # the fields of a Presence
     store_host: str = ""  # where torch's store is dialled, which carries plaintext; empty: not over TCP
     error: str = ""
 
@@ -55,7 +72,8 @@ class RankInfo:
 
 
 def own_versions() -> dict[str, str]:
-    """What must be equal on all ranks: geocomm's own version, the protocol's, torch's minor version."""
+    """What must be equal on all ranks: geocomm's own version, the protocol's, the fields that ranks tell each other
+    (which may differ between builds of one version), torch's minor version."""
     import torch
 
     from geocomm import __version__
@@ -63,6 +81,7 @@ def own_versions() -> dict[str, str]:
     return {
         "geocomm": __version__,
         "protocol": str(PROTOCOL_VERSION),
+        "rank records": layout_of(RankInfo, Presence),
         "torch": ".".join(torch.__version__.split(".")[:2]),
     }
 
@@ -123,7 +142,7 @@ def exchange(store: Store, global_ranks: list[int], own: RankInfo, timeout: time
                 raise
             raise _late(own, missing, len(keys), timeout) from error
         records = store.multi_get(keys)
-        infos = [RankInfo(**json.loads(record)) for record in records]
+        infos = [from_record(RankInfo, json.loads(record)) for record in records]
         if any(info.error for info in infos):
             return infos
         view = hashlib.sha256(b"\n".join(records)).hexdigest()

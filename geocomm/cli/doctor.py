@@ -90,7 +90,16 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     """All ranks' part; what there is to print at rank 0, else None."""
     from geocomm.doctor import examine, versions
     from geocomm.doctor_machine import usable_congestion_control
-    from geocomm.doctor_ranks import Record, difference_findings, gathered_findings, outbound_findings, way_findings
+    from geocomm.doctor_ranks import (
+        Record,
+        difference_findings,
+        gathered_findings,
+        outbound_findings,
+        site_findings,
+        way_findings,
+    )
+    from geocomm.one_site import own_presence
+    from geocomm.records import from_record
     from geocomm.topology import own_address, own_versions
     from geocomm.train.train_errors import BadInput
     from geocomm.train.train_launch import Rendezvous, find_place
@@ -105,9 +114,12 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             others["build of torch"] = others.pop("torch")
             address = question.options.address or own_address()
             outbound = question.options.outbound_only
-            own = Record(place.rank, place.local_rank, place.site, address, answerer.port, needed, others, outbound)
+            presence = vars(own_presence(place.rank, question.options, address))
+            own = Record(
+                place.rank, place.local_rank, place.site, address, answerer.port, needed, others, outbound, presence
+            )
             rendezvous = Rendezvous(place, timeout_s)
-            records = [Record(**record) for record in rendezvous.exchange(vars(own))]
+            records = [from_record(Record, record) for record in rendezvous.exchange(vars(own))]
             own_findings += way_findings(own, records)
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()
@@ -118,6 +130,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     return [
         *difference_findings(records),
         *outbound_findings(records),
+        *site_findings(records),
         *gathered_findings(records, [each["findings"] for each in found]),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import traceback
@@ -47,13 +48,16 @@ def _refuse(message: str, local_rank: int) -> int:
     return EXIT_BAD_INPUT
 
 
-def _check_backend(config: RunConfig) -> None:
-    """Refuse what the geocomm backend would refuse later, when other ranks wait for this one."""
+def _check_backend(config: RunConfig, rank: int) -> dict[str, Any] | None:
+    """Refuse what the geocomm backend would refuse later, when other ranks wait for this one; this rank's Presence,
+    None with another backend."""
     if config.distributed.backend != "geocomm":
-        return
+        return None
     from geocomm.codec import collective_codec
     from geocomm.errors import InvalidArgumentError
+    from geocomm.one_site import own_presence
     from geocomm.options import Options
+    from geocomm.topology import own_address
 
     try:
         options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
@@ -61,8 +65,12 @@ def _check_backend(config: RunConfig) -> None:
         collective_codec(options.codec)
         if config.sync.codec is not None:
             config.sync.hook_settings().validate()
+        presence = own_presence(rank, options, options.address or own_address())
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
+    if config.sync.codec is not None:
+        presence.given.append("sync.codec")
+    return dataclasses.asdict(presence)
 
 
 class _RankRun:
@@ -93,7 +101,7 @@ class _RankRun:
         """Everything that can be checked without the other ranks."""
         config = load_config(config_path, assignments)
         self._config = config
-        _check_backend(config)
+        presence = _check_backend(config, self._place.rank)
         root = config.output_dir.expanduser() / "checkpoints"
         has_run = (root.parent / METRICS).exists() or root.exists()
         if config.checkpoint.resume == "never" and has_run:
@@ -121,6 +129,7 @@ class _RankRun:
             "data": data.fingerprint,
             "model": model_factory.model_identity(self._model_config),
             "gpus": visible_gpus(),
+            "presence": presence,
             "checkpoints": {str(step): manifest for step, manifest in complete_checkpoints(root).items()},
         }
 

@@ -77,8 +77,23 @@ def decide(records: list[dict[str, Any]], config: RunConfig | None) -> Plan:
         _require_equal("the tokenized corpus (Python version, files, tokenizer)", first, record, "data")
         for name in sorted(first["model"].keys() | record["model"].keys()):
             _require_equal(f"the model's {name}", first, record, "model", name)
+    _require_declared_site(records)
     device = choose_device(records, config.distributed.device)
     return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
+
+
+def _require_declared_site(records: list[dict[str, Any]]) -> None:
+    """BadInput where the backend would refuse all ranks, since they are at one site and should not be."""
+    if any(record["presence"] is None for record in records):
+        return
+    from geocomm.errors import InvalidArgumentError
+    from geocomm.one_site import Scope, check_one_site
+    from geocomm.topology import Presence
+
+    try:
+        check_one_site([Presence(**record["presence"]) for record in records], Scope.JOB)
+    except InvalidArgumentError as error:
+        raise BadInput(str(error)) from None
 
 
 def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> int:

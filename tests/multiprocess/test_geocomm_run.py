@@ -117,13 +117,16 @@ def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> N
         start_node(job, keys, port, node, work, *torchrun)
 
 
-def start_node(job: Job, keys: Path, port: int, node: int, work: str, *torchrun: str) -> None:
+def start_node(
+    job: Job, keys: Path, port: int, node: int, work: str, *torchrun: str, sites: str = "ab", **variables: str
+) -> None:
     job.start(
         *("-m", "geocomm.cli.main", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
         *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
         *(str(RANKS), work, str(job.folder)),
-        GEOCOMM_KEYS=str(keys / "ab"[node]),
+        GEOCOMM_KEYS=str(keys / sites[node]),
         GEOCOMM_SECURITY=SECURITY,
+        **variables,
     )
 
 
@@ -183,6 +186,31 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
 
     (job.folder / "go").touch()
     assert job.end() == [0, 0, 2], job.output()
+    assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
+
+
+def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    for node, declared in enumerate("01"):  # one node's word is not enough
+        start_node(job, tmp_path / "keys", port, node, "stay", sites="aa", GEOCOMM_ONE_SITE=declared)
+    assert job.end() == [1, 1], job.output()
+    for node in range(2):
+        (line,) = [line for line in job.log(node).read_text().splitlines() if line.startswith("geocomm run: ")]
+        assert "all 2 nodes have keys of site a" in line
+        assert "GEOCOMM_ONE_SITE=1" in line
+        assert "Traceback" not in job.log(node).read_text()
+    assert not list(job.folder.glob("rank*"))
+
+
+def test_run_of_nodes_that_declare_one_site_passes(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    (job.folder / "go").touch()
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", sites="aa", GEOCOMM_ONE_SITE="1")
+    assert job.end() == [0, 0], job.output()
+    assert [job.fact(f"rank{rank}")["GEOCOMM_SITE"] for rank in range(2)] == ["a", "a"]
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.unit
 # Field → (text of its variable, value that it means, another value).
 EVERY_FIELD = {
     "site": ("berlin", "berlin", "rome"),
+    "one_site": ("1", True, False),
     "codec": ("int8", "int8", "bf16"),
     "codecs": ("int8, int4", ("int8", "int4"), ("bf16",)),
     "max_nmse": ("0.05", 0.05, 0.0),
@@ -66,6 +68,7 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
     options.validate()
     assert dataclasses.asdict(options) == {
         "site": None,
+        "one_site": False,
         "codec": "none",
         "codecs": ("lossless", "bf16", "int8", "int4", "balanced", "small"),
         "max_nmse": 1e-3,
@@ -94,6 +97,12 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
 def test_table_of_this_test_covers_every_field() -> None:
     assert set(EVERY_FIELD) == {field.name for field in dataclasses.fields(Options)}
     assert all(variable_of(name) == f"GEOCOMM_{name.upper()}" for name in EVERY_FIELD)
+
+
+def test_table_of_the_tutorial_covers_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
+    cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `GEOCOMM_"))
+    assert [name for name in EVERY_FIELD if f"`{variable_of(name)}` (`{name}`)" not in cells] == []
 
 
 @pytest.mark.parametrize("name", EVERY_FIELD)
@@ -149,6 +158,7 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
         ("link_deadline", "60"),
         ("min_compress_bytes", -1),
         ("max_pacing_bps", 10),
+        ("one_site", "yes"),
         ("preserve_inputs", "yes"),
         ("outbound_only", 1),
         ("codec", None),
@@ -223,6 +233,12 @@ def test_insecure_uses_no_keys_and_ranks_must_agree_whether_there_are_any() -> N
     assert secure.agreed()["keys"] != Options(security="required").agreed()["keys"]
 
 
+def test_given_for_sites_lists_what_differs_from_the_defaults_and_counts_between_sites_only() -> None:
+    assert Options(threads=2, address="::1", metrics_port=9400, one_site=True).given_for_sites() == []
+    given = Options(site="a", security="insecure", link_deadline=5).given_for_sites()
+    assert given == ["GEOCOMM_SITE", "GEOCOMM_SECURITY", "GEOCOMM_LINK_DEADLINE"]
+
+
 def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> None:
     options = Options(codec="int8", streams=5)
     environment.setenv("GEOCOMM_STREAMS", "9")
@@ -230,7 +246,17 @@ def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> 
 
 
 def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
-    own = {"site", "address", "port", "threads", "metrics_port", "metrics_address", "stats_file", "stats_interval"}
+    own = {
+        "site",
+        "one_site",
+        "address",
+        "port",
+        "threads",
+        "metrics_port",
+        "metrics_address",
+        "stats_file",
+        "stats_interval",
+    }
     assert not own & Options().agreed().keys()
     assert Options(codec="int8").agreed() != Options().agreed()
     assert Options(codec="auto").agreed() != Options(codec="auto", max_nmse=0.1).agreed()

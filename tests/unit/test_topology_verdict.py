@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 import pytest
@@ -11,7 +13,17 @@ import torch.distributed as dist
 
 from geocomm.errors import CommTimeoutError, InvalidArgumentError, VersionMismatchError
 from geocomm.hub_address import HubAddress, remember_hub
-from geocomm.topology import RankInfo, check, exchange, own_address, publish, ranks_text, sites_of
+from geocomm.records import from_record, layout_of
+from geocomm.topology import (
+    RankInfo,
+    check,
+    exchange,
+    own_address,
+    own_versions,
+    publish,
+    ranks_text,
+    sites_of,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -36,8 +48,6 @@ def infos(*sites: str | None, **changes: object) -> list[RankInfo]:
 
 
 def changed(ranks: list[RankInfo], rank: int, **changes: object) -> list[RankInfo]:
-    from dataclasses import replace
-
     return [replace(info, **changes) if info.rank == rank else info for info in ranks]
 
 
@@ -110,6 +120,22 @@ def test_exchange_gives_the_records_in_rank_order() -> None:
     assert _exchange_all(dist.HashStore(), ranks, [2, 1, 0]) == [ranks] * 3
 
 
+def test_exchange_with_a_rank_of_another_version_reads_its_record_and_check_refuses_it() -> None:
+    store = dist.HashStore()
+    own = replace(infos("a", "b")[0], versions=own_versions())
+    later = asdict(infos("a", "b")[1]) | {"planet": "mars", "versions": own_versions() | {"rank records": "later"}}
+    del later["token"]
+    store.set("geocomm/rank/1", json.dumps(later))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(exchange, store, [10, 11], own, timedelta(seconds=20))
+        store.wait(["geocomm/view/0"], timedelta(seconds=20))
+        store.set("geocomm/view/1", store.get("geocomm/view/0"))
+        read = reading.result()
+    assert read[1].port == 4001
+    with pytest.raises(VersionMismatchError, match="rank records"):
+        check(read)
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
 def test_exchange_over_a_store_with_records_of_ranks_that_are_gone_takes_none_of_them(order: list[int]) -> None:
     store = dist.HashStore()
@@ -136,6 +162,26 @@ def test_exchange_with_an_old_record_of_a_rank_that_fails_now_tells_why() -> Non
         read = pool.submit(exchange, store, [10, 11], changed(ranks, 0, port=1)[0], timedelta(seconds=20))
         publish(store, RankInfo(1, 11, error="InvalidArgumentError: no such codec"))
         assert read.result()[1].error
+
+
+@dataclass
+class Earlier:
+    name: str
+    size: int = 1
+
+
+@dataclass
+class Later:
+    name: str
+    size: int = 1
+    colour: str = ""
+
+
+def test_records_of_other_versions_are_read_as_far_as_they_are_known_and_told_apart() -> None:
+    assert from_record(Earlier, asdict(Later("x", 2, "red"))) == Earlier("x", 2)
+    assert from_record(Later, {"name": "x"}) == Later("x")
+    assert layout_of(Earlier) != layout_of(Later)
+    assert layout_of(Earlier) == layout_of(Earlier)
 
 
 def test_exchange_without_some_ranks_names_them() -> None:

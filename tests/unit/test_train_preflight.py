@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from geocomm.topology import Presence
 from geocomm.train.preflight import Plan, decide, record_for, shared_fields
 from geocomm.train.train_config import RunConfig
 from geocomm.train.train_errors import BadInput
@@ -21,6 +23,7 @@ def _records(changes: dict[int, dict[str, Any]], config: RunConfig) -> list[dict
     for rank in range(2):
         place = Place(rank, 2, local_rank=0, local_world_size=1, site="ab"[rank])
         found = {"fields": shared_fields(config), "data": "d", "model": _MODEL, "gpus": 0, "checkpoints": {}}
+        found["presence"] = asdict(Presence(rank, place.site, f"machine{rank}", f"machine{rank}", ["GEOCOMM_SITE"]))
         records.append(record_for(place, lambda found=found: found) | changes.get(rank, {}))
     return records
 
@@ -62,6 +65,16 @@ def test_feedback_with_shards_in_sites_of_unequal_size_is_refused() -> None:
     with pytest.raises(BadInput) as caught:
         decide(records, config)
     assert all(mention in str(caught.value) for mention in ("equal size", "a: 1, b: 2", "zero_stage=0"))
+
+
+def test_machines_of_one_site_are_refused_unless_they_are_declared_or_another_backend_is_used() -> None:
+    config = _config()
+    same = {rank: {"presence": asdict(Presence(rank, "a", f"machine{rank}", "", ["GEOCOMM_SITE"]))} for rank in (0, 1)}
+    with pytest.raises(BadInput, match="GEOCOMM_ONE_SITE=1"):
+        decide(_records(same, config), config)
+    declared = {rank: {"presence": change["presence"] | {"one_site": True}} for rank, change in same.items()}
+    assert decide(_records(declared, config), config).device == "cpu"
+    assert decide(_records({rank: {"presence": None} for rank in (0, 1)}, config), config).device == "cpu"
 
 
 def test_checkpoint_with_shards_over_other_ranks_is_refused() -> None:
