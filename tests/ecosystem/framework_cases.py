@@ -95,7 +95,6 @@ def trainer(folder: str) -> Trained:
 def lightning() -> Trained:
     """Lightning's DDP strategy."""
     import lightning.pytorch as pl
-    from lightning.pytorch.strategies import DDPStrategy
 
     losses: list[float] = []
 
@@ -112,9 +111,55 @@ def lightning() -> Trained:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
+    module = Module()
+    _lightning_trainer().fit(module, DataLoader(Batches(), batch_size=8))
+    assert len(losses) > CLASSES // 2
+    return Trained(losses, digest_of(module.parameters()))
+
+
+def lightning_metrics() -> Trained:
+    """Lightning's `log(sync_dist=True)`: means, whose counts of rows are integers, sums and extremes of all ranks."""
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Regression()
+
+        def training_step(self, rows: tuple[torch.Tensor, torch.Tensor], number: int) -> torch.Tensor:
+            loss = self.net(*rows)["loss"]
+            rank = dist.get_rank()
+            for value, name in ((loss, "loss"), (torch.tensor(10 * number + rank), "count"), (2.5 * rank, "number")):
+                for reduce in ("mean", "sum", "max", "min"):
+                    # Ranks with different numbers of rows: over two of them, the mean of these is no whole number.
+                    self.log(
+                        *(f"{name}_{reduce}", value),
+                        reduce_fx=reduce,
+                        on_step=True,
+                        on_epoch=True,
+                        sync_dist=True,
+                        batch_size=3 + rank,
+                    )
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    module, trainer = Module(), _lightning_trainer()
+    trainer.fit(module, DataLoader(Batches(), batch_size=8))
+    metrics = {name: value.item() for name, value in sorted(trainer.callback_metrics.items())}
+    assert {f"{name}_{reduce}_epoch" for name in ("loss", "count") for reduce in ("mean", "sum", "max")} <= set(metrics)
+    whole = trainer.strategy.reduce(torch.tensor([3, -4]) * (dist.get_rank() + 1), reduce_op="mean")
+    return Trained([*metrics.values(), *whole.tolist()], digest_of(module.parameters()))
+
+
+def _lightning_trainer() -> Any:
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import DDPStrategy
+
     _as_launched()
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    run = pl.Trainer(
+    return pl.Trainer(
         accelerator="cpu",
         devices=1,
         num_nodes=dist.get_world_size(),
@@ -123,7 +168,3 @@ def lightning() -> Trained:
         enable_model_summary=False,
         **quiet,
     )
-    module = Module()
-    run.fit(module, DataLoader(Batches(), batch_size=8))
-    assert len(losses) > CLASSES // 2
-    return Trained(losses, digest_of(module.parameters()))

@@ -25,3 +25,8 @@ def test_trainer_over_sites_equals_gloo_bit_for_bit(two: Worlds, tmp_path: Path)
 def test_lightning_over_sites_equals_gloo_bit_for_bit(two: Worlds) -> None:
     pytest.importorskip("lightning")
     assert_equal(*two.both(cases.lightning))
+
+
+def test_lightning_metrics_synchronized_over_sites_equal_gloo(two: Worlds) -> None:
+    pytest.importorskip("lightning")
+    assert_equal(*two.both(cases.lightning_metrics))
