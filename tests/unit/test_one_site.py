@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from geocomm.doctor_ranks import Record, site_findings
 from geocomm.errors import InvalidArgumentError
+from geocomm.finding import Finding, State
 from geocomm.hub_address import HubAddress, remember_hub
 from geocomm.one_site import Scope, check_nodes, check_one_site, machine_id, own_presence
 from geocomm.options import Options
@@ -95,6 +97,23 @@ def test_refusal_of_many_machines_stays_short() -> None:
     with pytest.raises(InvalidArgumentError, match="and 92 more machines") as caught:
         check_one_site(ranks, Scope.JOB)
     assert len(str(caught.value)) < 1000
+
+
+def test_doctor_lists_the_machines_of_a_site_and_what_would_be_refused() -> None:
+    def found(ranks: list[Presence]) -> dict[str, Finding]:
+        records = [Record(rank.rank, 0, rank.site or "local", "", 0, {}, {}, False, asdict(rank)) for rank in ranks]
+        return {finding.name: finding for finding in site_findings(records)}
+
+    several = found(presences("aab", "xyz", "GEOCOMM_KEYS"))
+    assert list(several) == ["machines of site a"]
+    assert several["machines of site a"].state == State.NOTE
+    assert "node-x, node-y" in several["machines of site a"].value
+    refused = found(presences("aa", "xy", "GEOCOMM_KEYS"))["sites"]
+    assert refused.state == State.BAD
+    assert "node-y: rank 1" in refused.value
+    assert "GEOCOMM_ONE_SITE=1" in refused.fix
+    assert found(presences([None, None], "xy"))["sites"].state == State.WARNING
+    assert found(presences("aa", "xx", "GEOCOMM_KEYS")) == {}
 
 
 def test_nodes_with_keys_of_one_site_are_refused_unless_that_is_declared() -> None:
