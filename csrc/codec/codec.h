@@ -3,7 +3,8 @@
 //
 // A frame is independently decodable: a FrameHeader (codec/frame.h) and a payload. Received frames are
 // hostile until proven otherwise: decoders check every size and never read or write outside the spans they
-// were given. All functions are thread-safe, and allocate nothing but what thread_scratch.h and zstd keep.
+// were given. All functions are thread-safe, allocate nothing but what thread_scratch.h and zstd keep, and
+// compute under core::FloatRules, whatever the calling thread has set.
 #pragma once
 
 #include <cstddef>

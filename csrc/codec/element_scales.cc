@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/float_rules.h"
+
 namespace geocomm::codec {
 namespace {
 
@@ -13,6 +15,7 @@ constexpr std::int32_t kExponentBias = 127;
 }  // namespace
 
 void learn_squares(std::span<const float> values, float keep, float gain, std::span<float> mean_square) {
+  const core::FloatRules rules;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const float square = values[i] * values[i];
     mean_square[i] = mean_square[i] * keep + square * gain;

@@ -14,6 +14,7 @@
 #include "codec/dead_zone_rms.h"
 #include "codec/top_k_format.h"
 #include "codec/top_k_threshold.h"
+#include "core/float_rules.h"
 #include "core/str.h"
 
 namespace geocomm::codec {
@@ -228,6 +229,7 @@ std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elem
 core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
                                            std::span<std::byte> dst, const CompressOptions& options,
                                            core::ThreadPool* pool) {
+  const core::FloatRules rules;
   const std::size_t elements = src.size() / core::size_of(dtype);
   if (src.size() % core::size_of(dtype) != 0) {
     return Status(StatusCode::InvalidArgument, core::str("compress: ", src.size(), " bytes are not whole ",

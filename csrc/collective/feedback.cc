@@ -4,6 +4,7 @@
 
 #include "collective/feedback_kernels.h"
 #include "core/cpu.h"
+#include "core/float_rules.h"
 
 namespace geocomm::collective {
 
@@ -39,12 +40,14 @@ const FeedbackKernels& kernels_of(const FeedbackFamily& family, DType dtype) {
 // Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
 template <typename Run>
 void in_steps(DType dtype, std::size_t count, const Run& run) {
+  const core::FloatRules rules;
   const std::size_t whole = count - count % kSquareLanes;
   if (whole > 0) run(kernels_of(fast_family(), dtype), std::size_t{0}, whole);
   if (whole < count) run(kernels_of(*feedback_scalar(), dtype), whole, count - whole);
 }
 
 double total(Squares& sums) {
+  const core::FloatRules rules;
   for (std::size_t half = kSquareLanes / 2; half > 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
   }

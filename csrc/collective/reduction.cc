@@ -8,6 +8,7 @@
 
 #include "collective/sum_kernels.h"
 #include "core/cpu.h"
+#include "core/float_rules.h"
 #include "core/half.h"
 #include "core/str.h"
 
@@ -259,6 +260,7 @@ Status check_reduction(DType dtype, ReduceOp op) {
 
 void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* dst,
                      std::size_t elements, int divisor) {
+  const core::FloatRules rules;
   const SumKernels* const kernels = sum_kernels(dtype);
   if (kernels != nullptr && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
     const float by = op == ReduceOp::Avg ? static_cast<float>(divisor) : 1.0f;
@@ -290,17 +292,20 @@ void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const>
 
 void accumulate_elements(DType dtype, const std::byte* elements, std::span<float> sums,
                          codec::Accumulate mode) {
+  const core::FloatRules rules;
   const SumKernels& kernels = *sum_kernels(dtype);
   (mode == codec::Accumulate::Assign ? kernels.widen : kernels.add)(elements, sums.data(), sums.size());
 }
 
 void divide(std::span<float> sums, int divisor) {
   if (divisor == 1) return;
+  const core::FloatRules rules;
   const auto by = static_cast<float>(divisor);
   for (float& sum : sums) sum /= by;
 }
 
 void store_sums(DType dtype, std::span<const float> sums, std::byte* dst) {
+  const core::FloatRules rules;
   sum_kernels(dtype)->narrow(sums.data(), dst, sums.size());
 }
 

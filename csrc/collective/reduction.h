@@ -1,4 +1,5 @@
-// Elementwise reductions. Pure computing: no allocation, no threads; every rank gets the same bits.
+// Elementwise reductions. Pure computing: no allocation, no threads; every rank gets the same bits, whatever
+// float settings the calling thread has (core::FloatRules).
 //
 // Sums of Float32, Float16 and BFloat16 run at the speed of core::cpu_level(), with the same bits at all.
 //

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/float_rules.h"
+
 namespace geocomm::core {
 
 void set_thread_name(const std::string& name) {
@@ -35,6 +37,7 @@ void ThreadPool::submit(Task task) {
 
 void ThreadPool::run(const std::string& name) {
   set_thread_name(name);
+  const FloatRules rules;
   for (;;) {
     Task task;
     {
@@ -94,7 +97,11 @@ void GrowingExecutor::run(Task task) {
     Task next = std::move(worker.task);
     worker.task = nullptr;
     if (lock.owns_lock()) lock.unlock();
-    next();
+    {
+      // Not for good: what a user's callback sets must not reach the next task.
+      const FloatRules rules;
+      next();
+    }
     next = nullptr;  // what it owns is released before the thread counts as idle
     lock.lock();
   } while (wait_for_task(lock, worker));

@@ -1,5 +1,5 @@
 // Threads that run tasks: a fixed pool for computing (codecs, reductions) and a growing one for tasks that
-// may block.
+// may block. Tasks begin under FloatRules, whatever the thread that made the executor has set.
 #pragma once
 
 #include <chrono>
