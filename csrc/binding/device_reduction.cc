@@ -31,6 +31,7 @@ core::BufferPool& pinned_buffers() {
          void* memory = nullptr;
          if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
            core::log(core::LogLevel::Error, core::str("no ", bytes, " bytes of pinned memory for frames"));
+           core::flush_log(core::Deadline::after(std::chrono::seconds(1)));
            std::abort();
          }
          return static_cast<std::byte*>(memory);

@@ -497,6 +497,11 @@ PYBIND11_MODULE(_C, m) {
       "set_log_level", [](int level) { core::set_log_level(static_cast<core::LogLevel>(level)); },
       py::arg("level"));
   m.def(
-      "log", [](int level, const std::string& line) { core::log(static_cast<core::LogLevel>(level), line); },
-      py::arg("level"), py::arg("line"));
+      "log",
+      [](int level, const std::string& line) {
+        core::log(static_cast<core::LogLevel>(level), line);
+        // A thread of the user: the line comes before what it prints next, unless nobody reads stderr.
+        core::flush_log(core::Deadline::after(Milliseconds(100)));
+      },
+      py::arg("level"), py::arg("line"), py::call_guard<py::gil_scoped_release>());
 }

@@ -1,16 +1,116 @@
 #include "core/log.h"
 
+#include <poll.h>
+#include <pthread.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
-#include <cstdio>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "core/executor.h"
 
 namespace geocomm::core {
 
 namespace {
+
 std::atomic<LogLevel> g_level{LogLevel::Warning};
-std::mutex g_mutex;  // guards g_sink and keeps lines whole
-std::function<void(LogLevel, const std::string&)> g_sink;
+
+struct Log {
+  std::mutex mutex;  // guards all below
+  std::function<void(LogLevel, const std::string&)> sink;
+  std::condition_variable wake;     // there is something to write
+  std::condition_variable written;  // stderr has taken all
+  std::string lines;                // that wait, whole
+  std::size_t left_out = 0;
+  bool is_writing = false;
+  bool has_thread = false;
+
+  bool is_written() const { return lines.empty() && left_out == 0 && !is_writing; }
+};
+
+// Never freed: threads that a process's end does not wait for may still log. A child of fork() gets another.
+Log* g_log = new Log();
+
+void write_to_stderr(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno == EAGAIN) {  // somebody made it non-blocking
+      pollfd ready{STDERR_FILENO, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+    } else if (errno != EINTR) {
+      return;  // it is closed: nobody wants the lines
+    }
+  }
+}
+
+void run_writer(Log& log) {
+  set_thread_name("geocomm-log");
+  sigset_t all;  // SIGPIPE is an error of write() here, and other signals are for other threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::unique_lock lock(log.mutex);
+  for (;;) {
+    log.wake.wait(lock, [&] { return !log.lines.empty() || log.left_out > 0; });
+    std::string text = std::exchange(log.lines, {});
+    if (const std::size_t left_out = std::exchange(log.left_out, 0); left_out > 0) {
+      text += str("geocomm warning: ", left_out, " log lines were left out here: stderr did not take them\n");
+    }
+    log.is_writing = true;
+    lock.unlock();
+    write_to_stderr(text);
+    lock.lock();
+    log.is_writing = false;
+    if (log.is_written()) log.written.notify_all();
+  }
+}
+
+void flush_at_exit() {
+  flush_log(Deadline::after(std::chrono::seconds(1)));
+}
+
+// The lock is held. False: the system has no more threads.
+bool start_writer(Log& log) {
+  static const bool registered = std::atexit(flush_at_exit) == 0;
+  (void)registered;
+  try {
+    std::thread([&log] { run_writer(log); }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  return true;
+}
+
+void queue_line(Log& log, const std::string& line) {
+  if (log.lines.size() + line.size() > kLogRoomBytes) {
+    ++log.left_out;
+  } else {
+    log.lines += line;
+  }
+  if (!log.has_thread) log.has_thread = start_writer(log);
+  log.wake.notify_one();
+}
+
+// The child has no writer, and its parent writes what waits. From before main(), so that the log works in
+// what others do at a fork.
+[[maybe_unused]] const int kAtFork =
+    pthread_atfork([] { g_log->mutex.lock(); }, [] { g_log->mutex.unlock(); },
+                   [] {
+                     auto* const log = new Log();
+                     log->sink = g_log->sink;
+                     g_log = log;
+                   });
+
 }  // namespace
 
 void set_log_level(LogLevel level) {
@@ -21,19 +121,23 @@ LogLevel log_level() {
 }
 
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink) {
-  std::lock_guard lock(g_mutex);
-  g_sink = std::move(sink);
+  std::lock_guard lock(g_log->mutex);
+  g_log->sink = std::move(sink);
 }
 
 void write_log(LogLevel level, const std::string& line) {
   static constexpr std::array<const char*, 4> kNames = {"debug", "info", "warning", "error"};
   if (level < LogLevel::Debug || level >= LogLevel::Off) return;
-  std::lock_guard lock(g_mutex);
-  if (g_sink) {
-    g_sink(level, line);
-  } else {
-    std::fprintf(stderr, "geocomm %s: %s\n", kNames[static_cast<std::size_t>(level)], line.c_str());
-  }
+  std::lock_guard lock(g_log->mutex);
+  if (g_log->sink) return g_log->sink(level, line);
+  queue_line(*g_log, str("geocomm ", kNames[static_cast<std::size_t>(level)], ": ", line, '\n'));
+}
+
+bool flush_log(Deadline deadline) {
+  Log& log = *g_log;
+  std::unique_lock lock(log.mutex);
+  if (!log.has_thread) return log.is_written();
+  return log.written.wait_until(lock, deadline.when(), [&] { return log.is_written(); });
 }
 
 }  // namespace geocomm::core

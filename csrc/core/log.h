@@ -1,21 +1,32 @@
-// Log lines to stderr, or to a sink that the binding sets. Thread-safe. The level comes from
-// geocomm/options.py.
+// Log lines to stderr, or to a sink that tests set. Thread-safe. The level comes from geocomm/options.py.
+//
+// Nobody who logs waits for stderr: one thread of its own writes the lines, so that a full pipe or a hung
+// file system stops neither links nor operations. Lines that find kLogRoomBytes waiting are left out, and
+// counted.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <string>
 
+#include "core/deadline.h"
 #include "core/str.h"
 
 namespace geocomm::core {
 
 enum class LogLevel : int { Debug = 0, Info = 1, Warning = 2, Error = 3, Off = 4 };
 
+// Bytes of lines that may wait for stderr.
+inline constexpr std::size_t kLogRoomBytes = 256 << 10;
+
 void set_log_level(LogLevel level);
 LogLevel log_level();
 // `sink` is called with the lock held; nullptr restores stderr.
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink);
 void write_log(LogLevel level, const std::string& line);
+// Waits until stderr has taken all that was logged; false: not by then. Before a process ends itself; at exit
+// it happens without being asked.
+bool flush_log(Deadline deadline);
 
 template <typename... Parts>
 void log(LogLevel level, const Parts&... parts) {

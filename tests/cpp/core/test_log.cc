@@ -1,6 +1,13 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,8 +53,110 @@ TEST_F(Log, test_log_without_sink_goes_to_stderr) {
   set_log_sink(nullptr);
   testing::internal::CaptureStderr();
   log(LogLevel::Warning, "link down");
+  EXPECT_TRUE(flush_log(Deadline::after(std::chrono::seconds(60))));
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "geocomm warning: link down\n");
   EXPECT_TRUE(lines_.empty());
+}
+
+// stderr is a pipe that nobody reads, already full.
+class FullStderr {
+ public:
+  FullStderr() : before_(dup(STDERR_FILENO)) {
+    EXPECT_TRUE(flush_log(Deadline::after(std::chrono::seconds(60))));
+    EXPECT_EQ(pipe(ends_.data()), 0);
+    EXPECT_EQ(fcntl(ends_[1], F_SETFL, O_NONBLOCK), 0);
+    const std::string block(4096, '.');
+    while (write(ends_[1], block.data(), block.size()) > 0) {
+    }
+    EXPECT_EQ(fcntl(ends_[1], F_SETFL, 0), 0);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  // Whoever still writes gets an error.
+  ~FullStderr() {
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    close(ends_[0]);
+  }
+
+  // All that was and will be written until `last`.
+  std::string read_until(const std::string& last) const {
+    std::string text;
+    std::array<char, 65536> block;
+    while (text.find(last) == std::string::npos) {
+      const ssize_t count = read(ends_[0], block.data(), block.size());
+      if (count <= 0) break;
+      text.append(block.data(), static_cast<std::size_t>(count));
+    }
+    return text;
+  }
+
+ private:
+  const int before_;
+  std::array<int, 2> ends_{};
+};
+
+TEST(FullLog, test_log_when_stderr_is_full_returns_and_counts_what_it_leaves_out) {
+  constexpr std::size_t kLines = 5000;
+  const std::string padding(200, '-');
+  const FullStderr stderr_is_full;
+  log(LogLevel::Warning, "first");
+  for (std::size_t i = 0; i < kLines; ++i) log(LogLevel::Warning, "line ", i, ' ', padding);
+  EXPECT_FALSE(flush_log(Deadline::after(std::chrono::milliseconds(10))));
+
+  std::string text = stderr_is_full.read_until("log lines were left out");
+  log(LogLevel::Warning, "last");
+  if (text.find("\ngeocomm warning: last\n") == std::string::npos)
+    text += stderr_is_full.read_until("last\n");
+  EXPECT_TRUE(flush_log(Deadline::after(std::chrono::seconds(60))));
+  EXPECT_NE(text.find("geocomm warning: first\n"), std::string::npos);
+  std::size_t seen = 0;
+  for (std::size_t at = 0; (at = text.find("geocomm warning: line ", at)) != std::string::npos; ++at) ++seen;
+  EXPECT_GT(seen * padding.size(), kLogRoomBytes / 2);
+  EXPECT_LT(seen * padding.size(), 2 * kLogRoomBytes);
+  EXPECT_NE(text.find(str("geocomm warning: ", kLines - seen, " log lines were left out")),
+            std::string::npos);
+  EXPECT_NE(text.find("geocomm warning: last\n"), std::string::npos);
+}
+
+// The parent's writer holds what waits; the child has neither its thread nor its lines.
+TEST(FullLog, test_child_of_a_fork_logs_with_a_writer_of_its_own) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts a thread";
+#endif
+  std::array<int, 2> ends;
+  ASSERT_EQ(pipe(ends.data()), 0);
+  pid_t child = 0;
+  {
+    const FullStderr stderr_is_full;
+    log(LogLevel::Warning, "of the parent");
+    child = fork();
+    if (child == 0) {
+      dup2(ends[1], STDERR_FILENO);
+      log(LogLevel::Warning, "of the child");
+      _exit(flush_log(Deadline::after(std::chrono::seconds(60))) ? 0 : 1);
+    }
+    EXPECT_NE(stderr_is_full.read_until("of the parent\n").find("of the parent"), std::string::npos);
+    EXPECT_TRUE(flush_log(Deadline::after(std::chrono::seconds(60))));
+  }
+  close(ends[1]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::array<char, 256> text{};
+  const ssize_t count = read(ends[0], text.data(), text.size());
+  EXPECT_EQ(std::string(text.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0))),
+            "geocomm warning: of the child\n");
+  close(ends[0]);
+}
+
+TEST(FullLogDeathTest, test_lines_are_written_before_the_process_exits) {
+  EXPECT_EXIT(
+      {
+        log(LogLevel::Warning, "the last word");
+        std::exit(3);
+      },
+      testing::ExitedWithCode(3), "geocomm warning: the last word");
 }
 
 TEST(Str, test_str_joins_parts) {
