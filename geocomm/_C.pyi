@@ -153,7 +153,11 @@ def compress(
     threads: int = 0,
 ) -> torch.Tensor: ...
 def decompress(
-    payload: torch.Tensor, out: torch.Tensor | None = None, add: bool = False, threads: int = 0
+    payload: torch.Tensor,
+    out: torch.Tensor | None = None,
+    add: bool = False,
+    max_elems: int | None = None,
+    threads: int = 0,
 ) -> torch.Tensor: ...
 def compress_bound(tensor: torch.Tensor, codec: str) -> int: ...
 def learn_scales(

@@ -454,7 +454,8 @@ PYBIND11_MODULE(_C, m) {
         py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),
         py::arg("out") = py::none(), py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
   m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
-        py::arg("add") = false, py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
+        py::arg("add") = false, py::arg("max_elems") = py::none(), py::arg("threads") = 0,
+        py::call_guard<py::gil_scoped_release>());
   m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
   m.def("learn_scales", &learn_scales, py::arg("values"), py::arg("first"), py::arg("weight"),
         py::arg("floor_bits"), py::arg("mean_square"), py::arg("scale"),

@@ -7,6 +7,7 @@
 
 #include "binding/comm_error.h"
 #include "binding/device_tensor_codec.h"
+#include "binding/payload_room.h"
 #include "binding/staging.h"
 #include "codec/payload.h"
 #include "core/executor.h"
@@ -147,7 +148,7 @@ at::Tensor decompress_cuda(const codec::PayloadInfo& info, const at::Tensor& pay
     decompress_on_device(info, flat(payload), target, add);
   } else {
     const auto host = add ? target.cpu() : at::empty(target.sizes(), target.options().device(at::kCPU));
-    decompress_tensor(host_payload, host, add, threads);
+    decompress_tensor(host_payload, host, add, std::nullopt, threads);
     target.copy_(host);
   }
   if (!target.is_same(out)) out.copy_(target);
@@ -200,19 +201,29 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
     return used;
   }
   const auto source = flat(tensor);
-  auto payload = out ? out->view({-1}) : at::empty({static_cast<std::int64_t>(bound)}, at::kByte);
-  const auto size = static_cast<std::int64_t>(value_or_throw(codec::compress_payload(
-      spec, dtype, bytes_of(source), bytes_of(payload), options, pool_for(threads).get())));
-  const auto used = payload.narrow(0, 0, size);
-  return out ? used : used.clone();
+  const auto compress_to = [&](std::span<std::byte> room) {
+    return value_or_throw(
+        codec::compress_payload(spec, dtype, bytes_of(source), room, options, pool_for(threads).get()));
+  };
+  if (out) {
+    const auto used = static_cast<std::int64_t>(compress_to(bytes_of(*out)));
+    return out->view({-1}).narrow(0, 0, used);
+  }
+  PayloadRoom room(bound);
+  return room.take(compress_to(room.bytes()));
 }
 
 at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::Tensor>& out, bool add,
-                             std::size_t threads) {
+                             std::optional<std::uint64_t> max_elems, std::size_t threads) {
   require_bytes(payload, "payload");
   const auto host_payload = payload.cpu();  // the headers have to be read; itself if it is there
   const auto info = value_or_throw(codec::inspect_payload(bytes_of(host_payload)));
   const auto type = scalar_type_of(info.dtype);
+  if (max_elems && info.elements > *max_elems) {
+    throw_status(StatusCode::InvalidArgument,
+                 core::str("the payload holds ", info.elements, " elements of ", core::to_string(info.dtype),
+                           ", more than max_elems=", *max_elems));
+  }
   if (add) {
     if (!out || out->scalar_type() != at::kFloat || out->device() != payload.device() ||
         !is_flat_view(*out) || static_cast<std::uint64_t>(out->numel()) != info.elements) {

@@ -30,8 +30,8 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
 
 // The elements of a payload: as a new tensor of one dimension, or in `out` (same dtype and number of
 // elements, any shape). add: they are added to `out`, which is float32, contiguous, and there; on error it
-// may hold part of the sum.
+// may hold part of the sum. max_elems: a payload of more is refused before anything is allocated.
 at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::Tensor>& out, bool add,
-                             std::size_t threads);
+                             std::optional<std::uint64_t> max_elems, std::size_t threads);
 
 }  // namespace geocomm::binding

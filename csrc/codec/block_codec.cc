@@ -114,9 +114,13 @@ class Encoder {
   alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> values_;
 };
 
-std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+std::size_t usual_bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   const BlockLayout layout = layout_of(spec, dtype, elements);
-  return layout.scale_bytes() + plane_bound(spec.entropy, layout.plane_bytes()) + layout.raw_bytes(elements);
+  return layout.scale_bytes() + plane_bound(spec.entropy, layout.plane_bytes());
+}
+
+std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return usual_bound_of(spec, dtype, elements) + elements * core::size_of(dtype);
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
@@ -223,6 +227,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kBlockCodec{bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kBlockCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

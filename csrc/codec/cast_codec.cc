@@ -124,6 +124,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kCastCodec{bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kCastCodec{bound_of, bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

@@ -72,6 +72,11 @@ Status check_input(const CodecSpec& spec, DType dtype, std::span<const std::byte
   return check_feedback(feedback, elements);
 }
 
+CodecSpec with_valid_block(CodecSpec spec) {
+  spec.block = std::clamp(spec.block, kMinBlock, kMaxBlock);
+  return spec;
+}
+
 // Copy and crc in turns on pieces that stay in the first-level cache: memory is passed over once.
 std::uint32_t copy_with_crc(std::span<const std::byte> src, std::byte* dst) {
   constexpr std::size_t kPiece = 12288;
@@ -122,12 +127,14 @@ const PayloadCodec& payload_codec(CodecId id) {
   return kPlainCodec;
 }
 
+std::size_t usual_compress_bound(const CodecSpec& spec, DType dtype, std::size_t elements) {
+  return sizeof(FrameHeader) + payload_codec(spec.id).usual_bound(with_valid_block(spec), dtype, elements);
+}
+
 std::size_t compress_bound(const CodecSpec& spec, DType dtype, std::size_t elements) {
-  CodecSpec valid = spec;
-  valid.block = std::clamp(spec.block, kMinBlock, kMaxBlock);
   // Any codec may resort to a frame of None.
-  const std::size_t payload =
-      std::max(payload_codec(spec.id).bound(valid, dtype, elements), elements * core::size_of(dtype));
+  const std::size_t payload = std::max(payload_codec(spec.id).bound(with_valid_block(spec), dtype, elements),
+                                       elements * core::size_of(dtype));
   return sizeof(FrameHeader) + payload;
 }
 

@@ -50,6 +50,9 @@ struct CompressOptions {
 
 // Worst-case size of the frame, header included, in bytes. Cannot fail; 0 elements are allowed.
 std::size_t compress_bound(const CodecSpec& spec, core::DType dtype, std::size_t elements);
+// The same where the codec can carry all values: no NaN, no Inf, none beyond its range. Of codecs with a
+// fixed rate it is the exact size.
+std::size_t usual_compress_bound(const CodecSpec& spec, core::DType dtype, std::size_t elements);
 
 // Writes one frame to `dst`, which has room for compress_bound(), and returns its size. `src` holds whole
 // elements of `dtype` (any alignment) and does not overlap `dst`. None and Lossless take every dtype; the

@@ -106,10 +106,13 @@ bool fits(std::uint32_t peak, float inverse) {
   return std::bit_cast<float>(peak) * inverse - 0.1f < 127.5f;
 }
 
+std::size_t usual_bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return layout_of(spec, dtype, elements).scale_bytes() + plane_bound(spec.entropy, bitmap_bytes(elements)) +
+         plane_bound(spec.entropy, elements);
+}
+
 std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
-  const BlockLayout layout = layout_of(spec, dtype, elements);
-  return layout.scale_bytes() + plane_bound(spec.entropy, bitmap_bytes(elements)) +
-         plane_bound(spec.entropy, elements) + layout.raw_bytes(elements);
+  return usual_bound_of(spec, dtype, elements) + elements * core::size_of(dtype);
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
@@ -276,6 +279,6 @@ float SquareSum::rms() const {
   return elements == 0 ? 0.0f : static_cast<float>(std::sqrt(sum / static_cast<double>(elements)));
 }
 
-const PayloadCodec kDeadZoneCodec{bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kDeadZoneCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

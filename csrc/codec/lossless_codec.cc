@@ -53,6 +53,11 @@ std::size_t bound_of(const CodecSpec& spec, DType dtype, std::size_t elements) {
   return 1 + 2 * plane_bound(spec.entropy, elements) + lower;
 }
 
+// What would not be shorter than the elements becomes a frame of None.
+std::size_t usual_bound_of(const CodecSpec&, DType dtype, std::size_t elements) {
+  return elements * core::size_of(dtype);
+}
+
 std::size_t encode_16(const FrameInput& input, std::byte* dst) {
   const LosslessKernels& kernels = lossless_kernels();
   const Entropy stage = input.spec.entropy;
@@ -207,6 +212,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kLosslessCodec{bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kLosslessCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

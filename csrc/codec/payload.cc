@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codec/dead_zone_rms.h"
+#include "codec/thread_scratch.h"
 #include "codec/top_k_format.h"
 #include "codec/top_k_threshold.h"
 #include "core/float_rules.h"
@@ -56,32 +57,74 @@ class SharedJobs {
   std::size_t done_ = 0;
 };
 
-// Frames whose sizes are known only when they are there, made in any order: each is written where it lies if
-// all before it are of the worst size, and goes down as soon as all before it have.
+// Frames whose sizes are known only when they are there, made in any order. Each gets a place of the usual
+// size in `dst`, where those of a fixed rate stay, and goes down as soon as all before it are there. One that
+// is larger waits apart, and the rest with it.
 class FramePacker {
  public:
-  FramePacker(std::byte* dst, std::size_t stride, std::size_t frames)
-      : dst_(dst), stride_(stride), sizes_(frames, kMissing) {}
+  FramePacker(std::byte* dst, std::size_t usual_size, std::size_t frames)
+      : dst_(dst), stride_(usual_size), frames_(frames) {}
 
-  // Frame `index` is at index * stride, and so large. From any thread; once for each frame.
-  void add(std::size_t index, std::size_t size) {
+  std::size_t place_of(std::size_t index) const { return index * stride_; }
+
+  // A copy, unless it is at its place. From any thread; once for each frame.
+  void add(std::size_t index, std::span<const std::byte> frame) {
+    Frame added{frame.size(), {}};
+    if (frame.size() > stride_) {
+      added.apart.assign(frame.begin(), frame.end());
+    } else if (std::byte* const place = dst_ + place_of(index); frame.data() != place) {
+      std::memcpy(place, frame.data(), frame.size());
+    }
     std::lock_guard lock(mutex_);
-    sizes_[index] = size;
-    for (; next_ < sizes_.size() && sizes_[next_] != kMissing; ++next_) {
-      if (end_ != next_ * stride_) std::memmove(dst_ + end_, dst_ + next_ * stride_, sizes_[next_]);
-      end_ += sizes_[next_];
+    frames_[index] = std::move(added);
+    for (; next_ < frames_.size() && frames_[next_].size > 0 && frames_[next_].apart.empty(); ++next_) {
+      move_to_end(place_of(next_), frames_[next_].size);
     }
   }
-  // When all have been added: the size of them all.
-  std::size_t end() const { return end_; }
+
+  // When all have been added: puts them in order, and returns their size. `dst` has room for them.
+  std::size_t finish() {
+    // Down, as far as those that wait apart let them; then up, from the last, to let these in.
+    std::size_t apart_bytes = 0;
+    const std::size_t first = next_;
+    for (; next_ < frames_.size(); ++next_) {
+      if (frames_[next_].apart.empty()) {
+        move_to_end(place_of(next_), frames_[next_].size);
+      } else {
+        apart_bytes += frames_[next_].size;
+      }
+    }
+    std::size_t from = end_;
+    end_ += apart_bytes;
+    std::size_t to = end_;
+    for (std::size_t index = frames_.size(); index > first; --index) {
+      const Frame& frame = frames_[index - 1];
+      to -= frame.size;
+      if (frame.apart.empty()) {
+        from -= frame.size;
+        if (from != to) std::memmove(dst_ + to, dst_ + from, frame.size);
+      } else {
+        std::memcpy(dst_ + to, frame.apart.data(), frame.size);
+      }
+    }
+    return end_;
+  }
 
  private:
-  static constexpr std::size_t kMissing = ~std::size_t{0};
+  struct Frame {
+    std::size_t size = 0;  // 0: not there yet
+    std::vector<std::byte> apart;
+  };
+
+  void move_to_end(std::size_t from, std::size_t size) {
+    if (end_ != from) std::memmove(dst_ + end_, dst_ + from, size);
+    end_ += size;
+  }
 
   std::byte* const dst_;
   const std::size_t stride_;
   std::mutex mutex_;  // guards all below
-  std::vector<std::size_t> sizes_;
+  std::vector<Frame> frames_;
   std::size_t next_ = 0;
   std::size_t end_ = 0;
 };
@@ -253,38 +296,43 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
       are_taken(dtype, options.feedback)) {
     rms = shared_rms(dtype, src, options.feedback, pool);
   }
-  const auto compress_frame = [&](std::size_t index, std::size_t offset, std::size_t room) {
+  const auto compress_frame = [&](std::size_t index, std::span<std::byte> room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
     part.rms = rms;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
-    return threshold.compress_frame(spec, dtype,
-                                    src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
-                                    dst.subspan(offset, room), part);
+    return threshold.compress_frame(
+        spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)), room, part);
   };
   // What can go wrong now (codec and dtype) goes wrong in every frame alike, before it wrote anything.
   if (pool == nullptr) {
     std::size_t end = 0;
     for (std::size_t index = 0; index < frames; ++index) {
-      GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, end, dst.size() - end));
+      GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, dst.subspan(end)));
       end += size;
     }
     threshold.correct(options.threshold);
     return end;
   }
-  const std::size_t stride = compress_bound(spec, dtype, per_frame);
-  FramePacker packer(dst.data(), stride, frames);
+  // What may be larger than its place is made in the caches, so that no page of `dst` is touched but those
+  // that the payload takes.
+  const std::size_t bound = compress_bound(spec, dtype, per_frame);
+  const std::size_t place = usual_compress_bound(spec, dtype, per_frame);
+  FramePacker packer(dst.data(), place, frames);
   std::vector<Status> statuses(frames);
   SharedJobs::run(pool, frames, [&](std::size_t index) {
-    const auto size = compress_frame(index, index * stride, std::min(stride, dst.size() - index * stride));
+    const auto own = dst.subspan(packer.place_of(index));
+    const auto frame =
+        bound <= place ? own.first(std::min(place, own.size())) : thread_scratch(ScratchUse::Frame, bound);
+    const auto size = compress_frame(index, frame);
     statuses[index] = size.status();
-    packer.add(index, size.is_ok() ? *size : 0);
+    if (size.is_ok()) packer.add(index, frame.first(*size));
   });
   for (const Status& status : statuses) GEOCOMM_RETURN_IF_ERROR(status);
   threshold.correct(options.threshold);
-  return packer.end();
+  return packer.finish();
 }
 
 core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {

@@ -27,6 +27,9 @@ struct FrameInput {
 struct PayloadCodec {
   // Worst case of encode(), in bytes. Cannot fail.
   std::size_t (*bound)(const CodecSpec& spec, core::DType dtype, std::size_t elements);
+  // The same where no block goes raw and the frame does not become one of None: for codecs of a fixed rate
+  // the exact size.
+  std::size_t (*usual_bound)(const CodecSpec& spec, core::DType dtype, std::size_t elements);
   // Writes the payload to `dst`, which has room for bound(), and returns its size; updates the residual.
   // kResortToNone: the codec cannot carry this input; nothing was written, the residual is as it was, and the
   // frame becomes one of None.

@@ -18,7 +18,7 @@
 
 namespace geocomm::codec {
 
-enum class ScratchUse : std::uint8_t { Codes, Bitmap, Values, Indices, Places, Coded };
+enum class ScratchUse : std::uint8_t { Codes, Bitmap, Values, Indices, Places, Frame };
 inline constexpr std::size_t kScratchUses = 6;
 
 // `bytes` of unspecified content, aligned to 64, with 64 bytes more that may be written. Valid until this

@@ -119,6 +119,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kTopKCodec{bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kTopKCodec{bound_of, bound_of, encode_frame, is_possible_size, decode_frame};
 
 }  // namespace geocomm::codec

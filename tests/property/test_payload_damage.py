@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 
 import pytest
 import torch
@@ -118,3 +119,40 @@ def _crc32c(data: bytes | bytearray) -> int:
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
+
+
+# ---- how much a payload may ask for
+
+
+@small
+@given(payloads, st.integers(0, 3000))
+def test_decompress_of_more_than_max_elems_is_refused_and_else_the_same(payload: torch.Tensor, limit: int) -> None:
+    decoded = geocomm.decompress(payload)
+    if decoded.numel() > limit:
+        with pytest.raises(InvalidArgumentError, match="max_elems"):
+            geocomm.decompress(payload, max_elems=limit)
+        with pytest.raises(InvalidArgumentError, match="max_elems"):
+            geocomm.decompress(payload, torch.empty_like(decoded), max_elems=limit)
+    else:
+        assert same_bits(geocomm.decompress(payload, max_elems=limit), decoded)
+
+
+@pytest.mark.parametrize("codec", ["topk", "deadzone", "lossless"])
+def test_decompress_of_frames_that_stand_for_far_more_than_they_take_is_refused_before_anything_is_allocated(
+    codec: str,
+) -> None:
+    elements = FRAME_BYTES // 4
+    frame = geocomm.compress(torch.zeros(elements), codec, torch.zeros(elements) if codec == "topk" else None)
+    frames = 2**40 // FRAME_BYTES // 8
+    payload = frame.repeat(frames)
+    assert frames * FRAME_BYTES > 500 * payload.numel()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidArgumentError, match=rf"holds {frames * elements} elements"):
+        geocomm.decompress(payload, max_elems=elements)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib * 1024 < payload.numel() + 64 * 2**20
+
+
+def test_decompress_with_negative_max_elems_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="max_elems"):
+        geocomm.decompress(geocomm.compress(torch.ones(3), "none"), max_elems=-1)

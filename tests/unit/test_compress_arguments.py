@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +143,47 @@ def _threads_started() -> int:
     before = len(os.listdir("/proc/self/task"))
     geocomm.compress(tensor, "int8")
     return len(os.listdir("/proc/self/task")) - before
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "bit1", "balanced", "lossless"])
+def test_large_payload_owns_just_its_bytes_and_touches_no_others(codec: str, threads: int) -> None:
+    """Without `out` the room is for the worst case: far more than what comes of finite values."""
+    tensor = torch.randn(20 << 20)
+    expected = geocomm.compress(
+        tensor, codec, out=torch.empty(geocomm.compress_bound(tensor, codec), dtype=torch.uint8)
+    )
+    before = _resident_bytes()
+    payload = geocomm.compress(tensor, codec, threads=threads)
+    grown = _resident_bytes() - before
+    assert torch.equal(payload, expected)
+    assert payload.untyped_storage().nbytes() == payload.numel()
+    assert grown < 1.02 * payload.numel() + (12 << 20)  # with huge pages, and what each thread keeps
+
+
+def test_large_payload_can_be_grown_copied_and_outlived() -> None:
+    tensor = torch.randn(10 << 20)
+    payload = geocomm.compress(tensor, "int8", threads=1)
+    bits = payload.clone()
+    view = payload[100:200]
+    del payload
+    assert torch.equal(view, bits[100:200])
+    payload = geocomm.compress(tensor, "int8", threads=1)
+    payload.resize_(2 * bits.numel())
+    assert torch.equal(payload[: bits.numel()], bits)
+    stored = io.BytesIO()
+    torch.save(geocomm.compress(tensor, "int8", threads=1), stored)
+    assert stored.tell() < 1.02 * bits.numel()
+
+
+def test_large_payload_that_is_all_raw_fits_its_room() -> None:
+    tensor = torch.full((9 << 20,), float("nan"))
+    for threads in (1, 2):
+        payload = geocomm.compress(tensor, "int8", threads=threads)
+        assert payload.numel() <= geocomm.compress_bound(tensor, "int8")
+        assert geocomm.decompress(payload).isnan().all()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

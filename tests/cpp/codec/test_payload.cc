@@ -110,6 +110,56 @@ std::size_t chosen_in(std::span<const std::byte> payload) {
   return chosen;
 }
 
+// Frames that are larger than usual, in any places among others, and after the last whole one.
+TEST(PayloadPool, test_frames_with_raw_blocks_among_others_give_the_same_bytes) {
+  constexpr std::size_t kFrames = 5;  // and a shorter one
+  const auto finite = gaussian(kFrames * kPerFrame + 1234);
+  for (const auto text : {"fp16", "int8", "int8+huffman", "bit1", "deadzone", "lossless"}) {
+    const CodecSpec spec = spec_of(text);
+    for (const unsigned large : {0x01u, 0x10u, 0x0Au, 0x15u, 0x1Fu, 0x0Cu, 0x20u, 0x3Fu}) {
+      auto values = finite;
+      for (std::size_t frame = 0; frame <= kFrames; ++frame) {
+        if ((large >> frame & 1) == 0) continue;
+        const std::size_t end = std::min(values.size(), (frame + 1) * kPerFrame);
+        for (std::size_t i = frame * kPerFrame; i < end; i += 1 + frame * 1000) values[i] = kInf;
+        values[end - 1] = 1e30f;  // no fp16
+      }
+      const Bytes src = to_bytes(values);
+      const Bytes expected = encoded_payload(spec, DType::Float32, src);
+      core::ThreadPool pool(3, "codec");
+      ASSERT_TRUE(encoded_payload(spec, DType::Float32, src, {}, &pool) == expected) << text << ' ' << large;
+    }
+  }
+}
+
+TEST(PayloadBound, test_usual_bound_of_a_fixed_rate_is_the_size_of_finite_frames) {
+  for (const auto text : {"none", "fp16", "bf16", "int8", "int8:block=64", "int4:block=128", "bit2",
+                          "ternary", "bit1:block=4096"}) {
+    const CodecSpec spec = spec_of(text);
+    for (const DType dtype : kFloatTypes) {
+      for (const std::size_t length : {0u, 1u, 63u, 64u, 1000u, 70000u}) {
+        const Bytes src = to_bytes(gaussian(length), dtype);
+        EXPECT_EQ(compressed(spec, dtype, src).size(), usual_compress_bound(spec, dtype, length)) << text;
+      }
+    }
+  }
+}
+
+TEST(PayloadBound, test_usual_bound_of_any_codec_holds_for_finite_values) {
+  for (const auto text : {"bf16+huffman", "int8+huffman", "deadzone", "deadzone+none", "topk", "lossless"}) {
+    const CodecSpec spec = spec_of(text);
+    for (const DType dtype : kFloatTypes) {
+      for (const std::size_t length : {0u, 1u, 63u, 1000u, 70000u}) {
+        std::vector<float> residual(length);
+        const Bytes src = to_bytes(gaussian(length), dtype);
+        const std::size_t size = compressed(spec, dtype, src, {.feedback = feedback(residual)}).size();
+        EXPECT_LE(size, usual_compress_bound(spec, dtype, length)) << text;
+        EXPECT_LE(size, compress_bound(spec, dtype, length)) << text;
+      }
+    }
+  }
+}
+
 TEST(PayloadThreshold, test_all_frames_have_one_threshold_and_any_threads_give_the_same) {
   const CodecSpec spec = spec_of("topk:select=global");
   auto values = gaussian(5 * kPerFrame + 77);
