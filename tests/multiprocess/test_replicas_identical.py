@@ -118,6 +118,7 @@ def _sums_of_subnormals(codec: str, elements: int, op: str) -> tuple[list[int], 
     generator = torch.Generator().manual_seed(dist.get_rank())
     # By bits, since this thread's own arithmetic may flush: exponents from subnormal to a few above.
     bits = torch.randint(0, 1 << 25, (elements,), generator=generator, dtype=torch.int32)
+    bits[::7] >>= 5  # whose sums are subnormal, too
     values = bits.view(torch.float32).clone()
     dist.all_reduce(values, getattr(dist.ReduceOp, op), group=_groups[codec])
     product = torch.tensor([2.0**-126]) * 0.5
@@ -138,4 +139,5 @@ def test_rank_that_flushes_subnormals_gets_the_bits_of_the_others(
     results = ranks.run(_sums_of_subnormals, codec, elements, op)
     assert all(kept_setting for _, kept_setting in results)
     assert all(values == results[0][0] for values, _ in results)
-    assert any(0 < abs(bits & 0x7FFFFFFF) < 1 << 23 for bits in results[0][0]), "no subnormal among the results"
+    if codec == "none":  # int8's scales are normal, and sums are multiples of them
+        assert any(0 < bits < 1 << 23 for bits in results[0][0]), "no subnormal among the results"
