@@ -31,6 +31,8 @@ def stats() -> dict[str, Any]:
     - bytes_sent, bytes_received; payload_sent, payload_received: of these, what collectives sent, as encoded
     - retransmitted_segments: TCP's, which loss on the way causes
     - resumes: connections made again after a loss; resent_segments: geocomm's, because of that; acks: received
+    - early_bytes_held: received from the peer and kept now, since no operation here has asked for it yet;
+      early_bytes_sent: sent to the peer before it asked, as far as is known now (at most 64 MiB at a time)
     - stalled_by_receiver_us: time in which the peer's receive window held back data; stalled_by_send_buffer_us: this
       side's send buffers; streams counted together, zeros where the kernel does not tell
     - rtt_us: round trip of the last heartbeat; streams: data streams that are connected; congestion_control

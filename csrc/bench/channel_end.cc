@@ -26,6 +26,8 @@ constexpr std::uint32_t kChunks = 64;
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 // Receives are posted so far ahead, as overlapping collectives do.
 constexpr std::uint64_t kPostedAhead = 4;
+// What may wait for the kernel, as collectives have it.
+constexpr std::size_t kMostQueuedChunks = 64;
 constexpr std::uint64_t kGroup = 1;
 constexpr std::chrono::seconds kPatience{20};
 
@@ -159,13 +161,25 @@ class ChannelEnd final : public End {
   // False when it is over.
   bool send_operation(std::uint64_t op) {
     for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      if (!channel_->wait_room(core::Deadline::after(kPatience)).is_ok()) return false;
+      {
+        std::unique_lock lock(queued_->mutex);
+        if (!queued_->changed.wait_for(lock, kPatience,
+                                       [&] { return queued_->chunks < kMostQueuedChunks; })) {
+          return false;
+        }
+        ++queued_->chunks;
+      }
       transport::OutgoingChunk out;
       out.key = {kGroup, op};
       out.chunk = chunk;
       out.chunk_count = kChunks;
       out.payload = chunks_[chunk];
-      if (!channel_->send(std::move(out)).is_ok()) return false;
+      const auto on_sent = [queued = queued_](const Status&) {
+        std::lock_guard lock(queued->mutex);
+        --queued->chunks;
+        queued->changed.notify_all();
+      };
+      if (!channel_->send(std::move(out), on_sent).is_ok()) return false;
     }
     return true;
   }
@@ -189,8 +203,15 @@ class ChannelEnd final : public End {
     }
   }
 
+  struct Queued {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t chunks = 0;  // given to the channel, not yet taken by the kernel
+  };
+
   const bool sends_;
   const bool receives_;
+  const std::shared_ptr<Queued> queued_ = std::make_shared<Queued>();
   core::BufferPool pool_;
   std::vector<core::Buffer> chunks_;
   const std::shared_ptr<Arrivals> arrivals_ = std::make_shared<Arrivals>();

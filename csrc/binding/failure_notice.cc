@@ -129,7 +129,10 @@ void FailureNotice::send(const Status& why) {
     payload.resize(bytes.size());
     std::memcpy(payload.data(), bytes.data(), bytes.size());
     // One that is lost need not know.
-    (void)neighbour->send({.key = key_, .descriptor = kNoticeDescriptor, .payload = std::move(payload)});
+    (void)neighbour->send({.key = key_,
+                           .descriptor = kNoticeDescriptor,
+                           .payload = std::move(payload),
+                           .outlives_group = true});
   }
 }
 

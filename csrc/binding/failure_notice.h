@@ -30,7 +30,8 @@ class FailureNotice : public std::enable_shared_from_this<FailureNotice> {
   // From now on `on_failure` runs, on the executor and at most once, with what the first neighbour says or
   // died of.
   void listen(std::function<void(const core::Status&)> on_failure);
-  // Tells the neighbours; Ok: that this rank leaves in good order. Only the first call counts.
+  // Tells the neighbours; Ok: that this rank leaves in good order. Only the first call counts. To be called
+  // before the group is closed at the endpoint; the notice arrives all the same.
   void send(const core::Status& why);
   // Hears nothing any more.
   void close();

@@ -120,6 +120,8 @@ py::list channel_stats(const PyEndpoint& self) {
     row["resumes"] = stats.resumes;
     row["resent_segments"] = stats.resent_segments;
     row["acks"] = stats.acks;
+    row["early_bytes_held"] = stats.early_bytes_held;
+    row["early_bytes_sent"] = stats.early_bytes_sent;
     row["rtt_us"] = stats.rtt_us;
     row["streams"] = stats.streams;
     row["congestion_control"] = stats.congestion_control;
@@ -246,7 +248,12 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     auto notice =
         std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers);
     // The last to let go of it may be Python, with a Work.
-    wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice)),
+    auto close_group = [resources = std::weak_ptr(process), group](const core::Status& why,
+                                                                   transport::QueuedChunks queued) {
+      if (const auto held = resources.lock()) held->endpoint->close_group(group, why, queued);
+    };
+    wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice),
+                              std::move(close_group)),
            [](WanCollectives* freed) {
              const GilRelease released;
              delete freed;

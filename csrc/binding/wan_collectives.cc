@@ -133,11 +133,13 @@ void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkP
 }
 
 WanCollectives::WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner,
-                               bool preserve_inputs, std::shared_ptr<FailureNotice> notice)
+                               bool preserve_inputs, std::shared_ptr<FailureNotice> notice,
+                               CloseGroup close_group)
     : exchange_(std::move(exchange)),
       inner_(std::move(inner)),
       preserve_inputs_(preserve_inputs),
       notice_(std::move(notice)),
+      close_group_(std::move(close_group)),
       pipeline_(blocking_executor(), kMaxConcurrentExchanges,
                 [this](const std::exception_ptr& error) { mark_failed(status_of(error)); }) {}
 
@@ -179,14 +181,20 @@ core::StatusCode WanCollectives::failure_code() const {
 
 // After one failed operation the ranks no longer agree on what comes next, so the group is over.
 void WanCollectives::mark_failed(const core::Status& why) {
+  end_group(why, why, transport::QueuedChunks::Drop);
+}
+
+void WanCollectives::end_group(const core::Status& why, const core::Status& said,
+                               transport::QueuedChunks queued) {
   {
     std::lock_guard lock(failed_->mutex);
     if (!failed_->cause.is_ok()) return;
     failed_->cause = why;
   }
   failed_->changed.notify_all();
-  notice_->send(why);
+  notice_->send(said);
   exchange_->abort(news(why));
+  close_group_(news(why), queued);
 }
 
 void WanCollectives::finish_inner(const WorkPtr& work) {
@@ -251,9 +259,11 @@ void WanCollectives::abort(const core::Status& why) {
 }
 
 void WanCollectives::leave() {
-  notice_->send(core::Status::ok());
+  const core::Status why(StatusCode::Aborted, "the process group was shut down");
   notice_->close();
-  abort(core::Status(StatusCode::Aborted, "the process group was shut down"));
+  // What the last operations have queued goes out: this rank is done with them, the others are not.
+  end_group(why, core::Status::ok(), transport::QueuedChunks::Send);
+  pipeline_.fail(to_exception(why));
 }
 
 }  // namespace geocomm::binding

@@ -21,6 +21,7 @@
 #include "binding/torch_prelude.h"
 #include "collective/exchange.h"
 #include "core/deadline_timer.h"
+#include "transport/channel.h"
 
 namespace geocomm::binding {
 
@@ -30,6 +31,8 @@ struct InnerPair {
   BackendPtr post;
 };
 using InnerBackends = std::map<c10::DeviceType, InnerPair>;
+// transport::Endpoint::close_group() of one group.
+using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
 
 // Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process.
 core::GrowingExecutor& blocking_executor();
@@ -39,7 +42,7 @@ core::DeadlineTimer& deadline_timer();
 class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
  public:
   WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs,
-                 std::shared_ptr<FailureNotice> notice);
+                 std::shared_ptr<FailureNotice> notice, CloseGroup close_group);
   // Once, right after construction: hears of the failures of other ranks from now on.
   void start();
 
@@ -113,6 +116,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
                        std::shared_ptr<CallerFeedback> feedback = nullptr);
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
+  // The group is over: the others are told `said`, and the transport lets go of it. The first call counts.
+  void end_group(const core::Status& why, const core::Status& said, transport::QueuedChunks queued);
   // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.
   void require_working();
   // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
@@ -133,6 +138,7 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   };
   const std::shared_ptr<Failure> failed_ = std::make_shared<Failure>();
   const std::shared_ptr<FailureNotice> notice_;
+  const CloseGroup close_group_;
   std::mutex mutex_;                                                  // guards p2p_counters_
   std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
   std::mutex enqueue_mutex_;  // held while an operation is enqueued on a stream

@@ -40,6 +40,13 @@ struct OutgoingChunk {
   std::uint32_t chunk_count = 1;  // chunks that this process sends to this peer in this operation
   core::Buffer payload;           // at most kMaxChunkBytes; may be empty; shared, must not change any more
   bool write_here = false;        // see Channel::send()
+  bool outlives_group = false;    // goes out also if its group is closed meanwhile: it tells the peer why
+};
+
+// What becomes of a group's queued chunks when it ends.
+enum class QueuedChunks : std::uint8_t {
+  Send,  // they go out as ever: the peer may need them
+  Drop   // but for those with OutgoingChunk::outlives_group
 };
 
 // Takes what a peer sends for one operation. Called from the IO thread (or the one that has its turn: see
@@ -71,6 +78,8 @@ struct ChannelStats {
   std::uint64_t resumes = 0;                 // connections that took the place of others
   std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost or slow
   std::uint64_t acks = 0;                    // frames received
+  std::uint64_t early_bytes_held = 0;        // received now, of operations that nobody has posted here
+  std::uint64_t early_bytes_sent = 0;        // of the peer's credit for such, what is taken now
   std::uint64_t rtt_us = 0;                  // last heartbeat; TCP's estimate until then
   std::uint32_t streams = 0;                 // data streams that are connected now
   std::string congestion_control;            // "bbr", "cubic", ...
@@ -88,20 +97,18 @@ class Channel {
 
   // Ok once connected, the reason once failed, Timeout at the deadline.
   virtual core::Status wait_ready(core::Deadline deadline) = 0;
-  // Queues a chunk (also before the channel is connected). The segments of operations that the peer has
-  // posted go first in, first out; of operations that it has not posted yet, at most
-  // EndpointOptions::max_unexpected_bytes go out, and those that wait for it never hold up the others.
-  // `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken the whole chunk, or when
-  // it was cancelled or the channel failed (also after the caller has forgotten it); it must not block. It
-  // does not run if send() itself fails: InvalidArgument, Aborted (closed group, shut down), or why the
-  // channel failed.
-  // With OutgoingChunk::write_here, the calling thread does the IO thread's work if that one sleeps, which
-  // spares small messages the time of waking it: it writes what the sockets take, and runs the callbacks and
-  // the sinks' on_error() that are due. Not from inside a sink, nor with a lock held that any of those takes.
+  // Queues a chunk (also before the channel is connected). Segments of operations that the peer has posted go
+  // out in the order of ready_chunks.h: small operations before bulk, groups by turns. Of operations that it
+  // has not posted yet, at most EndpointOptions::max_unexpected_bytes go out, and those that wait for it
+  // never hold up the others. `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken
+  // the whole chunk, or when it was cancelled or the channel failed (also after the caller has forgotten it);
+  // it must not block. It does not run if send() itself fails: InvalidArgument, Aborted (closed group, shut
+  // down), or why the channel failed. With OutgoingChunk::write_here, the calling thread does the IO thread's
+  // work if that one sleeps, which spares small messages the time of waking it: it writes what the sockets
+  // take, and runs the callbacks and the sinks' on_error() that are due. Not from inside a sink, nor with a
+  // lock held that any of those takes.
   virtual core::Status send(OutgoingChunk chunk,
                             std::function<void(const core::Status&)> on_sent = nullptr) = 0;
-  // Blocks until fewer bytes than the send window are queued or not acknowledged by the peer.
-  virtual core::Status wait_room(core::Deadline deadline) = 0;
   // From now on the `chunk_count` (at least 1) chunks that the peer sends for `key` go to `sink`. One sink
   // per key at a time, and none again after cancel() (InvalidArgument otherwise, without on_error()). If the
   // channel has failed or the group is closed, the sink gets on_error() and the call returns the reason. From

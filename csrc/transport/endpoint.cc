@@ -63,7 +63,7 @@ class TcpEndpoint final : public Endpoint {
   }
 
   Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) override;
-  void close_group(std::uint64_t group, const Status& why) override;
+  void close_group(std::uint64_t group, const Status& why, QueuedChunks queued) override;
   Status shutdown(core::Deadline deadline) override;
   void abort(const Status& why) override;
 
@@ -227,9 +227,9 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   return Status::ok();
 }
 
-void TcpEndpoint::close_group(std::uint64_t group, const Status& why) {
+void TcpEndpoint::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {
   context_->closed_groups.add(group);
-  for (const ChannelPtr& channel : snapshot()) channel->close_group(group, why);
+  for (const ChannelPtr& channel : snapshot()) channel->close_group(group, why, queued);
 }
 
 Status TcpEndpoint::shutdown(core::Deadline deadline) {
@@ -323,8 +323,8 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
     return Status(StatusCode::InvalidArgument,
                   core::str("streams is ", options.streams, ", expected 1 to ", kMaxDataStreams, ", or 0"));
   }
-  if (options.link_deadline <= std::chrono::milliseconds(0) || options.send_window_bytes == 0) {
-    return Status(StatusCode::InvalidArgument, "link_deadline and send_window_bytes must be positive");
+  if (options.link_deadline <= std::chrono::milliseconds(0)) {
+    return Status(StatusCode::InvalidArgument, "link_deadline must be positive");
   }
   if (options.security == Security::Insecure && !options.keys.empty()) {
     return Status(

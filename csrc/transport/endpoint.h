@@ -34,8 +34,7 @@ struct EndpointOptions {
       std::chrono::seconds(60);  // silence after which a peer counts as lost; also to connect. Until then
                                  // lost connections are made again
   bool outbound_only = false;    // peers cannot dial this process, so it dials all that are not so themselves
-  std::uint64_t max_pacing_bps = 0;                       // per channel, bits per second; 0: no cap
-  std::size_t send_window_bytes = std::size_t{64} << 20;  // at least; grows to what a link has under way
+  std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
   std::size_t max_unexpected_bytes = std::size_t{64}
                                      << 20;  // per channel, received before its receive was posted
   // For the channels whose PeerAddress says so. Plaintext: under Security::Required only if trusted. Not
@@ -68,9 +67,11 @@ class Endpoint {
   // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), AuthFailed (Required and the
   // peer is not on loopback), Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
-  // Ends a group on all channels: posted receives get `why`, queued chunks and unexpected data are dropped,
-  // later segments discarded. Once it returns, no sink of the group is called any more.
-  virtual void close_group(std::uint64_t group, const core::Status& why) = 0;
+  // Ends a group on all channels: posted receives get `why`; what came for others of its operations is
+  // dropped, and what still comes is thrown away, so that it takes neither memory here nor the peers' credit.
+  // send() and post_receive() return Aborted. Once this returns, no sink of the group is called any more. Not
+  // from a sink.
+  virtual void close_group(std::uint64_t group, const core::Status& why, QueuedChunks queued) = 0;
   // Flushes what is queued, says Goodbye, closes. Meanwhile what the peers send still arrives; receives that
   // are posted at the end get Aborted. Timeout if a peer neither answered nor was lost by the deadline.
   // Idempotent. Not from a sink or a callback.

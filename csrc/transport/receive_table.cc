@@ -14,7 +14,8 @@ using core::StatusCode;
 
 namespace {
 
-// Operations of which data came and that nobody posted. Credit bounds them, but not those of closed groups.
+// Operations of which data came and that nobody posted. Credit bounds them, but not those that were
+// cancelled.
 constexpr std::size_t kMaxUnpostedOps = 1U << 16;
 
 std::uint64_t all_segments(std::uint32_t chunk_bytes) {
@@ -44,7 +45,12 @@ std::shared_ptr<ReceiveOp> ReceiveTable::find_or_create(const WireHeader& header
     return nullptr;
   }
   auto op = std::make_shared<ReceiveOp>(key);
-  op->dead = announce = closed_groups_.contains(key.group) || !failure_.is_ok();
+  op->dead = closed_groups_.contains(key.group) || !failure_.is_ok();
+  if (op->dead) {
+    // Known to this segment alone: what a peer sends for groups that have ended must not add up here.
+    announce = header.offset == 0;
+    return op;
+  }
   ops_.emplace(key, op);
   ++unposted_ops_;
   return op;
@@ -154,8 +160,11 @@ void ReceiveTable::finish(Incoming incoming) {
         op->sink->on_chunk(incoming.chunk);
         mark_done(*op, incoming.chunk);
       } else {
+        op->buffered.push_back(incoming.chunk);
         deliver_buffered(op, lock, finished);
       }
+    } else {
+      op->buffered.push_back(incoming.chunk);
     }
     done = complete(*op);
     if (done && !op->dead) finished = std::move(op->sink);
@@ -175,18 +184,13 @@ void ReceiveTable::mark_done(ReceiveOp& op, std::uint32_t chunk) {
 // wait for it with other chunks of the operation.
 void ReceiveTable::deliver_buffered(const std::shared_ptr<ReceiveOp>& op, Lock& lock,
                                     std::shared_ptr<ReceiveSink>& released) {
-  for (;;) {
-    if (op->dead) return;
-    const auto found = std::find_if(op->chunks.begin(), op->chunks.end(), [](const auto& entry) {
-      const InChunk& chunk = entry.second;
-      return !chunk.placed && !chunk.delivering && chunk.arrived == all_segments(chunk.bytes);
-    });
-    if (found == op->chunks.end()) return;
-    const std::uint32_t index = found->first;
-    found->second.delivering = true;
-    const core::Buffer buffer = found->second.buffer;
+  while (!op->dead && !op->buffered.empty()) {
+    const std::uint32_t index = op->buffered.front();
+    op->buffered.pop_front();
+    const InChunk& chunk = op->chunks.find(index)->second;
+    const core::Buffer buffer = chunk.buffer;
     std::shared_ptr<ReceiveSink> sink = op->sink;
-    std::byte* const dest = place(*op, index, found->second.bytes, released);
+    std::byte* const dest = place(*op, index, chunk.bytes, released);
     if (op->dead) return;
     if (!buffer.empty()) {
       lock.unlock();
@@ -249,6 +253,7 @@ void ReceiveTable::kill(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released) {
     std::lock_guard lock(mutex_);
     unexpected_bytes_ -= std::exchange(op.charged_bytes, 0);
   }
+  op.buffered.clear();
   for (auto it = op.chunks.begin(); it != op.chunks.end();) {
     const auto here = it++;
     here->second.dest = nullptr;
@@ -368,17 +373,21 @@ std::vector<OpKey> ReceiveTable::close_group(std::uint64_t group, const Status& 
   std::vector<OpKey> announce;
   for (const auto& op : members) {
     std::shared_ptr<ReceiveSink> released;
-    bool done = false;
     {
       std::lock_guard lock(op->mutex);
-      if (op->dead) continue;
-      if (!op->posted) announce.push_back(op->key);
-      fail_op(*op, why, released);
-      done = complete(*op);
+      if (!op->dead) {
+        if (!op->posted) announce.push_back(op->key);
+        fail_op(*op, why, released);
+      }
     }
-    if (done) erase(op);
+    erase(op);
   }
   return announce;
+}
+
+std::uint64_t ReceiveTable::unexpected_bytes() const {
+  std::lock_guard lock(mutex_);
+  return unexpected_bytes_;
 }
 
 void ReceiveTable::fail(const Status& why, bool keep_complete) {

@@ -1,8 +1,9 @@
 // What a channel receives: for each operation, which of its chunks and segments are there, and where they go.
 //
 // A chunk of a posted operation is received into the memory of its sink, any other one into a buffer of the
-// pool, whence it is copied when the operation is posted. An operation that was cancelled, failed, or whose
-// group ended stays known until its last chunk, so that what still comes of it can be thrown away.
+// pool, whence it is copied when the operation is posted. An operation that was cancelled or failed stays
+// known until its last chunk or the end of its group, so that what still comes of it can be thrown away. Of a
+// group that has ended nothing is known but that, and all that comes for it is thrown away.
 //
 // Thread-safe: begin(), begin_again() and finish() are the IO thread's; everything else may be called by any
 // thread. Lock order: ReceiveOp::mutex (held during calls to the sink, so that they exclude each other),
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,7 +36,6 @@ struct InChunk {
   std::byte* dest = nullptr;  // null: thrown away
   core::Buffer buffer;        // behind dest, unless that is the sink's
   bool placed = false;        // the sink gave dest
-  bool delivering = false;    // being copied to its sink
 };
 
 struct ReceiveOp {
@@ -51,6 +52,7 @@ struct ReceiveOp {
   std::uint64_t peer_descriptor = 0;
   std::uint32_t peer_chunk_count = 0;
   std::unordered_map<std::uint32_t, InChunk> chunks;  // begun and not delivered
+  std::deque<std::uint32_t> buffered;                 // of those, the ones that are whole in their buffers
   std::vector<std::uint64_t> done;                    // bit per delivered (or thrown away) chunk
   std::uint32_t done_count = 0;
   std::uint64_t charged_bytes = 0;  // of the credit, while not posted
@@ -74,7 +76,8 @@ class ReceiveTable {
 
   struct Begun {
     Incoming incoming;
-    // The operation's group is closed: tell the peer (Posted) that its data takes no memory here.
+    // The operation's group is closed: tell the peer (Posted) that its data takes no memory here. Once for
+    // each chunk, since nothing is kept of what was told before.
     bool announce = false;
   };
   // A header of type Segment came. CorruptData if the peer broke the protocol; trouble with a sink fails
@@ -92,11 +95,14 @@ class ReceiveTable {
                     const std::shared_ptr<ReceiveSink>& sink);
   // Channel::cancel(). True if the peer is to be told (Posted): unexpected data was dropped.
   bool cancel(const OpKey& key);
-  // The posted operations of the group get `why`. Returns what the peer is to be told of.
+  // The posted operations of the group, which is among the closed ones already, get `why`, and all are
+  // forgotten. Returns what the peer is to be told of.
   std::vector<OpKey> close_group(std::uint64_t group, const core::Status& why);
   // All posted operations get `why`, and so do later ones. With `keep_complete`, an operation whose data was
   // all here before can still be posted.
   void fail(const core::Status& why, bool keep_complete);
+  // Of operations that were not posted: what is here now, as the credit counts it.
+  std::uint64_t unexpected_bytes() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -121,7 +127,7 @@ class ReceiveTable {
   core::BufferPool& pool_;
   const ClosedGroups& closed_groups_;
 
-  std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all below
   std::unordered_map<OpKey, std::shared_ptr<ReceiveOp>, OpKeyHash> ops_;
   std::size_t unposted_ops_ = 0;  // of ops_: those that were never posted
   std::uint64_t unexpected_bytes_ = 0;

@@ -16,14 +16,6 @@ namespace {
 constexpr std::size_t kMaxPostedOnly = 1U << 18;
 constexpr std::chrono::milliseconds kLeastPatience{20};
 constexpr std::chrono::milliseconds kStalled{1000};
-
-std::uint32_t bytes_of(const OutChunk& chunk) {
-  return static_cast<std::uint32_t>(chunk.chunk.payload.size());
-}
-// What a chunk takes of the send window: its header counts, so that empty chunks are not free.
-std::uint64_t queued_size(const OutChunk& chunk) {
-  return kHeaderBytes + bytes_of(chunk);
-}
 }  // namespace
 
 Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
@@ -39,6 +31,7 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   if (!refusal_.is_ok()) return refusal_;
   if (closed_groups_.contains(chunk.key.group)) return {StatusCode::Aborted, "the group was closed"};
   OutOp& op = ops_[chunk.key];
+  op.outlives_group |= chunk.outlives_group;
   if (op.chunk_count == 0) {
     if (op.posted) --posted_only_;
     op.chunk_count = chunk.chunk_count;
@@ -53,26 +46,14 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   queued->chunk = std::move(chunk);
   queued->on_sent = std::move(on_sent);
   queued->order = next_order_++;
-  queued->unsent_segments = queued->unacked_segments = segment_count(bytes_of(*queued));
-  queued_bytes_ += queued_size(*queued);
+  queued->unsent_segments = queued->unacked_segments = segment_count(queued->bytes());
   if (op.posted) {
-    ready_.emplace(queued->order, std::move(queued));
+    ready_.add(std::move(queued));
   } else {
-    waiting_.emplace(queued->order, std::move(queued));
+    waiting_.add(std::move(queued));
     admit_waiting();
   }
   return Status::ok();
-}
-
-Status SendQueue::wait_room(core::Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  const bool room = room_.wait_until(lock, deadline.when(),
-                                     [&] { return queued_bytes_ < window_bytes_ || !refusal_.is_ok(); });
-  if (!refusal_.is_ok()) return refusal_;
-  if (room) return Status::ok();
-  return {StatusCode::Timeout,
-          core::str("no room to send: ", queued_bytes_,
-                    " bytes are queued and the peer did not acknowledge enough of them in time")};
 }
 
 void SendQueue::set_peer_limit(std::uint64_t max_unexpected_bytes) {
@@ -97,11 +78,9 @@ Status SendQueue::posted(const OpKey& key) {
   OutOp& op = found->second;
   charged_bytes_ -= std::exchange(op.charged_bytes, 0);
   op.posted = true;
-  // They take their old places, also before chunks that were pushed later.
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    const auto here = it++;
-    if (here->second->chunk.key == key) ready_.insert(waiting_.extract(here));
-  }
+  std::vector<OutChunkPtr> admitted;
+  waiting_.remove(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, admitted);
+  for (OutChunkPtr& chunk : admitted) ready_.add(std::move(chunk));
   if (op.chunks_sent == op.chunk_count || op.cancelled) forget(key);
   admit_waiting();
   return Status::ok();
@@ -109,14 +88,14 @@ Status SendQueue::posted(const OpKey& key) {
 
 void SendQueue::admit_waiting() {
   while (!waiting_.empty()) {
-    const auto first = waiting_.begin();
-    OutChunk& chunk = *first->second;
-    const std::uint64_t charge = unexpected_charge(bytes_of(chunk));
+    OutChunkPtr chunk = waiting_.next();
+    const std::uint64_t charge = unexpected_charge(chunk->bytes());
     if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
+    waiting_.took(chunk->bytes(), true);
     charged_bytes_ += charge;
-    ops_[chunk.chunk.key].charged_bytes += charge;
-    chunk.charged = true;
-    ready_.insert(waiting_.extract(first));
+    ops_[chunk->chunk.key].charged_bytes += charge;
+    chunk->charged = true;
+    ready_.add(std::move(chunk));
   }
 }
 
@@ -133,9 +112,8 @@ std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::
   }
   const std::size_t resent = count;
   for (; count < max_segments && !ready_.empty() && unacked_.has_room(); ++count) {
-    const auto first = ready_.begin();
-    const std::shared_ptr<OutChunk>& chunk = first->second;
-    const std::uint32_t length = segment_length(bytes_of(*chunk), chunk->next_offset);
+    const OutChunkPtr chunk = ready_.next();
+    const std::uint32_t length = segment_length(chunk->bytes(), chunk->next_offset);
     if (count > 0 && bytes + length > max_bytes) break;
     out.push_back({0, chunk, chunk->next_offset, length});
     unacked_.add(out.back(), carrier, now);
@@ -143,8 +121,9 @@ std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::
     bytes += length;
     chunk->started = true;
     chunk->next_offset += length;
-    ++chunk->under_way;
-    if (chunk->next_offset == bytes_of(*chunk)) in_flight_.insert(ready_.extract(first));
+    const bool all = chunk->next_offset == chunk->bytes();
+    ready_.took(length, all);
+    if (all) in_flight_.emplace(chunk->order, chunk);
   }
   return resent;
 }
@@ -210,13 +189,8 @@ Status SendQueue::acknowledge(const AckFrame& ack, std::vector<SentCallback>& ca
     if (!acked.was_written) {
       if (SentCallback callback = count_written(chunk)) callbacks.push_back(std::move(callback));
     }
-    --chunk.under_way;
-    --chunk.unacked_segments;
-    if (chunk.dropped ? chunk.under_way > 0 : chunk.unacked_segments > 0) continue;
-    queued_bytes_ -= queued_size(chunk);
-    in_flight_.erase(chunk.order);
+    if (--chunk.unacked_segments == 0) in_flight_.erase(chunk.order);
   }
-  room_changed();
   return Status::ok();
 }
 
@@ -225,15 +199,14 @@ void SendQueue::lose(const Carrier& carrier) {
   unacked_.lose(carrier);
 }
 
-void SendQueue::set_window(std::uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  window_bytes_ = bytes;
-  room_changed();
-}
-
 bool SendQueue::has_ready() const {
   std::lock_guard lock(mutex_);
   return unacked_.has_lost() || (!ready_.empty() && unacked_.has_room());
+}
+
+std::uint64_t SendQueue::charged_bytes() const {
+  std::lock_guard lock(mutex_);
+  return charged_bytes_;
 }
 
 bool SendQueue::empty() const {
@@ -243,12 +216,10 @@ bool SendQueue::empty() const {
 
 void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) {
   chunk.dropped = true;
-  // What has a number still goes out, so its bytes are still here.
-  if (chunk.under_way == 0) queued_bytes_ -= queued_size(chunk);
   // The peer has seen nothing of it, so that it holds no memory for it.
   if (chunk.charged && !chunk.started) {
     if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
-      const std::uint64_t charge = unexpected_charge(bytes_of(chunk));
+      const std::uint64_t charge = unexpected_charge(chunk.bytes());
       op->second.charged_bytes -= charge;
       charged_bytes_ -= charge;
     }
@@ -256,16 +227,18 @@ void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) 
   if (chunk.on_sent) callbacks.push_back(std::move(chunk.on_sent));
 }
 
-template <typename Predicate>
-void SendQueue::drop_if(Chunks& chunks, Predicate predicate, std::vector<SentCallback>& callbacks) {
-  for (auto it = chunks.begin(); it != chunks.end();) {
-    if (predicate(*it->second)) {
-      take_out(*it->second, callbacks);
-      it = chunks.erase(it);
-    } else {
-      ++it;
-    }
+void SendQueue::drop(std::uint64_t group, const ReadyChunks::Predicate& which,
+                     std::vector<SentCallback>& callbacks) {
+  std::vector<OutChunkPtr> dropped;
+  ready_.remove(group, which, dropped);
+  waiting_.remove(group, which, dropped);
+  for (auto it = in_flight_.begin(); it != in_flight_.end();) {
+    const auto here = it++;
+    if (here->second->chunk.key.group != group || !which(*here->second)) continue;
+    dropped.push_back(std::move(here->second));
+    in_flight_.erase(here);
   }
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
 }
 
 void SendQueue::forget(const OpKey& key) {
@@ -275,67 +248,64 @@ void SendQueue::forget(const OpKey& key) {
   ops_.erase(op);
 }
 
-void SendQueue::room_changed() {
-  if (queued_bytes_ < window_bytes_) room_.notify_all();
-}
-
 std::vector<SentCallback> SendQueue::cancel(const OpKey& key) {
   std::vector<SentCallback> callbacks;
   std::lock_guard lock(mutex_);
-  const auto same = [&](const OutChunk& chunk) { return chunk.chunk.key == key; };
-  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, same, callbacks);
+  drop(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, callbacks);
   // What the peer holds unexpected stays charged until it says that it let go of it (Posted).
   if (const auto op = ops_.find(key); op != ops_.end()) {
     op->second.cancelled = true;
     if (op->second.charged_bytes == 0) forget(key);
   }
   admit_waiting();
-  room_changed();
   return callbacks;
 }
 
-std::vector<SentCallback> SendQueue::close_group(std::uint64_t group) {
+std::vector<SentCallback> SendQueue::close_group(std::uint64_t group, QueuedChunks queued) {
   std::vector<SentCallback> callbacks;
   std::lock_guard lock(mutex_);
-  const auto same = [&](const OutChunk& chunk) { return chunk.chunk.key.group == group; };
-  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, same, callbacks);
+  const bool drops = queued == QueuedChunks::Drop;
+  if (drops) drop(group, [](const OutChunk& chunk) { return !chunk.chunk.outlives_group; }, callbacks);
   for (auto it = ops_.begin(); it != ops_.end();) {
     const auto op = it++;
-    if (op->first.group != group) continue;
-    op->second.cancelled = true;
-    if (op->second.charged_bytes == 0) forget(OpKey(op->first));
+    if (op->first.group != group || op->second.outlives_group) continue;
+    // What was posted and never sent is not sent any more.
+    const bool unused = op->second.chunk_count == 0;
+    op->second.cancelled |= drops;
+    if (unused || (drops && op->second.charged_bytes == 0)) forget(OpKey(op->first));
   }
   admit_waiting();
-  room_changed();
   return callbacks;
 }
 
 std::vector<SentCallback> SendQueue::drop_waiting() {
   std::vector<SentCallback> callbacks;
+  std::vector<OutChunkPtr> dropped;
   std::lock_guard lock(mutex_);
-  drop_if(waiting_, [](const OutChunk&) { return true; }, callbacks);
-  room_changed();
+  waiting_.remove_all(dropped);
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
   return callbacks;
 }
 
 std::vector<SentCallback> SendQueue::drop_all() {
   std::vector<SentCallback> callbacks;
+  std::vector<OutChunkPtr> dropped;
   std::lock_guard lock(mutex_);
-  const auto any = [](const OutChunk&) { return true; };
-  for (Chunks* chunks : {&ready_, &waiting_, &in_flight_}) drop_if(*chunks, any, callbacks);
+  ready_.remove_all(dropped);
+  waiting_.remove_all(dropped);
+  for (auto& [order, chunk] : in_flight_) dropped.push_back(std::move(chunk));
+  in_flight_.clear();
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
   unacked_.clear();
   ops_.clear();
   posted_only_ = 0;
-  queued_bytes_ = 0;
   charged_bytes_ = 0;
-  room_changed();
   return callbacks;
 }
 
 void SendQueue::refuse(const Status& why) {
   std::lock_guard lock(mutex_);
   if (refusal_.is_ok()) refusal_ = why;
-  room_.notify_all();
 }
 
 }  // namespace geocomm::transport

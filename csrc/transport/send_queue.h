@@ -1,60 +1,41 @@
-// What a channel has to send: chunks in the order of send(), handed out to the streams segment by segment,
-// and kept until the peer has acknowledged them.
+// What a channel has to send: chunks, handed out to the streams segment by segment in the order of
+// ready_chunks.h, and kept until the peer has acknowledged them.
 //
 // A chunk is ready (may go out), waiting (its operation is not posted by the peer and there is no credit for
 // it), or in flight (all its segments are handed out, not all acknowledged). Credit: the chunks of operations
 // that the peer has not posted yet may together take as many bytes as the peer said in its Hello
 // (max_unexpected_bytes); a chunk is charged when it becomes ready and the charge of an operation returns
-// when the peer posts it.
+// when the peer posts it, or says (also with Posted) that it has thrown its data away.
 #pragma once
 
-#include <condition_variable>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "core/deadline.h"
 #include "core/status.h"
 #include "transport/channel.h"
 #include "transport/closed_groups.h"
 #include "transport/op_key_hash.h"
+#include "transport/ready_chunks.h"
 #include "transport/unacked_segments.h"
 
 namespace geocomm::transport {
-
-using SentCallback = std::function<void(const core::Status&)>;
-
-struct OutChunk {
-  OutgoingChunk chunk;
-  SentCallback on_sent;
-  std::uint64_t order = 0;  // of send()
-  std::uint32_t next_offset = 0;
-  std::uint32_t unsent_segments = 0;   // of all, those not yet written
-  std::uint32_t unacked_segments = 0;  // of all, those not yet acknowledged
-  std::uint32_t under_way = 0;         // of those handed out, those not yet acknowledged
-  bool charged = false;
-  bool started = false;  // a segment was handed out
-  bool dropped = false;  // cancelled: its completion was reported
-};
 
 // Thread-safe; calls no callback: it returns those that are due, and the caller runs them on the IO thread.
 class SendQueue {
  public:
   using Clock = UnackedSegments::Clock;
 
-  SendQueue(std::size_t window_bytes, const ClosedGroups& closed_groups)
-      : closed_groups_(closed_groups), window_bytes_(window_bytes) {}
+  explicit SendQueue(const ClosedGroups& closed_groups) : closed_groups_(closed_groups) {}
 
   // InvalidArgument (sizes, or not the descriptor and chunk_count of the operation's other chunks), Aborted
   // (closed group), or what refuse() said.
   core::Status push(OutgoingChunk chunk, SentCallback on_sent);
-  core::Status wait_room(core::Deadline deadline);
 
   // The peer's limit; until it is known, chunks wait.
   void set_peer_limit(std::uint64_t max_unexpected_bytes);
@@ -83,34 +64,35 @@ class SendQueue {
   bool has_ready() const;
   // Everything was acknowledged.
   bool empty() const;
-  void set_window(std::uint64_t bytes);
+  // Of the peer's limit, what chunks take that it has not posted.
+  std::uint64_t charged_bytes() const;
 
   // Each takes chunks out and returns their callbacks.
   std::vector<SentCallback> cancel(const OpKey& key);
-  std::vector<SentCallback> close_group(std::uint64_t group);
+  // Endpoint::close_group(); the group is among the closed ones already.
+  std::vector<SentCallback> close_group(std::uint64_t group, QueuedChunks queued);
   std::vector<SentCallback> drop_waiting();
   std::vector<SentCallback> drop_all();
-  // From now on push() and wait_room() return `why` (the first one counts).
+  // From now on push() returns `why` (the first one counts).
   void refuse(const core::Status& why);
 
  private:
   struct OutOp {
     bool posted = false;
-    bool cancelled = false;  // kept only for its charge
+    bool cancelled = false;       // kept only for its charge
+    bool outlives_group = false;  // as OutgoingChunk::outlives_group
     std::uint32_t chunks_sent = 0;
     std::uint32_t chunk_count = 0;  // 0: no chunk pushed yet
     std::uint64_t descriptor = 0;
     std::uint64_t charged_bytes = 0;
   };
-  using Chunks = std::map<std::uint64_t, std::shared_ptr<OutChunk>>;  // by OutChunk::order
 
   // All with mutex_ held.
   void admit_waiting();
+  // Drops those of a group.
+  void drop(std::uint64_t group, const ReadyChunks::Predicate& which, std::vector<SentCallback>& callbacks);
   void take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks);
-  template <typename Predicate>
-  void drop_if(Chunks& chunks, Predicate predicate, std::vector<SentCallback>& callbacks);
   void forget(const OpKey& key);
-  void room_changed();
   SentCallback count_written(OutChunk& chunk);
   const OutSegment* find_slow(Clock::time_point now, const Carrier* carrier) const;
   Clock::duration patience() const;
@@ -118,11 +100,9 @@ class SendQueue {
   const ClosedGroups& closed_groups_;
 
   mutable std::mutex mutex_;  // guards all below
-  std::uint64_t window_bytes_;
-  std::condition_variable room_;
-  Chunks ready_;
-  Chunks waiting_;
-  Chunks in_flight_;
+  ReadyChunks ready_;
+  ReadyChunks waiting_;
+  std::map<std::uint64_t, OutChunkPtr> in_flight_;  // by OutChunk::order
   UnackedSegments unacked_;
   Clock::duration usual_time_{};     // from a stream to its acknowledgement; 0: not known yet
   std::uint64_t handed_bytes_ = 0;   // in all
@@ -130,7 +110,6 @@ class SendQueue {
   std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
   std::size_t posted_only_ = 0;  // operations that the peer posted and nobody sends (yet)
   std::uint64_t next_order_ = 0;
-  std::uint64_t queued_bytes_ = 0;  // until acknowledged
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t limit_bytes_ = 0;
   core::Status refusal_;

@@ -34,11 +34,10 @@ TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId&
       peer_id_(peer_id),
       first_description_(std::move(description)),
       description_(&first_description_),
-      queue_(context_->options.send_window_bytes, context_->closed_groups),
+      queue_(context_->closed_groups),
       table_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups),
       streams_(context_->loop),
       acks_due_(context_->loop, [this] { schedule_flush(); }),
-      window_(context_->options.send_window_bytes),
       redialer_(context_->loop, *this) {}
 
 // ---- any thread ----
@@ -72,10 +71,6 @@ Status TcpChannel::send(OutgoingChunk chunk, std::function<void(const Status&)> 
   return status;
 }
 
-Status TcpChannel::wait_room(core::Deadline deadline) {
-  return queue_.wait_room(deadline).with_peer(std::string(peer()));
-}
-
 Status TcpChannel::post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
                                 std::shared_ptr<ReceiveSink> sink) {
   if (refuse_posts_ && sink) {
@@ -94,9 +89,9 @@ void TcpChannel::cancel(OpKey key) {
   run_callbacks(queue_.cancel(key), {StatusCode::Aborted, "the operation was cancelled"});
 }
 
-void TcpChannel::close_group(std::uint64_t group, const Status& why) {
+void TcpChannel::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {
   for (const OpKey& key : table_.close_group(group, why)) announce(key);
-  run_callbacks(queue_.close_group(group), why);
+  run_callbacks(queue_.close_group(group, queued), why);
 }
 
 ChannelStats TcpChannel::stats() const {
@@ -108,6 +103,8 @@ ChannelStats TcpChannel::stats() const {
   stats.rtt_us = rtt_us_;
   stats.resent_segments = resent_segments_;
   stats.acks = acks_;
+  stats.early_bytes_held = table_.unexpected_bytes();
+  stats.early_bytes_sent = queue_.charged_bytes();
   streams_.add_stats(stats);
   return stats;
 }
@@ -238,9 +235,6 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, callbacks, bytes));
   for (const auto& callback : callbacks) callback(Status::ok());
   const auto now = IoLoop::Clock::now();
-  if (window_.acknowledged(bytes, std::chrono::microseconds(least_rtt_us_), now)) {
-    queue_.set_window(window_.bytes());
-  }
   if (phase_ == Phase::Ready && may_add_streams()) {
     const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
     const int before = used_streams();

@@ -31,7 +31,6 @@
 #include "transport/redialer.h"
 #include "transport/segment_receiver.h"
 #include "transport/send_queue.h"
-#include "transport/send_window.h"
 #include "transport/stream.h"
 #include "transport/stream_binding.h"
 #include "transport/stream_plan.h"
@@ -69,7 +68,6 @@ class TcpChannel final : public Channel,
 
   core::Status wait_ready(core::Deadline deadline) override;
   core::Status send(OutgoingChunk chunk, std::function<void(const core::Status&)> on_sent) override;
-  core::Status wait_room(core::Deadline deadline) override;
   core::Status post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
                             std::shared_ptr<ReceiveSink> sink) override;
   void cancel(OpKey key) override;
@@ -80,7 +78,7 @@ class TcpChannel final : public Channel,
 
   // Any thread. Gives a channel that the peer opened its name; the first one counts.
   void describe(const std::string& description);
-  void close_group(std::uint64_t group, const core::Status& why);
+  void close_group(std::uint64_t group, const core::Status& why, QueuedChunks queued);
 
   // The IO thread's.
   // `peer` is where to dial, or, as the other side, where to look for a peer that went silent.
@@ -198,7 +196,6 @@ class TcpChannel final : public Channel,
   std::size_t next_stream_ = 0;  // with which flush() begins
   SegmentReceiver receiver_{table_};
   AckScheduler acks_due_;
-  SendWindow window_;
   std::uint64_t least_rtt_us_ = 0;
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
   double expected_rate_ = 0;               // bytes per second; 0: not known

@@ -34,6 +34,8 @@ LINK = {
     "resumes",
     "resent_segments",
     "acks",
+    "early_bytes_held",
+    "early_bytes_sent",
     "stalled_by_receiver_us",
     "stalled_by_send_buffer_us",
     "rtt_us",

@@ -4,6 +4,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "binding/failure_notice.h"
@@ -104,6 +105,32 @@ TEST_F(FailureNoticeTest, test_notice_sent_is_heard_once_with_who_told_it) {
   EXPECT_EQ(status.code(), StatusCode::PeerLost);
   EXPECT_EQ(status.peer(), example().peer());
   EXPECT_NE(status.message().find("rank 0"), std::string::npos);
+}
+
+TEST_F(FailureNoticeTest, test_notice_of_a_group_that_is_closed_at_once_is_heard_past_its_bulk) {
+  const auto channel = sides_[0].endpoint->channels().front();
+  auto payload = buffers_.acquire(std::size_t{1} << 20);
+  payload.resize(std::size_t{1} << 20);
+  for (std::uint32_t i = 0; i < 100; ++i) {  // more than the credit: nobody has posted it
+    const Status queued =
+        channel->send({.key = {.group = 7, .op = 1}, .chunk = i, .chunk_count = 100, .payload = payload});
+    ASSERT_TRUE(queued.is_ok());
+  }
+  sides_[0].notice->send(example());
+  sides_[0].endpoint->close_group(7, example(), transport::QueuedChunks::Drop);
+  auto future = sides_[1].heard->get_future();
+  ASSERT_EQ(future.wait_for(20s), std::future_status::ready);
+  EXPECT_EQ(future.get().code(), StatusCode::PeerLost);
+  // Once the other side has ended the group as well, nothing of it is left on either.
+  sides_[1].endpoint->close_group(7, example(), transport::QueuedChunks::Drop);
+  const auto other = sides_[1].endpoint->channels().front();
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while ((channel->stats().early_bytes_sent > 0 || other->stats().early_bytes_held > 0) &&
+         std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(channel->stats().early_bytes_sent, 0U);
+  EXPECT_EQ(other->stats().early_bytes_held, 0U);
 }
 
 TEST_F(FailureNoticeTest, test_neighbour_that_dies_is_heard_as_lost) {

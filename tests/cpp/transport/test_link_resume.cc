@@ -54,6 +54,7 @@ class LinkResume : public ::testing::Test {
   // `ops` operations of three chunks both ways, posted early or late; every byte is checked.
   void exchange(std::uint64_t first_op, std::uint64_t ops, std::size_t chunk_bytes) {
     const auto run = [&](Channel& channel, std::uint64_t out_seed, std::uint64_t in_seed, bool late) {
+      BoundedSender sender;
       std::vector<std::shared_ptr<CollectingSink>> sinks;
       const auto post = [&](std::uint64_t op) {
         sinks.push_back(std::make_shared<CollectingSink>(3));
@@ -62,9 +63,8 @@ class LinkResume : public ::testing::Test {
       for (std::uint64_t op = first_op; op < first_op + ops; ++op) {
         if (!late) post(op);
         for (std::uint32_t chunk = 0; chunk < 3; ++chunk) {
-          EXPECT_TRUE(channel.wait_room(patience()).is_ok());
           const auto data = pattern(chunk_bytes + op % 7, out_seed + 10 * op + chunk);
-          EXPECT_TRUE(channel.send(chunk_of({9, op}, data, chunk, 3, op)).is_ok());
+          EXPECT_TRUE(sender.send(channel, chunk_of({9, op}, data, chunk, 3, op)).is_ok());
         }
         if (late && op % 2 == 1) {
           post(op - 1);

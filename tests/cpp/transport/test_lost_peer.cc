@@ -61,9 +61,9 @@ TEST(LostPeerProcess, DISABLED_peer) {
   ASSERT_TRUE(channel->post_receive(kGo, 7, 1, go).is_ok());
   ASSERT_TRUE(go->wait().is_ok());
   const auto data = pattern(kChunkBytes, 1);
+  BoundedSender sender;
   for (std::uint32_t i = 0; i < kChunks; ++i) {
-    if (!channel->wait_room(patience()).is_ok()) break;
-    if (!channel->send(chunk_of(kFlood, data, i, kChunks)).is_ok()) break;
+    if (!sender.send(*channel, chunk_of(kFlood, data, i, kChunks)).is_ok()) break;
   }
 }
 

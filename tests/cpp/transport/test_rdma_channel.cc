@@ -155,10 +155,11 @@ TEST_F(RdmaChannel, test_broken_fabric_links_are_made_again_and_lose_nothing) {
   constexpr std::uint32_t kChunks = 200;
   auto sink = std::make_shared<CollectingSink>(kChunks);
   ASSERT_TRUE(pair.low_channel->post_receive({1, 1}, 7, kChunks, sink).is_ok());
+  BoundedSender bounded;
   std::thread sender([&] {
     for (std::uint32_t i = 0; i < kChunks; ++i) {
-      EXPECT_TRUE(pair.high_channel->wait_room(patience()).is_ok());
-      EXPECT_TRUE(pair.high_channel->send(chunk_of({1, 1}, pattern(kMiB + i, i), i, kChunks)).is_ok());
+      EXPECT_TRUE(
+          bounded.send(*pair.high_channel, chunk_of({1, 1}, pattern(kMiB + i, i), i, kChunks)).is_ok());
     }
   });
   std::size_t cuts = 0;

@@ -176,6 +176,34 @@ class SentLatch {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+// Sends with at most 64 chunks that the kernel has not taken yet, so that a long transfer needs little
+// memory.
+class BoundedSender {
+ public:
+  // Timeout where none of them is taken.
+  Status send(Channel& channel, OutgoingChunk chunk) {
+    std::unique_lock lock(state_->mutex);
+    if (!state_->changed.wait_until(lock, patience().when(), [&] { return state_->queued < 64; })) {
+      return {StatusCode::Timeout, "the kernel takes nothing"};
+    }
+    ++state_->queued;
+    lock.unlock();
+    return channel.send(std::move(chunk), [state = state_](const Status&) {
+      std::lock_guard taken(state->mutex);
+      --state->queued;
+      state->changed.notify_all();
+    });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t queued = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
 inline bool over_rdma() {
   return std::getenv("GEOCOMM_TEST_RDMA") != nullptr;
 }
