@@ -4,7 +4,9 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -72,15 +74,21 @@ void Dialer::attempt() {
     return connect({*numeric});
   }
   // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
-  std::thread([loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
-    auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
-    loop->post([self, found] {
-      if (*self == nullptr) return;
-      Dialer& dialer = **self;
-      if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
-      dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
-    });
-  }).detach();
+  try {
+    std::thread([loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+      auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
+      loop->post([self, found] {
+        if (*self == nullptr) return;
+        Dialer& dialer = **self;
+        if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
+        dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
+      });
+    }).detach();
+  } catch (const std::system_error& error) {  // a limit on threads or memory; it may pass
+    retry({StatusCode::Network,
+           core::str("no thread to resolve '", plan_.host, "' with (", error.code().message(),
+                     "): check `ulimit -u` and the limits of the container")});
+  }
 }
 
 void Dialer::connect(std::vector<SocketAddress> addresses) {
@@ -89,7 +97,9 @@ void Dialer::connect(std::vector<SocketAddress> addresses) {
   }
   if (addresses.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
   const SocketAddress& address = addresses[attempts_ % addresses.size()];
-  if (plan_.loopback_only && !address.is_loopback()) return give_up(no_plaintext(address.to_string()));
+  if (plan_.loopback_only && !address.is_loopback()) {
+    return retry(no_plaintext(address.to_string()), Refusal::Untrusted);  // as the name server says
+  }
   Result<Fd> fd = start_connect(address, plan_.tuning);
   if (!fd.is_ok()) return retry(fd.status());
   const auto handler = loop_->add(fd->get(), this, EPOLLOUT);
@@ -141,7 +151,7 @@ void Dialer::secure() {
   if (why.code() != StatusCode::AuthFailed) return retry(std::move(why));
   // So that both sides know.
   send_refuse(*connection_, why);
-  give_up(std::move(why));
+  retry(std::move(why), Refusal::Untrusted);
 }
 
 Status Dialer::check_site() const {
@@ -188,7 +198,7 @@ void Dialer::read_reply() {
     const bool welcome = type == FrameType::Welcome && reply_header_.version == kWireVersion &&
                          reply_header_.length == sizeof(HelloPayload);
     const bool refuse = type == FrameType::Refuse && reply_header_.length <= kMaxRefuseBytes;
-    if (!welcome && !refuse) return give_up({StatusCode::CorruptData, "unexpected answer to Hello"});
+    if (!welcome && !refuse) return refused({StatusCode::CorruptData, "unexpected answer to Hello"});
   }
   static_cast<FrameType>(reply_header_.type) == FrameType::Welcome ? on_welcome() : on_refuse();
 }
@@ -197,11 +207,11 @@ void Dialer::on_welcome() {
   DialedStream dialed;
   std::memcpy(&dialed.welcome, reply_.data() + kHeaderBytes, sizeof dialed.welcome);
   if (dialed.welcome.sender != hello_.receiver || dialed.welcome.receiver != hello_.sender) {
-    return give_up({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
+    return refused({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
   }
   if (dialed.welcome.stream != hello_.stream || dialed.welcome.stream_count != hello_.stream_count ||
       dialed.welcome.generation != hello_.generation || dialed.welcome.data_path != hello_.data_path) {
-    return give_up({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
+    return refused({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
   }
   loop_->cancel_timer(timer_);
   loop_->remove(handler_);
@@ -216,17 +226,23 @@ void Dialer::on_refuse() {
   Status why = refusal_of(reply_header_, std::span(reply_).subspan(kHeaderBytes, reply_header_.length));
   const StatusCode code = why.code();
   if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
-    return give_up(version_mismatch(reply_header_.version));
+    return refused(version_mismatch(reply_header_.version));
   }
-  if (code != kTryAgain || plan_.resuming) return give_up(std::move(why));
+  if (code != kTryAgain || plan_.resuming) return refused(std::move(why));
   retry(Status(StatusCode::AuthFailed, why.message()));
 }
 
-void Dialer::retry(Status why) {
+void Dialer::refused(Status why) {
+  const bool proven = connection_->peer_name() != nullptr;
+  retry(std::move(why), proven ? Refusal::Proven : Refusal::Unproven);
+}
+
+void Dialer::retry(Status why, Refusal refusal) {
   disconnect();
   ++attempts_;
   last_failure_ = why;
-  if (!plan_.on_failed_attempt(why)) return give_up(std::move(why));
+  last_refusal_ = why.sys_errno() == ECONNREFUSED ? Refusal::Unproven : refusal;
+  if (!plan_.on_failed_attempt(why, last_refusal_)) return give_up(std::move(why));
   const auto base = std::min(kFirstDialPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
   const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
   if (when >= plan_.deadline.when()) return give_up(std::move(why));
@@ -236,15 +252,15 @@ void Dialer::retry(Status why) {
 void Dialer::give_up(Status why) {
   const int error = why.sys_errno();
   disconnect();
-  Status status(
-      why.code(),
-      core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
-                plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
-                attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
-                why.code() == StatusCode::Network || (why.code() == StatusCode::AuthFailed && attempts_ > 0)
-                    ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
-                      "GEOCOMM_PORT there"
-                    : ""));
+  Status status(why.code(),
+                core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
+                          plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
+                          attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
+                          why.code() == StatusCode::Network ||
+                                  (why.code() == StatusCode::AuthFailed && last_refusal_ == Refusal::None)
+                              ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
+                                "GEOCOMM_PORT there"
+                              : ""));
   const Done done = std::move(done_);
   done(std::move(status).with_peer(std::string(plan_.peer)).with_errno(error));
 }

@@ -25,6 +25,14 @@ namespace geocomm::transport {
 // From connecting to Welcome, and from being accepted to Hello.
 inline constexpr std::chrono::seconds kHandshakeTimeout{10};
 
+// Who says that there will be no connection.
+enum class Refusal : std::uint8_t {
+  None,       // nobody: no answer, or a network that broke the connection
+  Untrusted,  // whoever answers there did not prove to be the peer, where it should have
+  Unproven,   // nobody can prove anything: the kernel (ECONNREFUSED), or a peer without TLS
+  Proven,     // a process with the certificate of the peer's site, inside TLS
+};
+
 struct DialedStream {
   std::unique_ptr<Connection> connection;
   HelloPayload welcome;
@@ -41,14 +49,14 @@ struct DialPlan {
   bool loopback_only = false;
   TlsKeys* keys = nullptr;  // null: plaintext; outlives the dialer
   std::string site;         // whose certificate the peer must have; empty: any of the job
-  // The peer has known the token before: who does not know it is another process, and Refuse is final.
+  // The peer has known the token before: who does not know it is another process.
   bool resuming = false;
   std::chrono::milliseconds first_pause{};  // before the first attempt, at random up to this
   std::chrono::milliseconds longest_pause{5000};
   std::chrono::milliseconds handshake_timeout = kHandshakeTimeout;
   core::Deadline deadline = core::Deadline::after({});
   // An attempt failed; false: no others.
-  std::function<bool(const core::Status&)> on_failed_attempt = [](const core::Status&) { return true; };
+  std::function<bool(const core::Status&, Refusal)> on_failed_attempt;
 };
 
 // All on the IO thread. Destroying it ends the attempt.
@@ -78,7 +86,9 @@ class Dialer : public IoHandler {
   void on_refuse();
   void on_silence();
   std::chrono::milliseconds jitter(std::chrono::milliseconds longest);
-  void retry(core::Status why);
+  // The peer's own word, as far as this connection proves that.
+  void refused(core::Status why);
+  void retry(core::Status why, Refusal refusal = Refusal::None);
   void give_up(core::Status why);
   void disconnect();
 
@@ -95,6 +105,7 @@ class Dialer : public IoHandler {
   HelloPayload hello_{};  // of this attempt
   unsigned attempts_ = 0;
   core::Status last_failure_;
+  Refusal last_refusal_ = Refusal::None;
   std::minstd_rand random_{std::random_device{}()};
   std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> reply_{};
   std::size_t reply_bytes_ = 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/log.h"
 #include "core/str.h"
 
 namespace geocomm::transport {
@@ -14,8 +15,9 @@ using core::StatusCode;
 
 namespace {
 
-// A peer whose machine refuses connections for so long has ended.
+// Refusals that prove nothing are believed after so long without anything else.
 constexpr std::chrono::milliseconds kBelievedRefusal{5000};
+constexpr std::chrono::seconds kWarningInterval{10};
 // Short enough to notice within a few attempts that a peer has ended.
 constexpr std::chrono::milliseconds kLongestResumePause{1000};
 constexpr std::chrono::milliseconds kAskAgain{2000};
@@ -47,7 +49,9 @@ DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
     hello.token = plan_->token;
     return hello;
   };
-  plan.on_failed_attempt = [this](const Status& why) { return on_failed_attempt(why); };
+  plan.on_failed_attempt = [this](const Status& why, Refusal refusal) {
+    return on_failed_attempt(why, refusal);
+  };
   plan.deadline = plan_->first_deadline;
   if (!resuming_) return plan;
   plan.resuming = true;
@@ -103,7 +107,7 @@ void Redialer::ask(const StreamTuning& tuning) {
 void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& tuning) {
   // The peer itself says that it is the one who dials.
   if (!answer.is_ok() && answer.status().code() == StatusCode::InvalidArgument) {
-    refusing_ = false;
+    on_contact();
     ask_again_ = loop_->add_timer(IoLoop::Clock::now() + kAskAgain, [this, tuning] { ask(tuning); });
     return;
   }
@@ -111,16 +115,53 @@ void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& 
                                    : answer.status());
 }
 
-bool Redialer::on_failed_attempt(const Status& why) {
-  if (!resuming_) return true;
-  if (why.sys_errno() != ECONNREFUSED) {
-    refusing_ = false;
-    return true;
+void Redialer::on_contact() {
+  refusing_ = false;
+  if (!last_failure_.is_ok()) last_failure_ = Status::ok();
+}
+
+// Whether to go on.
+bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
+  last_failure_ = why;
+  switch (refusal) {
+    case Refusal::Proven:
+      // Certificates can still be put in order while a link resumes.
+      if (!resuming_ || why.code() != StatusCode::AuthFailed) return false;
+      log_untrusted(why);
+      break;
+    case Refusal::Unproven:
+      // The answer to who only asks: on_asked() knows what it means.
+      if (!plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
+      if (resuming_) return !believes_refusals();
+      // For the first time: nobody listens there yet, or a geocomm process says why not.
+      if (why.sys_errno() != ECONNREFUSED) return false;
+      break;
+    case Refusal::Untrusted:
+      // For the first time it is told soon: wrong keys are the likeliest reason.
+      if (!resuming_) return !believes_refusals();
+      log_untrusted(why);
+      break;
+    case Refusal::None:
+      break;
   }
+  refusing_ = false;
+  return true;
+}
+
+bool Redialer::believes_refusals() {
   const auto now = IoLoop::Clock::now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
-  if (owner_.nothing_left()) return false;
-  return now - refusing_since_ < std::min(kBelievedRefusal, plan_->link_deadline);
+  return owner_.nothing_left() || now - refusing_since_ >= std::min(kBelievedRefusal, plan_->link_deadline);
+}
+
+// Strangers cannot fill the log.
+void Redialer::log_untrusted(const Status& why) {
+  const auto now = IoLoop::Clock::now();
+  if (now < next_warning_) return;
+  next_warning_ = now + kWarningInterval;
+  core::log(core::LogLevel::Warning, "cannot resume the link with ", plan_->dial.peer, " at ",
+            plan_->dial.host, ":", plan_->dial.port, seen_host_.empty() ? "" : core::str(" or ", seen_host_),
+            ": ", why.message(), ". Trying again until the link deadline");
 }
 
 void Redialer::stop() {

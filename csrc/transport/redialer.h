@@ -52,8 +52,12 @@ class Redialer {
   // Where the peer is now, if not at the plan's address (empty: there): tried first. False: nothing new. What
   // is under way goes on.
   bool set_seen_host(const std::string& host);
-  // The link was complete once: from now on, refusals mean that the peer has ended.
+  // The link was complete once: from now on the peer has ended if it says so itself (Refusal::Proven), or if
+  // nothing but refusals came for a while where nobody can prove anything. All else is silence: whoever takes
+  // the peer's address for a while does not end a link, nor does a certificate that is renewed in time.
   void set_resuming() { resuming_ = true; }
+  // Why the last attempt failed; Ok if none did since there was a connection.
+  const core::Status& last_failure() const { return last_failure_; }
 
   // Until there is a connection, after a pause of up to `pause` if the link resumes. Nothing if that is under
   // way already.
@@ -63,7 +67,7 @@ class Redialer {
   // A stream was welcomed: those that failed and wait try again at once.
   void hurry();
   // Something came from the peer.
-  void on_contact() { refusing_ = false; }
+  void on_contact();
   void stop();
 
  private:
@@ -71,7 +75,9 @@ class Redialer {
   void begin(std::uint16_t stream, DialPlan plan, Dialer::Done done);
   void finish(std::uint16_t stream);
   void on_asked(const core::Result<DialedStream>& answer, const StreamTuning& tuning);
-  bool on_failed_attempt(const core::Status& why);
+  bool on_failed_attempt(const core::Status& why, Refusal refusal);
+  bool believes_refusals();
+  void log_untrusted(const core::Status& why);
 
   const std::shared_ptr<IoLoop> loop_;
   RedialerOwner& owner_;
@@ -81,6 +87,8 @@ class Redialer {
   bool resuming_ = false;
   bool refusing_ = false;  // since refusing_since_, nothing but refusals
   IoLoop::Clock::time_point refusing_since_;
+  core::Status last_failure_;
+  IoLoop::Clock::time_point next_warning_{};
   IoLoop::TimerId ask_again_{};
 };
 

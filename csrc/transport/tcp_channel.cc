@@ -143,9 +143,11 @@ void TcpChannel::tick() {
   if (++silent_ticks_ > kSilentTicks) {
     if (now - last_contact_ >= deadline) {
       if (nothing_left()) return close(status(), !local_closing_);
-      return fail(lost(core::str("silent for ", in_seconds(deadline),
-                                 " (link_deadline): the peer or the network is down",
-                                 last_loss_.empty() ? "" : core::str(". Last: ", last_loss_))));
+      const std::string last_failure = redialer_.last_failure().message();
+      return fail(lost(
+          core::str("silent for ", in_seconds(deadline), " (link_deadline): the peer or the network is down",
+                    last_loss_.empty() ? "" : core::str(". Last: ", last_loss_),
+                    last_failure.empty() ? "" : core::str(". Connecting again: ", last_failure))));
     }
     const Status why(StatusCode::PeerLost, core::str("nothing was heard for ", kSilentTicks, " heartbeats"));
     for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) {

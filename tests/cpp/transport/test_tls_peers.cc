@@ -7,6 +7,13 @@
 namespace geocomm::transport::testing {
 namespace {
 
+// What proves nothing is believed after some seconds, or at this deadline.
+EndpointOptions soon() {
+  EndpointOptions options;
+  options.link_deadline = 2s;
+  return options;
+}
+
 // The dialer `high` is not let in, or does not trust `low`; both must say why, in words of their own.
 void expect_refused(SecurePair& pair, const std::string& dialer_says, const std::string& acceptor_says,
                     const std::string& site_of_high = "b", const std::string& site_of_low = "a") {
@@ -50,7 +57,7 @@ TEST(TlsPeers, test_dialer_with_expired_certificate_is_told) {
 }
 
 TEST(TlsPeers, test_acceptor_with_expired_certificate_is_told) {
-  SecurePair pair;
+  SecurePair pair(soon());
   pair.authority.write_keys(pair.keys_a, expired("geocomm://job/a"));
   expect_refused(pair, "expired on", "the certificate of this side (geocomm://job/a) has expired");
 }
@@ -62,7 +69,7 @@ TEST(TlsPeers, test_dialer_with_certificate_of_the_future_is_told) {
 }
 
 TEST(TlsPeers, test_acceptor_with_certificate_of_the_future_is_told) {
-  SecurePair pair;
+  SecurePair pair(soon());
   pair.authority.write_keys(pair.keys_a, not_yet_valid("geocomm://job/a"));
   expect_refused(pair, "is not valid before", "is not valid yet there");
 }
@@ -75,14 +82,14 @@ TEST(TlsPeers, test_dialer_with_revoked_certificate_is_told) {
 }
 
 TEST(TlsPeers, test_acceptor_with_revoked_certificate_is_told) {
-  SecurePair pair;
+  SecurePair pair(soon());
   const auto certificate = pair.authority.write_keys(pair.keys_a, "geocomm://job/a");
   pair.authority.write_revocations(pair.keys_b, {certificate});
   expect_refused(pair, "was revoked (crl.pem)", "was revoked (crl.pem there)");
 }
 
 TEST(TlsPeers, test_revocation_list_out_of_date_is_named) {
-  SecurePair pair;
+  SecurePair pair(soon());
   pair.authority.write_revocations(pair.keys_a, {}, -60);
   expect_refused(pair, "crl.pem is out of date", "crl.pem is out of date");
 }
@@ -97,7 +104,7 @@ TEST(TlsPeers, test_revocation_list_without_the_peer_lets_it_in) {
 
 // Also of one with the same name, which only the signature tells apart.
 TEST(TlsPeers, test_certificate_of_another_ca_is_told) {
-  SecurePair pair;
+  SecurePair pair(soon());
   Authority other;
   other.write_keys(pair.keys_b, "geocomm://job/b");
   expect_refused(pair, "was signed by", "was signed by");
@@ -107,14 +114,16 @@ TEST(TlsPeers, test_other_job_of_the_same_ca_is_told) {
   SecurePair pair;
   Folder keys;
   pair.authority.write_keys(keys, "geocomm://other/b");
+  EndpointOptions options = soon();
+  options.keys = keys.path();
   pair.high.reset();
-  do pair.high = make_endpoint(tls_options(keys));
+  do pair.high = make_endpoint(options);
   while (pair.low->id() > pair.high->id());
   expect_refused(pair, "is of another job", "is of another job");
 }
 
 TEST(TlsPeers, test_acceptor_with_the_certificate_of_another_site_is_told) {
-  SecurePair pair;
+  SecurePair pair(soon());
   expect_refused(pair, "a process of site 'c' presents the certificate of another site (geocomm://job/a)",
                  "a process of site 'c' presents the certificate of another site (geocomm://job/a)", "b",
                  "c");
@@ -146,10 +155,11 @@ TEST(TlsPeers, test_dialer_of_another_site_before_it_was_known_fails_the_channel
 struct MixedPair {
   explicit MixedPair(bool secure_dials) {
     authority.write_keys(keys, "geocomm://job/a");
-    EndpointOptions plain;
-    plain.streams = 4;
-    low = make_endpoint(secure_dials ? plain : tls_options(keys));
-    do high = make_endpoint(secure_dials ? tls_options(keys) : plain);
+    const EndpointOptions plain = soon();
+    EndpointOptions secure = plain;
+    secure.keys = keys.path();
+    low = make_endpoint(secure_dials ? plain : secure);
+    do high = make_endpoint(secure_dials ? secure : plain);
     while (low->id() > high->id());
   }
   Authority authority;
