@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -159,6 +160,25 @@ TEST(EndpointConnect, test_name_is_resolved) {
   pair.low->allow(token(1));
   const auto channel = *pair.high->connect({pair.low->id(), "localhost", pair.low->port(), "low"}, token(1));
   EXPECT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
+}
+
+// No thread can be made: each would get a stack that no memory holds. (A limit on threads does not bind
+// root.)
+TEST(EndpointConnect, test_name_is_resolved_once_there_are_threads_again) {
+  Pair pair;
+  pair.low->allow(token(1));
+  pthread_attr_t usual;
+  pthread_attr_t enormous;
+  ASSERT_EQ(::pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&enormous), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&enormous, std::size_t{1} << 47), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&enormous), 0);
+  const auto channel = *pair.high->connect({pair.low->id(), "localhost", pair.low->port(), "low"}, token(1));
+  EXPECT_EQ(channel->wait_ready(Deadline::after(200ms)).code(), StatusCode::Timeout);
+  ASSERT_EQ(::pthread_setattr_default_np(&usual), 0);
+  EXPECT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
+  ::pthread_attr_destroy(&usual);
+  ::pthread_attr_destroy(&enormous);
 }
 
 TEST(EndpointConnect, test_ipv6_loopback_connects) {
