@@ -4,7 +4,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tls_fixture.h"
+#include "tls_stranger.h"
 #include "transport/stream_binding.h"
 #include "transport/tls_keys.h"
 
@@ -62,7 +62,6 @@ class TlsConnection : public ::testing::Test {
     return std::move(TlsKeys::load(folder_.path(), limits)).value();
   }
 
- private:
   Authority authority_;
   Folder folder_;
 };
@@ -149,6 +148,63 @@ TEST_F(TlsConnection, test_short_writes_lose_and_repeat_nothing) {
   EXPECT_GT(short_writes, 3);
   EXPECT_EQ(received, data);
   EXPECT_EQ(sent, data.size());
+}
+
+// The peer asks for other keys while records wait for room in its socket: the answer comes behind them.
+TEST_F(TlsConnection, test_keys_that_the_peer_asks_for_change_behind_the_records_that_wait) {
+  auto keys = load();
+  std::array<int, 2> fds{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
+  auto ours = std::move(keys->secure(Fd(fds[0]), TlsRole::Acceptor)).value();
+  const Fd peers_end(fds[1]);
+  const ContextPtr context = stranger_context(&folder_);
+  const std::unique_ptr<SSL, decltype(&SSL_free)> peer(SSL_new(context.get()), &SSL_free);
+  SSL_set_fd(peer.get(), peers_end.get());
+  SSL_set_connect_state(peer.get());
+  int answers = 0;
+  SSL_set_msg_callback_arg(peer.get(), &answers);
+  SSL_set_msg_callback(
+      peer.get(), [](int sent, int, int type, const void* message, std::size_t bytes, SSL*, void* count) {
+        const bool is_handshake = sent == 0 && type == SSL3_RT_HANDSHAKE && bytes > 0;
+        if (is_handshake && *static_cast<const char*>(message) == SSL3_MT_KEY_UPDATE)
+          ++*static_cast<int*>(count);
+      });
+  for (int i = 0; i < 10; ++i) {
+    (void)SSL_do_handshake(peer.get());
+    ASSERT_TRUE(ours->handshake().is_ok());
+  }
+  const auto bytes = pattern(6'000'000, 4);
+  const std::string data(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::size_t sent = 0;
+  const auto send_more = [&] {
+    const std::string rest = data.substr(sent);
+    const auto written = ours->write(parts_of(rest));
+    EXPECT_TRUE(written.is_ok()) << written.status().to_string();
+    sent += written.is_ok() ? *written : 0;
+  };
+  std::string received;
+  const auto receive = [&](std::size_t most) {
+    std::string piece(most, '\0');
+    const int count = SSL_read(peer.get(), piece.data(), static_cast<int>(piece.size()));
+    received += piece.substr(0, static_cast<std::size_t>(std::max(count, 0)));
+    return count > 0 || SSL_get_error(peer.get(), count) == SSL_ERROR_WANT_READ;
+  };
+  int asked_for = 0;
+  for (; sent < data.size(); ++asked_for) {
+    send_more();  // until the socket is full, and a batch waits
+    ASSERT_TRUE(receive(16'384));
+    ASSERT_TRUE(receive(16'384));  // now the socket has room
+    ASSERT_EQ(SSL_key_update(peer.get(), SSL_KEY_UPDATE_REQUESTED), 1);
+    ASSERT_EQ(SSL_write(peer.get(), "?", 1), 1);
+    std::string asked(1, '\0');
+    ASSERT_EQ(ours->read(parts_of(asked))->bytes, 1U);
+    for (int i = 0; i < 6; ++i) ASSERT_TRUE(receive(16'384)) << asked_for;
+  }
+  while (received.size() < data.size() && receive(16'384)) send_more();
+  EXPECT_EQ(sent, data.size());
+  EXPECT_TRUE(received == data);
+  EXPECT_GT(asked_for, 10);
+  EXPECT_GE(answers, asked_for - 1);  // the last one is due with the next record
 }
 
 TEST_F(TlsConnection, test_changed_bytes_break_the_connection) {
