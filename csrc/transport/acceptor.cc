@@ -1,6 +1,9 @@
 #include "transport/acceptor.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,6 +12,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/str.h"
 #include "transport/dialer.h"
 
 namespace geocomm::transport {
@@ -23,7 +27,35 @@ constexpr int kAcceptsPerTurn = 64;
 // Without descriptors or memory: the listener stays readable, and looking at once would be a busy loop.
 constexpr std::chrono::milliseconds kAcceptPause{200};
 constexpr std::chrono::seconds kWarningInterval{1};
+constexpr std::chrono::seconds kCrowdWarningInterval{10};
+
+// Addresses that one owner has: of IPv6 a whole network of 64 bits.
+std::string source_of(const SocketAddress& from) {
+  if (from.family() != AF_INET6) return from.host();
+  in6_addr address = reinterpret_cast<const sockaddr_in6*>(from.get())->sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&address)) return from.host();
+  std::fill_n(address.s6_addr + 8, 8, std::uint8_t{0});
+  char text[INET6_ADDRSTRLEN] = "";
+  ::inet_ntop(AF_INET6, &address, text, sizeof text);
+  return core::str(text, "/64");
+}
 }  // namespace
+
+Acceptor::Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, OnHello on_hello)
+    : loop_(loop),
+      listener_(std::move(listener)),
+      keys_(keys),
+      gate_(loop),
+      is_known_(std::move(is_known)),
+      on_hello_(std::move(on_hello)) {
+  // Strangers leave the process half of its descriptors.
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
+  for (std::size_t room : {0U, 1U}) {
+    limits_[room] =
+        std::clamp<std::size_t>(descriptors.rlim_cur / (room == 0 ? 3 : 6), 1, kMaxHalfOpen[room]);
+  }
+}
 
 Status Acceptor::start() {
   GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(listener_.get(), this, EPOLLIN));
@@ -35,14 +67,19 @@ void Acceptor::close() {
   loop_.cancel_timer(pause_);
   loop_.remove(handler_);
   listener_.reset();
-  while (!waiting_.empty()) drop(waiting_.begin());
+  for (std::size_t room : {0U, 1U}) {
+    while (!rooms_[room].empty()) drop(room, rooms_[room].begin());
+  }
 }
 
 void Acceptor::on_ready(std::uint32_t) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    Fd fd(
+        ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) {
-      add(std::move(fd));
+      add(std::move(fd), SocketAddress(reinterpret_cast<const sockaddr*>(&from), size));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       return pause();
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -58,26 +95,78 @@ void Acceptor::pause() {
   pause_ = loop_.add_timer(IoLoop::Clock::now() + kAcceptPause, [this] { loop_.modify(handler_, EPOLLIN); });
 }
 
-void Acceptor::add(Fd fd) {
-  if (waiting_.size() >= kMaxHalfOpen) drop(waiting_.begin());
+void Acceptor::add(Fd fd, const SocketAddress& from) {
+  make_room(0);
+  const std::string host = from.host();
+  const bool known = is_known_(host);
+  const auto crowd = crowds_.try_emplace(known ? host : source_of(from), Crowd{}).first;
+  crowd->second.known = known;
   auto connection = std::make_unique<HalfOpen>(
-      loop_, std::move(fd), keys_, gate_,
+      loop_, std::move(fd), keys_, gate_, crowd->second, ++accepted_, [this](HalfOpen& self) { begun(self); },
       [this](HalfOpen& self, Result<ReceivedHello> hello) { on_hello(self, hello); });
-  if (!connection->start().is_ok()) return;
+  ++crowd->second.connections[0];
+  if (!connection->start().is_ok()) {
+    connection.reset();
+    return leave_crowd(crowd, 0);
+  }
   const HalfOpen* raw = connection.get();
   const auto timer = loop_.add_timer(IoLoop::Clock::now() + kHandshakeTimeout, [this, raw] { drop(*raw); });
-  waiting_.push_back({std::move(connection), timer});
+  rooms_[0].push_back({std::move(connection), timer, crowd});
+}
+
+void Acceptor::begun(const HalfOpen& connection) {
+  make_room(1);
+  const auto waiting = std::find_if(rooms_[0].begin(), rooms_[0].end(),
+                                    [&](const Waiting& one) { return one.connection.get() == &connection; });
+  Crowd& crowd = waiting->crowd->second;
+  --crowd.connections[0];
+  ++crowd.connections[1];
+  rooms_[1].splice(rooms_[1].end(), rooms_[0], waiting);
+}
+
+void Acceptor::make_room(std::size_t room) {
+  Room& full = rooms_[room];
+  if (full.size() < limits_[room]) return;
+  std::size_t known = 0;
+  for (const auto& [source, crowd] : crowds_) known += crowd.known ? crowd.connections[room] : 0;
+  const bool of_known = 2 * known > full.size();
+  std::size_t most = 0;
+  for (const auto& [source, crowd] : crowds_) {
+    if (crowd.known == of_known) most = std::max(most, crowd.connections[room]);
+  }
+  const auto oldest = std::find_if(full.begin(), full.end(), [&](const Waiting& one) {
+    const Crowd& crowd = one.crowd->second;
+    return crowd.known == of_known && crowd.connections[room] == most;
+  });
+  if (const auto now = IoLoop::Clock::now(); now >= next_crowd_warning_) {
+    next_crowd_warning_ = now + kCrowdWarningInterval;
+    core::log(LogLevel::Warning, full.size(), " connections have not proved who they are; the oldest of ",
+              most, " from ", oldest->crowd->first, " makes room for another");
+  }
+  drop(room, oldest);
 }
 
 void Acceptor::drop(const HalfOpen& connection) {
-  drop(std::find_if(waiting_.begin(), waiting_.end(),
-                    [&](const Waiting& waiting) { return waiting.connection.get() == &connection; }));
+  for (std::size_t room : {0U, 1U}) {
+    const auto found = std::find_if(rooms_[room].begin(), rooms_[room].end(), [&](const Waiting& waiting) {
+      return waiting.connection.get() == &connection;
+    });
+    if (found != rooms_[room].end()) return drop(room, found);
+  }
 }
 
-void Acceptor::drop(std::list<Waiting>::iterator waiting) {
-  if (waiting == waiting_.end()) return;
+void Acceptor::drop(std::size_t room, Room::iterator waiting) {
   loop_.cancel_timer(waiting->timer);
-  waiting_.erase(waiting);
+  const auto crowd = waiting->crowd;
+  rooms_[room].erase(waiting);
+  leave_crowd(crowd, room);
+}
+
+// After the connection that counts there is gone: it refers to it.
+void Acceptor::leave_crowd(Crowds::iterator crowd, std::size_t room) {
+  auto& connections = crowd->second.connections;
+  --connections[room];
+  if (connections[0] + connections[1] == 0) crowds_.erase(crowd);
 }
 
 // Strangers cannot fill the log.

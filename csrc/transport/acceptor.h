@@ -1,10 +1,14 @@
 // The listener and the connections whose Hello is not complete yet. All on the IO thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "core/log.h"
 #include "core/status.h"
@@ -16,35 +20,43 @@
 
 namespace geocomm::transport {
 
+// They wait in two rooms: before TLS has begun they cost a descriptor, from then on memory as well. Who finds
+// a room full takes the place of another: of those from addresses of peers, or of the others, whichever fill
+// more than half of it, the source with the most loses its oldest. So no source keeps others out, and
+// strangers leave half of the room to those who are probably peers.
 class Acceptor : public IoHandler {
  public:
+  // Whether a peer has this address (SocketAddress::host()).
+  using IsKnown = std::function<bool(const std::string& host)>;
   // A complete Hello, of any version. Takes the connection (also to close it without a word), or leaves it to
   // be refused with the Status.
   using OnHello = std::function<core::Status(HalfOpen& half_open, const ReceivedHello& hello)>;
 
   // `keys` (null: plaintext) outlives it.
-  Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, OnHello on_hello)
-      : loop_(loop),
-        listener_(std::move(listener)),
-        keys_(keys),
-        gate_(loop),
-        on_hello_(std::move(on_hello)) {}
+  Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, OnHello on_hello);
   ~Acceptor() override { close(); }
   core::Status start();
   void close();
   void on_ready(std::uint32_t events) override;
 
-  static constexpr std::size_t kMaxHalfOpen = 1024;
+  // Before and since TLS has begun; fewer where the process may have few descriptors.
+  static constexpr std::array<std::size_t, 2> kMaxHalfOpen = {1024, 512};
 
  private:
+  using Crowds = std::map<std::string, Crowd>;
   struct Waiting {
     std::unique_ptr<HalfOpen> connection;
     IoLoop::TimerId timer;
+    Crowds::iterator crowd;
   };
+  using Room = std::list<Waiting>;  // oldest first
 
-  void add(Fd fd);
+  void add(Fd fd, const SocketAddress& from);
+  void begun(const HalfOpen& connection);
+  void make_room(std::size_t room);
   void drop(const HalfOpen& connection);
-  void drop(std::list<Waiting>::iterator waiting);
+  void drop(std::size_t room, Room::iterator waiting);
+  void leave_crowd(Crowds::iterator crowd, std::size_t room);
   void pause();
   core::LogLevel warning();
   void on_hello(HalfOpen& half_open, const core::Result<ReceivedHello>& hello);
@@ -53,11 +65,16 @@ class Acceptor : public IoHandler {
   Fd listener_;
   TlsKeys* const keys_;
   HandshakeGate gate_;
+  IsKnown is_known_;
   OnHello on_hello_;
+  std::array<std::size_t, 2> limits_ = kMaxHalfOpen;
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId pause_{};
-  std::list<Waiting> waiting_;  // oldest first
+  Crowds crowds_;
+  std::array<Room, 2> rooms_;
+  std::uint64_t accepted_ = 0;
   IoLoop::Clock::time_point next_warning_{};
+  IoLoop::Clock::time_point next_crowd_warning_{};
 };
 
 }  // namespace geocomm::transport

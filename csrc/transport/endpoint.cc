@@ -48,6 +48,7 @@ class TcpEndpoint final : public Endpoint {
     };
     acceptor_ = std::make_unique<Acceptor>(
         *context_->loop, std::move(listener), context_->keys.get(),
+        [this](const std::string& host) { return known_hosts_.contains(host); },
         [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
     Status status = acceptor_->start();
     context_->loop->start();  // also then: the destructor needs it
@@ -95,6 +96,7 @@ class TcpEndpoint final : public Endpoint {
   const std::uint16_t port_;
   std::unique_ptr<Acceptor> acceptor_;      // the IO thread's, once it runs
   std::map<ProcessId, TlsName> certified_;  // the IO thread's: of peers that have dialed
+  std::set<std::string> known_hosts_;       // the IO thread's: where peers are, or dialed from
 
   std::mutex shutdown_mutex_;  // held by shutdown(): a second call waits for the first one
   bool shut_down_ = false;
@@ -147,7 +149,8 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
   const ChannelPtr channel = find_or_create(peer.id, peer.description);
   if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
   channel->describe(peer.description);
-  context_->loop->post([this, channel, peer, token, dials] {
+  context_->loop->post([this, channel, peer, token, dials, numeric] {
+    if (numeric) known_hosts_.insert(numeric->host());
     // It may have dialed before this process knew its site.
     const auto certified = certified_.find(peer.id);
     if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
@@ -193,6 +196,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
                       "GEOCOMM_PORT")};
   }
   GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
+  known_hosts_.insert(from.host());
   if (hello.sender <= context_->self) {
     // It does not want a connection, but to know whether there still is a channel, and to be found.
     if (const ChannelPtr channel = find(hello.sender)) {

@@ -1,12 +1,15 @@
 #include "transport/handshake.h"
 
+#include <openssl/ssl3.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "core/str.h"
@@ -97,7 +100,7 @@ Result<std::size_t> opening_payload_bytes(const WireHeader& header) {
 }
 
 Status HalfOpen::start() {
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN));
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(fd_.get(), this, EPOLLIN | EPOLLRDHUP));
   return Status::ok();
 }
 
@@ -114,13 +117,24 @@ std::unique_ptr<Connection> HalfOpen::take() {
 void HalfOpen::on_ready(std::uint32_t events) {
   // At the gate, only a broken connection is reported.
   if (queued_ && events != 0) return finish(Status(StatusCode::Network, "broke before Hello"));
-  if (!connection_ && !begin()) return;
+  if (!connection_ && !begin(events)) return;
   if (!secured_ && !secure()) return;
   read_hello();
 }
 
+// What was begun is ended first: it holds memory, and its second step costs less than the first. Of a flood
+// from one address the newest is served: those that came before have had their time.
+bool HalfOpen::goes_before(const HalfOpen& other) const {
+  const auto rank = [](const HalfOpen& one) {
+    const bool begun = one.connection_ != nullptr;
+    const std::size_t crowd = one.crowd_.connections[0] + one.crowd_.connections[1];
+    return std::tuple(!begun, !one.crowd_.known, crowd, ~one.number_);
+  };
+  return rank(*this) < rank(other);
+}
+
 // False: nothing there yet, or finished.
-bool HalfOpen::begin() {
+bool HalfOpen::begin(std::uint32_t events) {
   const FirstByte first = peek_first_byte(fd_.get());
   if (first.bytes < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (first.bytes <= 0) {
@@ -129,19 +143,33 @@ bool HalfOpen::begin() {
   }
   if (keys_ == nullptr || !first.is_tls()) {
     connection_ = plain_connection(std::move(fd_));
+    secured_ = true;
     if (!first.is_tls()) return true;
     finish(Status(StatusCode::AuthFailed,
                   "it speaks TLS, while this side has no keys: set GEOCOMM_KEYS on all sites, or on none"));
     return false;
   }
-  // Not before there is something to do: connections that say nothing cost no memory for TLS.
-  Result<std::unique_ptr<Connection>> connection = keys_->secure(std::move(fd_), TlsRole::Acceptor);
-  if (!connection.is_ok()) {
-    finish(connection.status());
-    return false;
+  return client_hello_is_there(events);
+}
+
+// Whether the whole first record is. Until then a connection costs no memory for TLS, and no time.
+bool HalfOpen::client_hello_is_there(std::uint32_t events) {
+  std::array<std::uint8_t, SSL3_RT_HEADER_LENGTH> head;
+  const ssize_t seen = ::recv(fd_.get(), head.data(), head.size(), MSG_PEEK | MSG_DONTWAIT);
+  std::size_t wanted = head.size();
+  if (seen == static_cast<ssize_t>(head.size())) {
+    wanted += std::min<std::size_t>(head[3] << 8 | head[4], SSL3_RT_MAX_PLAIN_LENGTH);
   }
-  connection_ = std::move(connection).value();
-  return true;
+  int there = 0;
+  const bool complete = ::ioctl(fd_.get(), FIONREAD, &there) != 0 || there >= static_cast<int>(wanted);
+  const int low_water = complete ? 1 : static_cast<int>(wanted);
+  // Where the kernel knows no such thing, TLS begins with what there is.
+  const bool waits = ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water) == 0;
+  if (complete || !waits) return true;
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    finish(Status(StatusCode::Network, "closed before Hello"));
+  }
+  return false;
 }
 
 // False: not done, or finished.
@@ -150,6 +178,16 @@ bool HalfOpen::secure() {
   if (queued_) {
     loop_.modify(handler_, 0);
     return false;
+  }
+  if (!connection_) {
+    begun_(*this);
+    Result<std::unique_ptr<Connection>> connection = keys_->secure(std::move(fd_), TlsRole::Acceptor);
+    if (!connection.is_ok()) {
+      gate_.leave();
+      finish(connection.status());
+      return false;
+    }
+    connection_ = std::move(connection).value();
   }
   const Result<bool> done = connection_->handshake();
   gate_.leave();

@@ -51,29 +51,49 @@ struct ReceivedHello {
 // unless it is a Hello (of any version), or the Refuse of a dialer that does not trust this side.
 core::Result<std::size_t> opening_payload_bytes(const WireHeader& header);
 
+// Half-open connections of one source. An address that peers have is served first, and proves nothing.
+struct Crowd {
+  bool known = false;
+  std::array<std::size_t, 2> connections{};  // before and since TLS has begun
+};
+
 // An accepted connection whose Hello is not complete. On the IO thread.
 class HalfOpen : public IoHandler {
  public:
+  // TLS begins: from now on the connection takes memory.
+  using Begun = std::function<void(HalfOpen&)>;
   // Called once: with the Hello (of any version), or CorruptData / Network when there will be none. May
   // destroy this object.
   using Done = std::function<void(HalfOpen&, core::Result<ReceivedHello>)>;
 
-  // With `keys`, only TLS comes as far as a Hello; without, only plaintext. Both outlive this object.
-  HalfOpen(IoLoop& loop, Fd fd, TlsKeys* keys, HandshakeGate& gate, Done done)
-      : loop_(loop), fd_(std::move(fd)), keys_(keys), gate_(gate), done_(std::move(done)) {}
+  // With `keys`, only TLS comes as far as a Hello; without, only plaintext. All outlive this object. `number`
+  // grows from connection to connection.
+  HalfOpen(IoLoop& loop, Fd fd, TlsKeys* keys, HandshakeGate& gate, const Crowd& crowd, std::uint64_t number,
+           Begun begun, Done done)
+      : loop_(loop),
+        fd_(std::move(fd)),
+        keys_(keys),
+        gate_(gate),
+        crowd_(crowd),
+        number_(number),
+        begun_(std::move(begun)),
+        done_(std::move(done)) {}
   ~HalfOpen() override { detach(); }
   core::Status start();
   void on_ready(std::uint32_t events) override;
+  // Whose handshake is worked on first.
+  bool goes_before(const HalfOpen& other) const;
 
   int fd() const { return connection_ ? connection_->fd() : fd_.get(); }
-  // Null before the first byte has come, and after take().
+  // Null before there is something to do, and after take().
   Connection* connection() { return connection_.get(); }
   // Gives the connection up to a stream (or to be closed).
   std::unique_ptr<Connection> take();
 
  private:
   void detach();
-  bool begin();
+  bool begin(std::uint32_t events);
+  bool client_hello_is_there(std::uint32_t events);
   bool secure();
   void read_hello();
   void finish(core::Result<ReceivedHello> hello);
@@ -82,7 +102,10 @@ class HalfOpen : public IoHandler {
   Fd fd_;  // until there is a connection
   TlsKeys* const keys_;
   HandshakeGate& gate_;
+  const Crowd& crowd_;
+  const std::uint64_t number_;
   std::unique_ptr<Connection> connection_;
+  Begun begun_;
   Done done_;
   IoLoop::HandlerId handler_ = 0;
   bool queued_ = false;   // at the gate

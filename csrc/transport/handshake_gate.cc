@@ -1,15 +1,27 @@
 #include "transport/handshake_gate.h"
 
+#include <algorithm>
+
+#include "transport/handshake.h"
+
 namespace geocomm::transport {
 
-bool HandshakeGate::enter(IoHandler& handler) {
-  entered_ = IoLoop::Clock::now();
-  if (entered_ - period_start_ >= kPeriod) {
-    period_start_ = entered_;
+bool HandshakeGate::has_time() {
+  const auto now = IoLoop::Clock::now();
+  if (now - period_start_ >= kPeriod) {
+    period_start_ = now;
     spent_ = {};
   }
-  if (spent_ < kShare) return true;
-  waiting_.push_back(&handler);
+  return spent_ < kShare;
+}
+
+bool HandshakeGate::enter(HalfOpen& one) {
+  // Nobody passes those that wait: who asks together with many others is compared with them first.
+  if (has_time() && (waiting_.empty() || served_ == &one)) {
+    entered_ = IoLoop::Clock::now();
+    return true;
+  }
+  waiting_.push_back(&one);
   arm();
   return false;
 }
@@ -17,16 +29,20 @@ bool HandshakeGate::enter(IoHandler& handler) {
 void HandshakeGate::arm() {
   if (armed_) return;
   armed_ = true;
-  timer_ = loop_.add_timer(period_start_ + kPeriod, [this] { next_period(); });
+  timer_ = loop_.add_timer(has_time() ? IoLoop::Clock::now() : period_start_ + kPeriod, [this] { serve(); });
 }
 
-void HandshakeGate::next_period() {
+void HandshakeGate::serve() {
   armed_ = false;
-  // Until the share is used up: who is told to wait again stands at the end.
-  for (std::size_t turns = waiting_.size(); turns > 0 && !waiting_.empty() && !armed_; --turns) {
-    IoHandler* handler = waiting_.front();
-    waiting_.pop_front();
-    handler->on_ready(0);
+  while (!waiting_.empty() && has_time()) {
+    const auto first =
+        std::min_element(waiting_.begin(), waiting_.end(),
+                         [](const HalfOpen* a, const HalfOpen* b) { return a->goes_before(*b); });
+    HalfOpen* const one = *first;
+    waiting_.erase(first);
+    served_ = one;
+    one->on_ready(0);
+    served_ = nullptr;
   }
   if (!waiting_.empty()) arm();
 }

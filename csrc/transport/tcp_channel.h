@@ -49,7 +49,7 @@ struct ChannelContext {
   ProcessId self{};
   core::BufferPool pool{std::size_t{64} << 20};  // of unexpected chunks
   ClosedGroups closed_groups;
-  std::unique_ptr<TlsKeys> keys;     // null: plaintext; the IO thread's once it runs
+  std::unique_ptr<TlsKeys> keys;     // null: plaintext
   std::unique_ptr<RdmaFabric> rdma;  // null: none; the IO thread's once it runs
   std::function<void()> on_closed;   // a channel has closed or failed; on the IO thread
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/executor.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "transport/tls_connection.h"
@@ -24,6 +25,9 @@ using core::StatusCode;
 
 namespace {
 
+constexpr std::chrono::seconds kLookInterval{1};
+// For a look at the files that is under way when the keys are not needed any more.
+constexpr std::chrono::seconds kPatience{1};
 constexpr std::size_t kMaxFileBytes = 1 << 20;
 constexpr std::array<const char*, 4> kFiles = {"ca.pem", "cert.pem", "key.pem", "crl.pem"};
 constexpr char kCipherSuites[] = "TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
@@ -171,25 +175,50 @@ Result<std::shared_ptr<SSL_CTX>> make_context() {
 
 }  // namespace
 
+TlsKeys::TlsKeys(std::shared_ptr<Watched> watched, const RekeyLimits& rekey)
+    : watched_(std::move(watched)), name_(watched_->loaded.name), rekey_(rekey), process_(::getpid()) {}
+
 Result<std::unique_ptr<TlsKeys>> TlsKeys::load(const std::string& folder, const RekeyLimits& rekey) {
-  auto keys = std::unique_ptr<TlsKeys>(new TlsKeys(folder, rekey));
-  keys->stamps_ = keys->look();
-  GEOCOMM_ASSIGN_OR_RETURN(keys->loaded_, keys->read_files());
+  auto watched = std::make_shared<Watched>(folder);
+  watched->stamps = watched->look();
+  GEOCOMM_ASSIGN_OR_RETURN(watched->loaded, watched->read_files());
+  auto keys = std::unique_ptr<TlsKeys>(new TlsKeys(watched, rekey));
+  try {
+    keys->watcher_ = std::thread([watched] { watched->watch(); });
+  } catch (const std::system_error& error) {
+    return Status(StatusCode::Internal,
+                  core::str("no thread to watch the keys with (", error.code().message(),
+                            "): check `ulimit -u` and the limits of the container"));
+  }
   return keys;
 }
 
-TlsKeys::Stamps TlsKeys::look() const {
+TlsKeys::~TlsKeys() {
+  if (!watcher_.joinable()) return;
+  if (::getpid() != process_) {
+    watcher_.detach();
+    return;
+  }
+  std::unique_lock lock(watched_->mutex);
+  watched_->stopping = true;
+  watched_->changed.notify_all();
+  const bool idle = watched_->changed.wait_for(lock, kPatience, [&] { return !watched_->looking; });
+  lock.unlock();
+  idle ? watcher_.join() : watcher_.detach();
+}
+
+TlsKeys::Stamps TlsKeys::Watched::look() const {
   Stamps stamps;
   for (std::size_t i = 0; i < kFiles.size(); ++i) {
     struct stat info{};
-    if (::stat(core::str(folder_, "/", kFiles[i]).c_str(), &info) != 0) continue;
+    if (::stat(core::str(folder, "/", kFiles[i]).c_str(), &info) != 0) continue;
     stamps[i] = {info.st_mtim, info.st_size, info.st_ino};
   }
   return stamps;
 }
 
-Result<TlsKeys::Loaded> TlsKeys::read_files() const {
-  const auto path = [&](std::size_t file) { return core::str(folder_, "/", kFiles[file]); };
+Result<TlsKeys::Loaded> TlsKeys::Watched::read_files() const {
+  const auto path = [&](std::size_t file) { return core::str(folder, "/", kFiles[file]); };
   std::array<std::string, kFiles.size()> text;
   for (std::size_t i = 0; i < kFiles.size(); ++i) {
     GEOCOMM_ASSIGN_OR_RETURN(text[i], read_file(path(i), i == 2, i == 3));
@@ -205,27 +234,48 @@ Result<TlsKeys::Loaded> TlsKeys::read_files() const {
   return loaded;
 }
 
-void TlsKeys::reload_if_changed() {
+void TlsKeys::Watched::reload_if_changed() {
   const Stamps now = look();
-  if (now == stamps_) return;
-  stamps_ = now;
+  if (now == stamps) return;
+  stamps = now;
   Result<Loaded> fresh = read_files();
-  if (fresh.is_ok() && fresh->name != loaded_.name) {
+  const TlsName& name = loaded.name;  // only this thread changes it
+  if (fresh.is_ok() && fresh->name != name) {
     fresh = Status(StatusCode::InvalidArgument,
-                   core::str("they are now for ", fresh->name.uri(), ", not for ", loaded_.name.uri()));
+                   core::str("they are now for ", fresh->name.uri(), ", not for ", name.uri()));
   }
   if (!fresh.is_ok()) {
-    core::log(core::LogLevel::Warning, "the keys in ", folder_,
+    core::log(core::LogLevel::Warning, "the keys in ", folder,
               " have changed but cannot be used; the previous ones stay: ", fresh.status().message());
     return;
   }
-  loaded_ = std::move(fresh).value();
-  core::log(core::LogLevel::Info, "loaded the changed keys in ", folder_);
+  {
+    std::lock_guard lock(mutex);
+    loaded = std::move(fresh).value();
+  }
+  core::log(core::LogLevel::Info, "loaded the changed keys in ", folder);
+}
+
+void TlsKeys::Watched::watch() {
+  core::set_thread_name("geocomm-keys");
+  std::unique_lock lock(mutex);
+  while (!changed.wait_for(lock, kLookInterval, [&] { return stopping; })) {
+    looking = true;
+    lock.unlock();
+    reload_if_changed();
+    lock.lock();
+    looking = false;
+    changed.notify_all();
+  }
 }
 
 Result<std::unique_ptr<Connection>> TlsKeys::secure(Fd fd, TlsRole role) {
-  reload_if_changed();
-  return tls_connection(std::move(fd), role, *loaded_.context, loaded_.name, rekey_);
+  std::shared_ptr<SSL_CTX> context;
+  {
+    std::lock_guard lock(watched_->mutex);
+    context = watched_->loaded.context;
+  }
+  return tls_connection(std::move(fd), role, *context, name_, rekey_);
 }
 
 }  // namespace geocomm::transport

@@ -6,9 +6,12 @@
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "core/status.h"
 #include "transport/connection.h"
@@ -25,19 +28,22 @@ struct RekeyLimits {
 };
 
 // A folder with ca.pem (who signs), cert.pem (this site's certificate), key.pem (its private key, for its
-// owner's eyes only) and perhaps crl.pem (what ca.pem has revoked). New connections use the files as they are
-// when they are made. After load(), all on one thread.
+// owner's eyes only) and perhaps crl.pem (what ca.pem has revoked). New connections use the files as they
+// were about a second before: a thread looks for changes once a second, so that a file system that hangs
+// holds up nobody else. Changed files that cannot be used are logged, and the previous ones stay.
 class TlsKeys {
  public:
+  ~TlsKeys();
+  TlsKeys(const TlsKeys&) = delete;
+  TlsKeys& operator=(const TlsKeys&) = delete;
   // InvalidArgument, naming the file and what to do, if they cannot be used.
   static core::Result<std::unique_ptr<TlsKeys>> load(const std::string& folder,
                                                      const RekeyLimits& rekey = {});
 
-  // Over a connected, non-blocking socket. Changed files are loaded before; if they cannot be used, that is
-  // logged and the previous ones stay.
+  // Over a connected, non-blocking socket. Does not look at the files. Any thread.
   core::Result<std::unique_ptr<Connection>> secure(Fd fd, TlsRole role);
   // Whom cert.pem speaks for.
-  const TlsName& name() const { return loaded_.name; }
+  const TlsName& name() const { return name_; }
 
  private:
   struct Stamp {
@@ -55,15 +61,31 @@ class TlsKeys {
     TlsName name;
   };
 
-  TlsKeys(std::string folder, const RekeyLimits& rekey) : folder_(std::move(folder)), rekey_(rekey) {}
-  Stamps look() const;
-  core::Result<Loaded> read_files() const;
-  void reload_if_changed();
+  // Of the keys and of the thread that watches their files, which may hang in there for longer than the keys
+  // are needed.
+  struct Watched {
+    explicit Watched(std::string path) : folder(std::move(path)) {}
+    Stamps look() const;
+    core::Result<Loaded> read_files() const;
+    void reload_if_changed();
+    void watch();
 
-  const std::string folder_;
+    const std::string folder;
+    Stamps stamps{};   // of the files last tried; the watching thread's, once it runs
+    std::mutex mutex;  // guards all below
+    std::condition_variable changed;
+    Loaded loaded;
+    bool looking = false;
+    bool stopping = false;
+  };
+
+  TlsKeys(std::shared_ptr<Watched> watched, const RekeyLimits& rekey);
+
+  const std::shared_ptr<Watched> watched_;
+  const TlsName name_;
   const RekeyLimits rekey_;
-  Stamps stamps_{};  // of the files last tried
-  Loaded loaded_;
+  const int process_;  // a forked one has no watcher
+  std::thread watcher_;
 };
 
 }  // namespace geocomm::transport
