@@ -1,4 +1,6 @@
 // Channels over TLS: the same data, and who is let in.
+#include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 
 #include <fstream>
@@ -286,6 +288,46 @@ TEST(TlsReload, test_new_keys_are_used_by_new_connections_and_old_ones_go_on) {
   ASSERT_TRUE(here->wait_ready(patience()).is_ok());
   expect_transfer(*there, *here, 2, 100'000, 4);
   expect_transfer(*pair.low_channel, *pair.high_channel, 3, 100'000, 4);
+}
+
+// Puts a file system over a folder that never answers, as a lost file server would, until it is destroyed.
+class HungFileSystem {
+ public:
+  explicit HungFileSystem(const Folder& over)
+      : path_(over.path()), fd_(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+    const std::string how = "fd=" + std::to_string(fd_.get()) + ",rootmode=40000,user_id=0,group_id=0";
+    mounted_ = fd_.valid() && ::mount("hung", path_.c_str(), "fuse", 0, how.c_str()) == 0;
+  }
+  ~HungFileSystem() {
+    fd_.reset();  // ends what hangs in it
+    if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+
+ private:
+  const std::string path_;
+  Fd fd_;
+  bool mounted_ = false;
+};
+
+TEST(TlsReload, test_file_system_that_hangs_stops_neither_transfers_nor_new_connections) {
+  SecurePair pair;
+  ASSERT_TRUE(pair.connect().is_ok());
+  Folder keys_c;
+  pair.authority.write_keys(keys_c, "geocomm://job/c");
+  std::unique_ptr<Endpoint> third;
+  do third = make_endpoint(tls_options(keys_c));
+  while (third->id() < pair.low->id());
+  const HungFileSystem hung(pair.keys_a);
+  if (!hung.mounted()) GTEST_SKIP() << "needs /dev/fuse and the right to mount";
+  std::this_thread::sleep_for(1500ms);  // by then somebody has looked at the files
+  const auto here = *pair.low->connect(address_of(*third, "third"), token(1));
+  const auto there = *third->connect(address_of(*pair.low, "low"), token(1));
+  ASSERT_TRUE(there->wait_ready(patience()).is_ok()) << there->status().to_string();
+  expect_transfer(*there, *here, 2, 100'000, 4);
+  expect_transfer(*pair.low_channel, *pair.high_channel, 3, 100'000, 4);
+  EXPECT_TRUE(pair.low->shutdown(patience()).is_ok());
+  pair.low.reset();
 }
 
 TEST(TlsReload, test_files_that_cannot_be_used_leave_the_previous_ones) {
