@@ -45,8 +45,9 @@ core::BufferPool& pinned_buffers() {
 // The device's side: one workspace and one word each for sizes and verdicts, used in order of the stream.
 class DeviceReduction::Kernels {
  public:
-  Kernels(const collective::FramePlan& plan, DType dtype, const c10::Stream& stream)
-      : spec_(plan.codec), stream_(static_cast<codec::cuda::Stream>(stream.native_handle())) {
+  Kernels(const collective::FramePlan& plan, DType dtype, const at::Device& device,
+          StreamDriver::Stream stream)
+      : spec_(plan.codec), stream_(static_cast<codec::cuda::Stream>(stream)), device_(device) {
     std::size_t workspace = 0;
     for (const FrameChunk& chunk : plan.chunks) {
       for (const DType type : {dtype, DType::Float32}) {
@@ -55,7 +56,7 @@ class DeviceReduction::Kernels {
       }
       words_ += 1 + chunk.frames.size();
     }
-    const auto bytes = at::TensorOptions().dtype(at::kByte).device(stream.device());
+    const auto bytes = at::TensorOptions().dtype(at::kByte).device(device);
     workspace_ = at::empty({static_cast<std::int64_t>(workspace)}, bytes);
     size_ = at::empty({8}, bytes);
     verdicts_ = pinned_buffers().acquire(words_ * sizeof(std::uint64_t));
@@ -85,6 +86,10 @@ class DeviceReduction::Kernels {
   }
 
   codec::cuda::Stream stream() const { return stream_; }
+  at::Tensor floats(std::uint64_t count) const {
+    return at::empty({static_cast<std::int64_t>(count)},
+                     at::TensorOptions().dtype(at::kFloat).device(device_));
+  }
 
   // Once the stream has passed: whether all that was received decoded.
   Status verdict() const {
@@ -104,6 +109,7 @@ class DeviceReduction::Kernels {
 
   const codec::CodecSpec spec_;
   const codec::cuda::Stream stream_;
+  const at::Device device_;
   at::Tensor workspace_;
   at::Tensor size_;
   core::Buffer verdicts_;
@@ -114,7 +120,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
                                                          const collective::OpContext& context,
                                                          collective::ReduceOp op,
                                                          std::vector<collective::LaneData> lanes) {
-  StreamOperation* stream = StreamOperation::current();
+  StreamOperation* const stream = StreamOperation::current();
   if (stream == nullptr) return nullptr;
   auto plan = exchange.plan_frames(context, op, lanes, pinned_buffers());
   if (!plan.is_ok()) {
@@ -125,8 +131,11 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(exchange, context, op, std::move(lanes), *stream));
   self->plan_ = std::move(plan).value();
-  self->kernels_ = std::make_shared<Kernels>(self->plan_, context.dtype, stream->stream());
+  const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
+  self->kernels_ = std::make_shared<Kernels>(self->plan_, context.dtype, device, stream->stream());
   stream->hold(self);
+  stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
+  stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
   return self;
 }
 
@@ -147,7 +156,7 @@ Status DeviceReduction::exchange() {
   return exchange_.exchange_frames(context_, op_, lanes_, plan_, *this);
 }
 
-void DeviceReduction::enqueue_results() {
+void DeviceReduction::enqueue_sums() {
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
   sums_.resize(plan_.chunks.size());
@@ -160,8 +169,7 @@ void DeviceReduction::enqueue_results() {
     // Straight into the caller's data where that is float and no operand is read from there.
     const core::Buffer& own = chunk.frames[static_cast<std::size_t>(exchange_.topology().site())];
     if (dtype != DType::Float32 || own.data() == nullptr) {
-      sums_[c] = at::empty({static_cast<std::int64_t>(count)},
-                           at::TensorOptions().dtype(at::kFloat).device(stream_.stream().device()));
+      sums_[c] = kernels_->floats(count);
       sums = static_cast<float*>(sums_[c].data_ptr());
     }
     for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
@@ -183,54 +191,35 @@ void DeviceReduction::enqueue_results() {
       throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), count, stream));
     }
   }
-  if (plan_.has_results) {
-    {
-      auto made = std::make_shared<c10::Event>(stream_.stream().device_type());
-      made->record(stream_.stream());
-      std::lock_guard lock(mutex_);
-      results_made_ = std::move(made);
+}
+
+void DeviceReduction::enqueue_results() {
+  const DType dtype = context_.dtype;
+  const auto stream = kernels_->stream();
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_.chunks[c];
+    if (!chunk.receives || chunk.result.data() == nullptr) continue;
+    const std::span<std::byte> data = data_of(chunk);
+    if (dtype == DType::Float32) {
+      kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32, data.data());
+      continue;
     }
-    stream_.close(1);
-    for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-      const FrameChunk& chunk = plan_.chunks[c];
-      if (!chunk.receives || chunk.result.data() == nullptr) continue;
-      const std::span<std::byte> data = data_of(chunk);
-      if (dtype == DType::Float32) {
-        kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32, data.data());
-        continue;
-      }
-      if (!sums_[c].defined()) {
-        sums_[c] = at::empty({static_cast<std::int64_t>(chunk.range.size())},
-                             at::TensorOptions().dtype(at::kFloat).device(stream_.stream().device()));
-      }
-      auto* sums = static_cast<float*>(sums_[c].data_ptr());
-      kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
-                       reinterpret_cast<std::byte*>(sums));
-      throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), chunk.range.size(), stream));
+    if (!sums_[c].defined()) {
+      sums_[c] = kernels_->floats(chunk.range.size());
     }
+    auto* sums = static_cast<float*>(sums_[c].data_ptr());
+    kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
+                     reinterpret_cast<std::byte*>(sums));
+    throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), chunk.range.size(), stream));
   }
-  stream_.check_at_end([self = shared_from_this()] { return self->kernels_->verdict(); });
 }
 
 void DeviceReduction::contributions_arrived() {
-  stream_.gate(0).open();
+  stream_.open_arrived();
 }
 
 Status DeviceReduction::wait_for_results(core::Deadline deadline) {
-  // The issuing thread may not have come so far yet. It is not waited for beyond that: it may itself wait for
-  // the device, and so for this exchange.
-  while (!deadline.expired()) {
-    std::shared_ptr<c10::Event> made;
-    {
-      std::lock_guard lock(mutex_);
-      made = results_made_;
-    }
-    if (made && made->query()) return Status::ok();
-    if (const auto error = stream_.error()) return status_of(error);
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  return {StatusCode::Timeout,
-          "the device has not reduced this rank's part in time: is it stuck in another kernel?"};
+  return stream_.wait_until_made(deadline);
 }
 
 std::span<std::byte> DeviceReduction::data_of(const FrameChunk& chunk) const {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -16,9 +15,9 @@ namespace geocomm::binding {
 class DeviceReduction final : public collective::FrameMaker,
                               public std::enable_shared_from_this<DeviceReduction> {
  public:
-  // While a StreamOperation is enqueued (StreamOperation::current()), which the reduction then belongs to.
-  // `lanes` hold addresses of device memory, which outlives the operation. nullptr: the host has to do it
-  // (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
+  // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
+  // belongs to. `lanes` hold addresses of device memory, which outlives the operation. nullptr: the host has
+  // to do it (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,
@@ -28,7 +27,8 @@ class DeviceReduction final : public collective::FrameMaker,
   void enqueue_contributions();
   // On a thread that may block.
   core::Status exchange();
-  // Stage `post`, behind gate 0: decodes and sums. Closes gate 1 where results come from elsewhere.
+  // Stage `post`: takes the results that other sites made. What this rank reduces itself is the operation's
+  // `middle`, which decodes and sums.
   void enqueue_results();
 
   void contributions_arrived() override;
@@ -40,6 +40,7 @@ class DeviceReduction final : public collective::FrameMaker,
   DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
                   collective::ReduceOp op, std::vector<collective::LaneData> lanes, StreamOperation& stream);
 
+  void enqueue_sums();
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
 
   collective::Exchange& exchange_;
@@ -50,8 +51,6 @@ class DeviceReduction final : public collective::FrameMaker,
   collective::FramePlan plan_;
   std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
   std::shared_ptr<Kernels> kernels_;
-  std::mutex mutex_;  // guards results_made_
-  std::shared_ptr<c10::Event> results_made_;
 };
 
 }  // namespace geocomm::binding

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "binding/comm_error.h"
+#include "binding/device_side.h"
+#include "binding/gil_release.h"
 #include "binding/torch_prelude.h"
 
 namespace geocomm::binding {
@@ -30,26 +32,40 @@ class GeoWork : public c10d::Work {
         result_(c10::make_intrusive<at::ivalue::Future>(c10::IntType::get())),
         exposed_(std::move(exposed)) {}
 
-  // For an operation that is enqueued as a whole, at most once and before complete(): the Future completes,
-  // as NCCL's does, and whoever waits for it makes a stream wait for what the current stream holds now. An
-  // error that comes later is thrown by wait() if it is known by then, and by the next operation.
-  void complete_on_stream() {
-    on_stream_ = true;
-    future_->markCompleted(at::IValue(outputs_));
+  // For an operation whose stages are enqueued on a stream (StreamOperation); before the work is handed out.
+  // `use` enqueues what is left of it and completes the Future; it is called, maybe often, when somebody is
+  // to wait for the operation, takes its Future, or lets go of the work. Who waits for the Future makes a
+  // stream wait then, as with NCCL's. An error that comes later is thrown by wait() if it is known by then,
+  // and by the next operation. `ends_unused`: it completes also if nobody uses it.
+  void set_on_stream(std::function<void()> use, bool ends_unused) {
+    use_ = std::move(use);
+    ends_unused_ = ends_unused;
   }
+  ~GeoWork() override { let_go(); }
+  // In place of the destructor, which comes later where there are weak references.
+  void release_resources() override { let_go(); }
+  // What `use` does last, with the stream current: it needs no work.
+  std::function<void()> completes_future() const {
+    return [future = future_, outputs = outputs_] { future->markCompleted(at::IValue(outputs)); };
+  }
+  struct Ending;
+  static void mark(at::ivalue::Future& result, const std::exception_ptr& error) {
+    const auto code = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+    result.markCompleted(at::IValue(static_cast<std::int64_t>(code)));
+  }
+  static Ending ending_of(const c10::intrusive_ptr<GeoWork>& work);
 
   // Exactly once. Runs the user's callbacks inline: never call it from a thread that other operations need.
   void complete(std::exception_ptr error) {
     finish(error);
-    if (on_stream_) {
-      const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-      result_->markCompleted(at::IValue(static_cast<std::int64_t>(result)));
+    if (is_on_stream()) {
+      mark(*result_, error);
     } else if (error) {
       future_->setErrorIfNeeded(error);
-      result_->markCompleted(at::IValue(static_cast<std::int64_t>(c10d::WorkResult::COMM_ERROR)));
+      mark(*result_, error);
     } else {
       future_->markCompleted(at::IValue(outputs_));
-      result_->markCompleted(at::IValue(static_cast<std::int64_t>(c10d::WorkResult::SUCCESS)));
+      mark(*result_, error);
     }
   }
 
@@ -79,7 +95,7 @@ class GeoWork : public c10d::Work {
     } count{begin, exposed_.get()};
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
-    if (!on_stream_) {
+    if (!is_on_stream()) {
       if (timeout == kNoTimeout && !future_taken_) run_end();
       const bool done = Work::wait(timeout);
       // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
@@ -87,24 +103,36 @@ class GeoWork : public c10d::Work {
       future_->wait();
       return done;
     }
+    for (const auto& device : future_->devices()) {
+      refuse_capture(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+    use();
     if (timeout != kNoTimeout) Work::wait(timeout);
     if (const auto error = exception()) std::rethrow_exception(error);
     future_->wait();  // blocks the current streams, not the host
     return true;
   }
-  bool is_on_stream() const { return on_stream_; }
-  // Blocks the host until complete(); does not throw.
-  std::exception_ptr wait_for_end() {
+  bool is_on_stream() const { return use_ != nullptr; }
+  bool ends_unused() const { return ends_unused_; }
+  // Blocks the host until complete(); does not throw. `uses`: it is the program that waits.
+  std::exception_ptr wait_for_end(bool uses = true) {
+    if (uses) use();
     result_->wait();
     return exception();
+  }
+  bool isCompleted() override {
+    if (!ends_unused_) use();
+    return Work::isCompleted();
   }
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    use();
     future_taken_ = true;
     return future_;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    use();
     future_taken_ = true;
     return result_;
   }
@@ -113,6 +141,18 @@ class GeoWork : public c10d::Work {
   void set_source_rank(int rank) { source_rank_ = rank; }
 
  private:
+  void let_go() {
+    try {
+      use();
+    } catch (...) {  // of the driver's; the operation has failed, and says so
+    }
+    use_ = nullptr;
+  }
+  void use() {
+    if (!use_) return;
+    const GilRelease released;  // a thread that is about it may need Python's lock to free a tensor
+    use_();
+  }
   // Does nothing if another thread has begun it.
   void run_end() {
     std::function<void(GeoWork&)> end;
@@ -137,12 +177,33 @@ class GeoWork : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> result_;
   const std::shared_ptr<ExposedTime> exposed_;
   int source_rank_ = -1;
-  bool on_stream_ = false;  // set before the work is handed out
+  std::function<void()> use_;  // nullptr: not on a stream
+  bool ends_unused_ = true;
   std::atomic<bool> future_taken_{false};
   std::mutex end_mutex_;  // guards all below
   std::function<void(GeoWork&)> end_;
   bool over_ = false;
 };
+
+// How whoever ends an operation on a stream completes its Work, which is the program's alone to hold: letting
+// go of it is one of its uses.
+struct GeoWork::Ending {
+  c10::weak_intrusive_ptr<GeoWork> work;
+  c10::intrusive_ptr<at::ivalue::Future> result;
+
+  // Whether there was a Work still. What it completes otherwise is what the program may have kept of it.
+  bool complete(const std::exception_ptr& error) const {
+    if (const auto held = work.lock()) {
+      held->complete(error);
+      return true;
+    }
+    mark(*result, error);
+    return false;
+  }
+};
+inline GeoWork::Ending GeoWork::ending_of(const c10::intrusive_ptr<GeoWork>& work) {
+  return {c10::weak_intrusive_ptr<GeoWork>(work), work->result_};
+}
 
 // Done when all of `works` are; fails with the first error among them. Takes geocomm's and inner backends'
 // works alike.
@@ -150,7 +211,7 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
                    Tensors outputs, std::shared_ptr<ExposedTime> exposed);
 
 // Completes `joined` after all of `works`, which it also takes, and after `then`, if they succeeded. Works on
-// streams: `then` is enqueued at once, on a stream that waits for them.
+// streams: they are used, and `then` is enqueued on a stream that waits for them, when `joined` is used.
 void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
                     std::function<void()> then);
 

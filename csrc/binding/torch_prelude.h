@@ -17,6 +17,10 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#ifdef GEOCOMM_WITH_CUDA
+#include <c10/cuda/CUDAStream.h>
+#endif
+
 namespace geocomm::binding {
 
 using Tensors = std::vector<at::Tensor>;

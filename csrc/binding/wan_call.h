@@ -57,12 +57,14 @@ class WanCollectives::Call {
       return call.to_error(status);
     };
     if (side_.is_ordered()) {
-      const auto on_stream = std::make_shared<StreamOperation>(side_.stream());
-      operation.exchange = [on_stream, exchange = std::move(exchange)] { return on_stream->run(exchange); };
-      operation.done = [work, on_stream, call = described()](std::exception_ptr error) {
-        call.complete(*work, on_stream->end(error));
+      const bool ends_here = owner_->alone_in_site() || context_.kind == collective::OpKind::ReduceScatter;
+      const auto on_stream = side_.operation(ends_here || !post ? InnerUse::First : InnerUse::FirstAndLast);
+      operation.exchange = [on_stream, exchange = std::move(exchange), call = described()] {
+        return call.run(*on_stream, exchange);
       };
-      enqueue(*on_stream, *work, pre, post, inputs, outputs,
+      operation.done = [on_stream, call = described(), ending = GeoWork::ending_of(work)](
+                           std::exception_ptr error) { call.complete_on_stream(on_stream, ending, error); };
+      enqueue(on_stream, work, std::move(pre), std::move(post), std::move(inputs), std::move(outputs),
               [&] { owner_->pipeline_.submit(std::move(operation)); });
       return work;
     }
@@ -80,34 +82,36 @@ class WanCollectives::Call {
   WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<void()> pre,
                        std::function<core::Status()> exchange, std::function<void()> post) const {
     auto work = make_work(inputs, outputs);
-    const auto on_stream = side_.is_ordered() ? std::make_shared<StreamOperation>(side_.stream()) : nullptr;
-    auto run = [=, exchange = std::move(exchange), call = described(), side = side_]() mutable {
-      std::exception_ptr error;
-      try {
-        core::Status status;
-        if (on_stream) {
-          status = on_stream->run(exchange);
-        } else {
-          side.run(pre);
-          status = exchange();
-          if (status.is_ok() && post) side.run(post);
-        }
-        if (!status.is_ok()) error = call.to_error(std::move(status));
-      } catch (...) {
-        error = std::current_exception();
-      }
-      if (on_stream) error = on_stream->end(error);
-      pre = nullptr;  // frees what they hold before anyone learns that it is done
-      exchange = nullptr;
-      post = nullptr;
-      call.complete_beside(*work, error);
-    };
-    if (on_stream) {
-      enqueue(*on_stream, *work, pre, post, inputs, outputs,
+    if (side_.is_ordered()) {
+      const auto on_stream = side_.operation(InnerUse::Beside);
+      auto run = [on_stream, exchange = std::move(exchange), call = described(),
+                  ending = GeoWork::ending_of(work)]() mutable {
+        const core::Status status = call.run(*on_stream, exchange);
+        exchange = nullptr;  // frees what it holds before anyone learns that it is done
+        const auto error = status.is_ok() ? nullptr : call.to_error(status);
+        if (error) call.owner->mark_failed(status_of(error));
+        call.complete_on_stream(on_stream, ending, error);
+      };
+      enqueue(on_stream, work, std::move(pre), std::move(post), std::move(inputs), std::move(outputs),
               [&] { blocking_executor().submit(std::move(run)); });
-    } else {
-      blocking_executor().submit(std::move(run));
+      return work;
     }
+    blocking_executor().submit(
+        [=, exchange = std::move(exchange), call = described(), side = side_]() mutable {
+          std::exception_ptr error;
+          try {
+            side.run(pre);
+            core::Status status = exchange();
+            if (status.is_ok() && post) side.run(post);
+            if (!status.is_ok()) error = call.to_error(std::move(status));
+          } catch (...) {
+            error = std::current_exception();
+          }
+          pre = nullptr;  // frees what they hold before anyone learns that it is done
+          exchange = nullptr;
+          post = nullptr;
+          call.complete_beside(*work, error);
+        });
     return work;
   }
 
@@ -143,6 +147,7 @@ class WanCollectives::Call {
     std::shared_ptr<WanCollectives> owner;
     std::string title;
     std::int64_t seq;
+    core::Deadline deadline;
     void complete(GeoWork& work, std::exception_ptr error) const {
       if (error) {
         {
@@ -155,6 +160,25 @@ class WanCollectives::Call {
       }
       work.complete(error);
     }
+    // On a thread that may block.
+    core::Status run(StreamOperation& on_stream, const std::function<core::Status()>& exchange) const {
+      return on_stream.run(exchange, deadline, [this] { return owner->failure(); });
+    }
+    // After run(), or instead of it.
+    void complete_on_stream(const std::shared_ptr<StreamOperation>& on_stream, const GeoWork::Ending& ending,
+                            std::exception_ptr error) const {
+      // Somebody holds the Work and does not wait for it, on this rank. Others of the site may wait for this
+      // one; and by then no rank of it is likely to be between the same two calls still.
+      constexpr std::chrono::seconds kUnused{10};
+      if (!owner->order_->settle(on_stream) && !error) {
+        on_stream->wait_until_enqueued(core::Deadline::after(kUnused));
+      }
+      owner->order_->use(on_stream);
+      error = on_stream->end(error);
+      if (const auto work = ending.work.lock()) return complete(*work, error);
+      if (error) record_error(status_of(error).with_op(title, seq));
+      ending.complete(error);
+    }
     // Of an operation beside those of the pipeline, which tells of failures itself.
     void complete_beside(GeoWork& work, std::exception_ptr error) const {
       if (error) owner->mark_failed(status_of(error));
@@ -165,43 +189,32 @@ class WanCollectives::Call {
     }
   };
 
-  // On the caller's thread; nothing here waits. `submit` hands the exchange to its thread. The group's
-  // operations are enqueued one by one, so that the inner backends see them in order of issue.
-  void enqueue(StreamOperation& on_stream, GeoWork& work, const std::function<void()>& pre,
-               const std::function<void()>& post, const Tensors& inputs, const Tensors& outputs,
+  // On the caller's thread; nothing here waits. `submit` hands the exchange to its thread.
+  void enqueue(const std::shared_ptr<StreamOperation>& on_stream, const c10::intrusive_ptr<GeoWork>& work,
+               std::function<void()> pre, std::function<void()> post, Tensors inputs, Tensors outputs,
                const std::function<void()>& submit) const {
-    std::lock_guard lock(owner_->enqueue_mutex_);
-    const c10::StreamGuard guard(on_stream.stream());
-    StreamOperation::current() = &on_stream;
-    side_.follow_caller();
-    std::exception_ptr error;
-    try {
+    StreamStages stages;
+    stages.around = [stream = side_.stream()](const std::function<void()>& run) {
+      DeviceSide::run_around(stream, run);
+    };
+    stages.pre = [side = side_, pre = std::move(pre), inputs = std::move(inputs),
+                  outputs = std::move(outputs)] {
+      side.follow_caller();
+      side.keep_for_stream(inputs);
+      side.keep_for_stream(outputs);
       if (pre) pre();
-      on_stream.mark_ready();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (error) {  // there is nothing to exchange: the operation and the group fail
-      on_stream.mark_ready();
-      owner_->mark_failed(status_of(error));
-    }
-    submit();
-    if (!error) {
-      try {
-        if (post) {
-          on_stream.close(0);
-          post();
-        }
-      } catch (...) {
-        error = std::current_exception();
-        owner_->mark_failed(status_of(error));
-      }
-    }
-    StreamOperation::current() = nullptr;
-    side_.keep_for_stream(inputs);
-    side_.keep_for_stream(outputs);
-    work.complete_on_stream();
-    on_stream.mark_finish(error);  // from here on the work may be completed by another thread
+    };
+    stages.post = std::move(post);
+    stages.enqueued = work->completes_future();
+    stages.failed = [call = described()](const std::exception_ptr& error) {
+      call.owner->mark_failed(status_of(error));
+    };
+    stages.to_exception = [call = described()](const core::Status& status) { return call.to_error(status); };
+    on_stream->set_stages(std::move(stages));
+    // Before the exchange, which may be over at once, completes the work.
+    work->set_on_stream([order = owner_->order_, on_stream] { order->use(on_stream); },
+                        on_stream->inner() != InnerUse::FirstAndLast);
+    owner_->order_->issue(on_stream, submit);
   }
 
   // Copies of its tensors are done by one thread.
@@ -211,7 +224,9 @@ class WanCollectives::Call {
     // 0: the ranks' elements differ.
     return context_.elements > 0 && context_.elements * core::size_of(context_.dtype) <= kSmallBytes;
   }
-  Described described() const { return {owner_, title_, static_cast<std::int64_t>(context_.seq)}; }
+  Described described() const {
+    return {owner_, title_, static_cast<std::int64_t>(context_.seq), context_.deadline};
+  }
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
     owner_->require_working();
     return c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,

@@ -88,21 +88,66 @@ WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<W
   return joined;
 }
 
+namespace {
+
+GeoWork* on_stream(const WorkPtr& work) {
+  auto* const own = dynamic_cast<GeoWork*>(work.get());
+  return own != nullptr && own->is_on_stream() ? own : nullptr;
+}
+
+// complete_after() where some of `works` are on streams; the others are of inner backends, which can make a
+// stream wait as well.
+void complete_on_stream_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
+                              std::function<void()> then) {
+  const DeviceSide side(joined->result().front().device());
+  const auto together = side.operation(InnerUse::Beside);
+  together->open();  // each work has gates of its own
+  StreamStages stages;
+  stages.around = [stream = side.stream()](const std::function<void()>& run) {
+    DeviceSide::run_around(stream, run);
+  };
+  stages.post = [works, then = std::move(then)] {
+    for (const auto& work : works) {
+      if (on_stream(work) != nullptr) {
+        work->getFuture()->wait();
+      } else if (work) {
+        work->wait();
+      }
+    }
+    if (then) then();
+  };
+  stages.enqueued = joined->completes_future();
+  stages.to_exception = [](const core::Status& status) { return to_exception(status); };
+  together->set_stages(std::move(stages));
+  together->enqueue_first();
+  joined->set_on_stream([together] { together->enqueue_rest(); },
+                        std::ranges::all_of(works, [](const WorkPtr& work) {
+                          const auto* own = on_stream(work);
+                          return own == nullptr || own->ends_unused();
+                        }));
+  blocking_executor().submit(
+      [together, works = std::move(works), ending = GeoWork::ending_of(joined)]() mutable {
+        std::exception_ptr error;
+        for (const auto& work : works) {
+          auto* const own = on_stream(work);
+          if (own == nullptr) continue;
+          if (const auto failure = own->wait_for_end(false); failure && !error) error = failure;
+        }
+        works.clear();
+        together->enqueue_rest();
+        error = together->end(error);
+        ending.complete(error);
+      });
+}
+
+}  // namespace
+
 void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
                     std::function<void()> then) {
-  const bool on_stream = !works.empty() && std::ranges::all_of(works, [](const WorkPtr& work) {
-    const auto* own = dynamic_cast<const GeoWork*>(work.get());
-    return own != nullptr && own->is_on_stream();
-  });
-  if (on_stream) {
-    // A stream that waits for all of them; never the caller's, nor a device's default stream.
-    const at::Device device = joined->result().front().device();
-    const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-    for (const auto& work : works) work->getFuture()->wait();
-    if (then) then();
-    joined->complete_on_stream();
+  if (std::ranges::any_of(works, [](const WorkPtr& work) { return on_stream(work) != nullptr; })) {
+    return complete_on_stream_after(joined, std::move(works), std::move(then));
   }
-  blocking_executor().submit([joined, on_stream, works = std::move(works), then = std::move(then)]() mutable {
+  blocking_executor().submit([joined, works = std::move(works), then = std::move(then)]() mutable {
     std::exception_ptr error;
     const auto attempt = [&error](const auto& step) {
       try {
@@ -113,10 +158,7 @@ void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkP
     };
     for (auto& work : works) {
       attempt([&] {
-        auto* own = dynamic_cast<GeoWork*>(work.get());
-        if (own != nullptr && on_stream) {
-          if (const auto failure = own->wait_for_end()) std::rethrow_exception(failure);
-        } else if (own != nullptr) {
+        if (dynamic_cast<GeoWork*>(work.get()) != nullptr) {
           const auto future = work->getFuture();  // not wait(): that would count as the user's waiting
           future->wait();
           if (future->hasError()) std::rethrow_exception(future->exception_ptr());
@@ -125,7 +167,7 @@ void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkP
         }
       });
     }
-    if (!on_stream && !error && then) attempt(then);
+    if (!error && then) attempt(then);
     works.clear();
     then = nullptr;
     joined->complete(error);
@@ -172,6 +214,11 @@ void WanCollectives::require_working() {
   throw_status(StatusCode::Aborted,
                core::str("this process group failed earlier (", failed_->cause.to_string(),
                          "); destroy it and make a new one"));
+}
+
+core::Status WanCollectives::failure() const {
+  std::lock_guard lock(failed_->mutex);
+  return failed_->cause.is_ok() ? core::Status::ok() : news(failed_->cause);
 }
 
 core::StatusCode WanCollectives::failure_code() const {

@@ -18,6 +18,7 @@
 #include "binding/feedback_work.h"
 #include "binding/geo_work.h"
 #include "binding/stage_pipeline.h"
+#include "binding/stream_operation.h"
 #include "binding/torch_prelude.h"
 #include "collective/exchange.h"
 #include "core/deadline_timer.h"
@@ -85,7 +86,10 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // The end of a group that is idle (or has failed): the other ranks may still be busy with the last
   // operation.
   void leave();
-  bool wait_idle(core::Deadline deadline) { return pipeline_.wait_idle(deadline); }
+  bool wait_idle(core::Deadline deadline) {
+    order_->use_all();
+    return pipeline_.wait_idle(deadline);
+  }
   bool has_failed() const;
   // The code of the operation that broke the group.
   core::StatusCode failure_code() const;
@@ -118,6 +122,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   void mark_failed(const core::Status& why);
   // The group is over: the others are told `said`, and the transport lets go of it. The first call counts.
   void end_group(const core::Status& why, const core::Status& said, transport::QueuedChunks queued);
+  // Why the group has failed, as news for its other operations; or ok.
+  core::Status failure() const;
   // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.
   void require_working();
   // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
@@ -141,7 +147,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   const CloseGroup close_group_;
   std::mutex mutex_;                                                  // guards p2p_counters_
   std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
-  std::mutex enqueue_mutex_;  // held while an operation is enqueued on a stream
+  // Of operations on streams. Shared with their Works, which may outlive the group.
+  const std::shared_ptr<EnqueueOrder> order_ = std::make_shared<EnqueueOrder>();
   StagePipeline pipeline_;
 };
 

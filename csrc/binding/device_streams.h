@@ -1,0 +1,127 @@
+// What operations on a device need beside what torch gives: streams that nobody else uses, and words of
+// memory by which a stream and the host wait for each other without a lock of the driver. Knows nothing of
+// torch; cuda_streams.h has CUDA's driver, the tests have a model of one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace geocomm::binding {
+
+// The driver of one device. Its functions are called with the device current.
+class StreamDriver {
+ public:
+  using Stream = void*;  // cudaStream_t
+
+  virtual ~StreamDriver() = default;
+  // nullptr: the driver refused.
+  virtual Stream create_stream() = 0;
+  // Zeroed memory that the host and the device's streams read and write, never freed. nullptr: none is left.
+  virtual std::uint32_t* allocate_words(std::size_t count) = 0;
+  // The stream goes on once the word has reached `value`: their difference is not negative as a signed
+  // number. False: the driver refused.
+  virtual bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) = 0;
+  // What the stream did before is visible to whoever sees the value. False: the driver refused.
+  virtual bool enqueue_write(Stream stream, std::uint32_t* word, std::uint32_t value) = 0;
+  // Whether a kernel, anybody's, has failed, after which no stream goes on. May wait for the driver's lock.
+  virtual bool has_failed(Stream stream) = 0;
+};
+
+// The words and streams of one device, which are used again and again and live as long as the process.
+// Thread-safe.
+class DeviceStreams {
+ public:
+  // A word only ever grows, so it can serve again while a stream has not looked at it yet.
+  struct Word {
+    std::uint32_t* address = nullptr;
+    std::uint32_t next = 1;
+  };
+
+  explicit DeviceStreams(StreamDriver& driver) : driver_(driver) {}
+  DeviceStreams(const DeviceStreams&) = delete;
+  DeviceStreams& operator=(const DeviceStreams&) = delete;
+
+  StreamDriver& driver() { return driver_; }
+  // nullptr address: no memory is left.
+  Word take_word();
+  void give_back(Word word);
+  // A stream with nothing on it. nullptr: the driver refused.
+  StreamDriver::Stream take_stream();
+  void give_back(StreamDriver::Stream stream);
+
+ private:
+  StreamDriver& driver_;
+  std::mutex mutex_;  // guards all below
+  std::vector<Word> words_;
+  std::vector<StreamDriver::Stream> streams_;
+};
+
+// A stream for one operation: what is on it never stands behind another operation's wait.
+class StreamLease {
+ public:
+  explicit StreamLease(DeviceStreams& device) : device_(device), stream_(device.take_stream()) {}
+  ~StreamLease() {
+    if (stream_ != nullptr) device_.give_back(stream_);
+  }
+  StreamLease(const StreamLease&) = delete;
+  StreamLease& operator=(const StreamLease&) = delete;
+
+  DeviceStreams& device() const { return device_; }
+  StreamDriver::Stream stream() const { return stream_; }  // nullptr: the driver refused
+
+ private:
+  DeviceStreams& device_;
+  const StreamDriver::Stream stream_;
+};
+
+// A gate in a stream: the stream stops there until the host opens it. No kernel waits (the front end of the
+// device polls the word), and opening needs no call of the driver. It may hold up more than its stream: what
+// shares the hardware queue, which with CUDA_DEVICE_MAX_CONNECTIONS=1 is everything. So a gate is closed only
+// when somebody waits for what is behind it (EnqueueOrder).
+class StreamGate {
+ public:
+  // nullptr: no memory for words is left.
+  static std::unique_ptr<StreamGate> create(DeviceStreams& device);
+
+  // Stops the stream here until the gate is open. False: the driver refused.
+  bool enqueue(StreamDriver::Stream stream);
+  // Thread-safe, also before enqueue(); opening twice is no error. The destructor opens too: no stream is
+  // left waiting.
+  void open();
+  ~StreamGate();
+  StreamGate(const StreamGate&) = delete;
+  StreamGate& operator=(const StreamGate&) = delete;
+
+ private:
+  StreamGate(DeviceStreams& device, DeviceStreams::Word word) : device_(device), word_(word) {}
+
+  DeviceStreams& device_;
+  const DeviceStreams::Word word_;  // `next`: the gate is open once the word has reached it
+};
+
+// The other way round: the host learns that a stream has come so far.
+class StreamSignal {
+ public:
+  // nullptr: no memory for words is left.
+  static std::unique_ptr<StreamSignal> create(DeviceStreams& device);
+
+  // At most once. False: the driver refused, and the signal counts as given.
+  bool enqueue(StreamDriver::Stream stream);
+  // Thread-safe. What the stream did before is visible then.
+  bool is_given() const;
+  ~StreamSignal();
+  StreamSignal(const StreamSignal&) = delete;
+  StreamSignal& operator=(const StreamSignal&) = delete;
+
+ private:
+  StreamSignal(DeviceStreams& device, DeviceStreams::Word word) : device_(device), word_(word) {}
+
+  DeviceStreams& device_;
+  const DeviceStreams::Word word_;
+  bool enqueued_ = false;
+};
+
+}  // namespace geocomm::binding
