@@ -89,7 +89,6 @@ class WanCollectives::Call {
         const core::Status status = call.run(*on_stream, exchange);
         exchange = nullptr;  // frees what it holds before anyone learns that it is done
         const auto error = status.is_ok() ? nullptr : call.to_error(status);
-        if (error) call.owner->mark_failed(status_of(error));
         call.complete_on_stream(on_stream, ending, error);
       };
       enqueue(on_stream, work, std::move(pre), std::move(post), std::move(inputs), std::move(outputs),
@@ -167,14 +166,16 @@ class WanCollectives::Call {
     // After run(), or instead of it.
     void complete_on_stream(const std::shared_ptr<StreamOperation>& on_stream, const GeoWork::Ending& ending,
                             std::exception_ptr error) const {
-      // Somebody holds the Work and does not wait for it, on this rank. Others of the site may wait for this
-      // one; and by then no rank of it is likely to be between the same two calls still.
+      if (error) owner->mark_failed(status_of(error));
+      // Somebody holds the Work and does not wait for it. Other ranks of the site may wait for this one's
+      // last stage; after so long, few programs are still to make calls that need it in a certain place.
       constexpr std::chrono::seconds kUnused{10};
       if (!owner->order_->settle(on_stream) && !error) {
         on_stream->wait_until_enqueued(core::Deadline::after(kUnused));
       }
       owner->order_->use(on_stream);
       error = on_stream->end(error);
+      if (error) owner->mark_failed(status_of(error));
       if (const auto work = ending.work.lock()) return complete(*work, error);
       if (error) record_error(status_of(error).with_op(title, seq));
       ending.complete(error);

@@ -99,7 +99,8 @@ GeoWork* on_stream(const WorkPtr& work) {
 // stream wait as well.
 void complete_on_stream_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
                               std::function<void()> then) {
-  const DeviceSide side(joined->result().front().device());
+  const auto first = std::ranges::find_if(works, [](const WorkPtr& work) { return on_stream(work); });
+  const DeviceSide side((*first)->result().front().device());
   const auto together = side.operation(InnerUse::Beside);
   together->open();  // each work has gates of its own
   StreamStages stages;

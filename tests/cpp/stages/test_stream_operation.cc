@@ -57,28 +57,27 @@ struct ModelRank {
       if (pre) pre(stream);
     };
     if (post) stages.post = [stream, post = std::move(post)] { post(stream); };
-    stages.enqueued = [this, stream, number = issued++] { finished[number] = device.record(stream); };
+    const auto event = std::make_shared<DeviceModel::Event>();
+    stages.enqueued = [this, stream, event] { *event = device.record(stream); };
     stages.failed = [this](const std::exception_ptr&) { ++failures; };
     stages.to_exception = [](const Status& status) { return std::make_exception_ptr(StatusError(status)); };
     operation->set_stages(std::move(stages));
-    numbers[operation.get()] = issued - 1;
+    finished[operation.get()] = event;
     order.issue(operation, submit);
     return operation;
   }
   // Work::wait(): the host goes on, the stream `compute` waits.
   void wait(const OperationPtr& operation) {
     order.use(operation);
-    device.wait(compute, finished.at(numbers.at(operation.get())));
+    device.wait(compute, *finished.at(operation.get()));
   }
 
   DeviceModel device;
   DeviceStreams streams{device};
   EnqueueOrder order;
   StreamDriver::Stream compute = device.create_stream();
-  int issued = 0;
   std::atomic<int> failures{0};
-  std::map<int, DeviceModel::Event> finished;
-  std::map<StreamOperation*, int> numbers;
+  std::map<StreamOperation*, std::shared_ptr<DeviceModel::Event>> finished;
 };
 
 enum class Close { AtIssue, AtUse };
