@@ -7,6 +7,7 @@
 #include "codec/elements.h"
 #include "codec/payload_codec.h"
 #include "codec/plane.h"
+#include "codec/streaming.h"
 #include "core/crc32c.h"
 #include "core/float_rules.h"
 #include "core/str.h"
@@ -75,6 +76,19 @@ Status check_input(const CodecSpec& spec, DType dtype, std::span<const std::byte
 CodecSpec with_valid_block(CodecSpec spec) {
   spec.block = std::clamp(spec.block, kMinBlock, kMaxBlock);
   return spec;
+}
+
+// Crc and copy likewise, past the caches.
+std::uint32_t stream_with_crc(std::span<const std::byte> src, std::byte* dst) {
+  constexpr std::size_t kPiece = 12288;
+  std::uint32_t crc = 0;
+  for (std::size_t done = 0; done < src.size(); done += kPiece) {
+    const auto piece = src.subspan(done, std::min(kPiece, src.size() - done));
+    crc = core::crc32c(piece, crc);
+    copy_streaming(dst + done, piece.data(), piece.size());
+  }
+  end_streaming();
+  return crc;
 }
 
 // Copy and crc in turns on pieces that stay in the first-level cache: memory is passed over once.
@@ -169,12 +183,22 @@ core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span
   return sizeof(FrameHeader) + payload_bytes;
 }
 
-core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst) {
+core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst, Stores stores) {
   const core::FloatRules rules;
   GEOCOMM_ASSIGN_OR_RETURN(const FrameView view, open_frame(frame, 0, dst.size()));
-  if (view.spec.id == CodecId::None) return check_payload_crc(frame, copy_with_crc(view.payload, dst.data()));
+  const bool streams =
+      stores == Stores::Streaming && reinterpret_cast<std::uintptr_t>(dst.data()) % kStreamAlignment == 0;
+  if (view.spec.id == CodecId::None) {
+    const auto crc =
+        streams ? stream_with_crc(view.payload, dst.data()) : copy_with_crc(view.payload, dst.data());
+    return check_payload_crc(frame, crc);
+  }
   GEOCOMM_RETURN_IF_ERROR(verify_payload(frame, view));
-  return payload_codec(view.spec.id).decode(view, sink_of(view.dtype), dst.data());
+  const PayloadCodec& codec = payload_codec(view.spec.id);
+  if (!streams || view.dtype != DType::Float32) return codec.decode(view, sink_of(view.dtype), dst.data());
+  const Status decoded = codec.decode(view, Sink::StreamedFloat32, dst.data());
+  end_streaming();
+  return decoded;
 }
 
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode) {

@@ -67,11 +67,16 @@ std::size_t usual_compress_bound(const CodecSpec& spec, core::DType dtype, std::
 core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std::span<const std::byte> src,
                                    std::span<std::byte> dst, const CompressOptions& options = {});
 
+// Cached: as programs do. Streaming: past the caches, where `dst` is aligned to 64 bytes and the codec has
+// that; for `dst` that is part of something larger than the caches.
+enum class Stores : std::uint8_t { Cached, Streaming };
+
 // Decodes a frame to elements of the frame's own dtype, rounding to nearest even and never from a finite
 // value to Inf. `dst` (any alignment) must have exactly the frame's elements. Bytes after the frame are left
 // alone. On error `dst` is unspecified. Errors: CorruptData, VersionMismatch, DstTooSmall (dst is too small),
 // InvalidArgument (dst is too large), Unsupported (a stage that this build lacks).
-core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst);
+core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst,
+                        Stores stores = Stores::Cached);
 
 enum class Accumulate : std::uint8_t { Assign, Add };
 

@@ -216,10 +216,11 @@ void decode_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout, co
     const std::size_t rest = length - whole;
     codes += kernels.dequantize(bitmap + first / 8, codes, whole, step, sink, to);
     if (rest > 0) {
+      const Sink unit_sink = sink == Sink::StreamedFloat32 ? Sink::Float32 : sink;
       std::array<std::byte, kDeadZoneUnit * sizeof(float)> unit;
       pad_with_zeros(to + whole * size, rest * size, unit.size(), unit.data());
-      codes +=
-          kernels.dequantize(bitmap + (first + whole) / 8, codes, kDeadZoneUnit, step, sink, unit.data());
+      codes += kernels.dequantize(bitmap + (first + whole) / 8, codes, kDeadZoneUnit, step, unit_sink,
+                                  unit.data());
       std::memcpy(to + whole * size, unit.data(), rest * size);
     }
   }

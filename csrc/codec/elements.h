@@ -132,9 +132,11 @@ void store_residual(std::byte* residual, std::size_t index, float value, float d
   }
 }
 
-// Where decoded values go: stored as elements of a dtype, or added to floats.
-enum class Sink : std::uint8_t { Float32, Float16, BFloat16, AddToFloat32 };
-inline constexpr std::size_t kSinks = 4;
+// Where decoded values go: stored as elements of a dtype, or added to floats. StreamedFloat32: floats that
+// nobody reads soon go past the caches, to memory aligned to kStreamAlignment; whoever asks for it ends with
+// end_streaming() (codec/streaming.h). What has no streaming stores takes it for Float32.
+enum class Sink : std::uint8_t { Float32, Float16, BFloat16, AddToFloat32, StreamedFloat32 };
+inline constexpr std::size_t kSinks = 5;
 
 constexpr Sink sink_of(core::DType dtype) {
   return dtype == core::DType::Float16    ? Sink::Float16
@@ -169,6 +171,7 @@ decltype(auto) with_sink(Sink sink, Run&& run) {
     case Sink::AddToFloat32:
       return run.template operator()<Sink::AddToFloat32>();
     case Sink::Float32:
+    case Sink::StreamedFloat32:
       break;
   }
   return run.template operator()<Sink::Float32>();

@@ -200,7 +200,9 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
     const std::size_t count = std::min<std::size_t>(kPiece, frame.elements - first);
     const std::size_t padded = (count + kLosslessUnit - 1) / kLosslessUnit * kLosslessUnit;
     std::byte* to = dst + first * element_bytes(sink);
-    if (sink == sink_of(frame.dtype) && padded == count) {
+    // Streaming stores were no faster here: putting words together is what takes the time.
+    const bool in_place = sink == sink_of(frame.dtype) || sink == Sink::StreamedFloat32;
+    if (in_place && padded == count) {
       merge(kernels, frame.dtype, planes, first, count, taken, to);
     } else {
       merge(kernels, frame.dtype, planes, first, padded, taken, words.data());

@@ -191,6 +191,11 @@ float shared_rms(DType dtype, std::span<const std::byte> src, const ErrorFeedbac
   return total.rms();
 }
 
+std::atomic<std::size_t>& threshold_in_use() {
+  static std::atomic<std::size_t> bytes{kStreamingThreshold};
+  return bytes;
+}
+
 struct PlacedFrame {
   std::span<const std::byte> bytes;
   std::uint64_t first_element = 0;
@@ -260,6 +265,14 @@ Status decode_frames(std::span<const std::byte> payload, std::size_t element_byt
 }
 
 }  // namespace
+
+std::size_t streaming_threshold() {
+  return threshold_in_use().load(std::memory_order_relaxed);
+}
+
+void set_streaming_threshold(std::size_t bytes) {
+  threshold_in_use().store(bytes, std::memory_order_relaxed);
+}
 
 std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
   const std::size_t per_frame = frame_elements(dtype);
@@ -341,10 +354,11 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
 
 core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
                                 core::ThreadPool* pool) {
+  const Stores stores = dst.size() >= streaming_threshold() ? Stores::Streaming : Stores::Cached;
   return decode_frames(
       payload, 0, dst.size(), pool, [&](const PlacedFrame& frame, std::size_t element_bytes) {
-        return decompress(frame.bytes,
-                          dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes));
+        const auto part = dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes);
+        return decompress(frame.bytes, part, stores);
       });
 }
 

@@ -4,6 +4,7 @@
 
 #include "codec/kernels/cast_kernels.h"
 #include "codec/payload_codec.h"
+#include "codec/streaming.h"
 
 namespace geocomm::codec {
 namespace {
@@ -40,6 +41,10 @@ void encode_plain(core::DType dtype, const std::byte* src, std::size_t count, co
 
 void decode_plain(core::DType dtype, const std::byte* payload, std::size_t count, Sink sink, std::byte* dst) {
   if (count == 0) return;
+  if (sink == Sink::StreamedFloat32 && dtype == core::DType::Float32) {
+    copy_streaming(dst, payload, count * sizeof(float));
+    return;
+  }
   if (sink == sink_of(dtype)) {
     std::memcpy(dst, payload, count * core::size_of(dtype));
     return;

@@ -8,21 +8,11 @@
 #include <cstdint>
 
 #include "codec/kernels/block_kernels.h"
+#include "codec/kernels/prefetch.h"
 #include "codec/kernels/vector_elements.h"
 
 namespace geocomm::codec {
 namespace {
-
-// Asks for what load() reads some steps later: the processor's own guesses stop while the block is quantized.
-template <std::size_t kBytes>
-[[gnu::always_inline]] inline void prefetch_ahead(const std::byte* at) {
-  constexpr std::uintptr_t kAhead = 1024;
-  constexpr std::size_t kLine = 64;
-  for (std::size_t line = 0; line < kBytes; line += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + line),
-                 _MM_HINT_T0);
-  }
-}
 
 template <typename V, core::DType kType, Residual kResidual>
 std::int32_t load(const std::byte* src, const std::byte* residual, float decay, std::size_t count,
@@ -31,12 +21,6 @@ std::int32_t load(const std::byte* src, const std::byte* residual, float decay, 
   const auto factor = V::set(decay);
   typename V::Ints peaks[4] = {V::set_int(0), V::set_int(0), V::set_int(0), V::set_int(0)};
   for (std::size_t i = 0; i < count; i += kStep) {
-    constexpr std::size_t kElement = kType == core::DType::Float32 ? 4 : 2;
-    prefetch_ahead<kStep * kElement>(src + i * kElement);
-    if constexpr (kResidual != Residual::None) {
-      constexpr std::size_t kKept = kResidual == Residual::Float32 ? 4 : 2;
-      prefetch_ahead<kStep * kKept>(residual + i * kKept);
-    }
     for (std::size_t part = 0; part < 4; ++part) {
       const std::size_t at = i + part * V::kLanes;
       const auto value = load_values<V, kType, kResidual>(src, residual, factor, at);
@@ -263,6 +247,7 @@ void quantize(const std::byte* values, std::size_t count, const BlockScale& scal
   alignas(64) std::byte room[kId == CodecId::Int8 ? 1 : kCodesRoom];
   std::byte* codes = kId == CodecId::Int8 ? packed : room;
   for (std::size_t i = 0; i < count; i += kStep) {
+    prefetch_ahead<kStep * 4>(values + 4 * i);
     typename V::Ints code[4];
     for (std::size_t part = 0; part < 4; ++part) {
       const std::size_t at = i + part * V::kLanes;
@@ -277,17 +262,24 @@ void quantize(const std::byte* values, std::size_t count, const BlockScale& scal
   if constexpr (kId != CodecId::Int8) pack<kId>(codes, count, packed);
 }
 
+// 64 signs at a time, which go out as one word.
 template <typename V, Residual kResidual>
 void quantize_signs(const std::byte* values, std::size_t count, const BlockScale& scale, const std::byte*,
                     std::byte* packed, std::byte* residual) {
+  constexpr std::size_t kStep = 64;
   const auto magnitude = V::set(scale.scale);
-  for (std::size_t i = 0; i < count; i += V::kLanes) {
-    const auto value = V::load(values + 4 * i);
-    V::store_signs(packed + i / 8, value);
-    if constexpr (kResidual != Residual::None) {
-      const auto sign = V::bits(value) & V::set_int(INT32_MIN);
-      store_residuals<V, kResidual, true>(residual, i, value, V::floats(V::bits(magnitude) | sign));
+  for (std::size_t i = 0; i < count; i += kStep) {
+    prefetch_ahead<kStep * 4>(values + 4 * i);
+    std::uint64_t signs = 0;
+    for (std::size_t part = 0; part < kStep; part += V::kLanes) {
+      const auto value = V::load(values + 4 * (i + part));
+      signs |= std::uint64_t{V::signs(value)} << part;
+      if constexpr (kResidual != Residual::None) {
+        const auto sign = V::bits(value) & V::set_int(INT32_MIN);
+        store_residuals<V, kResidual, true>(residual, i + part, value, V::floats(V::bits(magnitude) | sign));
+      }
     }
+    __builtin_memcpy(packed + i / 8, &signs, sizeof(signs));
   }
 }
 

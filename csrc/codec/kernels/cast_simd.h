@@ -66,9 +66,10 @@ typename V::Floats load_half_exactly(const std::byte* from) {
 
 template <typename V, core::DType kFormat, Sink kSink>
 void decode(const std::byte* words, std::size_t count, std::byte* dst) {
+  constexpr bool kIsFloat = kSink == Sink::Float32 || kSink == Sink::StreamedFloat32;
   for (std::size_t i = 0; i < count; i += V::kLanes) {
-    if constexpr (kFormat == core::DType::Float16 && kSink == Sink::Float32) {
-      V::store(dst + 4 * i, load_half_exactly<V>(words + 2 * i));
+    if constexpr (kFormat == core::DType::Float16 && kIsFloat) {
+      put_vector<V, kSink, false>(dst, i, load_half_exactly<V>(words + 2 * i));
     } else {
       put_vector<V, kSink, false>(dst, i, load_vector<V, kFormat>(words, i));
     }

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "codec/kernels/bitmap_tables.h"
+#include "codec/kernels/prefetch.h"
 #include "codec/kernels/vector_avx2.h"
 
 namespace geocomm::codec {
@@ -47,6 +48,8 @@ void put8(std::byte* base, std::size_t index, __m256 value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(base + 2 * index), narrow_to_half(value));
   } else if constexpr (kSink == Sink::BFloat16) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(base + 2 * index), narrow_to_bfloat16(value));
+  } else if constexpr (kSink == Sink::StreamedFloat32) {
+    Avx2::stream(base + 4 * index, value);
   } else {
     auto* to = reinterpret_cast<float*>(base + 4 * index);
     if constexpr (kSink == Sink::AddToFloat32) value = _mm256_add_ps(_mm256_loadu_ps(to), value);
@@ -167,6 +170,7 @@ std::size_t quantize_as(const std::byte* floats, std::size_t count, const DeadZo
   const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   std::byte* end = codes;
   for (std::size_t i = 0; i < count; i += 32) {
+    prefetch_ahead<128>(floats + 4 * i);
     __m256i code[4];
     for (std::size_t part = 0; part < 4; ++part) {
       code[part] = quantize8<kResidual, kFeedback>(floats, i + 8 * part, steps, inverse, residual);
@@ -227,6 +231,8 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
       return dequantize_as<Sink::BFloat16>(bitmap, codes, count, step, dst);
     case Sink::AddToFloat32:
       return dequantize_as<Sink::AddToFloat32>(bitmap, codes, count, step, dst);
+    case Sink::StreamedFloat32:
+      return dequantize_as<Sink::StreamedFloat32>(bitmap, codes, count, step, dst);
     case Sink::Float32:
       break;
   }

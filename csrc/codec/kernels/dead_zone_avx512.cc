@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "codec/kernels/prefetch.h"
 #include "codec/kernels/vector_avx512.h"
 
 namespace geocomm::codec {
@@ -45,6 +46,8 @@ void put16(std::byte* base, std::size_t index, __m512 value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(base + 2 * index), narrow_to_half(value));
   } else if constexpr (kSink == Sink::BFloat16) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(base + 2 * index), narrow_to_bfloat16(value));
+  } else if constexpr (kSink == Sink::StreamedFloat32) {
+    Avx512::stream(base + 4 * index, value);
   } else {
     std::byte* to = base + 4 * index;
     if constexpr (kSink == Sink::AddToFloat32) value = _mm512_add_ps(_mm512_loadu_ps(to), value);
@@ -166,6 +169,7 @@ std::size_t quantize_as(const std::byte* floats, std::size_t count, const DeadZo
   const __m512 inverse = _mm512_set1_ps(step.inverse);
   std::byte* end = codes;
   for (std::size_t i = 0; i < count; i += 64) {
+    prefetch_ahead<256>(floats + 4 * i);
     __m512i bytes =
         _mm512_castsi128_si512(quantize16<kResidual, kFeedback>(floats, i, steps, inverse, residual));
     bytes = _mm512_inserti32x4(
@@ -230,6 +234,8 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
       return dequantize_as<Sink::BFloat16>(bitmap, codes, count, step, dst);
     case Sink::AddToFloat32:
       return dequantize_as<Sink::AddToFloat32>(bitmap, codes, count, step, dst);
+    case Sink::StreamedFloat32:
+      return dequantize_as<Sink::StreamedFloat32>(bitmap, codes, count, step, dst);
     case Sink::Float32:
       break;
   }

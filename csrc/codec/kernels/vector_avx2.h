@@ -17,6 +17,8 @@ struct Avx2 {
 
   static Floats load(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
   static void store(std::byte* to, Floats a) { _mm256_storeu_ps(reinterpret_cast<float*>(to), a); }
+  // Past the caches; `to` is aligned to the vector.
+  static void stream(std::byte* to, Floats a) { _mm256_stream_ps(reinterpret_cast<float*>(to), a); }
   static Ints load_ints(const std::byte* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }
@@ -89,7 +91,7 @@ struct Avx2 {
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
-  static void store_signs(std::byte* to, Floats a) { *to = static_cast<std::byte>(_mm256_movemask_ps(a)); }
+  static std::uint32_t signs(Floats a) { return static_cast<std::uint32_t>(_mm256_movemask_ps(a)); }
   static Floats with_signs(const std::byte* from, Floats magnitude) {
     const __m256i bits = _mm256_set1_epi32(static_cast<int>(*from));
     const __m256i at_top = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace geocomm::codec {
 namespace {
@@ -18,6 +17,8 @@ struct Avx512 {
 
   static Floats load(const std::byte* from) { return _mm512_loadu_ps(from); }
   static void store(std::byte* to, Floats a) { _mm512_storeu_ps(to, a); }
+  // Past the caches; `to` is aligned to the vector.
+  static void stream(std::byte* to, Floats a) { _mm512_stream_ps(reinterpret_cast<float*>(to), a); }
   static Ints load_ints(const std::byte* from) { return _mm512_loadu_si512(from); }
   static void store_ints(std::byte* to, Ints a) { _mm512_storeu_si512(to, a); }
   static Floats set(float a) { return _mm512_set1_ps(a); }
@@ -85,10 +86,7 @@ struct Avx512 {
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
-  static void store_signs(std::byte* to, Floats a) {
-    const auto signs = static_cast<std::uint16_t>(_mm512_movepi32_mask(bits(a)));
-    std::memcpy(to, &signs, sizeof(signs));
-  }
+  static std::uint32_t signs(Floats a) { return _mm512_movepi32_mask(bits(a)); }
   static Floats with_signs(const std::byte* from, Floats magnitude) {
     std::uint16_t signs;
     std::memcpy(&signs, from, sizeof(signs));

@@ -106,6 +106,8 @@ template <typename V, Sink kSink, bool kFinite>
 void put_vector(std::byte* base, std::size_t index, typename V::Floats a) {
   if constexpr (kSink == Sink::Float32) {
     V::store(base + 4 * index, a);
+  } else if constexpr (kSink == Sink::StreamedFloat32) {
+    V::stream(base + 4 * index, a);
   } else if constexpr (kSink == Sink::AddToFloat32) {
     V::store(base + 4 * index, V::load(base + 4 * index) + a);
   } else if constexpr (kSink == Sink::Float16) {

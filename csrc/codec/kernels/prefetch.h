@@ -1,0 +1,26 @@
+// For files that are compiled for one CPU level: all is local to the file.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace geocomm::codec {
+namespace {
+
+// Asks for what lies ahead of `at`: for the last pass over a block of 1 KiB, the next block. The processor's
+// own guesses stop in that pass, since it reads the block from the cache; in the first pass they work, and to
+// ask as well costs time. Any address will do.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline void prefetch_ahead(const std::byte* at) {
+  constexpr std::uintptr_t kAhead = 1024;
+  constexpr std::size_t kLine = 64;
+  for (std::size_t line = 0; line < kBytes; line += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + line),
+                 _MM_HINT_T0);
+  }
+}
+
+}  // namespace
+}  // namespace geocomm::codec
