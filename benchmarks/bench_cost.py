@@ -48,6 +48,7 @@ ONE_SITE_TARGET = 1.02
 SMALL_TARGET, SMALL_BYTES = 1.3, 4 * KIB
 LARGE_TARGET, LARGE_BYTES = 1.0, 64 * KIB
 IMPORT_TARGET_S = 0.02
+MEMORY_TARGET = 1.3
 
 
 class CostError(RuntimeError):
@@ -102,6 +103,17 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What the rank that held most memory for messages held at most, over all cases."""
+
+    layout: str
+    asked_bytes: int
+    """What the messages under way needed."""
+    held_bytes: int
+    """What the pool had for them."""
+
+
+@dataclass(frozen=True)
 class Imports:
     """`import torch`, median seconds and median of the paired differences."""
 
@@ -110,7 +122,7 @@ class Imports:
     pairs: int
 
 
-def measure(layout: str, plan: Plan) -> tuple[Idle, list[Row]]:
+def measure(layout: str, plan: Plan) -> tuple[Idle, Memory | None, list[Row]]:
     """Run the ranks of a layout. CostError."""
     sites = LAYOUTS[layout]
     with tempfile.TemporaryDirectory(prefix="geocomm-cost-") as folder, tempfile.TemporaryFile("w+") as log:
@@ -125,12 +137,14 @@ def measure(layout: str, plan: Plan) -> tuple[Idle, list[Row]]:
             for rank in range(len(sites))
         ]
     idle, *cases = zip(*by_rank, strict=True)
+    memory = max((line["memory"] for line in cases[-1]), key=lambda usage: usage.get("most_held_bytes", 0))
     return (
         Idle(
             layout,
             max(line["cpu_s"] / line["seconds"] for line in idle),
             max(line["held_bytes"] for line in idle),
         ),
+        Memory(layout, memory["most_asked_bytes"], memory["most_held_bytes"]) if memory else None,
         [row_of(layout, lines) for lines in cases],
     )
 
@@ -186,7 +200,13 @@ def measure_import(pairs: int) -> Imports:
     return Imports(statistics.median(plain[1:]), statistics.median(added[1:]), pairs)
 
 
-def markdown(conditions: Conditions, idles: Sequence[Idle], imports: Imports | None, rows: Sequence[Row]) -> str:
+def markdown(
+    conditions: Conditions,
+    idles: Sequence[Idle],
+    memories: Sequence[Memory],
+    imports: Imports | None,
+    rows: Sequence[Row],
+) -> str:
     """The report."""
     lines = [
         "# What geocomm costs without a WAN",
@@ -211,6 +231,12 @@ def markdown(conditions: Conditions, idles: Sequence[Idle], imports: Imports | N
         f"An idle rank, {idle.layout}: {idle.cpu_share:.2%} of a core, {idle.held_bytes / MIB:.0f} MiB that came with "
         "the process groups (geocomm's and Gloo's).\n"
         for idle in idles
+    ]
+    lines += [
+        f"Memory of messages, {memory.layout}: {memory.held_bytes / MIB:.1f} MiB at most, for "
+        f"{memory.asked_bytes / MIB:.1f} MiB under way: "
+        f"{memory.held_bytes / memory.asked_bytes:.2f} times (target {MEMORY_TARGET:g}).\n"
+        for memory in memories
     ]
     for layout in LAYOUTS:
         own = [row for row in rows if row.layout == layout]
@@ -253,22 +279,24 @@ def main() -> int:
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     sizes = tuple(int(size) for size in arguments.sizes.split(","))
     plan = Plan(tuple(arguments.collectives.split(",")), sizes, arguments.samples, idle_s=5.0)
-    idles, rows = [], []
+    idles, memories, rows = [], [], []
     try:
         imports = measure_import(arguments.imports) if arguments.imports else None
         for layout in arguments.layouts.split(","):
-            idle, measured = measure(layout, plan)
+            idle, memory, measured = measure(layout, plan)
             idles.append(idle)
+            memories += [] if memory is None else [memory]
             rows += measured
     except CostError as error:
         print(f"bench_cost: {error}", file=sys.stderr)
         return 1
-    report = markdown(conditions, idles, imports, rows)
+    report = markdown(conditions, idles, memories, imports, rows)
     path = arguments.out / f"{date.today().isoformat()}-cost.md"
     document = {
         "conditions": asdict(conditions),
         "imports": None if imports is None else asdict(imports),
         "idle": [asdict(idle) for idle in idles],
+        "memory": [asdict(memory) for memory in memories],
         "rows": [asdict(row) | {"target": row.target} for row in rows],
     }
     write_pair(path, report, document)

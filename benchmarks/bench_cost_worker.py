@@ -20,6 +20,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+import geocomm
+
 _SAMPLE_BYTES = 4 << 20
 _MOST_IN_SAMPLE = 128
 
@@ -139,7 +141,8 @@ class Worker:
                 end = time.monotonic()
                 if sample > 0:
                     times[which].append((start, end))
-        return {"case": name, "size_bytes": size, "in_sample": count, "equal": equal, "times": times}
+        line = {"case": name, "size_bytes": size, "in_sample": count, "equal": equal, "times": times}
+        return line | {"memory": geocomm.stats()["memory"]}
 
 
 def main(plan_path: str, out_dir: str) -> int:

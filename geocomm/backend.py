@@ -167,6 +167,11 @@ class Process:
                 row["rank"], row["site"] = self._rank_and_site.get(row["peer"], (None, None))
             return rows
 
+    def buffer_usage(self) -> dict[str, int]:
+        """Memory of messages; empty where no group has spanned sites."""
+        with self._lock:
+            return self._endpoint[1].buffer_usage() if self._endpoint else {}
+
     def expect_rates(self, bytes_per_s: Mapping[str, float]) -> None:
         """What the links to peers carry, by what the endpoint calls them."""
         with self._lock:

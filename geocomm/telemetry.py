@@ -38,6 +38,10 @@ def stats() -> dict[str, Any]:
     - rtt_us: round trip of the last heartbeat; streams: data streams that are connected; congestion_control
     - cipher: of TLS (empty: plaintext); transport: of the data, "tcp" or "rdma (rc_mlx5)", which cipher does not cover
 
+    memory: of messages on the host that were not acknowledged or not reduced yet ({} before there is a group that
+    spans sites): asked_bytes: what they need; held_bytes: what the pool has for them, idle memory included;
+    most_asked_bytes, most_held_bytes: the most there ever was
+
     gradients: per living hook of `geocomm.gradients` its stats() as of the last step that it has settled, and kind:
     "ddp", "dgc", "fsdp" or "driver".
     """
@@ -50,7 +54,12 @@ def stats() -> dict[str, Any]:
     wire_bytes = totals["wire_bytes_sent"] + totals["wire_bytes_received"]
     raw_bytes = totals["raw_bytes_sent"] + totals["raw_bytes_received"]
     totals["ratio"] = raw_bytes / wire_bytes if wire_bytes else None
-    return totals | {"groups": groups, "peers": process.channel_stats(), "gradients": handle_stats()}
+    return totals | {
+        "groups": groups,
+        "peers": process.channel_stats(),
+        "memory": process.buffer_usage(),
+        "gradients": handle_stats(),
+    }
 
 
 def last_error() -> dict[str, Any] | None:

@@ -134,6 +134,17 @@ py::list channel_stats(const PyEndpoint& self) {
   return result;
 }
 
+// Of the messages of all groups.
+py::dict buffer_usage(const PyEndpoint& self) {
+  const core::PoolUsage usage = self.process->buffers.usage();
+  py::dict row;
+  row["asked_bytes"] = usage.asked_bytes;
+  row["held_bytes"] = usage.held_bytes;
+  row["most_asked_bytes"] = usage.most_asked_bytes;
+  row["most_held_bytes"] = usage.most_held_bytes;
+  return row;
+}
+
 void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
   for (const auto& channel : self.process->endpoint->channels()) {
     const auto rate = bytes_per_s.find(channel->peer());
@@ -404,6 +415,7 @@ PYBIND11_MODULE(_C, m) {
           "release", [](const PyEndpoint& self) { self.process->release(); },
           py::call_guard<py::gil_scoped_release>())
       .def("channel_stats", &channel_stats)
+      .def("buffer_usage", &buffer_usage)
       .def("expect_rates", &expect_rates, py::arg("bytes_per_s"));
 
   py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(

@@ -312,7 +312,7 @@ Result<Buffer> ReduceOperation::compressed(const codec::CodecSpec& codec, const 
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
                            codec::compress(codec, dtype, elements, frame.room(), options));
   frame.resize(bytes);
-  return frame;
+  return buffers().fitted(std::move(frame));  // the channel keeps it until it was acknowledged
 }
 
 // What the codec left in the new residual, in units of the scales, as the caller keeps it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <new>
 
 namespace geocomm::core {
@@ -10,6 +11,21 @@ namespace geocomm::core {
 namespace {
 constexpr std::align_val_t kAlignment{64};
 constexpr std::size_t kMinCapacity = 4096;
+constexpr int kStepBits = 3;  // eight classes between a power of two and the next
+
+// What is handed out for so many bytes, and where it lies on the shelf.
+struct SizeClass {
+  explicit SizeClass(std::size_t bytes) {
+    const std::size_t last = std::max(bytes, kMinCapacity) - 1;
+    const int step_bits = std::bit_width(last) - 1 - kStepBits;
+    const std::size_t steps = (last >> step_bits) + 1;
+    capacity = steps << step_bits;
+    index = (static_cast<std::size_t>(step_bits) << kStepBits) + (steps - 1) % (1 << kStepBits);
+  }
+  std::size_t capacity = 0;
+  std::size_t index = 0;
+};
+constexpr std::size_t kClasses = std::size_t{64} << kStepBits;
 }  // namespace
 
 MemorySource heap_memory() {
@@ -17,64 +33,81 @@ MemorySource heap_memory() {
           [](std::byte* memory, std::size_t) { ::operator delete(memory, kAlignment); }};
 }
 
-// Free blocks by power of two. Outlives the pool while buffers are out.
+// Free blocks by size class. Outlives the pool while buffers are out.
 struct BufferPool::Shelf {
   Shelf(std::size_t max_cached, MemorySource memory) : max_cached_bytes(max_cached), source(memory) {}
   ~Shelf() {
-    for (std::size_t bits = 0; bits < free_blocks.size(); ++bits) {
-      for (std::byte* block : free_blocks[bits]) source.free(block, std::size_t{1} << bits);
+    for (const auto& blocks : free_blocks) {
+      for (const Block& block : blocks) source.free(block.memory, block.capacity);
     }
   }
 
-  std::byte* take(std::size_t capacity) {
+  std::byte* take(const SizeClass& size, std::size_t asked) {
     {
       std::lock_guard lock(mutex);
-      outstanding_bytes += capacity;
-      auto& blocks = free_blocks[std::countr_zero(capacity)];
+      usage.asked_bytes += asked;
+      usage.out_bytes += size.capacity;
+      usage.most_asked_bytes = std::max(usage.most_asked_bytes, usage.asked_bytes);
+      auto& blocks = free_blocks[size.index];
       if (!blocks.empty()) {
-        std::byte* block = blocks.back();
+        std::byte* memory = blocks.back().memory;
         blocks.pop_back();
-        cached_bytes -= capacity;
-        return block;
+        return memory;
       }
+      usage.held_bytes += size.capacity;
+      usage.most_held_bytes = std::max(usage.most_held_bytes, usage.held_bytes);
     }
-    return source.allocate(capacity);
+    return source.allocate(size.capacity);
   }
 
-  void give_back(std::byte* block, std::size_t capacity) {
+  void give_back(std::byte* memory, const SizeClass& size, std::size_t asked) {
     {
       std::lock_guard lock(mutex);
-      outstanding_bytes -= capacity;
-      if (cached_bytes + capacity <= max_cached_bytes) {
-        cached_bytes += capacity;
-        free_blocks[std::countr_zero(capacity)].push_back(block);
+      usage.asked_bytes -= asked;
+      usage.out_bytes -= size.capacity;
+      if (usage.held_bytes - usage.out_bytes <= max_cached_bytes) {
+        free_blocks[size.index].push_back({memory, size.capacity});
         return;
       }
+      usage.held_bytes -= size.capacity;
     }
-    source.free(block, capacity);
+    source.free(memory, size.capacity);
   }
+
+  struct Block {
+    std::byte* memory;
+    std::size_t capacity;
+  };
 
   const std::size_t max_cached_bytes;
   const MemorySource source;
   mutable std::mutex mutex;  // guards all below
-  std::array<std::vector<std::byte*>, 64> free_blocks;
-  std::size_t cached_bytes = 0;
-  std::size_t outstanding_bytes = 0;
+  std::array<std::vector<Block>, kClasses> free_blocks;
+  PoolUsage usage;
 };
 
 BufferPool::BufferPool(std::size_t max_cached_bytes, MemorySource source)
     : shelf_(std::make_shared<Shelf>(max_cached_bytes, source)) {}
 
 Buffer BufferPool::acquire(std::size_t capacity) {
-  const std::size_t rounded = std::bit_ceil(std::max(capacity, kMinCapacity));
+  const SizeClass size(capacity);
   std::shared_ptr<std::byte> block(
-      shelf_->take(rounded), [shelf = shelf_, rounded](std::byte* ptr) { shelf->give_back(ptr, rounded); });
-  return {std::move(block), rounded};
+      shelf_->take(size, capacity),
+      [shelf = shelf_, size, capacity](std::byte* memory) { shelf->give_back(memory, size, capacity); });
+  return {std::move(block), size.capacity};
 }
 
-std::size_t BufferPool::outstanding_bytes() const {
+Buffer BufferPool::fitted(Buffer buffer) {
+  if (2 * SizeClass(buffer.size()).capacity > buffer.capacity()) return buffer;
+  Buffer smaller = acquire(buffer.size());
+  smaller.resize(buffer.size());
+  if (!buffer.empty()) std::memcpy(smaller.data(), buffer.data(), buffer.size());
+  return smaller;
+}
+
+PoolUsage BufferPool::usage() const {
   std::lock_guard lock(shelf_->mutex);
-  return shelf_->outstanding_bytes;
+  return shelf_->usage;
 }
 
 }  // namespace geocomm::core

@@ -44,18 +44,29 @@ struct MemorySource {
 // Of the heap.
 MemorySource heap_memory();
 
+// What a pool's memory does, in bytes.
+struct PoolUsage {
+  std::size_t asked_bytes = 0;       // of the buffers that are out: what acquire() was asked for
+  std::size_t out_bytes = 0;         // and what they take
+  std::size_t held_bytes = 0;        // from the source: those, and what lies idle
+  std::size_t most_asked_bytes = 0;  // most there ever was
+  std::size_t most_held_bytes = 0;
+};
+
 // Thread-safe. Buffers may outlive the pool. At most `max_cached_bytes` lie idle; more are freed at once.
 class BufferPool {
  public:
   explicit BufferPool(std::size_t max_cached_bytes = std::size_t{256} << 20,
                       MemorySource source = heap_memory());
 
-  // A buffer with room for `capacity` bytes and size 0; its content is unspecified. Sizes are rounded up to a
-  // power of two (at least 4 KiB). Aborts the process if memory is exhausted, as operator new would; callers
-  // cap sizes that a peer named.
+  // A buffer with room for `capacity` bytes and size 0; its content is unspecified. Sizes are rounded up by
+  // at most an eighth (to 4 KiB at least), so that blocks fit again. Aborts the process if memory is
+  // exhausted, as operator new would; callers cap sizes that a peer named.
   Buffer acquire(std::size_t capacity);
-  // Bytes that are out (in use) now, rounded sizes.
-  std::size_t outstanding_bytes() const;
+  // For what is kept for long: the buffer, or, where that saves half of its memory, a copy that fits its
+  // content.
+  Buffer fitted(Buffer buffer);
+  PoolUsage usage() const;
 
  private:
   struct Shelf;

@@ -167,8 +167,8 @@ TEST(ExchangeRelay, memory_of_relayed_frames_is_given_back) {
   reduced(group, {true, true, true});
   // Until the peers have acknowledged what was sent.
   const core::BufferPool& pool = *group.at(1).buffers;
-  for (int i = 0; i < 1000 && pool.outstanding_bytes() > 0; ++i) std::this_thread::sleep_for(10ms);
-  EXPECT_EQ(pool.outstanding_bytes(), 0u);
+  for (int i = 0; i < 1000 && pool.usage().out_bytes > 0; ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_EQ(pool.usage().out_bytes, 0u);
 }
 
 }  // namespace
