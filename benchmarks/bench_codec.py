@@ -93,7 +93,7 @@ STAGES = [
         ("lossless", "gradient", "zstd-1 of the tensor"),
     )
 ]
-LEVEL_CODECS = ("int8", "bit1", "deadzone+none", "int8+huffman", "lossless", "topk:k=41,select=global")
+LEVEL_CODECS = ("int8", "balanced", "bit1", "deadzone+none", "int8+huffman", "lossless", "topk:k=41,select=global")
 BY_LEVEL = [
     Case(work, codec, level=level, feedback=native().needs_feedback(codec))
     for codec in LEVEL_CODECS

@@ -26,6 +26,8 @@ struct SizeClass {
   std::size_t index = 0;
 };
 constexpr std::size_t kClasses = std::size_t{64} << kStepBits;
+// An idle block of so many classes above, a quarter larger, is better than a new one beside it.
+constexpr std::size_t kClassesAbove = 2;
 }  // namespace
 
 MemorySource heap_memory() {
@@ -42,18 +44,22 @@ struct BufferPool::Shelf {
     }
   }
 
-  std::byte* take(const SizeClass& size, std::size_t asked) {
+  // `size` becomes that of the block.
+  std::byte* take(SizeClass& size, std::size_t asked) {
     {
       std::lock_guard lock(mutex);
       usage.asked_bytes += asked;
-      usage.out_bytes += size.capacity;
       usage.most_asked_bytes = std::max(usage.most_asked_bytes, usage.asked_bytes);
-      auto& blocks = free_blocks[size.index];
-      if (!blocks.empty()) {
-        std::byte* memory = blocks.back().memory;
+      for (std::size_t index = size.index; index <= size.index + kClassesAbove; ++index) {
+        auto& blocks = free_blocks[index];
+        if (blocks.empty()) continue;
+        const Block block = blocks.back();
         blocks.pop_back();
-        return memory;
+        size = SizeClass(block.capacity);
+        usage.out_bytes += size.capacity;
+        return block.memory;
       }
+      usage.out_bytes += size.capacity;
       usage.held_bytes += size.capacity;
       usage.most_held_bytes = std::max(usage.most_held_bytes, usage.held_bytes);
     }
@@ -82,7 +88,7 @@ struct BufferPool::Shelf {
   const std::size_t max_cached_bytes;
   const MemorySource source;
   mutable std::mutex mutex;  // guards all below
-  std::array<std::vector<Block>, kClasses> free_blocks;
+  std::array<std::vector<Block>, kClasses + kClassesAbove> free_blocks;
   PoolUsage usage;
 };
 
@@ -90,10 +96,11 @@ BufferPool::BufferPool(std::size_t max_cached_bytes, MemorySource source)
     : shelf_(std::make_shared<Shelf>(max_cached_bytes, source)) {}
 
 Buffer BufferPool::acquire(std::size_t capacity) {
-  const SizeClass size(capacity);
-  std::shared_ptr<std::byte> block(
-      shelf_->take(size, capacity),
-      [shelf = shelf_, size, capacity](std::byte* memory) { shelf->give_back(memory, size, capacity); });
+  SizeClass size(capacity);
+  std::byte* const taken = shelf_->take(size, capacity);
+  std::shared_ptr<std::byte> block(taken, [shelf = shelf_, size, capacity](std::byte* memory) {
+    shelf->give_back(memory, size, capacity);
+  });
   return {std::move(block), size.capacity};
 }
 

@@ -41,7 +41,7 @@ TEST(BufferPool, test_acquire_after_release_recycles_the_block) {
 }
 
 TEST(BufferPool, test_acquire_of_any_size_takes_an_eighth_more_at_most) {
-  BufferPool pool;
+  BufferPool pool(0);  // nothing lies idle
   std::size_t before = 0;
   for (std::size_t size = 4096; size < (std::size_t{1} << 24); size += 1 + size / 29) {
     for (const std::size_t asked : {size, std::bit_ceil(size), std::bit_ceil(size) + 1}) {
@@ -70,6 +70,18 @@ TEST(BufferPool, test_release_of_any_class_is_found_again) {
   buffers.clear();
   acquire_all();
   EXPECT_EQ(pool.usage().most_held_bytes, held);  // none came from the source
+}
+
+TEST(BufferPool, test_acquire_takes_an_idle_block_of_a_quarter_more_at_most) {
+  BufferPool pool;
+  const std::size_t capacity = pool.acquire(9 << 10).capacity();
+  EXPECT_EQ(capacity, std::size_t{9} << 10);
+  const Buffer none_fits = pool.acquire(6 << 10);
+  EXPECT_EQ(none_fits.capacity(), std::size_t{6} << 10);
+  const Buffer fits = pool.acquire((7 << 10) + 600);
+  EXPECT_EQ(fits.capacity(), capacity);
+  EXPECT_EQ(pool.usage().out_bytes, std::size_t{15} << 10);
+  EXPECT_EQ(pool.usage().held_bytes, std::size_t{15} << 10);
 }
 
 TEST(BufferPool, test_usage_counts_what_was_asked_for_what_it_takes_and_what_lies_idle) {
