@@ -146,11 +146,13 @@ StagePipeline::StagePipeline(core::GrowingExecutor& executor, std::size_t max_co
 void StagePipeline::submit(StagedOperation operation) {
   const auto entry = std::make_shared<Entry>();
   entry->operation = std::move(operation);
-  std::lock_guard lock(state_->mutex);
-  ++state_->pending;
-  state_->pre_queue.push_back(entry);
-  state_->post_queue.push_back(entry);
-  if (std::exchange(state_->pre_taken, true)) return;
+  {
+    std::lock_guard lock(state_->mutex);
+    ++state_->pending;
+    state_->pre_queue.push_back(entry);
+    state_->post_queue.push_back(entry);
+    if (std::exchange(state_->pre_taken, true)) return;
+  }
   state_->executor.submit([state = state_] { state->run_pres(); });
 }
 

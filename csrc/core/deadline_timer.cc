@@ -1,5 +1,7 @@
 #include "core/deadline_timer.h"
 
+#include <algorithm>
+
 namespace geocomm::core {
 
 DeadlineTimer::~DeadlineTimer() {
@@ -15,7 +17,13 @@ DeadlineTimer::Id DeadlineTimer::add(Deadline deadline, Task task) {
   std::lock_guard lock(mutex_);
   const Id id{deadline.when(), next_++};
   tasks_.emplace(id, std::move(task));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (!running_) {
+    if (thread_.joinable()) thread_.join();  // it has ended but for its last steps, which need no lock
+    if (auto thread = start_thread([this] { run(); }, "until then operations may end late")) {
+      thread_ = std::move(*thread);
+      running_ = true;
+    }
+  }
   if (deadline.when() < sleeps_until_) changed_.notify_all();
   return id;
 }
@@ -29,17 +37,24 @@ void DeadlineTimer::cancel(const Id& id) {
   tasks_.erase(found);
 }
 
+bool DeadlineTimer::has_thread() const {
+  std::lock_guard lock(mutex_);
+  return running_;
+}
+
 void DeadlineTimer::run() {
   set_thread_name("geocomm-timer");
   std::unique_lock lock(mutex_);
   while (!stopping_) {
+    const auto now = Deadline::Clock::now();
     if (tasks_.empty()) {
-      sleeps_until_ = Deadline::Clock::time_point::max();
-      changed_.wait(lock);
+      sleeps_until_ = now + keep_;
+      const auto wanted = [this] { return stopping_ || !tasks_.empty(); };
+      if (!changed_.wait_until(lock, sleeps_until_, wanted)) break;
       continue;
     }
-    sleeps_until_ = tasks_.begin()->first.first;
-    if (Deadline::Clock::now() < sleeps_until_) {
+    if (const auto due = tasks_.begin()->first.first; now < due) {
+      sleeps_until_ = std::min(due, now + keep_);  // all of them may be cancelled meanwhile
       changed_.wait_until(lock, sleeps_until_);
       continue;
     }
@@ -50,6 +65,7 @@ void DeadlineTimer::run() {
     task = nullptr;
     lock.lock();
   }
+  running_ = false;
 }
 
 }  // namespace geocomm::core

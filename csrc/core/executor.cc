@@ -3,8 +3,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/float_rules.h"
+#include "core/log.h"
 
 namespace geocomm::core {
 
@@ -12,9 +14,22 @@ void set_thread_name(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
 
+std::optional<std::thread> start_thread(Task body, const char* otherwise) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    log(LogLevel::Warning, "cannot start a thread: ", error.what(),
+        ". Raise the limit of processes (ulimit -u, or ", "pids.max of the container); ", otherwise);
+    return std::nullopt;
+  }
+}
+
 ThreadPool::ThreadPool(std::size_t threads, std::string name) {
   for (std::size_t i = 0; i < std::max<std::size_t>(threads, 1); ++i) {
-    workers_.emplace_back([this, name = name + std::to_string(i)] { run(name); });
+    auto worker =
+        start_thread([this, name = name + std::to_string(i)] { run(name); }, "until then fewer compute");
+    if (!worker) break;
+    workers_.push_back(std::move(*worker));
   }
 }
 
@@ -33,6 +48,11 @@ void ThreadPool::submit(Task task) {
     queue_.push_back(std::move(task));
   }
   wake_.notify_one();
+}
+
+bool ThreadPool::is_worker() const {
+  const auto self = std::this_thread::get_id();
+  return std::ranges::any_of(workers_, [&](const std::thread& worker) { return worker.get_id() == self; });
 }
 
 void ThreadPool::run(const std::string& name) {
@@ -62,16 +82,25 @@ GrowingExecutor::~GrowingExecutor() {
 }
 
 void GrowingExecutor::submit(Task task) {
-  std::lock_guard lock(mutex_);
-  if (idle_.empty()) {
-    ++threads_;
-    std::thread([this, task = std::move(task)]() mutable { run(std::move(task)); }).detach();
+  std::unique_lock lock(mutex_);
+  if (!idle_.empty()) {
+    Worker& worker = *idle_.back();
+    idle_.pop_back();
+    worker.task = std::move(task);
+    worker.wake.notify_one();
     return;
   }
-  Worker& worker = *idle_.back();
-  idle_.pop_back();
-  worker.task = std::move(task);
-  worker.wake.notify_one();
+  waiting_.push_back(std::move(task));
+  ++threads_;
+  if (auto thread = start_thread([this] { run(); }, "until then tasks wait for each other")) {
+    thread->detach();
+  } else if (--threads_ == 0) {  // nobody will ever take it
+    task = std::move(waiting_.back());
+    waiting_.pop_back();
+    lock.unlock();
+    const FloatRules rules;
+    task();
+  }
 }
 
 std::size_t GrowingExecutor::thread_count() const {
@@ -80,6 +109,11 @@ std::size_t GrowingExecutor::thread_count() const {
 }
 
 bool GrowingExecutor::wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker) {
+  if (!waiting_.empty()) {
+    worker.task = std::move(waiting_.front());
+    waiting_.pop_front();
+    return true;
+  }
   if (stopping_) return false;
   idle_.push_back(&worker);
   worker.wake.wait_for(lock, keep_, [&] { return stopping_ || worker.task; });
@@ -88,15 +122,14 @@ bool GrowingExecutor::wait_for_task(std::unique_lock<std::mutex>& lock, Worker& 
   return false;
 }
 
-void GrowingExecutor::run(Task task) {
+void GrowingExecutor::run() {
   set_thread_name(name_);
   Worker worker;
-  worker.task = std::move(task);
-  std::unique_lock lock(mutex_, std::defer_lock);
-  do {
+  std::unique_lock lock(mutex_);
+  while (wait_for_task(lock, worker)) {
     Task next = std::move(worker.task);
     worker.task = nullptr;
-    if (lock.owns_lock()) lock.unlock();
+    lock.unlock();
     {
       // Not for good: what a user's callback sets must not reach the next task.
       const FloatRules rules;
@@ -104,7 +137,7 @@ void GrowingExecutor::run(Task task) {
     }
     next = nullptr;  // what it owns is released before the thread counts as idle
     lock.lock();
-  } while (wait_for_task(lock, worker));
+  }
   --threads_;
   // Under the lock: the destructor may free this object as soon as it is released.
   ended_.notify_all();

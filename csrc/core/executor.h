@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,8 +17,12 @@ namespace geocomm::core {
 
 using Task = std::function<void()>;
 
-// `threads` workers, one FIFO queue. Tasks must not block on other tasks of the same pool and must not throw.
-// The destructor runs what is queued, then joins.
+// Nothing where the system allows no more threads: then it logs that, and what follows from it.
+std::optional<std::thread> start_thread(Task body, const char* otherwise);
+
+// `threads` workers, or as many as the system allows (thread_count(); with none there must be no tasks), one
+// FIFO queue. Tasks must not block on other tasks of the same pool and must not throw. The destructor runs
+// what is queued, then joins.
 class ThreadPool {
  public:
   ThreadPool(std::size_t threads, std::string name);
@@ -27,6 +32,8 @@ class ThreadPool {
 
   void submit(Task task);
   std::size_t thread_count() const { return workers_.size(); }
+  // Whether the calling thread is one of it.
+  bool is_worker() const;
 
  private:
   void run(const std::string& name);
@@ -42,7 +49,8 @@ class ThreadPool {
 // collective's WAN exchange, a Future's callbacks, which may themselves wait for another collective). Of the
 // idle threads the last one to become so is taken, so that few do most of the work and keep what libraries
 // give each thread (OpenMP a team of others). Idle threads end after `keep`. The destructor waits for the
-// running tasks.
+// running tasks. Where the system allows no more threads, a task waits for a running one to end; where none
+// runs, submit() itself runs it, so its caller holds no lock that the task may take.
 class GrowingExecutor {
  public:
   explicit GrowingExecutor(std::string name, std::chrono::milliseconds keep = std::chrono::seconds(10));
@@ -58,8 +66,8 @@ class GrowingExecutor {
     std::condition_variable wake;
     Task task;
   };
-  void run(Task task);
-  // For an idle worker. False: its time is up, or there will be no more tasks.
+  void run();
+  // For a worker without a task. False: its time is up, or there will be no more tasks.
   bool wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker);
 
   const std::string name_;
@@ -67,6 +75,7 @@ class GrowingExecutor {
   mutable std::mutex mutex_;  // guards all below, and every Worker
   std::condition_variable ended_;
   std::vector<Worker*> idle_;
+  std::deque<Task> waiting_;  // for a thread that starts, or ends its task
   std::size_t threads_ = 0;
   bool stopping_ = false;
 };

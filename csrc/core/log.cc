@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/executor.h"
+#include "core/fork.h"
 
 namespace geocomm::core {
 
@@ -37,8 +38,9 @@ struct Log {
   bool is_written() const { return lines.empty() && left_out == 0 && !is_writing; }
 };
 
-// Never freed: threads that a process's end does not wait for may still log. A child of fork() gets another.
-Log* g_log = new Log();
+// Threads that a process's end does not wait for may still log. A forked child has no writer, and its parent
+// writes what waits.
+constinit PerProcess<Log> g_log;
 
 void write_to_stderr(std::string_view text) {
   while (!text.empty()) {
@@ -101,16 +103,6 @@ void queue_line(Log& log, const std::string& line) {
   log.wake.notify_one();
 }
 
-// The child has no writer, and its parent writes what waits. From before main(), so that the log works in
-// what others do at a fork.
-[[maybe_unused]] const int kAtFork =
-    pthread_atfork([] { g_log->mutex.lock(); }, [] { g_log->mutex.unlock(); },
-                   [] {
-                     auto* const log = new Log();
-                     log->sink = g_log->sink;
-                     g_log = log;
-                   });
-
 }  // namespace
 
 void set_log_level(LogLevel level) {
@@ -121,20 +113,22 @@ LogLevel log_level() {
 }
 
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink) {
-  std::lock_guard lock(g_log->mutex);
-  g_log->sink = std::move(sink);
+  Log& log = g_log.get();
+  std::lock_guard lock(log.mutex);
+  log.sink = std::move(sink);
 }
 
 void write_log(LogLevel level, const std::string& line) {
   static constexpr std::array<const char*, 4> kNames = {"debug", "info", "warning", "error"};
   if (level < LogLevel::Debug || level >= LogLevel::Off) return;
-  std::lock_guard lock(g_log->mutex);
-  if (g_log->sink) return g_log->sink(level, line);
-  queue_line(*g_log, str("geocomm ", kNames[static_cast<std::size_t>(level)], ": ", line, '\n'));
+  Log& log = g_log.get();
+  std::lock_guard lock(log.mutex);
+  if (log.sink) return log.sink(level, line);
+  queue_line(log, str("geocomm ", kNames[static_cast<std::size_t>(level)], ": ", line, '\n'));
 }
 
 bool flush_log(Deadline deadline) {
-  Log& log = *g_log;
+  Log& log = g_log.get();
   std::unique_lock lock(log.mutex);
   if (!log.has_thread) return log.is_written();
   return log.written.wait_until(lock, deadline.when(), [&] { return log.is_written(); });

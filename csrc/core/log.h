@@ -21,7 +21,7 @@ inline constexpr std::size_t kLogRoomBytes = 256 << 10;
 
 void set_log_level(LogLevel level);
 LogLevel log_level();
-// `sink` is called with the lock held; nullptr restores stderr.
+// `sink` is called with the lock held; nullptr restores stderr. A forked child writes to stderr.
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink);
 void write_log(LogLevel level, const std::string& line);
 // Waits until stderr has taken all that was logged; false: not by then. Before a process ends itself; at exit

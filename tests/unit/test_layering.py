@@ -36,7 +36,7 @@ MOST_FILES_WITH_TORCH = 3
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
     r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
-    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|dirent|dlfcn|ifaddrs|spawn)\.h$"
+    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn)\.h$"
 )
 
 # Which of geocomm's parts may import which others; a part is a subpackage, and "geocomm" all modules directly in it.

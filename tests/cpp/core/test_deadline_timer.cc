@@ -61,6 +61,20 @@ TEST(DeadlineTimer, test_task_added_behind_a_cancelled_one_runs) {
   EXPECT_EQ(ran.get_future().wait_for(20s), std::future_status::ready);
 }
 
+TEST(DeadlineTimer, test_thread_ends_without_tasks_and_begins_again) {
+  DeadlineTimer timer(1ms);
+  EXPECT_FALSE(timer.has_thread());
+  for (int round = 0; round < 3; ++round) {
+    timer.cancel(timer.add(Deadline::after(1h), [] {}));
+    // Waits as long as the test's own time limit allows.
+    while (timer.has_thread()) std::this_thread::sleep_for(1ms);
+    std::promise<void> ran;
+    timer.add(Deadline::after(5ms), [&] { ran.set_value(); });
+    EXPECT_TRUE(timer.has_thread());
+    ASSERT_EQ(ran.get_future().wait_for(20s), std::future_status::ready);
+  }
+}
+
 TEST(DeadlineTimer, test_destructor_drops_what_is_not_due) {
   std::atomic<bool> ran{false};
   auto held = std::make_shared<int>(1);
