@@ -76,8 +76,10 @@ void Acceptor::on_ready(std::uint32_t) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     sockaddr_storage from{};
     socklen_t size = sizeof from;
-    Fd fd(
-        ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Fd fd = Fd::made_by([&] {
+      return ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size,
+                       SOCK_NONBLOCK | SOCK_CLOEXEC);
+    });
     if (fd.valid()) {
       add(std::move(fd), SocketAddress(reinterpret_cast<const sockaddr*>(&from), size));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {

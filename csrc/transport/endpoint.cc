@@ -2,14 +2,18 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
+#include "core/fork.h"
 #include "core/str.h"
 #include "transport/acceptor.h"
 #include "transport/handshake.h"
@@ -29,6 +33,10 @@ using core::StatusCode;
 namespace {
 
 constexpr std::chrono::milliseconds kDestructorPatience{1000};
+// For what shutdown() and abort() do on the IO thread, which waits for no peer.
+constexpr std::chrono::milliseconds kClosingPatience{2000};
+// A port that is taken may be one of a process that is about to end.
+constexpr std::chrono::milliseconds kPortPause{100};
 
 class TcpEndpoint final : public Endpoint {
  public:
@@ -38,6 +46,9 @@ class TcpEndpoint final : public Endpoint {
   ~TcpEndpoint() override {
     // What it leaves undone, its channels say.
     (void)shutdown(core::Deadline::after(kDestructorPatience));
+    // The IO thread uses this object; its channels, which have shares of the loop, may outlive it.
+    while (mark_.is_here() && !over_)
+      over_ = context_->loop->stop(core::Deadline::after(kDestructorPatience));
   }
 
   Status start(Fd listener) {
@@ -50,9 +61,9 @@ class TcpEndpoint final : public Endpoint {
         *context_->loop, std::move(listener), context_->keys.get(),
         [this](const std::string& host) { return known_hosts_.contains(host); },
         [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
-    Status status = acceptor_->start();
-    context_->loop->start();  // also then: the destructor needs it
-    return status;
+    const Status accepting = acceptor_->start();
+    const Status running = context_->loop->start();  // also if that failed: the destructor needs it
+    return accepting.is_ok() ? running : accepting;
   }
 
   const ProcessId& id() const override { return context_->self; }
@@ -67,6 +78,7 @@ class TcpEndpoint final : public Endpoint {
   void close_group(std::uint64_t group, const Status& why, QueuedChunks queued) override;
   Status shutdown(core::Deadline deadline) override;
   void abort(const Status& why) override;
+  bool is_over() const override { return over_; }
 
   std::vector<std::shared_ptr<Channel>> channels() const override {
     const auto all = snapshot();
@@ -98,8 +110,10 @@ class TcpEndpoint final : public Endpoint {
   std::map<ProcessId, TlsName> certified_;  // the IO thread's: of peers that have dialed
   std::set<std::string> known_hosts_;       // the IO thread's: where peers are, or dialed from
 
+  const core::ProcessMark mark_;
   std::mutex shutdown_mutex_;  // held by shutdown(): a second call waits for the first one
   bool shut_down_ = false;
+  std::atomic<bool> over_{false};
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable closed_;
@@ -237,6 +251,7 @@ void TcpEndpoint::close_group(std::uint64_t group, const Status& why, QueuedChun
 }
 
 Status TcpEndpoint::shutdown(core::Deadline deadline) {
+  if (!mark_.is_here()) return core::inherited_by_fork();
   if (context_->loop->in_loop()) {
     return {StatusCode::InvalidArgument, "shutdown() was called from a sink or a callback of the IO thread"};
   }
@@ -247,26 +262,35 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
     if (refusal_.is_ok()) refusal_ = Status(StatusCode::Aborted, "this process has shut its endpoint down");
   }
   const std::vector<ChannelPtr> all = snapshot();
-  context_->loop->run([&] {
-    for (const ChannelPtr& channel : all) channel->begin_close();
-  });
+  (void)context_->loop->run(
+      [all] {
+        for (const ChannelPtr& channel : all) channel->begin_close();
+      },
+      deadline);
   {
     std::unique_lock lock(mutex_);
     closed_.wait_until(lock, deadline.when(), [&] { return closed_count_ == all.size(); });
   }
-  std::string late;
-  context_->loop->run([&] {
-    for (const ChannelPtr& channel : all) {
-      if (channel->closed()) continue;
-      late += (late.empty() ? "" : ", ") + channel->peer();
-      channel->fail({StatusCode::Aborted, "shut down before everything was sent"});
-    }
-    acceptor_->close();
-  });
-  context_->loop->stop();
-  if (late.empty()) return Status::ok();
+  const core::Deadline closing = core::Deadline::after(kClosingPatience);
+  const auto late = std::make_shared<std::string>();
+  const bool closed = context_->loop->run(
+      [this, all, late] {
+        for (const ChannelPtr& channel : all) {
+          if (channel->closed()) continue;
+          *late += (late->empty() ? "" : ", ") + channel->peer();
+          channel->fail({StatusCode::Aborted, "shut down before everything was sent"});
+        }
+        acceptor_->close();
+      },
+      closing);
+  over_ = context_->loop->stop(closing);
+  if (!closed || !over_) {
+    return {StatusCode::Timeout,
+            "shut down while the IO thread was held up: a callback of an operation did not return"};
+  }
+  if (late->empty()) return Status::ok();
   return {StatusCode::Timeout,
-          core::str("shut down without the goodbye of ", late, ": what was queued for them may be lost")};
+          core::str("shut down without the goodbye of ", *late, ": what was queued for them may be lost")};
 }
 
 void TcpEndpoint::abort(const Status& why) {
@@ -282,7 +306,7 @@ void TcpEndpoint::abort(const Status& why) {
   if (context_->loop->in_loop()) {
     context_->loop->post(close_all);
   } else {
-    context_->loop->run(close_all);
+    (void)context_->loop->run(close_all, core::Deadline::after(kClosingPatience));
   }
 }
 
@@ -298,7 +322,7 @@ Result<ProcessId> random_id(bool outbound_only) {
   return id;
 }
 
-Result<Fd> open_listener(const EndpointOptions& options) {
+Result<Fd> listen_once(const EndpointOptions& options) {
   std::string host = options.bind_address;
   if (host.empty()) {
     if (options.security == Security::Required && options.keys.empty())
@@ -318,6 +342,17 @@ Result<Fd> open_listener(const EndpointOptions& options) {
     return no_plaintext(address->to_string());
   }
   return listen_on(*address);
+}
+
+Result<Fd> open_listener(const EndpointOptions& options) {
+  const auto deadline = core::Deadline::after(options.port_patience);
+  Result<Fd> listener = listen_once(options);
+  while (!listener.is_ok() && listener.status().sys_errno() == EADDRINUSE && options.port != 0 &&
+         !deadline.expired()) {
+    std::this_thread::sleep_for(std::min(kPortPause, deadline.remaining()));
+    listener = listen_once(options);
+  }
+  return listener;
 }
 
 }  // namespace

@@ -25,6 +25,8 @@ struct EndpointOptions {
   std::string bind_address;  // numeric address to listen on; empty: all interfaces, or loopback (Required
                              // without keys)
   std::uint16_t port = 0;    // 0: the kernel chooses
+  // How long create() waits for a port that is taken: the process before this one may be about to end.
+  std::chrono::milliseconds port_patience = std::chrono::seconds(10);
   int streams = 0;  // data streams per channel, at most 64; 0: as many as the link needs, at least 2 with
                     // BBR, 16 with another congestion control. The side that dials decides
   Security security = Security::Required;
@@ -55,7 +57,9 @@ struct PeerAddress {
 class Endpoint {
  public:
   static core::Result<std::unique_ptr<Endpoint>> create(const EndpointOptions& options);
-  virtual ~Endpoint() = default;  // shutdown() with a short deadline, if nobody called it
+  // shutdown() with a short deadline, if nobody called it; then it waits for the IO thread however long that
+  // takes. Must not be destroyed in a forked child, nor on the IO thread.
+  virtual ~Endpoint() = default;
 
   virtual const ProcessId& id() const = 0;
   virtual std::uint16_t port() const = 0;
@@ -73,12 +77,15 @@ class Endpoint {
   // from a sink.
   virtual void close_group(std::uint64_t group, const core::Status& why, QueuedChunks queued) = 0;
   // Flushes what is queued, says Goodbye, closes. Meanwhile what the peers send still arrives; receives that
-  // are posted at the end get Aborted. Timeout if a peer neither answered nor was lost by the deadline.
-  // Idempotent. Not from a sink or a callback.
+  // are posted at the end get Aborted. Timeout if a peer neither answered nor was lost by the deadline, or if
+  // a sink or a callback does not return; ends at most two seconds after the deadline. Idempotent. Not from a
+  // sink or a callback. In a forked child it does nothing.
   virtual core::Status shutdown(core::Deadline deadline) = 0;
   // Closes everything at once: pending operations get `why`.
   virtual void abort(const core::Status& why) = 0;
   virtual std::vector<std::shared_ptr<Channel>> channels() const = 0;
+  // Whether shutdown() has ended the IO thread: if not, that may still use the endpoint.
+  virtual bool is_over() const = 0;
 };
 
 }  // namespace geocomm::transport

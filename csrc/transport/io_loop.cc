@@ -24,8 +24,8 @@ constexpr int kEventsPerWait = 64;
 }  // namespace
 
 Result<std::shared_ptr<IoLoop>> IoLoop::create() {
-  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
-  Fd wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  Fd epoll = Fd::made_by([] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  Fd wake = Fd::made_by([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWakeId;
@@ -39,23 +39,42 @@ Result<std::shared_ptr<IoLoop>> IoLoop::create() {
 IoLoop::IoLoop(Fd epoll, Fd wake) : epoll_(std::move(epoll)), wake_(std::move(wake)) {}
 
 IoLoop::~IoLoop() {
-  stop();
+  if (!mark_.is_here()) {
+    core::leak(std::move(thread_));
+    return;
+  }
+  ask_to_stop();
+  if (thread_.joinable()) thread_.join();
 }
 
-void IoLoop::start() {
-  thread_ = std::thread([this] { loop(); });
+Status IoLoop::start() {
+  auto thread = core::start_thread([this] { loop(); }, "until then there are no connections");
+  if (!thread)
+    return {StatusCode::Network, "cannot start the IO thread: raise the limit of processes (ulimit -u)"};
+  thread_ = std::move(*thread);
+  return Status::ok();
 }
 
-void IoLoop::stop() {
+void IoLoop::ask_to_stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
+    if (!thread_.joinable()) stopped_ = true;
   }
   (void)::eventfd_write(wake_.get(), 1);
+}
+
+bool IoLoop::stop(core::Deadline deadline) {
+  ask_to_stop();
+  {
+    std::unique_lock lock(mutex_);
+    if (in_loop() || !changed_.wait_until(lock, deadline.when(), [this] { return stopped_; })) return false;
+  }
   if (thread_.joinable()) thread_.join();
+  std::vector<Task> dropped;
   std::lock_guard lock(mutex_);
-  stopped_ = true;
-  tasks_.clear();
+  dropped.swap(tasks_);
+  return true;
 }
 
 bool IoLoop::post(Task task) {
@@ -70,21 +89,19 @@ bool IoLoop::post(Task task) {
   return true;
 }
 
-bool IoLoop::run(const Task& task) {
+bool IoLoop::run(Task task, core::Deadline deadline) {
   if (in_loop()) {
     task();
     return true;
   }
   auto done = std::make_shared<std::promise<void>>();
   auto future = done->get_future();
-  // `task` outlives the wait; a loop that stops drops the promise, which ends the wait as well.
-  const bool posted = post([&task, done = std::move(done)] {
+  // A loop that stops drops the promise, which ends the wait as well.
+  const bool posted = post([task = std::move(task), done = std::move(done)] {
     task();
     done->set_value();
   });
-  if (!posted) return false;
-  future.wait();
-  return true;
+  return posted && future.wait_until(deadline.when()) == std::future_status::ready;
 }
 
 bool IoLoop::try_run(const Task& task) {
@@ -182,6 +199,7 @@ bool IoLoop::run_tasks() {
     tasks.swap(tasks_);
     if (tasks.empty() && stopping_) {
       stopped_ = true;
+      changed_.notify_all();
       return false;
     }
   }

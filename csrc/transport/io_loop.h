@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/deadline.h"
+#include "core/fork.h"
 #include "core/status.h"
 #include "transport/socket.h"
 
@@ -28,7 +31,8 @@ class IoHandler {
 };
 
 // post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
-// start()), which means: for the thread that has the turn.
+// start()), which means: for the thread that has the turn. In a forked child, of a loop of its parent: only
+// the destructor.
 class IoLoop {
  public:
   using Clock = std::chrono::steady_clock;
@@ -41,16 +45,19 @@ class IoLoop {
   IoLoop(const IoLoop&) = delete;
   IoLoop& operator=(const IoLoop&) = delete;
 
-  // Runs the loop on a thread of its own until stop().
-  void start();
-  // Runs the tasks posted so far, ends the thread and joins it. Tasks posted later are dropped.
-  void stop();
+  // Runs the loop on a thread of its own until stop(). Fails where the system allows no more threads.
+  core::Status start();
+  // Runs the tasks posted so far, ends the thread and joins it. Tasks posted later are dropped. False if the
+  // thread has not ended by the deadline, since a task or a handler does not return: then the destructor
+  // waits for it. On the IO thread itself it only asks for the end.
+  bool stop(core::Deadline deadline);
   // Whether the calling thread has the turn.
   bool in_loop() const { return std::this_thread::get_id() == turn_owner_.load(std::memory_order_relaxed); }
   // False if the loop has stopped.
   bool post(Task task);
-  // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped.
-  bool run(const Task& task);
+  // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped,
+  // or the task has not ended by the deadline. It may still run then, so it owns what it uses.
+  bool run(Task task, core::Deadline deadline);
   // Runs `task` on the calling thread, as if that were the IO thread, if the IO thread sleeps: two switches
   // of threads fewer than post(). The caller holds no lock that whatever `task` calls may take. False, and
   // nothing was run, if the IO thread is busy or is the caller itself, or if the loop does not run.
@@ -78,6 +85,7 @@ class IoLoop {
   };
 
   IoLoop(Fd epoll, Fd wake);
+  void ask_to_stop();
   void loop();
   void dispatch(HandlerId id, std::uint32_t events);
   void run_again();
@@ -89,7 +97,9 @@ class IoLoop {
   Fd wake_;  // eventfd
   std::thread thread_;
 
+  const core::ProcessMark mark_;
   std::mutex mutex_;  // guards tasks_, stopping_, stopped_
+  std::condition_variable changed_;
   std::vector<Task> tasks_;
   bool stopping_ = false;
   bool stopped_ = false;  // no task runs any more

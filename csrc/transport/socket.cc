@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <system_error>
 
@@ -25,6 +27,21 @@ using core::Status;
 using core::StatusCode;
 
 namespace {
+
+// Which descriptors Fds of this process own. Leaked: some are closed at exit.
+constinit std::vector<bool>* g_open = nullptr;
+constinit std::mutex g_open_mutex;  // guards g_open; held over a fork
+
+void close_all_in_child() {
+  for (std::size_t fd = 0; g_open != nullptr && fd < g_open->size(); ++fd) {
+    if ((*g_open)[fd]) ::close(static_cast<int>(fd));
+    (*g_open)[fd] = false;
+  }
+  g_open_mutex.unlock();
+}
+
+[[maybe_unused]] const int g_registered =
+    ::pthread_atfork([] { g_open_mutex.lock(); }, [] { g_open_mutex.unlock(); }, close_all_in_child);
 
 constexpr int kBacklog = 1024;
 constexpr int kKeepAliveSeconds = 15;
@@ -55,6 +72,10 @@ void tune(int fd, const StreamTuning& tuning, bool loopback) {
   if (tuning.max_pacing_bytes_per_sec > 0) set_max_pacing(fd, tuning.max_pacing_bytes_per_sec);
 }
 
+Fd stream_socket(int family) {
+  return Fd::made_by([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
 Status network_error(const std::string& what, int error) {
   return Status(StatusCode::Network, core::str(what, ": ", std::generic_category().message(error)))
       .with_errno(error);
@@ -66,8 +87,29 @@ Status errno_status(int error) {
   return Status(StatusCode::Network, std::generic_category().message(error)).with_errno(error);
 }
 
+Fd::NoFork::NoFork() {
+  g_open_mutex.lock();
+}
+
+Fd::NoFork::~NoFork() {
+  g_open_mutex.unlock();
+}
+
+int Fd::list_locked(int fd) {
+  if (fd < 0) return fd;
+  if (g_open == nullptr) g_open = new std::vector<bool>();
+  const auto index = static_cast<std::size_t>(fd);
+  if (g_open->size() <= index) g_open->resize(index + 1);
+  (*g_open)[index] = true;
+  return fd;
+}
+
 void Fd::reset() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  const int fd = std::exchange(fd_, -1);
+  if (fd < 0 || !mark_.is_here()) return;
+  const NoFork no_fork;  // a child would close whatever has the number by then
+  (*g_open)[static_cast<std::size_t>(fd)] = false;
+  ::close(fd);
 }
 
 SocketAddress::SocketAddress(const sockaddr* address, socklen_t size)
@@ -170,7 +212,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_
 }
 
 Result<Fd> listen_on(const SocketAddress& address) {
-  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd fd = stream_socket(address.family());
   if (!fd.valid()) return network_error("cannot make a socket", errno);
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   set_congestion_of_loopback(fd.get());  // what it accepts begins with it, and is tuned then
@@ -178,7 +220,8 @@ Result<Fd> listen_on(const SocketAddress& address) {
   if (::bind(fd.get(), address.get(), address.size()) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
     const std::string hint =
-        error == EADDRINUSE ? ". Another process listens there: free the port or set another GEOCOMM_PORT"
+        error == EADDRINUSE
+            ? ". Another process listens there: end it (`ss -ltnp` names it) or set another GEOCOMM_PORT"
         : error == EADDRNOTAVAIL ? ". No interface of this machine has the address: check GEOCOMM_ADDRESS"
         : error == EACCES        ? ". Ports below 1024 need privileges: set another GEOCOMM_PORT"
                                  : "";
@@ -190,7 +233,7 @@ Result<Fd> listen_on(const SocketAddress& address) {
 }
 
 Result<Fd> start_connect(const SocketAddress& address, const StreamTuning& tuning) {
-  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd fd = stream_socket(address.family());
   if (!fd.valid()) return network_error("cannot make a socket", errno);
   if (address.is_loopback()) set_congestion_of_loopback(fd.get());
   tune(fd.get(), tuning, address.is_loopback());
@@ -237,7 +280,7 @@ int not_sent_bytes(int fd) {
 }
 
 bool bbr_allowed() {
-  const Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Fd fd = Fd::made_by([] { return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
   return fd.valid() && set_congestion(fd.get(), "bbr");
 }
 

@@ -11,20 +11,30 @@
 #include <utility>
 #include <vector>
 
+#include "core/fork.h"
 #include "core/status.h"
 
 namespace geocomm::transport {
 
-// Owns a file descriptor.
+// Owns a file descriptor, in the process that made it: a forked child has it closed, since what a child holds
+// of a connection or a listener outlives the process that it was forked from. The objects in the child close
+// nothing.
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  explicit Fd(int fd) : Fd(Listed{}, list(fd)) {}
+  // Of what `make` returns, a descriptor or -1, with no fork in between. It must not block.
+  template <typename Make>
+  static Fd made_by(const Make& make) {
+    const NoFork no_fork;
+    return Fd(Listed{}, list_locked(make()));
+  }
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), mark_(other.mark_) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {
       reset();
       fd_ = std::exchange(other.fd_, -1);
+      mark_ = other.mark_;
     }
     return *this;
   }
@@ -35,7 +45,21 @@ class Fd {
   void reset();
 
  private:
+  struct Listed {};
+  // While one lives, a fork of this process waits.
+  struct NoFork {
+    NoFork();
+    ~NoFork();
+  };
+  Fd(Listed, int fd) : fd_(fd) {}
+  static int list(int fd) {
+    const NoFork no_fork;
+    return list_locked(fd);
+  }
+  static int list_locked(int fd);
+
   int fd_ = -1;
+  core::ProcessMark mark_;
 };
 
 // An IPv4 or IPv6 address with a port.

@@ -255,9 +255,25 @@ TEST(EndpointConnect, test_pinned_port_in_use_is_network_error) {
   auto first = make_endpoint();
   EndpointOptions options;
   options.port = first->port();
+  options.port_patience = 50ms;
   const auto second = Endpoint::create(options);
   EXPECT_EQ(second.status().code(), StatusCode::Network);
   EXPECT_EQ(second.status().sys_errno(), EADDRINUSE);
+}
+
+// The process before it may be about to end.
+TEST(EndpointConnect, test_pinned_port_that_comes_free_is_waited_for) {
+  EndpointOptions options;
+  auto first = Endpoint::create(options);
+  ASSERT_TRUE(first.is_ok());
+  options.port = (*first)->port();
+  options.port_patience = 60s;
+  std::thread ends([&] {
+    std::this_thread::sleep_for(300ms);
+    first->reset();
+  });
+  EXPECT_TRUE(Endpoint::create(options).is_ok());
+  ends.join();
 }
 
 TEST(EndpointConnect, test_pinned_port_is_free_again_after_shutdown) {

@@ -1,4 +1,5 @@
 // Orderly ends lose nothing, and none takes longer than its deadline.
+#include <future>
 #include <thread>
 
 #include "raw_peer.h"
@@ -128,6 +129,33 @@ TEST(EndpointShutdown, test_peer_that_ignores_goodbye_costs_only_the_deadline) {
   RawPeer raw(*endpoint, token(1));
   EXPECT_EQ(endpoint->shutdown(Deadline::after(100ms)).code(), StatusCode::Timeout);
   EXPECT_TRUE(raw.data.closed_by_peer());
+}
+
+// Say, of an operation whose memory is Python's, whose lock another thread has.
+TEST(EndpointShutdown, test_callback_that_does_not_return_costs_only_the_deadline) {
+  class StuckSink : public CollectingSink {
+   public:
+    StuckSink() : CollectingSink(1) {}
+    void on_chunk(std::uint32_t chunk) override {
+      entered.set_value();
+      release.get_future().wait();
+      CollectingSink::on_chunk(chunk);
+    }
+    std::promise<void> entered;
+    std::promise<void> release;
+  };
+  Pair pair;
+  pair.connect();
+  auto sink = std::make_shared<StuckSink>();
+  ASSERT_TRUE(pair.low_channel->post_receive({1, 1}, 7, 1, sink).is_ok());
+  ASSERT_TRUE(pair.high_channel->send(chunk_of({1, 1}, pattern(64, 1))).is_ok());
+  sink->entered.get_future().wait();
+  EXPECT_EQ(pair.low->shutdown(Deadline::after(50ms)).code(), StatusCode::Timeout);
+  EXPECT_FALSE(pair.low->is_over());
+  pair.low->abort({StatusCode::Aborted, "enough"});
+  sink->release.set_value();
+  pair.low.reset();  // waits for the IO thread
+  EXPECT_EQ(sink->count(), 1U);
 }
 
 TEST(EndpointShutdown, test_abort_ends_pending_operations_with_its_reason) {

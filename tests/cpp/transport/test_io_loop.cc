@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "transport/io_loop.h"
+#include "transport_fixture.h"
 
 namespace geocomm::transport {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::patience;
 
 class IoLoopTurn : public ::testing::Test {
  protected:
@@ -21,8 +23,8 @@ class IoLoopTurn : public ::testing::Test {
     auto made = IoLoop::create();
     ASSERT_TRUE(made.is_ok()) << made.status().to_string();
     loop_ = std::move(made).value();
-    loop_->start();
-    loop_->run([] {});
+    ASSERT_TRUE(loop_->start().is_ok());
+    loop_->run([] {}, patience());
   }
 
   // The IO thread may still be on its way back to sleep.
@@ -59,14 +61,14 @@ TEST_F(IoLoopTurn, test_busy_io_thread_keeps_its_turn) {
   begun.get_future().wait();
   EXPECT_FALSE(loop_->try_run([] { FAIL() << "ran beside the IO thread"; }));
   release.set_value();
-  loop_->run([] {});  // the task uses what is on this stack
+  loop_->run([] {}, patience());  // the task uses what is on this stack
 }
 
 TEST_F(IoLoopTurn, test_task_of_the_turn_itself_is_refused) {
   bool nested = true;
   ASSERT_TRUE(try_until_asleep([&] { nested = loop_->try_run([] {}); }));
   EXPECT_FALSE(nested);
-  loop_->run([&] { nested = loop_->try_run([] {}); });
+  loop_->run([&] { nested = loop_->try_run([] {}); }, patience());
   EXPECT_FALSE(nested);
 }
 
@@ -79,7 +81,7 @@ TEST_F(IoLoopTurn, test_timer_set_in_a_borrowed_turn_fires_although_the_io_threa
     });
   }));
   EXPECT_EQ(fired.get_future().wait_for(20s), std::future_status::ready);
-  loop_->run([] {});
+  loop_->run([] {}, patience());
 }
 
 TEST_F(IoLoopTurn, test_task_posted_in_a_borrowed_turn_runs_on_the_io_thread) {
@@ -88,7 +90,7 @@ TEST_F(IoLoopTurn, test_task_posted_in_a_borrowed_turn_runs_on_the_io_thread) {
   auto ran = posted.get_future();
   ASSERT_EQ(ran.wait_for(20s), std::future_status::ready);
   EXPECT_NE(ran.get(), std::this_thread::get_id());
-  loop_->run([] {});
+  loop_->run([] {}, patience());
 }
 
 TEST_F(IoLoopTurn, test_many_threads_take_turns_one_at_a_time) {
@@ -107,13 +109,24 @@ TEST_F(IoLoopTurn, test_many_threads_take_turns_one_at_a_time) {
     });
   }
   for (auto& thread : threads) thread.join();
-  loop_->run([] {});
+  loop_->run([] {}, patience());
   EXPECT_EQ(ran, 2000);
   EXPECT_EQ(unguarded, 2000);
 }
 
+TEST_F(IoLoopTurn, test_task_behind_one_that_does_not_return_is_given_up_at_its_deadline_and_runs_later) {
+  const auto release = std::make_shared<std::promise<void>>();
+  const auto ran = std::make_shared<std::promise<void>>();
+  ASSERT_TRUE(loop_->post([release] { release->get_future().wait(); }));
+  EXPECT_FALSE(loop_->run([ran] { ran->set_value(); }, core::Deadline::after(20ms)));
+  EXPECT_FALSE(loop_->stop(core::Deadline::after(20ms)));
+  release->set_value();
+  EXPECT_TRUE(loop_->stop(patience()));
+  EXPECT_EQ(ran->get_future().wait_for(0s), std::future_status::ready);
+}
+
 TEST_F(IoLoopTurn, test_stopped_loop_gives_no_turn) {
-  loop_->stop();
+  EXPECT_TRUE(loop_->stop(patience()));
   EXPECT_FALSE(loop_->try_run([] { FAIL() << "ran in a loop that has stopped"; }));
 }
 
