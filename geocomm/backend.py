@@ -66,9 +66,13 @@ class Group:
 
 
 class Process:
-    """What this process has once, whatever its process groups."""
+    """What this process has once, whatever its process groups. A forked child begins anew."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Without any group."""
         self.world: Group | None = None  # the last default process group
         self.past: dict[str, float] = {}  # counters of groups that are gone
         self._groups: list[Group] = []
@@ -100,7 +104,10 @@ class Process:
         try:
             yield endpoint
         finally:
-            endpoint.release()
+            if endpoint.release():
+                with self._lock:
+                    if self._endpoint is not None and self._endpoint[1] is endpoint:
+                        self._endpoint = None
 
     def _acquire(self, settings: dict[str, Any]) -> Endpoint:
         if self._endpoint is not None and self._endpoint[1].acquire():
@@ -179,11 +186,26 @@ class Process:
                 self._endpoint[1].expect_rates(dict(bytes_per_s))
 
     def on_shutdown(self) -> None:
-        """A group was shut down; its links are still there."""
+        """A group was shut down; its links are still there. What is kept for groups goes with the last one."""
         with self._lock:
             last = all(group.backend.closed for group in self._groups)
         if last:
             reporting.stop()
+        with self._lock:
+            self._forget_closed()
+            if self.world is not None and self.world.backend.closed:
+                self.world = None
+            if not self._groups:
+                self._endpoint = None
+                _gloo_devices.cache_clear()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: forgets the groups, whose native parts leave everything to the parent when they are freed.
+        Gloo's do not, so its devices are kept."""
+        if _gloo_devices.cache_info().currsize:
+            _devices_of_parent.append(_gloo_devices())
+            _gloo_devices.cache_clear()
+        self.begin()
 
     def close(self) -> None:
         """At exit, for users who never destroy their groups: what is queued still reaches the peers."""
@@ -197,6 +219,8 @@ class Process:
 
 process = Process()
 atexit.register(process.close)
+os.register_at_fork(after_in_child=process.leave_to_parent)
+_devices_of_parent: list[Any] = []
 
 
 def create_backend(backend_options: Any, group_options: object) -> ProcessGroupGeocomm:

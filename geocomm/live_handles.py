@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -17,6 +18,15 @@ class Handle(Protocol):
 
 _lock = threading.Lock()
 _handles: list[weakref.ref[Handle]] = []
+
+
+def _after_fork() -> None:
+    """The hooks stay; another thread may have had the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def register_handle(handle: Handle) -> None:

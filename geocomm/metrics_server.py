@@ -56,6 +56,10 @@ class MetricsServer:
         self._thread.join()
         self._server.server_close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child, which has the listener but not the thread."""
+        self._server.socket.close()
+
 
 def require_prometheus_client() -> None:
     """UnsupportedError where the package is missing."""

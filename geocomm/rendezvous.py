@@ -87,6 +87,7 @@ class _Meetings:
         self._hubs: dict[HubAddress, StoreProcess] = {}
         self._kept: list[tuple[StoreProcess, dist.Store]] = []
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def store(self, hub: HubAddress, listen: str | None, rank: int, timeout: timedelta) -> dist.Store:
         number = self._counts[hub] = self._counts.get(hub, 0) + 1
@@ -107,6 +108,12 @@ class _Meetings:
         kept, self._kept, self._hubs = self._kept, [], {}
         for process, _ in kept:
             process.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, whose process groups meet elsewhere."""
+        kept, self._kept, self._hubs, self._counts = self._kept, [], {}, {}
+        for process, _ in kept:
+            process.leave_to_parent()
 
 
 _meetings = _Meetings()

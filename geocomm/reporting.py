@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ class Reporting:
     """At most one endpoint and one file in a process, from its first process group to its last."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Without any."""
         self._lock = threading.Lock()
         self._parts: list[MetricsServer | StatsFile] = []
 
@@ -64,6 +69,13 @@ class Reporting:
             for part in parts:
                 part.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: lets go of what the parent has, and begins anew."""
+        for part in self._parts:
+            part.leave_to_parent()
+        self.begin()
+
 
 reporting = Reporting()
 """This process's."""
+os.register_at_fork(after_in_child=reporting.leave_to_parent)

@@ -37,6 +37,9 @@ class StatsFile:
         self._closing.set()
         self._thread.join(self._CLOSE_S)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child, which does not have the thread: nothing is written there."""
+
     def _run(self) -> None:
         try:
             # Not truncated: a restarted rank goes on in the file of the one before.

@@ -82,6 +82,12 @@ class StoreProcess:
             self._process.kill()
             self._process.wait()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the process is to end with the parent, so nothing here may hold its pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            pipe.close()
+        self._process.returncode = 0  # not this process's child: nothing to wait for
+
     def _first_line(self, limit_s: float) -> dict[str, Any]:
         end = time.monotonic() + limit_s
         line = b""

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "binding/torch_prelude.h"
+#include "core/fork.h"
 #include "core/status.h"
 
 namespace geocomm::binding {
@@ -47,6 +48,11 @@ inline void throw_if_error(const core::Status& status) {
 
 [[noreturn]] inline void throw_status(core::StatusCode code, const std::string& message) {
   std::rethrow_exception(to_exception(core::Status(code, message)));
+}
+
+// Throws Aborted in a child that was forked from the process of `mark`.
+inline void require_own_process(const core::ProcessMark& mark) {
+  if (!mark.is_here()) throw_if_error(core::inherited_by_fork());
 }
 
 template <typename T>

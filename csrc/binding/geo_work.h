@@ -87,6 +87,7 @@ class GeoWork : public c10d::Work {
   static void over(c10::intrusive_ptr<GeoWork> work);
 
   bool wait(std::chrono::milliseconds timeout) override {
+    require_own_process(mark_);
     const auto begin = std::chrono::steady_clock::now();
     struct Count {
       ~Count() { exposed->fetch_add((std::chrono::steady_clock::now() - begin).count()); }
@@ -127,6 +128,7 @@ class GeoWork : public c10d::Work {
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    require_own_process(mark_);
     use();
     future_taken_ = true;
     return future_;
@@ -171,6 +173,7 @@ class GeoWork : public c10d::Work {
     return devices;
   }
 
+  const core::ProcessMark mark_;
   const std::uint64_t seq_;
   const Tensors outputs_;
   const c10::intrusive_ptr<at::ivalue::Future> future_;

@@ -100,11 +100,13 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
   options.outbound_only = outbound_only;
   options.max_pacing_bps = max_pacing_bps;
   options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
-  return {std::make_shared<ProcessResources>(value_or_throw(transport::Endpoint::create(options)), threads)};
+  const GilRelease released;  // it may wait for the port
+  return {ProcessResources::create(value_or_throw(transport::Endpoint::create(options)), threads)};
 }
 
 py::list channel_stats(const PyEndpoint& self) {
   py::list result;
+  if (self.process->is_inherited()) return result;
   for (const auto& channel : self.process->endpoint->channels()) {
     const auto stats = [&channel] {
       const GilRelease released;  // the channel may be about to free a tensor
@@ -146,6 +148,7 @@ py::dict buffer_usage(const PyEndpoint& self) {
 }
 
 void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
+  if (self.process->is_inherited()) return;
   for (const auto& channel : self.process->endpoint->channels()) {
     const auto rate = bytes_per_s.find(channel->peer());
     if (rate != bytes_per_s.end()) channel->expect_rate(rate->second);
@@ -239,8 +242,12 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     process->endpoint->allow(job);
     // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
     // that each hears of the others' failures; all others when first needed.
-    const auto channel_to = [process, addresses, job](int peer) {
-      return process->endpoint->connect(addresses[static_cast<std::size_t>(peer)], job);
+    // Weak: the endpoint holds operations, and these the way to their peers. The group keeps it.
+    const auto channel_to = [weak = std::weak_ptr(process), addresses,
+                             job](int peer) -> core::Result<std::shared_ptr<transport::Channel>> {
+      const auto open = weak.lock();
+      if (!open) return core::Status(StatusCode::Aborted, "the process group was destroyed");
+      return open->endpoint->connect(addresses[static_cast<std::size_t>(peer)], job);
     };
     std::vector<std::shared_ptr<transport::Channel>> neighbours;
     for (const int peer : neighbours_of(topology)) neighbours.push_back(value_or_throw(channel_to(peer)));
@@ -258,16 +265,19 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     auto exchange = value_or_throw(collective::Exchange::create(std::move(config)));
     auto notice =
         std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers);
-    // The last to let go of it may be Python, with a Work.
+    // Weak, as the way to the peers: the endpoint holds operations.
     auto close_group = [resources = std::weak_ptr(process), group](const core::Status& why,
                                                                    transport::QueuedChunks queued) {
       if (const auto held = resources.lock()) held->endpoint->close_group(group, why, queued);
     };
+    // The last to let go of it may be Python, with a Work. It uses the pool and the buffers of the process. A
+    // forked child leaks it: it has Gloo's groups, and neither their threads nor ours.
     wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice),
                               std::move(close_group)),
-           [](WanCollectives* freed) {
+           [process, mark = core::ProcessMark()](WanCollectives* freed) mutable {
              const GilRelease released;
-             delete freed;
+             if (mark.is_here()) delete freed;
+             process.reset();
            }};
     wan->start();
   }
@@ -412,7 +422,7 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("port", [](const PyEndpoint& self) { return self.process->endpoint->port(); })
       .def("acquire", [](const PyEndpoint& self) { return self.process->acquire(); })
       .def(
-          "release", [](const PyEndpoint& self) { self.process->release(); },
+          "release", [](const PyEndpoint& self) { return self.process->release(); },
           py::call_guard<py::gil_scoped_release>())
       .def("channel_stats", &channel_stats)
       .def("buffer_usage", &buffer_usage)

@@ -83,29 +83,16 @@ ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeou
       split_(std::move(split)),
       on_shutdown_(std::move(on_shutdown)) {}
 
-bool ProcessResources::acquire() {
-  std::lock_guard lock(mutex_);
-  if (closed_) return false;
-  ++users_;
-  return true;
-}
-
-void ProcessResources::release() {
-  {
-    std::lock_guard lock(mutex_);
-    if (--users_ > 0) return;
-    closed_ = true;
-  }
-  const auto status = endpoint->shutdown(core::Deadline::after(kShutdownGrace));
-  if (!status.is_ok()) core::log(core::LogLevel::Info, "closing connections: ", status.to_string());
-}
-
 ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL in torch 2.11 never forwards shutdown(): teardown must work from here
   // alone. Python frees the object with the GIL held, which other threads may be waiting for: users'
   // callbacks, and those of Gloo, which its destructor joins while they free tensors.
   const GilRelease released;
   on_shutdown_ = nullptr;  // the interpreter may be gone
+  if (!mark_.is_here()) {
+    core::leak(std::move(inner_));  // Gloo would wait for threads that are not here
+    return;
+  }
   try {
     shutdown();
   } catch (const std::exception& e) {
@@ -117,6 +104,7 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
 }
 
 c10d::Backend& ProcessGroupGeocomm::inner(const at::Device& device) const {
+  require_own_process(mark_);
   const auto found = inner_.find(device.type());
   if (found == inner_.end()) {
     throw_status(StatusCode::Unsupported,
@@ -156,6 +144,7 @@ void ProcessGroupGeocomm::startCoalescing() {
     inner(at::Device(at::kCUDA)).startCoalescing();
     return;
   }
+  require_own_process(mark_);
   std::lock_guard lock(mutex_);
   coalescing_ = true;
   coalesced_.clear();
@@ -163,6 +152,7 @@ void ProcessGroupGeocomm::startCoalescing() {
 
 WorkPtr ProcessGroupGeocomm::endCoalescing() {
   if (supportsCoalescing()) return inner(at::Device(at::kCUDA)).endCoalescing();
+  require_own_process(mark_);
   std::vector<WorkPtr> works;
   {
     std::lock_guard lock(mutex_);
@@ -428,6 +418,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupGeocomm::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   // The store's prefix may differ between ranks (a hash of names that do): the parent's own store is used
   // instead, and this one only tells a new split from the same one for another device type.
+  require_own_process(mark_);
   if (!split_) throw_status(StatusCode::Unsupported, "this process group cannot be split");
   {
     std::lock_guard lock(mutex_);
@@ -441,6 +432,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupGeocomm::split(
 }
 
 c10d::ErrorType ProcessGroupGeocomm::getError() {
+  if (!mark_.is_here()) return c10d::ErrorType::COMM_ERROR;
   if (!wan_) return c10d::ErrorType::SUCCESS;
   switch (wan_->failure_code()) {
     case StatusCode::Ok:
@@ -455,6 +447,7 @@ c10d::ErrorType ProcessGroupGeocomm::getError() {
 }
 
 void ProcessGroupGeocomm::abort() {
+  if (!mark_.is_here()) return;
   if (wan_) wan_->abort(core::Status(StatusCode::Aborted, "the process group was aborted"));
   for_each_inner([](c10d::Backend& backend) {
     try {
@@ -466,11 +459,13 @@ void ProcessGroupGeocomm::abort() {
 }
 
 bool ProcessGroupGeocomm::closed() const {
+  if (!mark_.is_here()) return true;
   std::lock_guard lock(mutex_);
   return closed_;
 }
 
 void ProcessGroupGeocomm::shutdown() {
+  if (!mark_.is_here()) return;
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -484,7 +479,7 @@ void ProcessGroupGeocomm::shutdown() {
   }
   if (on_shutdown_) on_shutdown_();
   for_each_inner([](c10d::Backend& backend) { backend.shutdown(); });
-  if (process_) process_->release();
+  if (process_) (void)process_->release();
   BackendPtr child;
   std::lock_guard lock(mutex_);
   split_store_.reset();

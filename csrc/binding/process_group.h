@@ -9,31 +9,31 @@
 #include <string>
 #include <utility>
 
+#include "binding/process_resources.h"
 #include "binding/wan_collectives.h"
-#include "core/executor.h"
-#include "transport/endpoint.h"
+#include "core/fork.h"
 
 namespace geocomm::binding {
 
-// What a process has once and all its groups share. Its endpoint closes when the last user is gone.
-struct ProcessResources {
-  std::unique_ptr<transport::Endpoint> endpoint;
-  core::ThreadPool pool;
-  core::BufferPool buffers;
-  ProcessResources(std::unique_ptr<transport::Endpoint> e, std::size_t threads)
-      : endpoint(std::move(e)), pool(threads, "geocomm-codec") {}
+// A share of a group's WanCollectives. `->` throws Aborted in a forked child, since threads and connections
+// are the parent's.
+class OwnWan {
+ public:
+  explicit OwnWan(std::shared_ptr<WanCollectives> wan) : wan_(std::move(wan)) {}
 
-  // A process group, or Python while it makes one. False if the endpoint has closed: then a new one is
-  // needed.
-  bool acquire();
-  void release();
+  explicit operator bool() const { return wan_ != nullptr; }
+  WanCollectives* operator->() const {
+    require_own_process(mark_);
+    return wan_.get();
+  }
+  void reset() { wan_.reset(); }
 
  private:
-  std::mutex mutex_;  // guards users_, closed_
-  int users_ = 0;
-  bool closed_ = false;
+  std::shared_ptr<WanCollectives> wan_;
+  core::ProcessMark mark_;
 };
 
+// In a forked child every call throws Aborted, but for those that end a group: these leave it to the parent.
 class ProcessGroupGeocomm : public c10d::Backend {
  public:
   struct Options : c10d::Backend::Options {
@@ -108,10 +108,11 @@ class ProcessGroupGeocomm : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  bool spans_sites() const { return wan_ != nullptr; }
-  // Whether shutdown() was called.
+  bool spans_sites() const { return static_cast<bool>(wan_); }
+  // Whether shutdown() was called, or the group is that of a parent process.
   bool closed() const;
-  const std::shared_ptr<WanCollectives>& wan() const { return wan_; }
+  // Only of a group that spans sites.
+  const OwnWan& wan() const { return wan_; }
 
  private:
   c10d::Backend& inner(const at::Device& device) const;
@@ -119,9 +120,10 @@ class ProcessGroupGeocomm : public c10d::Backend {
   WorkPtr track(WorkPtr work);
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
 
+  const core::ProcessMark mark_;
   const c10::intrusive_ptr<Options> options_;
   InnerBackends inner_;  // changed by the destructor only, as are wan_ and on_shutdown_
-  std::shared_ptr<WanCollectives> wan_;
+  OwnWan wan_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
   ShutdownFunction on_shutdown_;

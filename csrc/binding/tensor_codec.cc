@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "binding/comm_error.h"
 #include "binding/device_tensor_codec.h"
@@ -11,6 +12,7 @@
 #include "binding/staging.h"
 #include "codec/payload.h"
 #include "core/executor.h"
+#include "core/fork.h"
 #include "core/str.h"
 
 namespace geocomm::binding {
@@ -30,19 +32,24 @@ std::atomic<std::size_t>& default_threads() {
 // Helpers of the calling thread, or null where it works alone. Kept for the next call that asks for as many;
 // never joined at exit, when threads of the interpreter may still be in here.
 std::shared_ptr<core::ThreadPool> pool_for(std::size_t threads) {
-  static auto* mutex = new std::mutex();
-  static auto* kept = new std::shared_ptr<core::ThreadPool>();
+  struct Kept {
+    std::mutex mutex;         // guards all below
+    std::size_t helpers = 0;  // asked for
+    std::shared_ptr<core::ThreadPool> pool;
+  };
+  static constinit core::PerProcess<Kept> per_process;
   if (threads == 0) threads = default_threads().load();
   if (threads > kMaxThreads) {
     throw_status(StatusCode::InvalidArgument,
                  core::str("threads is ", threads, "; it must be from 1 to ", kMaxThreads));
   }
   if (threads == 1) return nullptr;
-  std::lock_guard lock(*mutex);
-  if (*kept == nullptr || (*kept)->thread_count() != threads - 1) {
-    *kept = std::make_shared<core::ThreadPool>(threads - 1, "geocomm-tensor");
+  Kept& kept = per_process.get();
+  std::lock_guard lock(kept.mutex);
+  if (std::exchange(kept.helpers, threads - 1) != threads - 1) {
+    kept.pool = std::make_shared<core::ThreadPool>(threads - 1, "geocomm-tensor");
   }
-  return *kept;
+  return kept.pool;
 }
 
 void require_cpu_or_cuda(const at::Tensor& tensor, const char* what) {

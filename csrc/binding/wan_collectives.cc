@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "binding/wan_call.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/str.h"
 
@@ -28,11 +28,9 @@ core::Status news(const core::Status& cause) {
   return core::Status(cause.code(), cause.message()).with_peer(cause.peer());
 }
 
-// An inner operation that was given up ends at its own deadline, and its backend's destructor waits for that:
-// both go to a thread of their own.
+// An inner operation that was given up ends at its own deadline, and its backend's destructor waits for that.
 void abandon(InnerBackends inner, WorkPtr work) {
-  std::thread([inner = std::move(inner), work = std::move(work)]() mutable {
-    core::set_thread_name("geocomm-abandon");
+  blocking_executor().submit([inner = std::move(inner), work = std::move(work)]() mutable {
     try {
       work->wait();
     } catch (const std::exception& e) {
@@ -40,35 +38,39 @@ void abandon(InnerBackends inner, WorkPtr work) {
     }
     work.reset();
     inner.clear();
-  }).detach();
+  });
 }
 
-std::mutex g_error_mutex;  // guards g_error
-std::optional<ErrorRecord> g_error;
+struct LastError {
+  std::mutex mutex;  // guards record
+  std::optional<ErrorRecord> record;
+};
+constinit core::PerProcess<LastError> g_last_error;
+constinit core::PerProcess<core::GrowingExecutor> g_executor;
+constinit core::PerProcess<core::DeadlineTimer> g_timer;
 
 }  // namespace
 
 void record_error(const core::Status& status) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  std::lock_guard lock(g_error_mutex);
-  g_error = ErrorRecord{status, std::chrono::duration<double>(now).count()};
+  LastError& last = g_last_error.get();
+  std::lock_guard lock(last.mutex);
+  last.record = ErrorRecord{status, std::chrono::duration<double>(now).count()};
 }
 
 bool last_error(ErrorRecord& record) {
-  std::lock_guard lock(g_error_mutex);
-  if (g_error) record = *g_error;
-  return g_error.has_value();
+  LastError& last = g_last_error.get();
+  std::lock_guard lock(last.mutex);
+  if (last.record) record = *last.record;
+  return last.record.has_value();
 }
 
 core::GrowingExecutor& blocking_executor() {
-  // Never destroyed: user callbacks may still run while the interpreter ends.
-  static auto* executor = new core::GrowingExecutor("geocomm-op");
-  return *executor;
+  return g_executor.get("geocomm-op");
 }
 
 core::DeadlineTimer& deadline_timer() {
-  static auto* timer = new core::DeadlineTimer();  // never destroyed, as its tasks' executor
-  return *timer;
+  return g_timer.get();
 }
 
 void GeoWork::over(c10::intrusive_ptr<GeoWork> work) {

@@ -35,9 +35,10 @@ using InnerBackends = std::map<c10::DeviceType, InnerPair>;
 // transport::Endpoint::close_group() of one group.
 using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
 
-// Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process.
+// Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process (a forked child
+// has its own): user callbacks may still run while the interpreter ends.
 core::GrowingExecutor& blocking_executor();
-// Deadlines of operations that may be waited for by nobody. Lives as long as the process.
+// Deadlines of operations that may be waited for by nobody. Lives as long as the executor.
 core::DeadlineTimer& deadline_timer();
 
 class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
