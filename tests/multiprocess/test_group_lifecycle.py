@@ -149,8 +149,4 @@ def _listening() -> bool:
     """Whether geocomm's endpoint is open."""
     from geocomm.backend import process
 
-    endpoint = process._endpoint[1]
-    if not endpoint.acquire():
-        return False
-    endpoint.release()
-    return True
+    return process._endpoint is not None
