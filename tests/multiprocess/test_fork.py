@@ -76,12 +76,16 @@ def _sum(elements: int = 1000, *, async_op: bool = False) -> float:
 
 
 class _Slow(torch.utils.data.Dataset):
-    """A transform that takes longer than the test."""
+    """A transform that takes longer than the test, and tells of its beginning."""
+
+    def __init__(self, begun: int) -> None:
+        self._begun = begun
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> int:
+        os.write(self._begun, b"!")
         signal.pause()
         return index
 
@@ -91,7 +95,12 @@ _loaders: list[Any] = []  # of the rank process
 
 def _start_workers() -> list[int]:
     multiprocessing.current_process().daemon = False  # else it may have no children
-    _loaders.append(iter(torch.utils.data.DataLoader(_Slow(), num_workers=2, multiprocessing_context="fork")))
+    readable, writable = os.pipe()
+    slow = torch.utils.data.DataLoader(_Slow(writable), num_workers=2, multiprocessing_context="fork")
+    _loaders.append(iter(slow))
+    for _ in range(2):  # a worker between two items looks whether its parent lives
+        assert select.select([readable], [], [], PATIENCE_S)[0]
+        os.read(readable, 1)
     return [worker.pid for worker in _loaders[-1]._workers]
 
 
@@ -165,7 +174,6 @@ def test_workers_hold_no_descriptor_of_the_group() -> None:
                 assert events == [link for link in before[0] if link.startswith("anon_inode:")]
                 now = set(ranks.outcomes(_descriptors, ranks=[0])[0].value)
                 assert not set(_descriptors(pid)) & (now - set(before[0])) - set(events)
-        ranks.destroy()
 
 
 def _meet_at_hub(port: int) -> list[int]:
