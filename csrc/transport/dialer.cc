@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <utility>
 
+#include "core/executor.h"
 #include "core/str.h"
 #include "transport/handshake.h"
 
@@ -74,21 +73,20 @@ void Dialer::attempt() {
     return connect({*numeric});
   }
   // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
-  try {
-    std::thread([loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
-      auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
-      loop->post([self, found] {
-        if (*self == nullptr) return;
-        Dialer& dialer = **self;
-        if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
-        dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
-      });
-    }).detach();
-  } catch (const std::system_error& error) {  // a limit on threads or memory; it may pass
-    retry({StatusCode::Network,
-           core::str("no thread to resolve '", plan_.host, "' with (", error.code().message(),
-                     "): check `ulimit -u` and the limits of the container")});
-  }
+  auto resolver = core::start_thread(
+      [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+        auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
+        loop->post([self, found] {
+          if (*self == nullptr) return;
+          Dialer& dialer = **self;
+          if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
+          dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
+        });
+      },
+      "it is tried again");
+  if (resolver) return resolver->detach();
+  retry({StatusCode::Network, core::str("no thread to resolve '", plan_.host,
+                                        "' with: check `ulimit -u` and the limits of the container")});
 }
 
 void Dialer::connect(std::vector<SocketAddress> addresses) {

@@ -27,11 +27,4 @@ LinkStats read_link_stats(int fd) {
   return stats;
 }
 
-std::uint64_t sending_rate(int fd) {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
-  return info.tcpi_pacing_rate;
-}
-
 }  // namespace geocomm::transport

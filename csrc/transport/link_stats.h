@@ -17,7 +17,5 @@ struct LinkStats {
 };
 // Zeros where the kernel does not say.
 LinkStats read_link_stats(int fd);
-// At which the kernel lets the connection send now, in bytes per second; 0: it does not say.
-std::uint64_t sending_rate(int fd);
 
 }  // namespace geocomm::transport

@@ -63,7 +63,7 @@ void set_congestion_of_loopback(int fd) {
 void tune(int fd, const StreamTuning& tuning, bool loopback) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   if (!loopback) (void)set_congestion(fd, "bbr");
-  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kMostNotSentBytes);
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
   set_user_timeout(fd, tuning.user_timeout);
   // An idle stream is found dead, and firewalls and NAT keep it in mind.
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -261,17 +261,6 @@ void set_user_timeout(int fd, std::chrono::milliseconds timeout) {
 
 void set_max_pacing(int fd, std::uint64_t bytes_per_sec) {
   (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_sec, sizeof bytes_per_sec);
-}
-
-int not_sent_limit(std::uint64_t bytes_per_sec) {
-  // A power of two, so that it changes seldom.
-  int limit = kMostNotSentBytes;
-  while (limit > kLeastNotSentBytes && static_cast<std::uint64_t>(limit) > bytes_per_sec / 16) limit /= 2;
-  return limit;
-}
-
-void set_not_sent_limit(int fd, int bytes) {
-  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
 }
 
 int not_sent_bytes(int fd) {

@@ -99,19 +99,14 @@ struct StreamTuning {
   std::chrono::milliseconds user_timeout{};  // unacknowledged data for so long ends the connection
   std::uint64_t max_pacing_bytes_per_sec = 0;
 };
-// TCP_NODELAY, BBR where allowed (not on loopback), TCP_NOTSENT_LOWAT (kMostNotSentBytes), TCP_USER_TIMEOUT,
+// TCP_NODELAY, BBR where allowed (not on loopback), TCP_NOTSENT_LOWAT (kNotSentLowatBytes), TCP_USER_TIMEOUT,
 // keep-alive, pacing.
 // Buffer sizes stay the kernel's (autotuning). What the kernel does not know is left out.
 void tune_stream(int fd, const StreamTuning& tuning);
 // How many bytes may wait unsent in the kernel (TCP_NOTSENT_LOWAT): a stream takes more of the queue only
 // when less than half of that does. What a slow stream holds back, a faster one could have sent, and a small
 // operation cannot pass.
-inline constexpr int kLeastNotSentBytes = 64 * 1024;
-inline constexpr int kMostNotSentBytes = 256 * 1024;
-// For a stream that sends so fast: what goes in 30 to 60 ms, within these bounds. There is time enough to
-// come back to it.
-int not_sent_limit(std::uint64_t bytes_per_sec);
-void set_not_sent_limit(int fd, int bytes);
+inline constexpr int kNotSentLowatBytes = 256 * 1024;
 // Changes StreamTuning::user_timeout.
 void set_user_timeout(int fd, std::chrono::milliseconds timeout);
 // Changes StreamTuning::max_pacing_bytes_per_sec.

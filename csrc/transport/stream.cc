@@ -8,8 +8,6 @@
 #include <utility>
 
 #include "core/str.h"
-#include "transport/link_stats.h"
-#include "transport/socket.h"
 
 namespace geocomm::transport {
 
@@ -21,8 +19,8 @@ namespace {
 // Bytes that one stream reads before the others get their turn.
 constexpr std::size_t kReadBudgetBytes = 1024 * 1024;
 constexpr std::size_t kMaxFramesPerWrite = 16;
-// A stream that still has this part of what the kernel takes to write, of its last segments, pulls no others.
-constexpr int kPullBelowPart = 4;
+// A stream that still has this much of its last segments to write pulls no others.
+constexpr std::size_t kPullBelowBytes = 64 * 1024;
 
 Status lost(const std::string& what) {
   return {StatusCode::PeerLost, what};
@@ -50,11 +48,7 @@ WireHeader segment_header(const OutSegment& segment) {
 
 Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
                StreamOwner& owner)
-    : loop_(loop),
-      connection_(std::move(connection)),
-      carrier_(carrier),
-      owner_(owner),
-      not_sent_limit_(kMostNotSentBytes) {}
+    : loop_(loop), connection_(std::move(connection)), carrier_(carrier), owner_(owner) {}
 
 Stream::~Stream() {
   Stream::close();
@@ -217,7 +211,7 @@ bool Stream::is_idle() const {
 void Stream::wake() {
   if (!is_open() || watches_output_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.
-  if (not_sent_bytes(fd()) >= not_sent_limit_ / 2) {
+  if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
     watch_output(true);
   } else {
     write();
@@ -225,22 +219,14 @@ void Stream::wake() {
 }
 
 void Stream::pull_frames() {
-  if (index() == 0 || pending_bytes() >= static_cast<std::size_t>(not_sent_limit_ / kPullBelowPart)) return;
+  if (index() == 0 || pending_bytes() >= kPullBelowBytes) return;
   pulled_.clear();
   owner_.pull(carrier_, pulled_);
   for (OutSegment& segment : pulled_) {
     out_.push_back({encode_header(segment_header(segment)), std::move(segment)});
     out_bytes_ += out_.back().size();
   }
-  if (!pulled_.empty()) follow_rate();
   pulled_.clear();
-}
-
-// What waits in the kernel, a small operation cannot pass: on a slow stream less may wait.
-void Stream::follow_rate() {
-  const std::uint64_t rate = sending_rate(fd());
-  const int limit = rate == 0 ? kMostNotSentBytes : not_sent_limit(rate);
-  if (limit != std::exchange(not_sent_limit_, limit)) set_not_sent_limit(fd(), limit);
 }
 
 // One write per turn: when the kernel reports room again, it has taken most of what it had, and another

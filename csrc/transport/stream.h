@@ -100,7 +100,6 @@ class Stream : public IoHandler {
   bool on_header(const WireHeader& header);
   void write();
   void pull_frames();
-  void follow_rate();
   void advance(std::size_t written);
   void watch_output(bool on);
 
@@ -122,7 +121,6 @@ class Stream : public IoHandler {
   std::deque<OutFrame> out_;
   std::size_t out_bytes_ = 0;    // in out_
   std::size_t out_written_ = 0;  // of the first frame
-  int not_sent_limit_;           // of the kernel
   std::vector<OutSegment> pulled_;
 };
 

@@ -176,26 +176,21 @@ Result<std::shared_ptr<SSL_CTX>> make_context() {
 }  // namespace
 
 TlsKeys::TlsKeys(std::shared_ptr<Watched> watched, const RekeyLimits& rekey)
-    : watched_(std::move(watched)), name_(watched_->loaded.name), rekey_(rekey), process_(::getpid()) {}
+    : watched_(std::move(watched)), name_(watched_->loaded.name), rekey_(rekey) {}
 
 Result<std::unique_ptr<TlsKeys>> TlsKeys::load(const std::string& folder, const RekeyLimits& rekey) {
   auto watched = std::make_shared<Watched>(folder);
   watched->stamps = watched->look();
   GEOCOMM_ASSIGN_OR_RETURN(watched->loaded, watched->read_files());
   auto keys = std::unique_ptr<TlsKeys>(new TlsKeys(watched, rekey));
-  try {
-    keys->watcher_ = std::thread([watched] { watched->watch(); });
-  } catch (const std::system_error& error) {
-    return Status(StatusCode::Internal,
-                  core::str("no thread to watch the keys with (", error.code().message(),
-                            "): check `ulimit -u` and the limits of the container"));
-  }
+  auto watcher = core::start_thread([watched] { watched->watch(); }, "changed keys are not noticed");
+  if (watcher) keys->watcher_ = std::move(*watcher);
   return keys;
 }
 
 TlsKeys::~TlsKeys() {
   if (!watcher_.joinable()) return;
-  if (::getpid() != process_) {
+  if (!process_.is_here()) {
     watcher_.detach();
     return;
   }

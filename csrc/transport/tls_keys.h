@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "core/fork.h"
 #include "core/status.h"
 #include "transport/connection.h"
 #include "transport/tls_name.h"
@@ -84,7 +85,7 @@ class TlsKeys {
   const std::shared_ptr<Watched> watched_;
   const TlsName name_;
   const RekeyLimits rekey_;
-  const int process_;  // a forked one has no watcher
+  const core::ProcessMark process_;  // a forked one has no watcher
   std::thread watcher_;
 };
 

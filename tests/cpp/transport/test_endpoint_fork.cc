@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "transport/socket.h"
 #include "transport_fixture.h"
@@ -126,11 +127,15 @@ struct Family {
     for (;;) ::pause();
   }
   ~Family() {
-    ::kill(parent, SIGKILL);
-    ::waitpid(parent, nullptr, 0);
-    ::kill(report.child, SIGKILL);
+    end_parent();
+    if (report.child > 0) ::kill(report.child, SIGKILL);
     ::close(told[0]);
     ::close(told[1]);
+  }
+  void end_parent() {
+    if (parent <= 0) return;
+    ::kill(parent, SIGKILL);
+    ::waitpid(std::exchange(parent, 0), nullptr, 0);
   }
 
   struct Report {
@@ -159,8 +164,7 @@ TEST(EndpointFork, test_killed_process_is_lost_and_its_port_free_while_its_child
   auto sink = std::make_shared<CollectingSink>(1);
   ASSERT_TRUE(channel->post_receive({1, 1}, 7, 1, sink).is_ok());
   ASSERT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
-  ::kill(family.parent, SIGKILL);
-  ::waitpid(family.parent, nullptr, 0);
+  family.end_parent();
   options.outbound_only = false;
   options.port = family.report.port;
   const auto successor = Endpoint::create(options);

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "transport/link_stats.h"
-#include "transport/socket.h"
 
 namespace geocomm::transport {
 namespace {
@@ -52,21 +51,6 @@ TEST(LinkStats, OfAPeerThatDoesNotReadCountsTheStall) {
   EXPECT_EQ(read_link_stats(receiver).stalled_by_receiver_us, 0U);
   close(sender);
   close(receiver);
-}
-
-TEST(NotSentLimit, test_limit_follows_the_rate_within_its_bounds) {
-  int before = not_sent_limit(1);
-  EXPECT_EQ(before, kLeastNotSentBytes);
-  for (std::uint64_t rate = 1; rate < (std::uint64_t{1} << 40); rate += rate / 3 + 1) {
-    const int limit = not_sent_limit(rate);
-    ASSERT_GE(limit, before);
-    if (limit > kLeastNotSentBytes && limit < kMostNotSentBytes) {
-      ASSERT_LE(static_cast<std::uint64_t>(limit), rate / 16);
-      ASSERT_GT(static_cast<std::uint64_t>(2 * limit), rate / 16);
-    }
-    before = limit;
-  }
-  EXPECT_EQ(before, kMostNotSentBytes);
 }
 
 TEST(LinkStats, OfNoSocketAreZeros) {

@@ -52,6 +52,7 @@ CertificatePlan not_yet_valid(const std::string& uri) {
 TEST(TlsPeers, test_dialer_with_expired_certificate_is_told) {
   SecurePair pair;
   pair.authority.write_keys(pair.keys_b, expired("geocomm://job/b"));
+  pair.start_anew();
   expect_refused(pair, "refused by the peer: the certificate (geocomm://job/b) of ", "expired on");
   EXPECT_NE(pair.high_channel->status().message().find("expired on"), std::string::npos);
 }
@@ -59,18 +60,21 @@ TEST(TlsPeers, test_dialer_with_expired_certificate_is_told) {
 TEST(TlsPeers, test_acceptor_with_expired_certificate_is_told) {
   SecurePair pair(soon());
   pair.authority.write_keys(pair.keys_a, expired("geocomm://job/a"));
+  pair.start_anew();
   expect_refused(pair, "expired on", "the certificate of this side (geocomm://job/a) has expired");
 }
 
 TEST(TlsPeers, test_dialer_with_certificate_of_the_future_is_told) {
   SecurePair pair;
   pair.authority.write_keys(pair.keys_b, not_yet_valid("geocomm://job/b"));
+  pair.start_anew();
   expect_refused(pair, "is not valid before", "is not valid before");
 }
 
 TEST(TlsPeers, test_acceptor_with_certificate_of_the_future_is_told) {
   SecurePair pair(soon());
   pair.authority.write_keys(pair.keys_a, not_yet_valid("geocomm://job/a"));
+  pair.start_anew();
   expect_refused(pair, "is not valid before", "is not valid yet there");
 }
 
@@ -78,6 +82,7 @@ TEST(TlsPeers, test_dialer_with_revoked_certificate_is_told) {
   SecurePair pair;
   const auto certificate = pair.authority.write_keys(pair.keys_b, "geocomm://job/b");
   pair.authority.write_revocations(pair.keys_a, {certificate});
+  pair.start_anew();
   expect_refused(pair, "was revoked", "was revoked (crl.pem)");
 }
 
@@ -85,12 +90,14 @@ TEST(TlsPeers, test_acceptor_with_revoked_certificate_is_told) {
   SecurePair pair(soon());
   const auto certificate = pair.authority.write_keys(pair.keys_a, "geocomm://job/a");
   pair.authority.write_revocations(pair.keys_b, {certificate});
+  pair.start_anew();
   expect_refused(pair, "was revoked (crl.pem)", "was revoked (crl.pem there)");
 }
 
 TEST(TlsPeers, test_revocation_list_out_of_date_is_named) {
   SecurePair pair(soon());
   pair.authority.write_revocations(pair.keys_a, {}, -60);
+  pair.start_anew();
   expect_refused(pair, "crl.pem is out of date", "crl.pem is out of date");
 }
 
@@ -99,6 +106,7 @@ TEST(TlsPeers, test_revocation_list_without_the_peer_lets_it_in) {
   const auto other = pair.authority.write_keys(pair.keys_b, "geocomm://job/b");
   pair.authority.write_keys(pair.keys_b, "geocomm://job/b");
   pair.authority.write_revocations(pair.keys_a, {other});
+  pair.start_anew();
   EXPECT_TRUE(pair.connect().is_ok()) << pair.high_channel->status().to_string();
 }
 
@@ -107,6 +115,7 @@ TEST(TlsPeers, test_certificate_of_another_ca_is_told) {
   SecurePair pair(soon());
   Authority other;
   other.write_keys(pair.keys_b, "geocomm://job/b");
+  pair.start_anew();
   expect_refused(pair, "was signed by", "was signed by");
 }
 

@@ -159,8 +159,13 @@ struct SecurePair {
     authority.write_keys(keys_a, "geocomm://job/a");
     authority.write_keys(keys_b, "geocomm://job/b");
     base.streams = base.streams == 0 ? 4 : base.streams;
-    EndpointOptions first = base;
-    EndpointOptions second = base;
+    options = base;
+    start_anew();
+  }
+  // With the keys that lie in the folders now.
+  void start_anew() {
+    EndpointOptions first = options;
+    EndpointOptions second = options;
     first.keys = keys_a.path();
     second.keys = keys_b.path();
     low = make_endpoint(first);
@@ -179,6 +184,7 @@ struct SecurePair {
     return status.is_ok() ? low_channel->wait_ready(patience()) : status;
   }
 
+  EndpointOptions options;
   Authority authority;
   Folder keys_a;
   Folder keys_b;
