@@ -9,12 +9,12 @@
 namespace geocomm::codec {
 namespace {
 
-// Asks for what lies ahead of `at`: for the last pass over a block of 1 KiB, the next block. The processor's
-// own guesses stop in that pass, since it reads the block from the cache; in the first pass they work, and to
-// ask as well costs time. Any address will do.
+// Asks for what lies ahead of `at`, in the last pass over a block: the processor's own guesses stop there,
+// since the block comes from the cache. In the first pass they work, and to ask as well cost time, as did
+// half the distance (benchmarks/results, *-kernels.md). Any address will do.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void prefetch_ahead(const std::byte* at) {
-  constexpr std::uintptr_t kAhead = 1024;
+  constexpr std::uintptr_t kAhead = 2048;
   constexpr std::size_t kLine = 64;
   for (std::size_t line = 0; line < kBytes; line += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + line),
