@@ -2,6 +2,7 @@
 // that spans sites goes through WanCollectives. Method names are PyTorch's.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,7 @@ class OwnWan {
     require_own_process(mark_);
     return wan_.get();
   }
+  WanCollectives& operator*() const { return *operator->(); }
   void reset() { wan_.reset(); }
 
  private:
@@ -95,9 +97,10 @@ class ProcessGroupGeocomm : public c10d::Backend {
   WorkPtr recvAnysource(Tensors&, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions&) override;
 
-  // The base class throws here, and DETAIL debugging calls both.
+  // Operations so far, messages included, as Gloo counts them. ProcessGroup itself refuses them to every
+  // backend from outside of torch; Backend's own methods and DETAIL debugging call them.
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override { return issued_.load(); }
   void setGroupUid(const std::string&) override;
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>&,
                                           const std::vector<int>& ranks,
@@ -117,7 +120,14 @@ class ProcessGroupGeocomm : public c10d::Backend {
  private:
   c10d::Backend& inner(const at::Device& device) const;
   Milliseconds timeout_or_default(Milliseconds timeout) const;
-  WorkPtr track(WorkPtr work);
+  // Every operation goes through here once its arguments are checked: into inside(c10d::Backend&), by the
+  // inner backend for `device`, or, below autograd, into across(WanCollectives&).
+  template <typename Inside, typename Across>
+  WorkPtr enter(const at::Device& device, Inside&& inside, Across&& across);
+  // A reduction by the inner backend: reduce(options). Where Gloo has no mean of integers, a sum and then a
+  // division.
+  template <typename Options, typename Reduce>
+  WorkPtr reduce_inside(const Tensors& results, const Options& options, Reduce&& reduce);
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
 
   const core::ProcessMark mark_;
@@ -127,6 +137,7 @@ class ProcessGroupGeocomm : public c10d::Backend {
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
   ShutdownFunction on_shutdown_;
+  std::atomic<std::uint64_t> issued_{0};
   mutable std::mutex mutex_;  // guards coalescing_, coalesced_, closed_, split_store_, split_child_
   bool coalescing_ = false;
   bool closed_ = false;

@@ -54,6 +54,17 @@ inline bool is_flat_view(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
 
+// Autograd takes note that a result was written to the tensor's memory: where something was saved to compute
+// gradients from, it refuses to. Of those results that Gloo copies to their place, too.
+inline void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// What a reduction works on: of complex numbers the pairs of reals. Shares memory.
+inline at::Tensor reals_of(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
 // Copies runs of elements; both one-dimensional.
 inline void copy_runs(const at::Tensor& to, const at::Tensor& from,
                       const std::vector<collective::CopyRun>& runs) {
@@ -96,7 +107,7 @@ inline core::DType reduced_dtype(at::ScalarType type) {
     throw_status(core::StatusCode::Unsupported, std::string("cannot reduce tensors of dtype ") +
                                                     c10::toString(type) +
                                                     "; reduce float32, float64, float16, bfloat16, an "
-                                                    "integer type or bool (complex: torch.view_as_real)");
+                                                    "integer type, bool or complex numbers");
   }
   return dtype;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "binding/below_autograd.h"
 #include "binding/device_side.h"
 #include "binding/staging.h"
 #include "binding/wan_collectives.h"
@@ -51,6 +52,7 @@ class WanCollectives::Call {
   // Queues the operation behind those of the group that were issued before.
   WorkPtr issue(Tensors inputs, Tensors outputs, std::function<void()> pre,
                 std::function<core::Status()> exchange, std::function<void()> post) const {
+    put_below_autograd(pre, exchange, post);
     auto work = make_work(inputs, outputs);
     StagedOperation operation;
     operation.to_exception = [call = described()](const core::Status& status) {
@@ -81,6 +83,7 @@ class WanCollectives::Call {
   // inside a site.
   WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<void()> pre,
                        std::function<core::Status()> exchange, std::function<void()> post) const {
+    put_below_autograd(pre, exchange, post);
     auto work = make_work(inputs, outputs);
     if (side_.is_ordered()) {
       const auto on_stream = side_.operation(InnerUse::Beside);
@@ -142,6 +145,14 @@ class WanCollectives::Call {
   }
 
  private:
+  // Stages run on threads of their own. What follows them there, `done`, runs callbacks of users: it is not.
+  static void put_below_autograd(std::function<void()>& pre, std::function<core::Status()>& exchange,
+                                 std::function<void()>& post) {
+    pre = below_autograd(std::move(pre));
+    exchange = below_autograd(std::move(exchange));
+    post = below_autograd(std::move(post));
+  }
+
   struct Described {
     std::shared_ptr<WanCollectives> owner;
     std::string title;

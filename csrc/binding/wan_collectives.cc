@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "binding/below_autograd.h"
 #include "binding/wan_call.h"
 #include "core/fork.h"
 #include "core/log.h"
@@ -147,6 +148,7 @@ void complete_on_stream_after(const c10::intrusive_ptr<GeoWork>& joined, std::ve
 
 void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
                     std::function<void()> then) {
+  then = below_autograd(std::move(then));
   if (std::ranges::any_of(works, [](const WorkPtr& work) { return on_stream(work) != nullptr; })) {
     return complete_on_stream_after(joined, std::move(works), std::move(then));
   }

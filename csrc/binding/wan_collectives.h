@@ -48,8 +48,9 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // Once, right after construction: hears of the failures of other ranks from now on.
   void start();
 
-  // All take one tensor (or list) per rank on one device, contiguous or not; the sizes must agree over the
-  // ranks as for Gloo. They return at once; errors of the operation come out of the Work.
+  // All take one tensor (or list) per rank on one device, contiguous or not, which fit each other
+  // (arguments.h); the sizes must agree over the ranks as for Gloo. They return at once; errors of the
+  // operation come out of the Work. They are called below autograd (below_autograd.h), as their stages are.
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
   // With `codec` in place of the group's, from its min_compress_bytes on; `average`: the mean. `residual`:
   // float32 on the CPU, contiguous, of the elements encoded_range(); updated when the operation succeeds with
@@ -73,6 +74,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
   WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
                          Milliseconds timeout);
+  WorkPtr reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
+                                   Milliseconds timeout);
   WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
   WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
   WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
@@ -94,7 +97,6 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   bool has_failed() const;
   // The code of the operation that broke the group.
   core::StatusCode failure_code() const;
-  std::uint64_t sequence() const { return next_seq_.load(); }
   const collective::Topology& topology() const { return exchange_->topology(); }
   collective::ExchangeStats stats() const { return exchange_->stats(); }
   // Of operations that are issued from now on; all ranks change it between the same two operations.

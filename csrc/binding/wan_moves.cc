@@ -3,33 +3,16 @@
 #include <utility>
 
 #include "binding/wan_call.h"
-#include "core/str.h"
 
 namespace geocomm::binding {
 
 using collective::OpKind;
 using collective::ReceivePiece;
 using collective::SendPiece;
-using core::StatusCode;
 
 WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout) {
   const auto shard = static_cast<std::uint64_t>(input.numel());
-  std::uint64_t total = 0;
-  for (const auto& output : outputs) {
-    if (output.scalar_type() != input.scalar_type()) {
-      throw_status(StatusCode::InvalidArgument, "all_gather: input and output differ in dtype");
-    }
-    total += static_cast<std::uint64_t>(output.numel());
-  }
-  const bool uneven =
-      outputs.size() > 1 && std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
-        return static_cast<std::uint64_t>(output.numel()) != shard;
-      });
-  if (total != shard * static_cast<std::uint64_t>(topology().size()) || uneven) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("all_gather: the output has room for ", total, " elements, expected ", shard,
-                           " (the input's) for each of ", topology().size(), " ranks"));
-  }
+  const auto total = shard * static_cast<std::uint64_t>(topology().size());
   Call call(*this, OpKind::AllGather, c10d::OpType::ALLGATHER, "all_gather", input.device(), timeout, shard,
             moved_dtype(input.scalar_type()));
   if (shard == 0) return call.issue({input}, outputs, nullptr, nullptr, nullptr);
@@ -84,6 +67,7 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     const bool direct = outputs.size() == 1 && is_flat_view(outputs.front());
     const auto result = direct ? flat(outputs.front()) : at::empty({signed_size(total)}, gathered.options());
     copy_runs(result, gathered, state->layout.unpack);
+    for (const auto& output : outputs) mark_written(output);
     if (direct) return;
     std::uint64_t offset = 0;
     for (const auto& output : outputs) {
@@ -175,10 +159,6 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
   const auto& topo = topology();
   const bool is_root = topo.rank() == root;
   const bool at_root_site = topo.site() == topo.site_of(root);
-  if (is_root && static_cast<int>(outputs.size()) != topo.size()) {
-    throw_status(StatusCode::InvalidArgument, core::str("gather: the root gave ", outputs.size(),
-                                                        " output tensors for ", topo.size(), " ranks"));
-  }
   Call call(*this, OpKind::Gather, c10d::OpType::GATHER, "gather", input.device(), timeout,
             static_cast<std::uint64_t>(input.numel()), moved_dtype(input.scalar_type()));
   auto state = std::make_shared<RootState>();
@@ -203,6 +183,7 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
   };
   auto post = [=, this] {
     const auto& ranks = topology().ranks_of(topology().site());
+    for (const auto& output : outputs) mark_written(output);
     if (alone_in_site()) {
       if (is_root)
         outputs[static_cast<std::size_t>(root)].copy_(
@@ -238,10 +219,6 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
   const auto& topo = topology();
   const bool is_root = topo.rank() == root;
   const bool at_root_site = topo.site() == topo.site_of(root);
-  if (is_root && static_cast<int>(inputs.size()) != topo.size()) {
-    throw_status(StatusCode::InvalidArgument, core::str("scatter: the root gave ", inputs.size(),
-                                                        " input tensors for ", topo.size(), " ranks"));
-  }
   Call call(*this, OpKind::Scatter, c10d::OpType::SCATTER, "scatter", output.device(), timeout,
             static_cast<std::uint64_t>(output.numel()), moved_dtype(output.scalar_type()));
   auto state = std::make_shared<RootState>();
@@ -289,12 +266,6 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
 }
 
 WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, Milliseconds timeout) {
-  const auto& topo = topology();
-  if (static_cast<int>(outputs.size()) != topo.size() || static_cast<int>(inputs.size()) != topo.size()) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("all_to_all: ", inputs.size(), " inputs and ", outputs.size(), " outputs for ",
-                           topo.size(), " ranks"));
-  }
   const auto device = inputs.front().device();
   Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
             moved_dtype(inputs.front().scalar_type()));
@@ -323,6 +294,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   };
   auto post = [=, this] {
     const auto& ranks = topology().ranks_of(topology().site());
+    for (const auto& output : outputs) mark_written(output);
     if (alone_in_site()) {
       const auto own = static_cast<std::size_t>(topology().rank());
       outputs[own].copy_(inputs[own].view(outputs[own].sizes()));

@@ -4,7 +4,6 @@
 
 #include "binding/device_reduction.h"
 #include "binding/wan_call.h"
-#include "core/str.h"
 
 namespace geocomm::binding {
 
@@ -13,7 +12,7 @@ using collective::OpKind;
 using core::StatusCode;
 
 // How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
-// since the group's mean is taken once, at the end.
+// since the group's mean is taken once, at the end. The dtype of complex numbers is that of their parts.
 struct WanCollectives::Reduction {
   core::DType dtype = core::DType::Float32;
   collective::ReduceOp op = collective::ReduceOp::Sum;
@@ -31,15 +30,19 @@ struct WanCollectives::Reduction {
 WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
                                                        const c10d::ReduceOp& op) const {
   Reduction reduction;
-  reduction.dtype = reduced_dtype(tensor.scalar_type());
+  reduction.dtype = reduced_dtype(c10::toRealValueType(tensor.scalar_type()));
   const bool floating = core::is_floating(reduction.dtype);
+  if (tensor.is_complex() && op != c10d::ReduceOp::SUM && op != c10d::ReduceOp::AVG) {
+    throw_status(StatusCode::InvalidArgument, "complex tensors are reduced with ReduceOp.SUM and AVG alone");
+  }
+  if (tensor.is_complex() && tensor.is_conj()) {
+    throw_status(StatusCode::InvalidArgument,
+                 "a tensor that is conjugated lazily is not reduced in place; pass resolve_conj() of it");
+  }
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
       break;
     case c10d::ReduceOp::AVG:
-      if (!floating)
-        throw_status(StatusCode::Unsupported,
-                     "ReduceOp.AVG needs a floating-point tensor; use SUM and divide");
       reduction.op = collective::ReduceOp::Avg;
       break;
     case c10d::ReduceOp::PRODUCT:
@@ -133,7 +136,7 @@ WanCollectives::ReduceTarget WanCollectives::all_receive(const at::Tensor& tenso
 WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, op);
   const Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
-                  static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+                  static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
   return reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout);
 }
 
@@ -156,7 +159,7 @@ WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& o
                                Milliseconds timeout) {
   const Reduction reduction = reduction_of(tensor, op);
   const Call call(*this, OpKind::Reduce, c10d::OpType::REDUCE, "reduce", tensor.device(), timeout,
-                  static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+                  static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
   std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
   root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
   return reduce_lanes(
@@ -164,13 +167,14 @@ WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& o
       {.receives = std::move(root_only), .writes = topology().rank() == root, .in_place = false}, timeout);
 }
 
-WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
+WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, const Reduction& reduction,
                                      const ReduceTarget& target, Milliseconds timeout,
                                      std::shared_ptr<CallerFeedback> feedback) {
+  const auto tensor = reals_of(given);
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
   if (elements == 0) {
     if (feedback) feedback->commit();
-    return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+    return call.issue({given}, {given}, nullptr, nullptr, nullptr);
   }
   auto state = std::make_shared<ReduceState>();
   state->feedback = std::move(feedback);
@@ -229,6 +233,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     }
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+    if (target.writes && reduction.op == collective::ReduceOp::Avg) mark_written(given);
     if (!state->feedback) return;
     if (!on_cpu) return state->feedback->copy_back(state->lent);
     if (!alone_in_site()) {
@@ -236,13 +241,14 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& tensor,
     }
     state->feedback->commit();
   };
-  Tensors inputs{tensor};
+  Tensors inputs{given};
   if (state->feedback) state->feedback->append_to(inputs);
-  return call.issue(inputs, {tensor}, pre, exchange, post);
+  return call.issue(inputs, {given}, pre, exchange, post);
 }
 
 WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
                                              Milliseconds timeout) {
+  for (const auto& tensor : tensors) reduction_of(tensor, op);  // throws before the first is issued
   const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
     return t.scalar_type() == tensors.front().scalar_type() && t.device() == tensors.front().device();
   });
@@ -267,36 +273,36 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
     std::int64_t offset = 0;
     for (const auto& tensor : outputs) {
       tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+      mark_written(tensor);
       offset += tensor.numel();
     }
   });
   return joined;
 }
 
-WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& inputs,
+WorkPtr WanCollectives::reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs,
+                                                 const c10d::ReduceOp& op, Milliseconds timeout) {
+  for (const auto& output : outputs) reduction_of(output, op);  // throws before the first is issued
+  std::vector<WorkPtr> works;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    works.push_back(reduce_scatter(outputs[i], {inputs[i]}, op, timeout));
+  }
+  if (works.size() == 1) return works.front();
+  return join_works(topology().rank(), c10d::OpType::REDUCE_SCATTER, "geocomm:reduce_scatter_coalesced",
+                    std::move(works), outputs, exposed_);
+}
+
+WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Tensors& given_inputs,
                                        const c10d::ReduceOp& op, Milliseconds timeout) {
-  const Reduction reduction = reduction_of(output, op);
+  const Reduction reduction = reduction_of(given_output, op);
+  for (const auto& input : given_inputs) reduction_of(input, op);
+  const auto output = reals_of(given_output);
+  Tensors inputs;
+  for (const auto& input : given_inputs) inputs.push_back(reals_of(input));
   const auto shard = static_cast<std::uint64_t>(output.numel());
-  const auto group_size = static_cast<std::uint64_t>(topology().size());
-  std::uint64_t total = 0;
-  for (const auto& input : inputs) {
-    if (input.scalar_type() != output.scalar_type()) {
-      throw_status(StatusCode::InvalidArgument, "reduce_scatter: input and output differ in dtype");
-    }
-    total += static_cast<std::uint64_t>(input.numel());
-  }
-  const bool uneven =
-      inputs.size() > 1 && std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
-        return static_cast<std::uint64_t>(input.numel()) != shard;
-      });
-  if (total != shard * group_size || uneven) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("reduce_scatter: the input has ", total, " elements, expected ", shard,
-                           " (the output's) for each of ", group_size, " ranks"));
-  }
   Call call(*this, OpKind::ReduceScatter, c10d::OpType::REDUCE_SCATTER, "reduce_scatter", output.device(),
-            timeout, total, reduction.dtype);
-  if (shard == 0) return call.issue(inputs, {output}, nullptr, nullptr, nullptr);
+            timeout, shard * static_cast<std::uint64_t>(topology().size()), reduction.dtype);
+  if (shard == 0) return call.issue(given_inputs, {given_output}, nullptr, nullptr, nullptr);
   struct State {
     at::Tensor staging, block, host;
     std::vector<LaneData> lanes;
@@ -352,8 +358,9 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& output, const Tensors& 
     if (state->on_device) state->on_device->enqueue_results();
     const auto& block = state->on_device ? state->block : state->host;
     output.copy_(part_view(block, 0, shard).view(output.sizes()), kNonBlocking);
+    mark_written(given_output);
   };
-  return call.issue(inputs, {output}, pre, exchange, post);
+  return call.issue(given_inputs, {given_output}, pre, exchange, post);
 }
 
 }  // namespace geocomm::binding

@@ -43,7 +43,6 @@ class WanCollectives::SparseSum {
 
   // Every rank gets the entries of the site's ranks and adds them up.
   void sum_site() {
-    const at::NoGradGuard no_grad;
     if (tensor_.scalar_type() == at::kHalf) {
       throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
     }
@@ -65,7 +64,6 @@ class WanCollectives::SparseSum {
   }
 
   void sum_sites() {
-    const at::NoGradGuard no_grad;
     at::Tensor sum;
     for (int site = 0; site < topology_.site_count(); ++site) {
       const auto part = (site == topology_.site() ? own_ : whole(site)).tensor_like(tensor_);

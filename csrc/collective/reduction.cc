@@ -161,6 +161,18 @@ void store_at(std::byte* base, std::size_t index, typename Element::Acc value) {
   std::memcpy(base + index * sizeof(stored), &stored, sizeof(stored));
 }
 
+// Integers: towards zero, as NCCL's mean of them.
+template <typename T>
+T quotient(T sum, int by) {
+  if constexpr (std::is_same_v<T, Truth>) {
+    return sum;
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::int64_t>(sum) / by);
+  } else {
+    return sum / static_cast<T>(by);
+  }
+}
+
 // By tiles that stay in the L1 cache: a tile's sum is complete before it is stored, so dst may be a source.
 constexpr std::size_t kTileElements = 1024;
 
@@ -178,11 +190,8 @@ void reduce_tiles(std::span<const std::byte* const> sources, std::byte* dst, std
       const std::byte* from = source + begin * kStride;
       for (std::size_t i = 0; i < count; ++i) tile[i] = Op::apply(tile[i], load_at<Element>(from, i));
     }
-    if constexpr (std::is_floating_point_v<Acc>) {
-      const auto by = static_cast<Acc>(divisor);
-      if (divisor != 1) {
-        for (std::size_t i = 0; i < count; ++i) tile[i] /= by;
-      }
+    if (divisor != 1) {
+      for (std::size_t i = 0; i < count; ++i) tile[i] = quotient(tile[i], divisor);
     }
     std::byte* to = dst + begin * kStride;
     for (std::size_t i = 0; i < count; ++i) store_at<Element>(to, i, tile[i]);
@@ -197,8 +206,7 @@ void reduce_as(ReduceOp op, std::span<const std::byte* const> sources, std::byte
     case ReduceOp::Sum:
       return reduce_tiles<Element, Add>(sources, dst, elements, 1);
     case ReduceOp::Avg:
-      if constexpr (kFloating) return reduce_tiles<Element, Add>(sources, dst, elements, divisor);
-      return;
+      return reduce_tiles<Element, Add>(sources, dst, elements, divisor);
     case ReduceOp::Product:
       return reduce_tiles<Element, Multiply>(sources, dst, elements, 1);
     case ReduceOp::Min:
@@ -247,10 +255,10 @@ const SumKernels* sum_kernels(DType dtype) {
 
 Status check_reduction(DType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
-  if (core::is_floating(dtype) ? bitwise : op == ReduceOp::Avg) {
+  if (core::is_floating(dtype) ? bitwise : dtype == DType::Bool && op == ReduceOp::Avg) {
     return {StatusCode::InvalidArgument,
             core::str("reduction ", to_string(op), " of ", core::to_string(dtype),
-                      ": floats take sum, avg, product, min, max; other types all but avg")};
+                      ": floats take sum, avg, product, min, max; integers all; bools all but avg")};
   }
   if (static_cast<std::uint8_t>(op) > static_cast<std::uint8_t>(ReduceOp::BitXor)) {
     return {StatusCode::InvalidArgument, core::str("reduction number ", static_cast<int>(op), " is unknown")};

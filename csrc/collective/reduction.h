@@ -4,8 +4,9 @@
 // Sums of Float32, Float16 and BFloat16 run at the speed of core::cpu_level(), with the same bits at all.
 //
 // Floats: Sum, Avg, Product, Min and Max; 16-bit floats are computed in float and rounded once, Float64 in
-// double; a NaN among the operands makes Min and Max NaN. Integers: all but Avg; they wrap around. Bool: Sum
-// and Max are or, Product and Min are and, and the bitwise ones; the result is 0 or 1.
+// double; a NaN among the operands makes Min and Max NaN. Integers: all; they wrap around, and Avg is the
+// wrapped sum, divided towards zero. Bool: Sum and Max are or, Product and Min are and, and the bitwise ones;
+// the result is 0 or 1.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,46 @@
+// What can be wrong with the arguments of a call, found before it has a number or has sent anything: an error
+// on this rank, and the group goes on. All throw InvalidArgument, or Unsupported for what geocomm does not
+// move.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "binding/torch_prelude.h"
+
+namespace geocomm::binding {
+
+// Of any group, also of one inside a site, whose backend checks what is left (Gloo does not check these).
+
+// Where the first of the tensors is; there must be one.
+at::Device device_of(const Tensors& tensors, const char* op);
+int checked_root(std::int64_t root, int ranks, const char* op);
+// Of a send or a receive.
+void check_message(int peer, int tag, int rank, int ranks, const char* op);
+// What a call writes to: no element may share its memory with another one.
+void check_written(const at::Tensor& tensor, const char* op);
+void check_written(const Tensors& tensors, const char* op);
+void check_written(const std::vector<Tensors>& lists, const char* op);
+// The mean of bools means nothing.
+void check_mean(const Tensors& tensors, const c10d::ReduceOp& op);
+
+// Of a group that spans sites.
+
+// Dense, on a device that geocomm serves.
+void check_dense(const at::Tensor& tensor, const char* op);
+// The one tensor of a rank, dense.
+const at::Tensor& single(const Tensors& tensors, const char* op);
+// The list of a rank that has to give one, or the empty one of a rank that has not.
+const Tensors& single_list(const std::vector<Tensors>& lists, bool needed, const char* op);
+// Whether `pieces` are for each of `ranks` what `own` is for one: as many elements of its dtype, where it is.
+void check_pieces(const Tensors& pieces, const at::Tensor& own, int ranks, const char* op);
+// The same for one tensor with room for all of them; and for lists of such tensors.
+void check_whole(const at::Tensor& whole, const at::Tensor& own, int ranks, const char* op);
+void check_wholes(const Tensors& wholes, const Tensors& own, int ranks, const char* op);
+// all_to_all: one tensor per rank and direction; what a rank sends to itself fits what it gets from there.
+void check_exchange(const Tensors& outputs, const Tensors& inputs, int rank, int ranks);
+// all_to_all_single: one view per rank. `splits`: rows per rank; empty: the same for all.
+Tensors split_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int ranks,
+                   const char* what);
+
+}  // namespace geocomm::binding
