@@ -78,28 +78,34 @@ CodecSpec with_valid_block(CodecSpec spec) {
   return spec;
 }
 
-// Crc and copy likewise, past the caches.
-std::uint32_t stream_with_crc(std::span<const std::byte> src, std::byte* dst) {
+// Copies `src` and returns its crc, in turns on pieces that stay in the first-level cache: memory is passed
+// over once. step(piece, to, crc) copies one piece and returns the crc with it.
+template <typename Step>
+std::uint32_t crc_by_pieces(std::span<const std::byte> src, std::byte* dst, Step step) {
   constexpr std::size_t kPiece = 12288;
   std::uint32_t crc = 0;
   for (std::size_t done = 0; done < src.size(); done += kPiece) {
-    const auto piece = src.subspan(done, std::min(kPiece, src.size() - done));
-    crc = core::crc32c(piece, crc);
-    copy_streaming(dst + done, piece.data(), piece.size());
+    crc = step(src.subspan(done, std::min(kPiece, src.size() - done)), dst + done, crc);
   }
-  end_streaming();
   return crc;
 }
 
-// Copy and crc in turns on pieces that stay in the first-level cache: memory is passed over once.
 std::uint32_t copy_with_crc(std::span<const std::byte> src, std::byte* dst) {
-  constexpr std::size_t kPiece = 12288;
-  std::uint32_t crc = 0;
-  for (std::size_t done = 0; done < src.size(); done += kPiece) {
-    const auto piece = src.subspan(done, std::min(kPiece, src.size() - done));
-    std::memcpy(dst + done, piece.data(), piece.size());
-    crc = core::crc32c({dst + done, piece.size()}, crc);
-  }
+  return crc_by_pieces(src, dst, [](std::span<const std::byte> piece, std::byte* to, std::uint32_t crc) {
+    std::memcpy(to, piece.data(), piece.size());
+    return core::crc32c({to, piece.size()}, crc);
+  });
+}
+
+// Past the caches: what was written is not there to be read, so the crc is that of the source.
+std::uint32_t stream_with_crc(std::span<const std::byte> src, std::byte* dst) {
+  const std::uint32_t crc =
+      crc_by_pieces(src, dst, [](std::span<const std::byte> piece, std::byte* to, std::uint32_t before) {
+        const std::uint32_t with = core::crc32c(piece, before);
+        copy_streaming(to, piece.data(), piece.size());
+        return with;
+      });
+  end_streaming();
   return crc;
 }
 

@@ -7,25 +7,11 @@
 #include "fault_proxy.h"
 #include "raw_peer.h"
 #include "tls_fixture.h"
+#include "tls_stranger.h"
 #include "transport/acceptor.h"
-#include "transport/tls_keys.h"
 
 namespace geocomm::transport::testing {
 namespace {
-
-// A complete first flight, with which a stranger makes the other side work.
-std::string first_flight(const Folder& folder) {
-  auto keys = std::move(TlsKeys::load(folder.path())).value();
-  std::array<int, 2> fds{};
-  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
-  auto dialer = std::move(keys->secure(Fd(fds[0]), TlsRole::Dialer)).value();
-  EXPECT_FALSE(*dialer->handshake());
-  std::string hello(4096, '\0');
-  const ssize_t count = ::recv(fds[1], hello.data(), hello.size(), 0);
-  hello.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
-  ::close(fds[1]);
-  return hello;
-}
 
 Fd connect_from(const std::string& source, std::uint16_t port) {
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

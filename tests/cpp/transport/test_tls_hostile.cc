@@ -10,7 +10,7 @@
 #include "raw_peer.h"
 #include "steady_traffic.h"
 #include "tls_fixture.h"
-#include "transport/tls_keys.h"
+#include "tls_stranger.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -53,18 +53,7 @@ class TlsHostile : public ::testing::Test {
   }
   Endpoint& victim() { return *pair_.low; }
   // The first flight of an honest handshake.
-  std::string client_hello() {
-    auto keys = std::move(TlsKeys::load(pair_.keys_b.path())).value();
-    std::array<int, 2> fds{};
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
-    auto dialer = std::move(keys->secure(Fd(fds[0]), TlsRole::Dialer)).value();
-    EXPECT_FALSE(*dialer->handshake());
-    std::string hello(4096, '\0');
-    const ssize_t count = ::recv(fds[1], hello.data(), hello.size(), 0);
-    hello.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
-    ::close(fds[1]);
-    return hello;
-  }
+  std::string client_hello() { return first_flight(pair_.keys_b); }
 
   SecurePair pair_;
   std::optional<SteadyTraffic> traffic_;

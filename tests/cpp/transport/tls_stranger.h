@@ -3,7 +3,9 @@
 
 #include <openssl/ssl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <memory>
@@ -13,8 +15,23 @@
 #include "raw_peer.h"
 #include "tls_fixture.h"
 #include "transport/connection.h"
+#include "transport/tls_keys.h"
 
 namespace geocomm::transport::testing {
+
+// A complete ClientHello by the keys of `folder`, with which a stranger makes the other side work.
+inline std::string first_flight(const Folder& folder) {
+  auto keys = std::move(TlsKeys::load(folder.path())).value();
+  std::array<int, 2> fds{};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
+  auto dialer = std::move(keys->secure(Fd(fds[0]), TlsRole::Dialer)).value();
+  EXPECT_FALSE(*dialer->handshake());
+  std::string hello(4096, '\0');
+  const ssize_t count = ::recv(fds[1], hello.data(), hello.size(), 0);
+  hello.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
+  ::close(fds[1]);
+  return hello;
+}
 
 using ContextPtr = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
 
