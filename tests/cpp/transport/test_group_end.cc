@@ -26,6 +26,7 @@ bool comes_true(const Condition& condition) {
 class GroupEndTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kCreditMiB = 8;
+  static constexpr std::uint64_t kEarlyOps = 6;  // of 2 MiB each
 
   void SetUp() override {
     EndpointOptions options;
@@ -41,7 +42,7 @@ class GroupEndTest : public ::testing::Test {
   // More than the credit, of operations that the other side never posts.
   void send_early() {
     const auto data = pattern(kMiB, 1);
-    for (std::uint64_t op = 1; op <= 6; ++op) {
+    for (std::uint64_t op = 1; op <= kEarlyOps; ++op) {
       for (std::uint32_t i = 0; i < 2; ++i) {
         ASSERT_TRUE(from_channel().send(chunk_of({kEnds, op}, data, i, 2)).is_ok());
       }
@@ -139,21 +140,26 @@ TEST_F(GroupEndTest, test_chunks_queued_before_leaving_in_good_order_arrive) {
 }
 
 TEST_F(GroupEndTest, test_chunk_that_outlives_its_group_arrives_though_all_else_is_dropped) {
-  auto bulk = std::make_shared<CollectingSink>(64);
   auto notice = std::make_shared<CollectingSink>(1);
   ASSERT_TRUE(to_channel().post_receive({kEnds, 0}, 7, 1, notice).is_ok());
-  ASSERT_TRUE(to_channel().post_receive({kEnds, 1}, 7, 64, bulk).is_ok());
-  for (std::uint32_t i = 0; i < 64; ++i) {
-    ASSERT_TRUE(from_channel().send(chunk_of({kEnds, 1}, pattern(kMiB, i), i, 64)).is_ok());
-  }
+  send_early();  // the last of its operations wait for credit, so that they are queued for sure
   OutgoingChunk said = chunk_of({kEnds, 0}, pattern(100, 9));
   said.outlives_group = true;
   ASSERT_TRUE(from_channel().send(std::move(said)).is_ok());
   from().close_group(kEnds, kWhy, QueuedChunks::Drop);
   ASSERT_TRUE(notice->wait().is_ok());
   EXPECT_EQ(notice->data(), pattern(100, 9));
+
+  auto queued = std::make_shared<CollectingSink>(2);
+  auto arrived = std::make_shared<CollectingSink>(2);
+  ASSERT_TRUE(to_channel().post_receive({kEnds, kEarlyOps}, 7, 2, queued).is_ok());
+  ASSERT_TRUE(to_channel().post_receive({kEnds, 1}, 7, 2, arrived).is_ok());
+  ASSERT_TRUE(arrived->wait().is_ok());
+  // It knows that the second one was posted, and so the first one too.
+  ASSERT_TRUE(comes_true([&] { return from_channel().stats().early_bytes_sent == (kCreditMiB - 2) * kMiB; }));
   to().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  EXPECT_EQ(bulk->wait().code(), StatusCode::Aborted);
+  EXPECT_EQ(queued->wait().code(), StatusCode::Aborted);
+  EXPECT_EQ(queued->count(), 0U);
   expect_full_credit();
 }
 
