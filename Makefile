@@ -8,7 +8,7 @@ TEST_WORKERS ?= 4
 PY := .venv/bin/python
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
-NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/__init__.py
+NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/_version.py
 # UCX's headers came after the build: their dates are those of the package, so make does not see it by itself.
 UCX_CAME_LATER := $(if $(wildcard /usr/include/ucp/api/ucp.h),$(if $(wildcard geocomm/_bin/libgeocomm_ucx.so),,ucx-came-later))
 CXX_FILES := $(shell find csrc tests/cpp tests/fuzz \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
@@ -22,29 +22,16 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak wheel ecosystem model clean ucx-came-later
+.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak wheel ecosystem emulated model clean ucx-came-later
 .NOTPARALLEL:
 
-help:
-	@echo "make demo       train a small DeepSeek model over two emulated sites, on Gloo and on geocomm (some minutes)"
-	@echo "make test       all tests but the slow ones"
-	@echo "make bench      all-reduce over an emulated WAN, geocomm against Gloo"
-	@echo "make bench-codec  what every codec costs, as a ratio to a copy and to torch and zstd"
-	@echo "make bench-cost  what geocomm costs beside Gloo where there is no WAN"
-	@echo "make bench-train  loss and step time of a small DeepSeek model with compressed gradients (an hour and more; resumable)"
-	@echo "make build      .venv and the native module, for working in the tree"
-	@echo "make lint       ruff and clang-format; make format applies them"
-	@echo "make hostile    what handles bytes of peers, under AddressSanitizer + UBSan: its C++ tests, then a minute of fuzzing"
-	@echo "make sanitize   all C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer"
-	@echo "make all-tests  test, ecosystem, sanitize, fuzz and cuda-compile: some hours"
-	@echo "make cuda-compile  the CUDA sources, for every architecture (needs nvcc, no GPU); cuda-check: a quick look at them"
-	@echo "make fuzz       a minute of fuzzing (needs Clang); make fuzz-long: FUZZ_MINUTES for each target, then new inputs are kept"
-	@echo "make emulated   the C++ tests on an emulated CPU with AVX-512, for machines without it (tests/emulated)"
-	@echo "make ecosystem  the tests marked slow, and PyTorch's own distributed tests over sites"
-	@echo "make soak       SOAK_MINUTES (30) of random faults over the emulated WAN; result in benchmarks/results"
-	@echo "make model      every run of the link protocol's model, within bounds (needs spin; docs/model)"
-	@echo "make wheel      sdist and wheel in dist/"
-	@echo "make clean      remove build/ and dist/ (not .venv)"
+# What follows `## GROUP:` after a target is its line in this list.
+help: ## quick: this list
+	@for group in quick full bench; do \
+	  echo "$$group:"; \
+	  awk -v group=$$group -F ' *## ' 'index($$2, group ": ") == 1 { \
+	    sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, substr($$2, length(group) + 3) }' Makefile; \
+	done
 
 $(ENVIRONMENT): tools/setup_env.sh pyproject.toml
 	@PYTHON="$(PYTHON)" tools/setup_env.sh
@@ -53,13 +40,22 @@ $(ENVIRONMENT): tools/setup_env.sh pyproject.toml
 # setup.py writes this file last.
 $(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
+	@$(PY) setup.py -q build_ext --inplace
 	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
 	@touch $@
 
-build: $(NATIVE)
+# DeepSpeed compiles an operator at its first use: here, so that the first training does not wait for it.
+OPERATOR := $(TORCH_EXTENSIONS_DIR)/.deepspeed_shm_comm-built
+
+$(OPERATOR): $(ENVIRONMENT) | $(NATIVE)
+	@echo "build: DeepSpeed's operator (a minute or two)"
+	@$(PY) -m geocomm.train.shm_operator
+	@mkdir -p $(@D) && touch $@
+
+build: $(NATIVE) $(OPERATOR) ## quick: .venv, the native module and DeepSpeed's operator, for working in the tree
 	@echo "build: done; activate with  source .venv/bin/activate"
 
-demo: $(NATIVE)
+demo: $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two emulated sites, on Gloo and on geocomm
 	@.venv/bin/geocomm demo
 
 # Many of the C++ tests wait for each other's sockets and deadlines.
@@ -68,37 +64,33 @@ CTEST_JOBS = $(shell expr 2 \* $(JOBS))
 define cpp_tests
 	@echo "test: building the C++ tests$(2)"
 	@cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$$(command -v ninja) -DGEOCOMM_TESTS=ON $(3) >/dev/null
-	@$(4) cmake --build $(1) $(addprefix --target ,$(5)) -- --quiet
+	@$(4) $(PY) tools/build_progress.py test cmake --build $(1) $(addprefix --target ,$(5))
 	@echo "test: running the C++ tests$(2)"
 	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error $(6) -Q -O $(1)/tests.log || { \
 	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
 	@grep 'tests passed' $(1)/tests.log
 endef
 
-test: cpp-test python-test
+test: cpp-test python-test ## full: all tests but the slow ones
 	@echo "make test: the C++ and the Python tests passed"
 
-cpp-test: $(NATIVE)
+cpp-test: $(NATIVE) ## full: the C++ tests
 	$(call cpp_tests,$$(readlink -f build/native),,,)
 
-# DeepSpeed compiles an operator at its first use: here, since the tests have limits of time, and one that ended while it
-# compiles would leave a lock behind, for which all others wait.
-OPERATOR := $(TORCH_EXTENSIONS_DIR)/deepspeed_shm_comm
+test-fast: $(NATIVE) ## quick: the Python tests of units and properties
+	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
+	@echo "make test-fast: passed"
 
-$(OPERATOR)/deepspeed_shm_comm.so: | $(ENVIRONMENT)
-	@echo "test: building DeepSpeed's operator"
-	@$(PY) tests/multiprocess/train_preload.py >/dev/null
-
-python-test: $(NATIVE) $(OPERATOR)/deepspeed_shm_comm.so
+python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	@$(PY) -m pytest -q -m "not slow and not wan and not gpu" -n $(TEST_WORKERS) --dist loadgroup
 	@echo "test: running those on the emulated WAN or a GPU"
 	@$(PY) -m pytest -q -m "not slow and (wan or gpu)"
 
-all-tests: test ecosystem sanitize fuzz cuda-compile
+all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"
 
-ecosystem: $(NATIVE) $(OPERATOR)/deepspeed_shm_comm.so
+ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own distributed tests over sites
 	@echo "test: running the tests marked slow"
 	@$(PY) -m pytest -q -m slow
 	@echo "test: running those of properties with many more examples"
@@ -109,91 +101,108 @@ ecosystem: $(NATIVE) $(OPERATOR)/deepspeed_shm_comm.so
 
 # SOAK_SEED=N repeats the faults of another soak.
 SOAK_MINUTES ?= 30
-soak: $(NATIVE)
+soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN
 	@$(PY) tests/wan/soak.py --minutes $(SOAK_MINUTES) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
-bench: $(NATIVE)
+bench: $(NATIVE) ## bench: all-reduce over the emulated WAN, geocomm against Gloo
 	@$(PY) benchmarks/bench_wan.py
 
-bench-codec: $(NATIVE)
+bench-codec: $(NATIVE) ## bench: every codec against memcpy, torch and zstd
 	@$(PY) -m pytest -q benchmarks/bench_codec.py --benchmark-disable-gc --benchmark-columns=median,min,rounds
 
-bench-cost: $(NATIVE)
+bench-cost: $(NATIVE) ## bench: what geocomm costs beside Gloo where there is no WAN
 	@$(PY) benchmarks/bench_cost.py
 
-bench-train: $(NATIVE)
+bench-train: $(NATIVE) ## bench: loss and step time with compressed gradients; resumes where it was stopped
 	@$(PY) benchmarks/bench_train.py
 
-lint: $(ENVIRONMENT)
+lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@echo "lint: ruff"
 	@$(PY) -m ruff check -q
 	@$(PY) -m ruff format --check -q
+	@echo "lint: pyright"
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --warnings
 	@echo "lint: clang-format"
 	@clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "lint: C++ methods that only tests call"
+	@$(PY) tools/unused_methods.py
+	@echo "lint: docs"
+	@$(MAKE_REFERENCE) --check
+	@$(MKDOCS)
 	@echo "make lint: clean"
 
-format: $(ENVIRONMENT)
+format: $(ENVIRONMENT) ## quick: apply ruff and clang-format
 	@$(PY) -m ruff check -q --fix
 	@$(PY) -m ruff format -q
 	@clang-format -i $(CXX_FILES)
+
+# Neither needs the native module.
+MAKE_REFERENCE := PYTHONPATH=$(CURDIR) $(PY) tools/make_reference.py
+MKDOCS := told=$$(NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict 2>&1) || { \
+  echo "$$told" | grep -v '^INFO' >&2; echo "docs: mend the links above" >&2; exit 1; }
+.PHONY: docs
+docs: $(ENVIRONMENT) ## quick: the documentation in build/docs; writes its generated pages anew
+	@$(MAKE_REFERENCE)
+	@$(MKDOCS)
+	@echo "make docs: build/docs/index.html"
 
 # With Clang the tests are built from the objects that the fuzz targets are, else in a folder of their own. Not run here, but
 # by make asan: the exchange, what an encoder computes and at which CPU level, resets by the hundred, UCX.
 HOSTILE_LAYERS := codec transport fuzz_corpus
 HOSTILE_LEFT_OUT := over_ucx|Levels\.|every_level|Codecs/Feedback|TopKThreshold|TopKSelection|HuffmanCode|hundreds_of_resets|many_resumes|ten_thousand
-hostile: $(ENVIRONMENT)
+hostile: $(ENVIRONMENT) ## full: what handles bytes of peers, under sanitizers, then a minute of fuzzing
 	@tests/fuzz/run.sh hostile "$(HOSTILE_LAYERS)" "$(HOSTILE_LEFT_OUT)"
 	@echo "make hostile: passed"
 
 hostile-build: $(ENVIRONMENT)
 	@tests/fuzz/run.sh hostile-build "$(HOSTILE_LAYERS)"
 
-sanitize: asan tsan
+sanitize: asan tsan ## full: all C++ tests under sanitizers
 	@echo "make sanitize: the C++ tests passed under AddressSanitizer, UBSan and ThreadSanitizer"
 
-asan: $(ENVIRONMENT)
+asan: $(ENVIRONMENT) ## full: all C++ tests under AddressSanitizer and UBSan
 	$(call cpp_tests,build/asan, under AddressSanitizer + UBSan,-DGEOCOMM_SANITIZE=address$(comma)undefined,)
 
-tsan: $(ENVIRONMENT)
+tsan: $(ENVIRONMENT) ## full: all C++ tests under ThreadSanitizer
 	$(call cpp_tests,build/tsan, under ThreadSanitizer,-DGEOCOMM_SANITIZE=thread,$(FIXED_ADDRESSES))
 
 # Front end and device code without optimization, for the least of the architectures; a build with CUDA compiles for all.
 CUDA_SOURCES = $(shell find csrc -name '*.cu')
 NVCC ?= nvcc
-cuda-check:
+cuda-check: ## full: a quick look at the CUDA sources (nvcc, no GPU)
 	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the CUDA sources were NOT compiled"; exit 0; }; \
 	printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -arch=sm_80 -ptx -Xcicc -O0 '{}' \
 	  -o /dev/null && echo "cuda: nvcc takes all $(words $(CUDA_SOURCES)) CUDA sources; nothing ran on a GPU"
 
-cuda-compile:
+cuda-compile: ## full: the CUDA sources, for every architecture (nvcc, no GPU)
 	@printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -gencode arch=compute_80,code=sm_80 \
 	  -gencode arch=compute_90,code=sm_90 -gencode arch=compute_100,code=sm_100 -c '{}' -o /dev/null
 	@echo "cuda: compiled $(words $(CUDA_SOURCES)) CUDA sources for sm_80, sm_90 and sm_100; nothing ran on a GPU"
 
-fuzz: $(ENVIRONMENT)
+fuzz: $(ENVIRONMENT) ## full: a minute of fuzzing (Clang)
 	@tests/fuzz/run.sh smoke
 
 FUZZ_MINUTES ?= 5
-fuzz-long: $(ENVIRONMENT)
+fuzz-long: $(ENVIRONMENT) ## full: FUZZ_MINUTES (5) of fuzzing for each target; keeps new inputs
 	@tests/fuzz/run.sh long $(FUZZ_MINUTES)
 	@tests/fuzz/run.sh merge
 
 # Needs Bochs and GRUB, and says so; no Python packages.
-emulated:
+emulated: ## full: the C++ tests on an emulated CPU with AVX-512 (Bochs, GRUB)
 	@$(PYTHON) tests/emulated/run_emulated.py
 
 # Needs spin and a C compiler, and says so; no Python packages.
-model:
+model: ## full: every run of the link protocol's model, within bounds (spin)
 	@$(PYTHON) docs/model/check_model.py
 
 comma := ,
 
-wheel: $(NATIVE)
+wheel: $(NATIVE) ## full: sdist and wheel in dist/
 	@echo "wheel: building the sdist and the wheel"
 	@rm -rf build/lib.* build/bdist.*
 	@$(PY) setup.py -q sdist -d dist
 	@$(PIP) wheel --no-build-isolation --no-deps -w dist .
 	@ls dist
 
-clean:
+clean: ## quick: remove build/ and dist/, not .venv
 	@rm -rf build dist geocomm.egg-info $(NATIVE) geocomm/_bin geocomm/_C.*.so

@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 PROGRAMS = {"wan_emulator": "csrc/tools", "link_bench": "csrc/bench"}
 """Behind commands, and where they are built."""
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/__init__.py").read_text())[1]
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/_version.py").read_text())[1]
 
 
 def torch_build() -> tuple[str, str | None]:
@@ -72,7 +72,10 @@ class CMakeBuild(build_ext):
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
         configure += [f"-DGEOCOMM_CUDA={'ON' if cuda else 'OFF'}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([cmake, "--build", build_dir, "--target", "_C", "geocomm_plugins", *PROGRAMS], check=True)
+        build = [sys.executable, ROOT / "tools/build_progress.py", "build", cmake, "--build", build_dir]
+        sys.stdout.flush()  # what was printed comes before what the program prints
+        if subprocess.run([*build, "--target", "_C", "geocomm_plugins", *PROGRAMS], check=False).returncode != 0:
+            sys.exit("geocomm: the native part does not compile; the compiler's messages are above")
 
         newest = ROOT / "build/native"
         newest.unlink(missing_ok=True)
@@ -105,7 +108,8 @@ def metadata() -> dict[str, object]:
         minor = ".".join(torch_version.split(".")[:2])
         variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
         version, torch = f"{VERSION}+torch{minor}.{variant}", f"torch=={minor}.*"
-    return {"version": version, "install_requires": [torch, "numpy", "typer>=0.15", "rich>=13", "cryptography>=44"]}
+    others = ["numpy", "typer>=0.15", "rich>=13", "cryptography>=44", "pydantic>=2.11"]
+    return {"version": version, "install_requires": [torch, *others]}
 
 
 setup(**metadata(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})

@@ -24,9 +24,10 @@ import zstandard
 from bench_codec_report import KernelRow, RateRow
 
 import geocomm
-from geocomm.codec_bench import OTHERS, copy_seconds
-from geocomm.native import native
-from geocomm.options import CPU_LEVELS
+from geocomm.bench.codec_bench import OTHERS, copy_seconds
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.environment import CPU_LEVELS
+from geocomm.core.native import native
 
 BLOCK = 256
 BEST = native().detected_cpu_level()
@@ -95,14 +96,14 @@ STAGES = [
 ]
 LEVEL_CODECS = ("int8", "balanced", "bit1", "deadzone+none", "int8+huffman", "lossless", "topk:k=41,select=global")
 BY_LEVEL = [
-    Case(work, codec, level=level, feedback=native().needs_feedback(codec))
+    Case(work, codec, level=level, feedback=codec_spec(codec).needs_feedback)
     for codec in LEVEL_CODECS
     for work in ("pack", "unpack")
     for level in LEVELS
     if level != BEST
 ]
 TWO_THREADS = [
-    Case(work, codec, threads=2, feedback=native().needs_feedback(codec))
+    Case(work, codec, threads=2, feedback=codec_spec(codec).needs_feedback)
     for codec in ("int8", "bit1", "balanced", "int8+huffman", "topk:k=41,select=global", "lossless")
     for work in ("pack", "unpack")
 ]
@@ -150,11 +151,11 @@ def test_rate_and_error(data: str, values_of: Callable[[str], torch.Tensor], rat
     """Ratio and error of presets and codecs on every kind of data; nothing is timed."""
     values = values_of(data)
     for codec in (*geocomm.codec_presets(), *OTHERS):
-        needs = native().needs_feedback(codec)
+        needs = codec_spec(codec).needs_feedback
         payload = geocomm.compress(values, codec, torch.zeros_like(values) if needs else None)
         lost = (values - geocomm.decompress(payload)).double().square().sum().item()
         nmse = lost / values.double().square().sum().item()
-        assert not native().is_exact(codec) or nmse == 0
+        assert not codec_spec(codec).exact or nmse == 0
         rate_rows.append(RateRow(data, codec, values.nbytes / payload.numel(), nmse, needs))
 
 
@@ -187,7 +188,7 @@ class Work:
         """The sum of what arrives and what error feedback keeps is the input; what is exact is so; `add` adds."""
         codec, values = self._case.codec, self._values
         decoded = self._unpack().clone()
-        if native().is_exact(codec):
+        if codec_spec(codec).exact:
             assert torch.equal(decoded.view(torch.int32), values.view(torch.int32))
         else:
             residual = self._residual

@@ -17,11 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from geocomm.local_ranks import bare_environment
-from geocomm.units import parse_duration, parse_rate
-from geocomm.wan import Link, Topology, WanRun
-from geocomm.wan_bench import floor_s
-from geocomm.wan_keys import site_environment, site_keys
+from geocomm.bench.wan_bench import floor_s
+from geocomm.core.units import parse_duration, parse_rate
+from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.emulator.local_job import bare_environment
+from geocomm.planning.link_matrix import Link, Topology
 
 MIB = 1 << 20
 ALONE = 10

@@ -28,10 +28,11 @@ from bench_train_report import Quality, Report, StepTime, write_report
 from bench_train_worker import PACED, Plan
 from bench_wan import PACING
 
-from geocomm.bench_report import Conditions
-from geocomm.local_ranks import bare_environment, run_local_ranks
-from geocomm.wan import Link, Topology, WanRun
-from geocomm.wan_keys import site_environment
+from geocomm.bench.bench_report import Conditions
+from geocomm.emulator.emulated_keys import site_environment
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.emulator.local_job import bare_environment, run_local_ranks
+from geocomm.planning.link_matrix import Link, Topology
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_train_worker.py"

@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.train.model_factory import build_model, model_config
-from geocomm.train.packing import PackedSequences
-from geocomm.train.text_tokenizer import load_tokenizer
-from geocomm.train.token_store import load_tokens
-from geocomm.train.train_config import DataConfig, ModelConfig
+from geocomm.data.data_settings import DataConfig
+from geocomm.data.packing import PackedSequences
+from geocomm.data.text_tokenizer import load_tokenizer
+from geocomm.data.token_store import load_tokens
+from geocomm.models.model_factory import build_model, model_config
+from geocomm.models.model_settings import ModelConfig
 
 SLICES = 8
 PACED = "-paced"

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from geocomm.bench_report import Conditions
-from geocomm.wan import Link
-from geocomm.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
-from geocomm.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
-from geocomm.wan_keys import site_keys
+from geocomm.bench.bench_report import Conditions
+from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
+from geocomm.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
+from geocomm.emulator.emulated_keys import site_keys
+from geocomm.planning.link_matrix import Link
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 1 << 20

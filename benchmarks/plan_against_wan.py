@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.auto_codec import Speed, measure
-from geocomm.links import Links
-from geocomm.wan_bench import GLOO_CASES, Row
-from geocomm.wan_bench_report import Section, read_results
-from geocomm.wan_plan import NOMINAL_EFFICIENCY, Workload, estimate, scaled
+from geocomm.bench.wan_bench import GLOO_CASES, Row
+from geocomm.bench.wan_bench_report import Section, read_results
+from geocomm.planning.codec_choice import Speed, measure
+from geocomm.planning.link_table import Links
+from geocomm.planning.run_estimate import NOMINAL_EFFICIENCY, Workload, estimate, scaled
 
 _LINK = re.compile(r"(?P<rate>[\d.]+) (?P<unit>[GM])bit/s, (?P<rtt>[\d.]+) ms RTT, (?P<rest>.+)")
 _COLUMNS = (

@@ -1,13 +1,13 @@
 """Types of the native module. tests/unit/test_stub.py checks them against the module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend as C10dBackend
 from torch._C._distributed_c10d import Work as C10dWork
-from torch.distributed import Backend as _PythonBackend  # noqa: F401  (the name torch gives its string type)
+from torch.distributed import Backend as _PythonBackend  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's string type
 
 __torch_version__: str
 
@@ -66,7 +66,7 @@ class ProcessGroupGeocomm(C10dBackend):
         group: int = 0,
         token: bytes = b"",
         peers: list[tuple[bytes, str, int, str, bool, int]] = ...,
-        codec: str = "none",
+        policy: tuple[_Links, list[tuple[int, CodecSpec]]] | None = None,
         min_compress_bytes: int = 65536,
         preserve_inputs: bool = False,
         split: Callable[[ProcessGroupGeocomm, list[int], C10dBackend.Options], C10dBackend | None] | None = None,
@@ -112,7 +112,7 @@ class ProcessGroupGeocomm(C10dBackend):
         (0, 0) in a group inside one site; empty where a site has more ranks than there are parts.
         """
 
-    def set_policy(self, links: _Links, codecs: list[tuple[int, str]]) -> None: ...
+    def set_policy(self, links: _Links, codecs: list[tuple[int, CodecSpec]]) -> None: ...
     def take_rates(self) -> list[tuple[int, int, float]]: ...
 
 class FeedbackWork(C10dWork):
@@ -135,6 +135,45 @@ class FeedbackWork(C10dWork):
     def succeeded(self) -> bool:
         """Blocks the host until the operation has ended, on a GPU too."""
 
+class CodecSpec:
+    """A codec with its settings and entropy stage (csrc/codec/codec_spec.h). It does not change; equal ones compare so.
+
+    str() is its canonical string: settings that are as by default are left out.
+    """
+
+    @staticmethod
+    def parse(text: str) -> CodecSpec:
+        """Of a preset or codec string. Raises InvalidArgumentError, which names the nearest right spelling."""
+
+    def with_setting(self, key: str, value: str) -> CodecSpec:
+        """The same with another value of one setting. Raises InvalidArgumentError as `parse` does."""
+
+    def expected_bytes_per_element(self, dtype: str = "float32") -> float: ...
+    @property
+    def family(self) -> str:
+        """The codec's name without settings and stage; a preset has that of what it stands for."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All settings that the family takes, those as by default included."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The settings that the string named. It has no part in comparisons."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost."""
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether only error feedback keeps what the codec drops."""
+
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
 class CostModel:
     """What a reduction over the WAN costs (csrc/collective/cost_model.h)."""
 
@@ -142,7 +181,6 @@ class CostModel:
     def choice(self, wire_bytes: float) -> dict[str, Any]: ...
 
 def choose_relays(sites: int, links: _Links) -> list[tuple[int, int, int]]: ...
-def expected_bytes_per_element(codec: str, dtype: str = "float32") -> float: ...
 def compress(
     tensor: torch.Tensor,
     codec: str,
@@ -170,15 +208,12 @@ def learn_scales(
     scale: torch.Tensor,
 ) -> None: ...
 def set_codec_threads(threads: int) -> None: ...
-def canonical_codec(codec: str) -> str: ...
-def needs_feedback(codec: str) -> bool: ...
-def is_exact(codec: str) -> bool: ...
 def codec_names() -> list[str]: ...
 def codec_presets() -> list[tuple[str, str]]: ...
 def cpu_level() -> str: ...
 def detected_cpu_level() -> str: ...
 def set_cpu_level(level: str) -> None: ...
-def set_error_classes(classes: dict[str, type[BaseException]]) -> None: ...
+def set_error_classes(classes: Mapping[str, type[BaseException]]) -> None: ...
 def last_error() -> dict[str, Any] | None: ...
 def set_log_level(level: int) -> None: ...
 def log(level: int, line: str) -> None: ...

@@ -9,100 +9,79 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from geocomm._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from geocomm.codec import codec_names, codec_presets, compress, compress_bound, decompress
-    from geocomm.errors import (
-        AbortedError,
-        AuthFailedError,
-        CommTimeoutError,
-        CorruptDataError,
-        DstTooSmallError,
-        GeocommError,
-        InternalError,
-        InvalidArgumentError,
-        NetworkError,
-        PeerLostError,
-        ReplicaMismatchError,
-        UnsupportedError,
-        VersionMismatchError,
-    )
-    from geocomm.gradients.ddp_hook import ddp_hook
-    from geocomm.gradients.feedback_state import merge_feedback
-    from geocomm.gradients.fsdp_hook import fsdp_hook
-    from geocomm.gradients.low_rank import power_sgd_hook
-    from geocomm.gradients.momentum import dgc_hook
-    from geocomm.options import Options
-    from geocomm.policy import refresh_links
-    from geocomm.replica_check import check_replicas
-    from geocomm.telemetry import last_error, stats
-    from geocomm.topology import device_mesh
+if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for public
+    from geocomm.backend.device_mesh import device_mesh as device_mesh
+    from geocomm.backend.policy_epochs import refresh_links as refresh_links
+    from geocomm.codecs.tensor_codec import codec_names as codec_names
+    from geocomm.codecs.tensor_codec import codec_presets as codec_presets
+    from geocomm.codecs.tensor_codec import compress as compress
+    from geocomm.codecs.tensor_codec import compress_bound as compress_bound
+    from geocomm.codecs.tensor_codec import decompress as decompress
+    from geocomm.core.errors import AbortedError as AbortedError
+    from geocomm.core.errors import AuthenticationError as AuthenticationError
+    from geocomm.core.errors import CorruptDataError as CorruptDataError
+    from geocomm.core.errors import DriverError as DriverError
+    from geocomm.core.errors import GeocommError as GeocommError
+    from geocomm.core.errors import InternalError as InternalError
+    from geocomm.core.errors import InvalidArgumentError as InvalidArgumentError
+    from geocomm.core.errors import NetworkError as NetworkError
+    from geocomm.core.errors import OperationTimeoutError as OperationTimeoutError
+    from geocomm.core.errors import OutputTooSmallError as OutputTooSmallError
+    from geocomm.core.errors import PeerLostError as PeerLostError
+    from geocomm.core.errors import ReplicaMismatchError as ReplicaMismatchError
+    from geocomm.core.errors import UnsupportedError as UnsupportedError
+    from geocomm.core.errors import VersionMismatchError as VersionMismatchError
+    from geocomm.core.options import Options as Options
+    from geocomm.diagnostics.replica_check import check_replicas as check_replicas
+    from geocomm.gradients.ddp_hook import ddp_hook as ddp_hook
+    from geocomm.gradients.dgc_hook import dgc_hook as dgc_hook
+    from geocomm.gradients.feedback_state import reshard_feedback as reshard_feedback
+    from geocomm.gradients.fsdp_hook import fsdp_hook as fsdp_hook
+    from geocomm.gradients.gradient_hook import GradientHook as GradientHook
+    from geocomm.gradients.power_sgd_hook import power_sgd_hook as power_sgd_hook
+    from geocomm.metrics.counters import last_error as last_error
+    from geocomm.metrics.counters import stats as stats
+    from geocomm.planning.link_table import Links as Links
 
+# The one list of public names, each with its module; a test compares what type checkers are told above with it.
 _MODULE_OF = {
-    "Options": "options",
-    "compress": "codec",
-    "decompress": "codec",
-    "compress_bound": "codec",
-    "codec_names": "codec",
-    "codec_presets": "codec",
-    "stats": "telemetry",
-    "last_error": "telemetry",
-    "refresh_links": "policy",
-    "device_mesh": "topology",
-    "check_replicas": "replica_check",
+    "Options": "core.options",
+    "compress": "codecs.tensor_codec",
+    "decompress": "codecs.tensor_codec",
+    "compress_bound": "codecs.tensor_codec",
+    "codec_names": "codecs.tensor_codec",
+    "codec_presets": "codecs.tensor_codec",
+    "stats": "metrics.counters",
+    "last_error": "metrics.counters",
+    "refresh_links": "backend.policy_epochs",
+    "device_mesh": "backend.device_mesh",
+    "check_replicas": "diagnostics.replica_check",
     "ddp_hook": "gradients.ddp_hook",
     "fsdp_hook": "gradients.fsdp_hook",
-    "dgc_hook": "gradients.momentum",
-    "power_sgd_hook": "gradients.low_rank",
-    "merge_feedback": "gradients.feedback_state",
-    "GeocommError": "errors",
-    "InvalidArgumentError": "errors",
-    "UnsupportedError": "errors",
-    "VersionMismatchError": "errors",
-    "AuthFailedError": "errors",
-    "CorruptDataError": "errors",
-    "DstTooSmallError": "errors",
-    "CommTimeoutError": "errors",
-    "PeerLostError": "errors",
-    "NetworkError": "errors",
-    "ReplicaMismatchError": "errors",
-    "AbortedError": "errors",
-    "InternalError": "errors",
+    "dgc_hook": "gradients.dgc_hook",
+    "power_sgd_hook": "gradients.power_sgd_hook",
+    "reshard_feedback": "gradients.feedback_state",
+    "GradientHook": "gradients.gradient_hook",
+    "Links": "planning.link_table",
+    "GeocommError": "core.errors",
+    "InvalidArgumentError": "core.errors",
+    "UnsupportedError": "core.errors",
+    "VersionMismatchError": "core.errors",
+    "AuthenticationError": "core.errors",
+    "CorruptDataError": "core.errors",
+    "OutputTooSmallError": "core.errors",
+    "OperationTimeoutError": "core.errors",
+    "PeerLostError": "core.errors",
+    "NetworkError": "core.errors",
+    "ReplicaMismatchError": "core.errors",
+    "AbortedError": "core.errors",
+    "DriverError": "core.errors",
+    "InternalError": "core.errors",
 }
 
-__all__ = [
-    "AbortedError",
-    "AuthFailedError",
-    "CommTimeoutError",
-    "CorruptDataError",
-    "DstTooSmallError",
-    "GeocommError",
-    "InternalError",
-    "InvalidArgumentError",
-    "NetworkError",
-    "Options",
-    "PeerLostError",
-    "ReplicaMismatchError",
-    "UnsupportedError",
-    "VersionMismatchError",
-    "__version__",
-    "check_replicas",
-    "codec_names",
-    "codec_presets",
-    "compress",
-    "compress_bound",
-    "ddp_hook",
-    "decompress",
-    "device_mesh",
-    "dgc_hook",
-    "fsdp_hook",
-    "last_error",
-    "merge_feedback",
-    "power_sgd_hook",
-    "refresh_links",
-    "stats",
-]
+__all__ = sorted(["__version__", *_MODULE_OF])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -113,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

@@ -19,18 +19,18 @@ def register() -> None:
             return
 
         def create(backend_options: object, group_options: object) -> object:
-            from geocomm.backend import create_backend
+            from geocomm.backend.group_creation import create_backend
 
             return create_backend(backend_options, group_options)
 
         def meet(url: str, *arguments: object, **options: object) -> object:
-            from geocomm.rendezvous import meet_at_hub
+            from geocomm.rendezvous.hub_rendezvous import meet_at_hub
 
-            return meet_at_hub(url, *arguments, **options)
+            return meet_at_hub(url, *arguments, **options)  # pyright: ignore[reportArgumentType] - as torch calls it
 
         dist.Backend.register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
         register_rendezvous_handler("geocomm", meet)
     except Exception as error:
-        import sys
+        import logging
 
-        print(f"geocomm: the backend could not be registered with torch: {error!r}", file=sys.stderr)
+        logging.getLogger("geocomm").warning("geocomm: the backend could not be registered with torch: %r", error)

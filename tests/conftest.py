@@ -1,8 +1,16 @@
-"""Which tests go to the same worker of `pytest -n` (make python-test): those that share an expensive set-up."""
+"""Which tests go to the same worker of `pytest -n` (make python-test): those that share an expensive set-up.
+
+And no limit to what one example of hypothesis takes, which depends on the machine.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
+pytest.register_assert_rewrite("support")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

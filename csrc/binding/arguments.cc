@@ -17,16 +17,17 @@ template <typename... Parts>
   throw_status(StatusCode::InvalidArgument, core::str(parts...));
 }
 
-void check_defined(const at::Tensor& tensor, const char* op) {
+void check_given(const at::Tensor& tensor, const char* op) {
   if (!tensor.defined()) refuse(op, " got None in place of a tensor");
+  if (tensor.has_storage() && tensor.numel() > 0 && tensor.storage().nbytes() == 0) {
+    refuse(op, " got a tensor whose storage was freed (untyped_storage().resize_(0))");
+  }
 }
 
-// Elements of a dense tensor that share memory. Rarer ways to get them than expand() are copied correctly.
-bool has_shared_elements(const at::Tensor& tensor) {
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return tensor.numel() > 1;
-  }
-  return false;
+// Whether torch copies elements of this dtype; not those of less than a byte, nor quantized ones.
+bool is_copied(at::ScalarType type) {
+  return at::isFloatingType(type) || at::isComplexType(type) || at::isIntegralType(type, true) ||
+         at::isBitsType(type);
 }
 
 // Whether `tensor` may stand in a list beside `own`.
@@ -42,26 +43,37 @@ void check_alike(const at::Tensor& tensor, const at::Tensor& own, const char* op
 
 at::Device device_of(const Tensors& tensors, const char* op) {
   if (tensors.empty()) refuse(op, " got an empty list of tensors");
-  check_defined(tensors.front(), op);
-  return tensors.front().device();
+  for (const auto& tensor : tensors) check_given(tensor, op);
+  const at::Device device = tensors.front().device();
+  for (const auto& tensor : tensors) {
+    if (tensor.device() != device) {
+      refuse(op, " takes tensors on one device, got ", device.str(), " and ", tensor.device().str());
+    }
+  }
+  return device;
 }
 
-int checked_root(std::int64_t root, int ranks, const char* op) {
-  if (root < 0 || root >= ranks) {
-    refuse(op, ": rank ", root, " is not in this group, whose ranks are 0 to ", ranks - 1);
+int checked_rank(std::int64_t rank, int ranks, const char* op) {
+  if (rank < 0 || rank >= ranks) {
+    refuse(op, ": rank ", rank, " is not in this group, whose ranks are 0 to ", ranks - 1);
   }
-  return static_cast<int>(root);
+  return static_cast<int>(rank);
 }
 
 void check_message(int peer, int tag, int rank, int ranks, const char* op) {
-  checked_root(peer, ranks, op);
+  checked_rank(peer, ranks, op);
   if (peer == rank) refuse(op, ": rank ", peer, " is this rank itself; name another one");
+  check_tag(tag, op);
+}
+
+void check_tag(int tag, const char* op) {
   if (tag < 0) refuse(op, ": tag ", tag, " is negative; tags start at 0");
 }
 
 void check_written(const at::Tensor& tensor, const char* op) {
-  check_defined(tensor, op);
-  if (tensor.layout() != at::kStrided || !has_shared_elements(tensor)) return;
+  check_given(tensor, op);
+  if (tensor.layout() != at::kStrided || tensor.numel() <= 1) return;
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
   refuse(op,
          " cannot write to a tensor whose elements share memory, as expand() makes them; pass clone() of it");
 }
@@ -74,17 +86,24 @@ void check_written(const std::vector<Tensors>& lists, const char* op) {
   for (const auto& list : lists) check_written(list, op);
 }
 
-void check_mean(const Tensors& tensors, const c10d::ReduceOp& op) {
-  if (op != c10d::ReduceOp::AVG) return;
-  for (const auto& tensor : tensors) {
-    if (tensor.defined() && tensor.scalar_type() == at::kBool) {
-      refuse("ReduceOp.AVG of bool tensors has no meaning; convert them to a float dtype");
+void check_reduced(const Tensors& results, const c10d::ReduceOp& reduce_op, const char* op) {
+  check_written(results, op);
+  const bool sum = reduce_op == c10d::ReduceOp::SUM;
+  const bool mean = reduce_op == c10d::ReduceOp::AVG;
+  for (const auto& result : results) {
+    if (mean && result.scalar_type() == at::kBool) {
+      refuse(op, ": ReduceOp.AVG of bool tensors has no meaning; convert them to a float dtype");
+    }
+    if (!result.is_complex()) continue;
+    if (!sum && !mean) refuse(op, " of complex tensors takes ReduceOp.SUM and AVG alone");
+    if (result.is_conj()) {
+      refuse(op, " does not take tensors that are conjugated lazily; pass resolve_conj() of them");
     }
   }
 }
 
 void check_dense(const at::Tensor& tensor, const char* op) {
-  check_defined(tensor, op);
+  check_given(tensor, op);
   if (tensor.layout() != at::kStrided) {
     throw_status(
         StatusCode::Unsupported,
@@ -94,6 +113,10 @@ void check_dense(const at::Tensor& tensor, const char* op) {
     throw_status(
         StatusCode::Unsupported,
         core::str(op, " takes tensors on CPUs and CUDA devices, got one on ", tensor.device().str()));
+  }
+  if (!is_copied(tensor.scalar_type())) {
+    throw_status(StatusCode::Unsupported,
+                 core::str(op, " does not take tensors of dtype ", c10::toString(tensor.scalar_type())));
   }
 }
 
@@ -157,30 +180,30 @@ void check_exchange(const Tensors& outputs, const Tensors& inputs, int rank, int
   }
 }
 
-Tensors split_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int ranks,
-                   const char* what) {
-  check_dense(tensor, "all_to_all");
+void check_splits(const at::Tensor& tensor, const Splits& splits, int ranks, const char* what) {
+  check_given(tensor, "all_to_all");
   if (tensor.dim() == 0) refuse("all_to_all takes tensors of one dimension or more");
   const std::int64_t rows = tensor.size(0);
-  std::vector<std::int64_t> sizes = splits;
-  if (sizes.empty()) {
-    if (rows % ranks != 0) {
-      refuse("all_to_all: ", rows, " rows of the ", what, " do not divide by ", ranks, " ranks");
-    }
-    sizes.assign(static_cast<std::size_t>(ranks), rows / ranks);
+  if (splits.empty()) {
+    if (rows % ranks == 0) return;
+    refuse("all_to_all: ", rows, " rows of the ", what, " do not divide by ", ranks, " ranks");
   }
-  std::int64_t total = 0;
-  bool possible = static_cast<int>(sizes.size()) == ranks;
-  for (const auto size : sizes) {
-    possible = possible && size >= 0 && size <= rows - total;
-    if (possible) total += size;
+  std::int64_t left = rows;
+  for (const auto size : splits) {
+    if (size < 0 || size > left) left = -1;  // for good: nothing fits
+    if (left >= 0) left -= size;
   }
-  if (!possible || total != rows) {
+  if (left != 0 || static_cast<int>(splits.size()) != ranks) {
     refuse("all_to_all: the ", what, " splits must be ", ranks, " numbers that add up to ", rows, " rows");
   }
+}
+
+Tensors split_rows(const at::Tensor& tensor, const Splits& splits, int ranks) {
+  check_dense(tensor, "all_to_all");
   Tensors views;
   std::int64_t offset = 0;
-  for (const auto size : sizes) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto size = splits.empty() ? tensor.size(0) / ranks : splits[static_cast<std::size_t>(rank)];
     views.push_back(tensor.narrow(0, offset, size));
     offset += size;
   }

@@ -12,21 +12,27 @@ namespace geocomm::binding {
 
 // Of any group, also of one inside a site, whose backend checks what is left (Gloo does not check these).
 
-// Where the first of the tensors is; there must be one.
+// Where the tensors are, of which there must be one; each must have memory.
 at::Device device_of(const Tensors& tensors, const char* op);
-int checked_root(std::int64_t root, int ranks, const char* op);
+int checked_rank(std::int64_t rank, int ranks, const char* op);
 // Of a send or a receive.
 void check_message(int peer, int tag, int rank, int ranks, const char* op);
+void check_tag(int tag, const char* op);
 // What a call writes to: no element may share its memory with another one.
 void check_written(const at::Tensor& tensor, const char* op);
 void check_written(const Tensors& tensors, const char* op);
 void check_written(const std::vector<Tensors>& lists, const char* op);
-// The mean of bools means nothing.
-void check_mean(const Tensors& tensors, const c10d::ReduceOp& op);
+// What a reduction writes to, too. No mean of bools, since it means nothing; complex numbers have sums and
+// means alone.
+void check_reduced(const Tensors& results, const c10d::ReduceOp& reduce_op, const char* op);
+
+// The rows of `what`, in all_to_all_single. Empty: as many for each rank.
+using Splits = std::vector<std::int64_t>;
+void check_splits(const at::Tensor& tensor, const Splits& splits, int ranks, const char* what);
 
 // Of a group that spans sites.
 
-// Dense, on a device that geocomm serves.
+// Dense, with memory, of a dtype and on a device that geocomm serves.
 void check_dense(const at::Tensor& tensor, const char* op);
 // The one tensor of a rank, dense.
 const at::Tensor& single(const Tensors& tensors, const char* op);
@@ -39,8 +45,7 @@ void check_whole(const at::Tensor& whole, const at::Tensor& own, int ranks, cons
 void check_wholes(const Tensors& wholes, const Tensors& own, int ranks, const char* op);
 // all_to_all: one tensor per rank and direction; what a rank sends to itself fits what it gets from there.
 void check_exchange(const Tensors& outputs, const Tensors& inputs, int rank, int ranks);
-// all_to_all_single: one view per rank. `splits`: rows per rank; empty: the same for all.
-Tensors split_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int ranks,
-                   const char* what);
+// all_to_all_single: one view per rank; after check_splits().
+Tensors split_rows(const at::Tensor& tensor, const Splits& splits, int ranks);
 
 }  // namespace geocomm::binding

@@ -2,7 +2,7 @@
 //
 // Two C++ classes, because an exception that reaches Python through autograd's backward (DDP) keeps only the
 // type that torch knows: DistNetworkError or DistBackendError. Elsewhere module.cc turns them into the
-// classes of geocomm/errors.py.
+// classes of geocomm/core/errors.py.
 #pragma once
 
 #include <exception>

@@ -157,7 +157,6 @@ class FeedbackWork final : public c10d::Work {
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
-  int sourceRank() const override { return work_->sourceRank(); }
   Tensors result() override { return work_->result(); }
   void synchronize() override { work_->synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }

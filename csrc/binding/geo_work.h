@@ -139,8 +139,6 @@ class GeoWork : public c10d::Work {
     return result_;
   }
   std::uint64_t getSequencenumber() const override { return seq_; }
-  int sourceRank() const override { return source_rank_; }
-  void set_source_rank(int rank) { source_rank_ = rank; }
 
  private:
   void let_go() {
@@ -179,7 +177,6 @@ class GeoWork : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> future_;
   const c10::intrusive_ptr<at::ivalue::Future> result_;
   const std::shared_ptr<ExposedTime> exposed_;
-  int source_rank_ = -1;
   std::function<void()> use_;  // nullptr: not on a stream
   bool ends_unused_ = true;
   std::atomic<bool> future_taken_{false};

@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "binding/gil_release.h"
+#include "binding/policy_values.h"
 #include "binding/process_group.h"
 #include "binding/tensor_codec.h"
 #include "binding/tensor_scales.h"
-#include "codec/codec_spec.h"
-#include "codec/expected_size.h"
 #include "core/cpu.h"
 #include "core/log.h"
 #include "core/str.h"
@@ -35,8 +34,8 @@ namespace {
 
 using core::StatusCode;
 
-// Status code name → exception class of geocomm/errors.py. Leaked: the interpreter may be gone when statics
-// die.
+// Status code name → exception class of geocomm/core/errors.py. Leaked: the interpreter may be gone when
+// statics die.
 std::map<std::string, py::object>& error_classes() {
   static auto* classes = new std::map<std::string, py::object>();
   return *classes;
@@ -213,9 +212,9 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     int rank, int size, Milliseconds timeout,
     const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
     std::vector<std::string> site_names, const std::optional<PyEndpoint>& endpoint, std::uint64_t group,
-    const py::bytes& token, const std::vector<PeerTuple>& peers, const std::string& codec,
-    std::size_t min_compress_bytes, bool preserve_inputs, const py::object& split,
-    const py::object& on_shutdown) {
+    const py::bytes& token, const std::vector<PeerTuple>& peers,
+    std::optional<std::pair<LinksTuple, CodecClasses>> policy, std::size_t min_compress_bytes,
+    bool preserve_inputs, const py::object& split, const py::object& on_shutdown) {
   InnerBackends backends;
   for (const auto& [device, pair] : inner) backends[at::Device(device).type()] = {pair.first, pair.second};
   auto topology =
@@ -255,10 +254,15 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     if (!on_one_site_only && backends.empty()) {
       throw_status(StatusCode::InvalidArgument, "a site of several ranks needs inner backends");
     }
+    std::shared_ptr<const collective::WanPolicy> first;
+    if (policy) {
+      const auto sites = static_cast<std::size_t>(topology.site_count());
+      first = make_policy(sites, std::move(policy->first), policy->second);
+    }
     collective::ExchangeConfig config{.group = group,
                                       .topology = topology,
                                       .channel_to = channel_to,
-                                      .codec = value_or_throw(codec::CodecSpec::parse(codec)),
+                                      .policy = std::move(first),
                                       .min_compress_bytes = min_compress_bytes,
                                       .pool = &process->pool,
                                       .buffers = &process->buffers};
@@ -315,63 +319,10 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   return result;
 }
 
-// ---- choosing: links, costs, codecs
-
-// Bytes per second and one-way seconds, each [from * sites + to]; most that a site sends and receives, bytes
-// per second, empty where unknown.
-using LinksTuple =
-    std::tuple<std::vector<double>, std::vector<double>, std::vector<double>, std::vector<double>>;
-
-collective::LinkMatrix link_matrix(std::size_t sites, LinksTuple links) {
-  auto& [rates, delays, up, down] = links;
-  return {sites, std::move(rates), std::move(delays), std::move(up), std::move(down)};
-}
-
-collective::CostModel make_cost_model(std::size_t sites, LinksTuple links) {
-  return value_or_throw(collective::CostModel::create(link_matrix(sites, std::move(links))));
-}
-
-// (from, over, to) of sites.
-std::vector<std::tuple<std::size_t, int, std::size_t>> relayed_pairs(const collective::RelayPaths& relays) {
-  std::vector<std::tuple<std::size_t, int, std::size_t>> pairs;
-  for (std::size_t from = 0; from < relays.sites; ++from) {
-    for (std::size_t to = 0; to < relays.sites; ++to) {
-      if (const int over = relays.via(from, to); over >= 0) pairs.emplace_back(from, over, to);
-    }
-  }
-  return pairs;
-}
-
-std::vector<std::tuple<std::size_t, int, std::size_t>> relays_for(std::size_t sites, LinksTuple given) {
-  const collective::LinkMatrix links = link_matrix(sites, std::move(given));
-  throw_if_error(links.validate());
-  return relayed_pairs(collective::choose_relays(links));
-}
-
-py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
-  const collective::ReduceScheme& scheme = self.choose(wire_bytes);
-  std::vector<double> shares;
-  for (const std::uint32_t parts : scheme.shares) {
-    shares.push_back(static_cast<double>(parts) / collective::kShareParts);
-  }
-  py::dict result;
-  result["seconds"] = scheme.seconds(wire_bytes);
-  result["shares"] = shares;
-  result["relays"] = relayed_pairs(scheme.relays);
-  result["loads"] = scheme.link_loads(self.links().sites);
-  return result;
-}
-
-void set_group_policy(const ProcessGroupGeocomm& self, LinksTuple links,
-                      const std::vector<std::pair<std::uint64_t, std::string>>& codecs) {
+void set_group_policy(const ProcessGroupGeocomm& self, LinksTuple links, const CodecClasses& codecs) {
   if (!self.spans_sites()) throw_status(StatusCode::InvalidArgument, "the group is inside one site");
-  std::vector<collective::CodecClass> classes;
-  for (const auto& [from_bytes, codec] : codecs) {
-    classes.push_back({from_bytes, value_or_throw(codec::CodecSpec::parse(codec))});
-  }
   const auto sites = static_cast<std::size_t>(self.wan()->topology().site_count());
-  throw_if_error(self.wan()->set_policy(value_or_throw(
-      collective::WanPolicy::create(link_matrix(sites, std::move(links)), std::move(classes)))));
+  throw_if_error(self.wan()->set_policy(make_policy(sites, std::move(links), codecs)));
 }
 
 std::vector<std::tuple<int, std::uint64_t, double>> take_group_rates(const ProcessGroupGeocomm& self) {
@@ -408,6 +359,8 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, a base below
   py::register_exception_translator(&translate_exception);
 
+  bind_policy_values(m);  // first: the signatures below name its types
+
   py::class_<PyEndpoint>(m, "Endpoint")
       .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
            py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
@@ -443,7 +396,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&make_group), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("inner"), py::arg("site_of_rank"), py::arg("site_names"), py::arg("endpoint") = py::none(),
            py::arg("group") = 0, py::arg("token") = py::bytes(), py::arg("peers") = std::vector<PeerTuple>{},
-           py::arg("codec") = "none", py::arg("min_compress_bytes") = 65536,
+           py::arg("policy") = py::none(), py::arg("min_compress_bytes") = 65536,
            py::arg("preserve_inputs") = false, py::arg("split") = py::none(),
            py::arg("on_shutdown") = py::none())
       .def_property_readonly("options", &ProcessGroupGeocomm::options)
@@ -464,21 +417,6 @@ PYBIND11_MODULE(_C, m) {
       .def("feedback", &feedback_dict)
       .def("succeeded", &FeedbackWork::succeeded);
 
-  py::class_<collective::CostModel>(m, "CostModel")
-      .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))
-      .def("choice", &cost_choice, py::arg("wire_bytes"));
-  m.def("choose_relays", &relays_for, py::arg("sites"), py::arg("links"));
-  m.def(
-      "expected_bytes_per_element",
-      [](const std::string& codec, const std::string& dtype) {
-        const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
-        for (const core::DType type : {core::DType::Float32, core::DType::Float16, core::DType::BFloat16}) {
-          if (core::to_string(type) == dtype) return codec::expected_bytes_per_element(spec, type);
-        }
-        throw_status(StatusCode::InvalidArgument, core::str("dtype ", dtype, " is not compressed"));
-      },
-      py::arg("codec"), py::arg("dtype") = "float32");
-
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
         py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),
         py::arg("out") = py::none(), py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
@@ -490,26 +428,6 @@ PYBIND11_MODULE(_C, m) {
         py::arg("floor_bits"), py::arg("mean_square"), py::arg("scale"),
         py::call_guard<py::gil_scoped_release>());
   m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
-  m.def(
-      "canonical_codec",
-      [](const std::string& codec) { return value_or_throw(codec::CodecSpec::parse(codec)).to_string(); },
-      py::arg("codec"));
-  m.def(
-      "needs_feedback",
-      [](const std::string& codec) {
-        return value_or_throw(codec::CodecSpec::parse(codec)).needs_feedback();
-      },
-      py::arg("codec"));
-  m.def(
-      "is_exact",
-      [](const std::string& codec) { return value_or_throw(codec::CodecSpec::parse(codec)).is_exact(); },
-      py::arg("codec"));
-  m.def("codec_names", &codec::codec_names);
-  m.def("codec_presets", [] {
-    std::vector<std::pair<std::string, std::string>> result;
-    for (const auto& preset : codec::presets()) result.emplace_back(preset.name, preset.codec);
-    return result;
-  });
   m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });
   m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });
   m.def(

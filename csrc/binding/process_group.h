@@ -120,12 +120,12 @@ class ProcessGroupGeocomm : public c10d::Backend {
  private:
   c10d::Backend& inner(const at::Device& device) const;
   Milliseconds timeout_or_default(Milliseconds timeout) const;
-  // Every operation goes through here once its arguments are checked: into inside(c10d::Backend&), by the
-  // inner backend for `device`, or, below autograd, into across(WanCollectives&).
+  // Every operation goes through here once its arguments are checked: below autograd, into
+  // inside(c10d::Backend&), by the inner backend for `device`, or into across(WanCollectives&).
   template <typename Inside, typename Across>
   WorkPtr enter(const at::Device& device, Inside&& inside, Across&& across);
-  // A reduction by the inner backend: reduce(options). Where Gloo has no mean of integers, a sum and then a
-  // division.
+  // A reduction by the inner backend, reduce(options), of `results` without complex numbers, which Gloo does
+  // not have. Nor has it a mean of integers: a sum and then a division.
   template <typename Options, typename Reduce>
   WorkPtr reduce_inside(const Tensors& results, const Options& options, Reduce&& reduce);
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;

@@ -16,9 +16,12 @@ using core::StatusCode;
 
 template <typename Inside, typename Across>
 WorkPtr ProcessGroupGeocomm::enter(const at::Device& device, Inside&& inside, Across&& across) {
+  // Inside a site, too: torch makes outputs part of a graph while Gloo's threads write to them, which may
+  // then refuse to.
+  const BelowAutograd guard;
   WorkPtr work;
   if (spans_sites()) {
-    const BelowAutograd guard;
+    wan_->require_device(device);
     work = across(*wan_);
   } else {
     work = inside(inner(device));
@@ -47,7 +50,7 @@ WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& 
 }
 
 WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const int root = checked_root(options.rootRank, getSize(), "broadcast");
+  const int root = checked_rank(options.rootRank, getSize(), "broadcast");
   check_written(tensors, "broadcast");
   return enter(
       device_of(tensors, "broadcast"), [&](auto& inner) { return inner.broadcast(tensors, options); },
@@ -58,14 +61,14 @@ WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOp
 
 WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto device = device_of(tensors, "all_reduce");
-  if (spans_sites() && tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
-  check_written(tensors, "all_reduce");
-  check_mean(tensors, options.reduceOp);
+  if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
+  check_reduced(tensors, options.reduceOp, "all_reduce");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside(tensors, options,
-                             [&](const auto& given) { return inner.allreduce(tensors, given); });
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options,
+                             [&](const auto& given) { return inner.allreduce(reals, given); });
       },
       [&](auto& wan) {
         return wan.all_reduce(single(tensors, "all_reduce"), options.reduceOp,
@@ -116,11 +119,8 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
       tensor.device(),
       [&](auto& inner) -> WorkPtr {
         auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
-        {
-          const BelowAutograd guard;
-          feedback->commit();
-          if (average) tensor.div_(getSize());
-        }
+        feedback->commit();
+        if (average) tensor.div_(getSize());
         auto work = inner.allreduce(tensors, c10d::AllreduceOptions{});
         return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
       },
@@ -148,13 +148,13 @@ WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::Allr
 WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
                                                  const c10d::AllreduceCoalescedOptions& options) {
   const auto device = device_of(tensors, "all_reduce_coalesced");
-  check_written(tensors, "all_reduce_coalesced");
-  check_mean(tensors, options.reduceOp);
+  check_reduced(tensors, options.reduceOp, "all_reduce_coalesced");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside(tensors, options,
-                             [&](const auto& given) { return inner.allreduce_coalesced(tensors, given); });
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options,
+                             [&](const auto& given) { return inner.allreduce_coalesced(reals, given); });
       },
       [&](auto& wan) {
         for (const auto& tensor : tensors) check_dense(tensor, "all_reduce_coalesced");
@@ -164,14 +164,13 @@ WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
 
 WorkPtr ProcessGroupGeocomm::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const auto device = device_of(tensors, "reduce");
-  const int root = checked_root(options.rootRank, getSize(), "reduce");
-  check_written(tensors, "reduce");
-  check_mean(tensors, options.reduceOp);
+  const int root = checked_rank(options.rootRank, getSize(), "reduce");
+  check_reduced(tensors, options.reduceOp, "reduce");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside(tensors, options,
-                             [&](const auto& given) { return inner.reduce(tensors, given); });
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options, [&](const auto& given) { return inner.reduce(reals, given); });
       },
       [&](auto& wan) {
         return wan.reduce(single(tensors, "reduce"), options.reduceOp, root,
@@ -254,7 +253,7 @@ WorkPtr ProcessGroupGeocomm::allgather_into_tensor_coalesced(Tensors& outputs, T
 
 WorkPtr ProcessGroupGeocomm::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::GatherOptions& options) {
-  const int root = checked_root(options.rootRank, getSize(), "gather");
+  const int root = checked_rank(options.rootRank, getSize(), "gather");
   check_written(outputs, "gather");
   return enter(
       device_of(inputs, "gather"), [&](auto& inner) { return inner.gather(outputs, inputs, options); },
@@ -269,7 +268,7 @@ WorkPtr ProcessGroupGeocomm::gather(std::vector<Tensors>& outputs, Tensors& inpu
 
 WorkPtr ProcessGroupGeocomm::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                      const c10d::ScatterOptions& options) {
-  const int root = checked_root(options.rootRank, getSize(), "scatter");
+  const int root = checked_rank(options.rootRank, getSize(), "scatter");
   check_written(outputs, "scatter");
   return enter(
       device_of(outputs, "scatter"), [&](auto& inner) { return inner.scatter(outputs, inputs, options); },
@@ -285,13 +284,15 @@ WorkPtr ProcessGroupGeocomm::scatter(Tensors& outputs, std::vector<Tensors>& inp
 WorkPtr ProcessGroupGeocomm::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                             const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter");
-  check_written(outputs, "reduce_scatter");
-  check_mean(outputs, options.reduceOp);
+  check_reduced(outputs, options.reduceOp, "reduce_scatter");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside(outputs, options,
-                             [&](const auto& given) { return inner.reduce_scatter(outputs, inputs, given); });
+        auto results = reals_of(outputs);
+        std::vector<Tensors> parts;
+        for (const auto& list : inputs) parts.push_back(reals_of(list));
+        return reduce_inside(results, options,
+                             [&](const auto& given) { return inner.reduce_scatter(results, parts, given); });
       },
       [&](auto& wan) {
         const auto& list = single_list(inputs, true, "reduce_scatter");
@@ -304,13 +305,13 @@ WorkPtr ProcessGroupGeocomm::reduce_scatter(Tensors& outputs, std::vector<Tensor
 WorkPtr ProcessGroupGeocomm::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::ReduceScatterOptions& options) {
   const auto device = device_of({output}, "reduce_scatter");
-  check_written(output, "reduce_scatter");
-  check_mean({output}, options.reduceOp);
+  check_reduced({output}, options.reduceOp, "reduce_scatter");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside({output}, options, [&](const auto& given) {
-          return inner._reduce_scatter_base(output, input, given);
+        auto result = reals_of(Tensors{output}), whole = reals_of(Tensors{input});
+        return reduce_inside(result, options, [&](const auto& given) {
+          return inner._reduce_scatter_base(result.front(), whole.front(), given);
         });
       },
       [&](auto& wan) {
@@ -322,13 +323,13 @@ WorkPtr ProcessGroupGeocomm::_reduce_scatter_base(at::Tensor& output, at::Tensor
 WorkPtr ProcessGroupGeocomm::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                              const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter_coalesced");
-  check_written(outputs, "reduce_scatter_coalesced");
-  check_mean(outputs, options.reduceOp);
+  check_reduced(outputs, options.reduceOp, "reduce_scatter_coalesced");
   return enter(
       device,
       [&](auto& inner) {
-        return reduce_inside(outputs, options, [&](const auto& given) {
-          return inner.reduce_scatter_tensor_coalesced(outputs, inputs, given);
+        auto results = reals_of(outputs), wholes = reals_of(inputs);
+        return reduce_inside(results, options, [&](const auto& given) {
+          return inner.reduce_scatter_tensor_coalesced(results, wholes, given);
         });
       },
       [&](auto& wan) {
@@ -343,12 +344,14 @@ WorkPtr ProcessGroupGeocomm::alltoall_base(at::Tensor& output, at::Tensor& input
                                            std::vector<int64_t>& input_splits,
                                            const c10d::AllToAllOptions& options) {
   check_written(output, "all_to_all");
+  check_splits(output, output_splits, getSize(), "output");
+  check_splits(input, input_splits, getSize(), "input");
   return enter(
       device_of({output}, "all_to_all"),
       [&](auto& inner) { return inner.alltoall_base(output, input, output_splits, input_splits, options); },
       [&](auto& wan) {
-        const auto outputs = split_rows(output, output_splits, getSize(), "output");
-        const auto inputs = split_rows(input, input_splits, getSize(), "input");
+        const auto outputs = split_rows(output, output_splits, getSize());
+        const auto inputs = split_rows(input, input_splits, getSize());
         check_exchange(outputs, inputs, getRank(), getSize());
         return wan.all_to_all(outputs, inputs, timeout_or_default(options.timeout));
       });
@@ -392,6 +395,7 @@ WorkPtr ProcessGroupGeocomm::recv(Tensors& tensors, int peer, int tag) {
 }
 
 WorkPtr ProcessGroupGeocomm::recvAnysource(Tensors& tensors, int tag) {
+  check_tag(tag, "recv");
   check_written(tensors, "recv");
   return enter(
       device_of(tensors, "recv"), [&](auto& inner) { return inner.recvAnysource(tensors, tag); },

@@ -60,9 +60,15 @@ inline void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// What a reduction works on: of complex numbers the pairs of reals. Shares memory.
+// What a reduction works on: of complex numbers the pairs of reals. Shares memory, unless the tensor is
+// conjugated lazily.
 inline at::Tensor reals_of(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+}
+inline Tensors reals_of(const Tensors& tensors) {
+  Tensors reals;
+  for (const auto& tensor : tensors) reals.push_back(reals_of(tensor));
+  return reals;
 }
 
 // Copies runs of elements; both one-dimensional.

@@ -305,6 +305,32 @@ void WanCollectives::finish_inner(const WorkPtr& work) {
   }
 }
 
+void WanCollectives::reduce_scatter_in_site(const BackendPtr& backend, const at::Tensor& part,
+                                            const at::Tensor& input, const c10d::ReduceOp& op,
+                                            Milliseconds timeout) {
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = op;
+  options.timeout = timeout;
+  if (part.scalar_type() != at::kShort) {
+    auto result = part, summands = input;
+    return finish_inner(backend->_reduce_scatter_base(result, summands, options));
+  }
+  // Neither Gloo nor NCCL has int16. What int32 gives has the same lower half.
+  auto result = at::empty_like(part, at::kInt);
+  auto summands = input.to(at::kInt);
+  finish_inner(backend->_reduce_scatter_base(result, summands, options));
+  part.copy_(result);
+}
+
+void WanCollectives::all_gather_in_site(const BackendPtr& backend, const at::Tensor& all,
+                                        const at::Tensor& part, Milliseconds timeout) {
+  auto to = flat_bytes(all);
+  auto from = flat_bytes(part);
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  finish_inner(backend->_allgather_base(to, from, options));
+}
+
 void WanCollectives::abort(const core::Status& why) {
   mark_failed(why);
   pipeline_.fail(to_exception(news(why)));

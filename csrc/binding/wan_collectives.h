@@ -48,6 +48,11 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // Once, right after construction: hears of the failures of other ranks from now on.
   void start();
 
+  // Throws Unsupported where the site's ranks have no backend for such tensors.
+  void require_device(const at::Device& device) const {
+    if (!alone_in_site()) inner(device, false);
+  }
+
   // All take one tensor (or list) per rank on one device, contiguous or not, which fit each other
   // (arguments.h); the sizes must agree over the ranks as for Gloo. They return at once; errors of the
   // operation come out of the Work. They are called below autograd (below_autograd.h), as their stages are.
@@ -132,6 +137,13 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
   // wait cannot be interrupted. Throws.
   void finish_inner(const WorkPtr& work);
+  // The sum (or what `op` says) over the site's ranks of the parts of `input`, one per rank; this rank's own
+  // goes to `part`. Both flat, of any dtype that reduced_dtype() knows.
+  void reduce_scatter_in_site(const BackendPtr& backend, const at::Tensor& part, const at::Tensor& input,
+                              const c10d::ReduceOp& op, Milliseconds timeout);
+  // The parts of the site's ranks, in order of rank. Both flat, of any one dtype.
+  void all_gather_in_site(const BackendPtr& backend, const at::Tensor& all, const at::Tensor& part,
+                          Milliseconds timeout);
 
   const std::unique_ptr<collective::Exchange> exchange_;
   const InnerBackends inner_;

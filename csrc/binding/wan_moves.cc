@@ -57,12 +57,9 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
   auto post = [=, this] {
     auto gathered = state->host;
     if (!alone_in_site()) {
-      auto block = state->host.to(input.device(), kNonBlocking).view(at::kByte);
+      const auto block = state->host.to(input.device(), kNonBlocking);
       gathered = at::empty({block.numel() * local_size}, block.options());
-      c10d::AllgatherOptions options;
-      options.timeout = timeout;
-      finish_inner(inner_post->_allgather_base(gathered, block, options));
-      gathered = gathered.view(input.scalar_type());
+      all_gather_in_site(inner_post, gathered, block, timeout);
     }
     const bool direct = outputs.size() == 1 && is_flat_view(outputs.front());
     const auto result = direct ? flat(outputs.front()) : at::empty({signed_size(total)}, gathered.options());
@@ -185,9 +182,10 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
     const auto& ranks = topology().ranks_of(topology().site());
     for (const auto& output : outputs) mark_written(output);
     if (alone_in_site()) {
-      if (is_root)
-        outputs[static_cast<std::size_t>(root)].copy_(
-            input.view(outputs[static_cast<std::size_t>(root)].sizes()));
+      if (is_root) {
+        const auto& output = outputs[static_cast<std::size_t>(root)];
+        output.copy_(flat(input).view(output.sizes()));
+      }
     } else if (at_root_site) {
       Tensors inputs{flat_bytes(input)};
       std::vector<Tensors> rooms;
@@ -245,7 +243,7 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
       return;
     }
     if (alone_in_site()) {
-      output.copy_(inputs[static_cast<std::size_t>(root)].view(output.sizes()));
+      output.copy_(flat(inputs[static_cast<std::size_t>(root)]).view(output.sizes()));
       return;
     }
     Tensors outputs{at::empty_like(flat_bytes(output))};
@@ -297,7 +295,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
     for (const auto& output : outputs) mark_written(output);
     if (alone_in_site()) {
       const auto own = static_cast<std::size_t>(topology().rank());
-      outputs[own].copy_(inputs[own].view(outputs[own].sizes()));
+      outputs[own].copy_(flat(inputs[own]).view(outputs[own].sizes()));
     } else {
       Tensors sources;
       std::vector<std::int64_t> in_splits, out_splits;

@@ -32,13 +32,6 @@ WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
   Reduction reduction;
   reduction.dtype = reduced_dtype(c10::toRealValueType(tensor.scalar_type()));
   const bool floating = core::is_floating(reduction.dtype);
-  if (tensor.is_complex() && op != c10d::ReduceOp::SUM && op != c10d::ReduceOp::AVG) {
-    throw_status(StatusCode::InvalidArgument, "complex tensors are reduced with ReduceOp.SUM and AVG alone");
-  }
-  if (tensor.is_complex() && tensor.is_conj()) {
-    throw_status(StatusCode::InvalidArgument,
-                 "a tensor that is conjugated lazily is not reduced in place; pass resolve_conj() of it");
-  }
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
       break;
@@ -71,6 +64,7 @@ WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
       const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (supplement == nullptr)
         throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM without a factor");
+      if (!floating) throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM needs a float tensor");
       if (supplement->tensor_factor.defined()) {
         reduction.factor_tensor = supplement->tensor_factor;
       } else {
@@ -192,10 +186,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, 
     } else {
       state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
       state->part = at::empty({signed_size(part_elements)}, input.options());
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = reduction.inner;
-      options.timeout = timeout;
-      finish_inner(inner_pre->_reduce_scatter_base(state->part, state->input, options));
+      reduce_scatter_in_site(inner_pre, state->part, state->input, reduction.inner, timeout);
     }
     if (!state->feedback || !state->feedback->has_residual()) {
       state->on_device = DeviceReduction::create(
@@ -227,9 +218,7 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, 
       const bool direct = target.in_place && state->input.is_alias_of(tensor);
       result =
           direct ? state->input : at::empty({signed_size(part_elements) * local_size}, state->part.options());
-      c10d::AllgatherOptions options;
-      options.timeout = timeout;
-      finish_inner(inner_post->_allgather_base(result, state->part, options));
+      all_gather_in_site(inner_post, result, state->part, timeout);
     }
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
@@ -250,7 +239,7 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
                                              Milliseconds timeout) {
   for (const auto& tensor : tensors) reduction_of(tensor, op);  // throws before the first is issued
   const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
-    return t.scalar_type() == tensors.front().scalar_type() && t.device() == tensors.front().device();
+    return t.scalar_type() == tensors.front().scalar_type();
   });
   if (tensors.size() == 1 || !uniform) {
     std::vector<WorkPtr> works;
@@ -295,10 +284,8 @@ WorkPtr WanCollectives::reduce_scatter_coalesced(const Tensors& outputs, const T
 WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Tensors& given_inputs,
                                        const c10d::ReduceOp& op, Milliseconds timeout) {
   const Reduction reduction = reduction_of(given_output, op);
-  for (const auto& input : given_inputs) reduction_of(input, op);
   const auto output = reals_of(given_output);
-  Tensors inputs;
-  for (const auto& input : given_inputs) inputs.push_back(reals_of(input));
+  const auto inputs = reals_of(given_inputs);
   const auto shard = static_cast<std::uint64_t>(output.numel());
   Call call(*this, OpKind::ReduceScatter, c10d::OpType::REDUCE_SCATTER, "reduce_scatter", output.device(),
             timeout, shard * static_cast<std::uint64_t>(topology().size()), reduction.dtype);
@@ -323,10 +310,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
       state->block = state->staging;
     } else {
       state->block = at::empty({signed_size(layout.block)}, input.options());
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = reduction.inner;
-      options.timeout = timeout;
-      finish_inner(inner_pre->_reduce_scatter_base(state->block, state->staging, options));
+      reduce_scatter_in_site(inner_pre, state->block, state->staging, reduction.inner, timeout);
     }
     const auto lanes_in = [&](std::span<std::byte> bytes) {
       const std::size_t element_bytes = output.element_size();

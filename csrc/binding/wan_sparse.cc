@@ -43,9 +43,6 @@ class WanCollectives::SparseSum {
 
   // Every rank gets the entries of the site's ranks and adds them up.
   void sum_site() {
-    if (tensor_.scalar_type() == at::kHalf) {
-      throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
-    }
     auto sum = tensor_.coalesce();
     if (inner_pre_) sum = sum_of_ranks(sum);
     own_summary() = SparseSummary::of(sum);
@@ -184,11 +181,7 @@ class WanCollectives::SparseSum {
       own = at::zeros({room, rows.size(1)}, rows.options());
       own.narrow(0, 0, rows.size(0)).copy_(rows);
     }
-    auto from = flat_bytes(own);
-    auto to = flat_bytes(all);
-    c10d::AllgatherOptions options;
-    options.timeout = timeout_;
-    owner_.finish_inner(backend->_allgather_base(to, from, options));
+    owner_.all_gather_in_site(backend, all, own, timeout_);
     return all;
   }
 
@@ -209,6 +202,9 @@ WorkPtr WanCollectives::all_reduce_sparse(const at::Tensor& tensor, Milliseconds
         StatusCode::Unsupported,
         "all_reduce of sparse tensors across sites takes CPU tensors (NCCL has none of its own); use "
         "tensor.cpu(), or dense gradients (sparse=False)");
+  }
+  if (tensor.scalar_type() == at::kHalf) {
+    throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
   }
   const auto call_of = [&] {
     return Call(*this, OpKind::SparseAllReduce, c10d::OpType::_ALLREDUCE_SPARSE, "sparse_all_reduce",

@@ -1,5 +1,5 @@
 // Where things lie in the payload of a block codec: the scales of all blocks, the plane of the codes of all
-// blocks, then the elements of the raw blocks. docs/wire-format.md has the table.
+// blocks, then the elements of the raw blocks. docs/spec/codecs.md has the table.
 #pragma once
 
 #include <cstddef>

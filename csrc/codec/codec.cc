@@ -20,8 +20,8 @@ using core::Status;
 using core::StatusCode;
 
 Status too_small(std::size_t needed, std::size_t got) {
-  return {StatusCode::DstTooSmall, core::str("compress: the frame needs ", needed,
-                                             " bytes, dst has room for ", got, "; see compress_bound()")};
+  return {StatusCode::OutputTooSmall, core::str("compress: the frame needs ", needed,
+                                                " bytes, dst has room for ", got, "; see compress_bound()")};
 }
 
 Status check_settings(const CodecSpec& spec) {
@@ -115,7 +115,7 @@ core::Result<FrameView> open_frame(std::span<const std::byte> bytes, std::size_t
   const std::size_t expected =
       frame.elements * (element_bytes == 0 ? core::size_of(frame.dtype) : element_bytes);
   if (dst_bytes != expected) {
-    return Status(dst_bytes < expected ? StatusCode::DstTooSmall : StatusCode::InvalidArgument,
+    return Status(dst_bytes < expected ? StatusCode::OutputTooSmall : StatusCode::InvalidArgument,
                   core::str("decompress: the frame holds ", frame.elements, " elements that take ", expected,
                             " bytes, dst has ", dst_bytes));
   }

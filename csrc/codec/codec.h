@@ -61,9 +61,9 @@ std::size_t usual_compress_bound(const CodecSpec& spec, core::DType dtype, std::
 // as Inf: where a codec cannot carry an input (Fp16 and Bf16: a value beyond their range; Lossless: a dtype
 // that it knows nothing of) the frame is one of None, so a receiver takes None in place of any codec. -0 may
 // arrive as +0 but in None and Lossless.
-// Errors per element are stated in docs/codecs.md.
+// Errors per element are stated in docs/how-to/choose-a-codec.md.
 // Errors: InvalidArgument (src not whole elements, more than kMaxFrameElements, residual of the wrong length
-// or dtype, settings out of range), Unsupported (dtype; a stage that this build lacks), DstTooSmall.
+// or dtype, settings out of range), Unsupported (dtype; a stage that this build lacks), OutputTooSmall.
 core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std::span<const std::byte> src,
                                    std::span<std::byte> dst, const CompressOptions& options = {});
 
@@ -73,8 +73,8 @@ enum class Stores : std::uint8_t { Cached, Streaming };
 
 // Decodes a frame to elements of the frame's own dtype, rounding to nearest even and never from a finite
 // value to Inf. `dst` (any alignment) must have exactly the frame's elements. Bytes after the frame are left
-// alone. On error `dst` is unspecified. Errors: CorruptData, VersionMismatch, DstTooSmall (dst is too small),
-// InvalidArgument (dst is too large), Unsupported (a stage that this build lacks).
+// alone. On error `dst` is unspecified. Errors: CorruptData, VersionMismatch, OutputTooSmall (dst is too
+// small), InvalidArgument (dst is too large), Unsupported (a stage that this build lacks).
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst,
                         Stores stores = Stores::Cached);
 

@@ -121,6 +121,24 @@ CodecSpec defaults_of(CodecId id) {
   return spec;
 }
 
+Status takes_no_settings(std::string_view whole, std::string_view name) {
+  return {StatusCode::InvalidArgument,
+          core::str("codec ", quoted(whole), ": '", name, "' takes no settings; write '", name, "'")};
+}
+
+// As it stands in the string form; `key` is one of keys_of(spec).
+std::string value_of(const CodecSpec& spec, std::string_view key) {
+  if (key == "round") return std::string(kRoundings[static_cast<std::size_t>(spec.rounding)]);
+  if (key == "scale") return std::string(kScales[static_cast<std::size_t>(spec.scale)]);
+  if (key == "select") return std::string(kSelects[static_cast<std::size_t>(spec.select)]);
+  if (key == "values") return std::string(kValues[static_cast<std::size_t>(spec.values)]);
+  if (key == "k") return core::str(spec.k);
+  if (key == "block") return core::str(spec.block);
+  std::array<char, 32> number{};
+  const auto end = std::to_chars(number.data(), number.data() + number.size(), spec.step).ptr;
+  return {number.data(), end};
+}
+
 // `key` is one of keys_of(spec).
 Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
   if (key == "round") return apply_choice(whole, key, value, kRoundings, spec.rounding);
@@ -154,7 +172,7 @@ Status apply_stage(std::string_view whole, std::string_view stage, CodecSpec& sp
 }
 
 // What has settings or a stage: name[:key=value,...][+stage].
-core::Result<CodecSpec> parse_codec(std::string_view text) {
+core::Result<CodecSpec> parse_codec(std::string_view text, std::vector<std::string>* given) {
   const std::size_t plus = text.find('+');
   const std::string_view before = text.substr(0, plus);
   const std::size_t colon = before.find(':');
@@ -176,10 +194,7 @@ core::Result<CodecSpec> parse_codec(std::string_view text) {
   CodecSpec spec = defaults_of(static_cast<CodecId>(id));
   if (colon != std::string_view::npos) {
     const std::vector<std::string_view> keys = keys_of(spec);
-    if (keys.empty()) {
-      return Status(StatusCode::InvalidArgument, core::str("codec ", quoted(text), ": '", name,
-                                                           "' takes no settings; write '", name, "'"));
-    }
+    if (keys.empty()) return takes_no_settings(text, name);
     std::vector<std::string_view> seen;
     std::string_view rest = before.substr(colon + 1);
     for (bool more = true; more;) {
@@ -204,6 +219,7 @@ core::Result<CodecSpec> parse_codec(std::string_view text) {
       seen.push_back(key);
       GEOCOMM_RETURN_IF_ERROR(apply_setting(text, key, setting.substr(equals + 1), spec));
     }
+    if (given != nullptr) given->assign(seen.begin(), seen.end());
   }
   if (plus != std::string_view::npos) {
     GEOCOMM_RETURN_IF_ERROR(apply_stage(text, text.substr(plus + 1), spec));
@@ -217,44 +233,55 @@ bool is_valid_block(std::uint32_t block) {
   return std::has_single_bit(block) && block >= kMinBlock && block <= kMaxBlock;
 }
 
-core::Result<CodecSpec> CodecSpec::parse(std::string_view text) {
+core::Result<CodecSpec> CodecSpec::parse(std::string_view text, std::vector<std::string>* given) {
   if (text.empty()) {
     return Status(StatusCode::InvalidArgument,
                   core::str("the codec's name is empty; name one of: ", join(kNames)));
   }
   for (const Preset& preset : kPresets) {
-    if (text == preset.name) return parse_codec(preset.codec);
+    if (text == preset.name) return parse_codec(preset.codec, nullptr);
   }
-  return parse_codec(text);
+  return parse_codec(text, given);
 }
 
 std::string CodecSpec::to_string() const {
   const CodecSpec defaults = defaults_of(id);
-  std::string text{kNames[static_cast<std::size_t>(id)]};
+  const std::vector<Setting> usual = defaults.settings();
+  std::string text{family()};
   char separator = ':';
-  const auto add = [&](std::string_view key, const auto& value) {
-    text += core::str(separator, key, "=", value);
+  for (const Setting& setting : settings()) {
+    if (std::ranges::find(usual, setting) != usual.end()) continue;
+    text += core::str(separator, setting.key, '=', setting.value);
     separator = ',';
-  };
-  if (has_blocks() && block != defaults.block) add("block", block);
-  if (has_rounding() && rounding != defaults.rounding) {
-    add("round", kRoundings[static_cast<std::size_t>(rounding)]);
   }
-  if (id == CodecId::DeadZone && step != defaults.step) {
-    std::array<char, 32> number{};
-    const auto end = std::to_chars(number.data(), number.data() + number.size(), step).ptr;
-    add("step", std::string_view(number.data(), static_cast<std::size_t>(end - number.data())));
-  }
-  if (id == CodecId::DeadZone && scale != defaults.scale) {
-    add("scale", kScales[static_cast<std::size_t>(scale)]);
-  }
-  if (id == CodecId::TopK) {
-    if (k != defaults.k) add("k", k);
-    if (select != defaults.select) add("select", kSelects[static_cast<std::size_t>(select)]);
-    if (values != defaults.values) add("values", kValues[static_cast<std::size_t>(values)]);
-  }
-  if (entropy != defaults.entropy) text += core::str('+', kStages[static_cast<std::size_t>(entropy)]);
+  if (entropy != defaults.entropy) text += core::str('+', stage());
   return text;
+}
+
+std::string_view CodecSpec::family() const {
+  return kNames[static_cast<std::size_t>(id)];
+}
+
+std::string_view CodecSpec::stage() const {
+  return kStages[static_cast<std::size_t>(entropy)];
+}
+
+std::vector<Setting> CodecSpec::settings() const {
+  std::vector<Setting> result;
+  for (const std::string_view key : keys_of(*this)) result.push_back({key, value_of(*this, key)});
+  return result;
+}
+
+core::Result<CodecSpec> CodecSpec::with_setting(std::string_view key, std::string_view value) const {
+  const std::string text = to_string();
+  const std::vector<std::string_view> keys = keys_of(*this);
+  if (keys.empty()) return takes_no_settings(text, family());
+  if (std::ranges::find(keys, key) == keys.end()) {
+    return unknown(text, core::str("key of '", family(), "'"), key, keys);
+  }
+  CodecSpec spec = *this;
+  GEOCOMM_RETURN_IF_ERROR(apply_setting(text, key, value, spec));
+  return spec;
 }
 
 bool same_frames(const CodecSpec& a, const CodecSpec& b) {

@@ -11,7 +11,7 @@
 
 namespace geocomm::codec {
 
-// The values stand on the wire (docs/wire-format.md): never renumber.
+// The values stand on the wire (docs/spec/codecs.md): never renumber.
 enum class CodecId : std::uint8_t {
   None = 0,      // the elements as they are
   Fp16 = 1,      // cast to IEEE half, round to nearest even
@@ -48,6 +48,13 @@ enum class Scale : std::uint8_t { Block = 0, Tensor = 1 };
 enum class Values : std::uint8_t { Fp32 = 0, Bf16 = 1, Int8 = 2, Bit2 = 3 };
 inline constexpr std::uint32_t kTopKChunk = 4096;
 
+// A setting of a codec: block, "256".
+struct Setting {
+  std::string_view key;
+  std::string value;
+  friend bool operator==(const Setting&, const Setting&) = default;
+};
+
 // Grammar: name[:key=value,...][+stage].
 //   name   a codec: none, fp16, bf16, int8, int4, bit2, ternary, bit1, deadzone, topk, lossless; or a preset,
 //          which takes neither settings nor a stage (presets())
@@ -74,9 +81,16 @@ struct CodecSpec {
   Select select = Select::Chunk;        // TopK; not in frames
   Values values = Values::Int8;         // TopK; not in frames
 
-  static core::Result<CodecSpec> parse(std::string_view text);
+  // `given` takes the keys of the settings that the text names.
+  static core::Result<CodecSpec> parse(std::string_view text, std::vector<std::string>* given = nullptr);
   // Canonical: parse(to_string()) gives the same spec; defaults are left out.
   std::string to_string() const;
+  // The codec's name and stage, and all settings that it takes, as they stand in the string form.
+  std::string_view family() const;
+  std::string_view stage() const;
+  std::vector<Setting> settings() const;
+  // The same with another value of one setting. InvalidArgument as parse().
+  core::Result<CodecSpec> with_setting(std::string_view key, std::string_view value) const;
   // Nothing is lost.
   bool is_exact() const { return id == CodecId::None || id == CodecId::Lossless; }
   // Whether the codec works on blocks that have a scale.

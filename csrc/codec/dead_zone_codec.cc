@@ -1,5 +1,5 @@
 // Payload: the steps of all blocks | the plane of the bitmap | the plane of the codes that are not zero | the
-// elements of the raw blocks. docs/wire-format.md has the table.
+// elements of the raw blocks. docs/spec/codecs.md has the table.
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -1,4 +1,4 @@
-// The codec frame: 32 bytes of header, then the payload. Little-endian. docs/wire-format.md has the table.
+// The codec frame: 32 bytes of header, then the payload. Little-endian. docs/spec/codecs.md has the table.
 #pragma once
 
 #include <cstddef>

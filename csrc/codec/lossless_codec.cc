@@ -1,5 +1,5 @@
 // Payload: how the lower halves of words of 32 bits are carried (one byte) | the planes of the upper halves,
-// or of words of 16 bits, high bytes and low bytes | the planes of the lower halves. docs/wire-format.md has
+// or of words of 16 bits, high bytes and low bytes | the planes of the lower halves. docs/spec/codecs.md has
 // the table.
 #include <algorithm>
 #include <array>

@@ -249,7 +249,7 @@ Status decode_frames(std::span<const std::byte> payload, std::size_t element_byt
                            walk(payload, [&](const PlacedFrame& frame) { frames.push_back(frame); }));
   if (element_bytes == 0) element_bytes = core::size_of(info.dtype);
   if (const std::uint64_t expected = info.elements * element_bytes; dst_bytes != expected) {
-    return {dst_bytes < expected ? StatusCode::DstTooSmall : StatusCode::InvalidArgument,
+    return {dst_bytes < expected ? StatusCode::OutputTooSmall : StatusCode::InvalidArgument,
             core::str("decompress: the payload holds ", info.elements, " elements of ",
                       core::to_string(info.dtype), " that take ", expected, " bytes, dst has ", dst_bytes)};
   }
@@ -297,8 +297,8 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
                             " of input"));
   }
   if (const std::size_t bound = payload_bound(spec, dtype, elements); dst.size() < bound) {
-    return Status(StatusCode::DstTooSmall, core::str("compress: the payload may take ", bound,
-                                                     " bytes, dst has room for ", dst.size()));
+    return Status(StatusCode::OutputTooSmall, core::str("compress: the payload may take ", bound,
+                                                        " bytes, dst has room for ", dst.size()));
   }
 
   const std::size_t per_frame = frame_elements(dtype);

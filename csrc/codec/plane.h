@@ -2,7 +2,7 @@
 // what every codec hands to its stage, so that codecs and stages know nothing of each other.
 //
 // None: the bytes as they are. Huffman: huffman/plane_format.h. Zstd: one zstd frame, or the bytes as they
-// are where that is shorter. docs/wire-format.md has the formats. Coded bytes are hostile until proven
+// are where that is shorter. docs/spec/codecs.md has the formats. Coded bytes are hostile until proven
 // otherwise. All functions are thread-safe.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The arithmetic of the block codecs that is done once per block: scales and constants. That of the elements
-// is in kernels/block_kernels.h. docs/wire-format.md states all of it.
+// is in kernels/block_kernels.h. docs/spec/codecs.md states all of it.
 //
 // Float throughout, each operation rounded to nearest even, subnormals kept, nothing fused.
 #pragma once

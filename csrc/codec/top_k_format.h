@@ -1,4 +1,4 @@
-// The payload of a TopK frame: TopKHead | index plane | values. docs/wire-format.md has the table.
+// The payload of a TopK frame: TopKHead | index plane | values. docs/spec/codecs.md has the table.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Values::Bit2 of TopK: of each value its sign and which of two magnitudes. What TopK keeps has no values
 // near zero, and its magnitudes crowd above the smallest one: two levels of their own per block lose 0.5 % of
 // its energy on Gaussian data, where the four levels that suit the whole distribution would lose 20 %.
-// docs/wire-format.md has the layout and the arithmetic.
+// docs/spec/codecs.md has the layout and the arithmetic.
 #pragma once
 
 #include <cstddef>

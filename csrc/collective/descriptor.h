@@ -22,7 +22,7 @@ struct Descriptor {
 };
 
 // Equal descriptors give equal bits; different ones differ but for amounts that agree in their low 40 bits
-// and are both beyond 2^40, and for codec settings that frames do not hold. docs/wire-format.md has the
+// and are both beyond 2^40, and for codec settings that frames do not hold. docs/spec/operations.md has the
 // table.
 std::uint64_t pack_descriptor(const Descriptor& descriptor);
 

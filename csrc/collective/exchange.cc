@@ -259,11 +259,12 @@ Result<std::unique_ptr<Exchange>> Exchange::create(ExchangeConfig config) {
     return invalid(str("chunk_bytes is ", config.chunk_bytes, ": it must be from ", kMinChunkBytes, " to ",
                        kMaxChunkBytes));
   }
-  LinkMatrix links = config.links;
-  if (links.sites == 0) links = LinkMatrix::assumed(static_cast<std::size_t>(config.topology.site_count()));
-  GEOCOMM_ASSIGN_OR_RETURN(auto policy,
-                           WanPolicy::create(std::move(links), {{config.min_compress_bytes, config.codec}}));
-  GEOCOMM_RETURN_IF_ERROR(check_policy(config.topology, policy.get()));
+  if (config.policy == nullptr) {
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    GEOCOMM_ASSIGN_OR_RETURN(config.policy, WanPolicy::create(LinkMatrix::assumed(sites), {}));
+  }
+  GEOCOMM_RETURN_IF_ERROR(check_policy(config.topology, config.policy.get()));
+  auto policy = std::exchange(config.policy, nullptr);
   return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config), std::move(policy)));
 }
 

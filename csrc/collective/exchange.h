@@ -129,12 +129,13 @@ struct ExchangeConfig {
   Topology topology;
   // The channel to a group rank (never this one), connected on demand. Thread-safe.
   std::function<core::Result<std::shared_ptr<transport::Channel>>(int rank)> channel_to;
-  codec::CodecSpec codec;                      // for reductions (Sum, Avg) of compressible dtypes
-  std::size_t min_compress_bytes = 64 * 1024;  // operations below it (raw, whole operation) go uncompressed
-  LinkMatrix links = {};                       // no sites: LinkMatrix::assumed()
-  std::size_t chunk_bytes = 1024 * 1024;       // raw bytes of a pipeline chunk
-  core::ThreadPool* pool = nullptr;            // encode, decode, reduce; outlives the Exchange
-  core::BufferPool* buffers = nullptr;         // outlives the Exchange
+  // The first one; null: everything goes uncompressed, over LinkMatrix::assumed().
+  std::shared_ptr<const WanPolicy> policy = nullptr;
+  // Operations below it (raw, whole operation) go uncompressed, whatever codec their caller brings.
+  std::size_t min_compress_bytes = 64 * 1024;
+  std::size_t chunk_bytes = 1024 * 1024;  // raw bytes of a pipeline chunk
+  core::ThreadPool* pool = nullptr;       // encode, decode, reduce; outlives the Exchange
+  core::BufferPool* buffers = nullptr;    // outlives the Exchange
 };
 
 class Exchange {
@@ -177,8 +178,8 @@ class Exchange {
                                            std::span<const ReceivePiece> receives,
                                            std::function<void()> when_over) = 0;
 
-  // What operations follow that bring no policy of their own: at first the config's links, and its codec from
-  // min_compress_bytes on. InvalidArgument: a policy for another number of sites.
+  // What operations follow that bring no policy of their own: at first the config's. InvalidArgument: a
+  // policy for another number of sites.
   virtual std::shared_ptr<const WanPolicy> policy() const = 0;
   virtual core::Status set_policy(std::shared_ptr<const WanPolicy> policy) = 0;
 

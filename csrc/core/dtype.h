@@ -7,7 +7,7 @@
 
 namespace geocomm::core {
 
-// The values stand on the wire (docs/wire-format.md): never renumber.
+// The values stand on the wire (docs/spec/codecs.md): never renumber.
 enum class DType : std::uint8_t {
   Float32 = 0,
   Float64 = 1,

@@ -1,4 +1,4 @@
-// The arithmetic that docs/wire-format.md promises: round to nearest even, subnormals kept, no traps.
+// The arithmetic that docs/spec/codecs.md promises: round to nearest even, subnormals kept, no traps.
 //
 // Threads inherit other settings: of torch.set_flush_denormal(True), of a library linked with -ffast-math, of
 // fesetround(). With them a rank would get other sums and other frames than its peers.

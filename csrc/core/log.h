@@ -1,4 +1,5 @@
-// Log lines to stderr, or to a sink that tests set. Thread-safe. The level comes from geocomm/options.py.
+// Log lines to stderr, or to a sink that tests set. Thread-safe. The level comes from
+// geocomm/core/options.py.
 //
 // Nobody who logs waits for stderr: one thread of its own writes the lines, so that a full pipe or a hung
 // file system stops neither links nor operations. Lines that find kLogRoomBytes waiting are left out, and

@@ -14,12 +14,12 @@ std::string_view to_string(StatusCode code) {
       return "Unsupported";
     case StatusCode::VersionMismatch:
       return "VersionMismatch";
-    case StatusCode::AuthFailed:
-      return "AuthFailed";
+    case StatusCode::Authentication:
+      return "Authentication";
     case StatusCode::CorruptData:
       return "CorruptData";
-    case StatusCode::DstTooSmall:
-      return "DstTooSmall";
+    case StatusCode::OutputTooSmall:
+      return "OutputTooSmall";
     case StatusCode::Timeout:
       return "Timeout";
     case StatusCode::PeerLost:

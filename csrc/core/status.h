@@ -10,15 +10,15 @@
 
 namespace geocomm::core {
 
-// Stable integers: they cross into Python (geocomm.errors) and into logs. Never renumber.
+// Stable integers: they cross into Python (geocomm.core.errors) and into logs. Never renumber.
 enum class StatusCode : std::int32_t {
   Ok = 0,
   InvalidArgument = 1,
   Unsupported = 2,
   VersionMismatch = 3,
-  AuthFailed = 4,
+  Authentication = 4,
   CorruptData = 5,
-  DstTooSmall = 6,
+  OutputTooSmall = 6,
   Timeout = 7,
   PeerLost = 8,
   Network = 9,

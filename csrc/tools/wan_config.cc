@@ -14,7 +14,7 @@ using core::Result;
 using core::Status;
 using core::StatusCode;
 
-constexpr std::size_t kMaxNameBytes = 32;
+constexpr std::size_t kMaxNameBytes = 64;
 constexpr std::size_t kMaxControlPathBytes = 107;  // sockaddr_un
 
 Status invalid(const std::string& message) {
@@ -36,15 +36,17 @@ Status parse_flag(std::string_view field, std::string_view text, bool& value) {
   return Status::ok();
 }
 
+// The rule of geocomm/core/site.py.
 bool is_site_name(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
-  });
+  const auto is_alnum = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  return !name.empty() && name.size() <= kMaxNameBytes && is_alnum(name[0]) &&
+         std::all_of(name.begin(), name.end(),
+                     [&](char c) { return is_alnum(c) || c == '_' || c == '-' || c == '.'; });
 }
 
 Status add_site(const std::vector<std::string_view>& words, WanConfig& config) {
   if (words.size() != 2 || !is_site_name(words[1]))
-    return invalid("site: expected one name of [A-Za-z0-9_.-]{1,32}");
+    return invalid("site: expected one name of [A-Za-z0-9][A-Za-z0-9_.-]{0,63}");
   if (config.site_index(words[1])) return invalid(core::str("site: '", words[1], "' occurs twice"));
   if (!config.links.empty()) return invalid("site: all sites come before the first link");
   config.sites.emplace_back(words[1]);

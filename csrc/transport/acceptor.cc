@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "core/log.h"
@@ -28,6 +29,8 @@ constexpr int kAcceptsPerTurn = 64;
 constexpr std::chrono::milliseconds kAcceptPause{200};
 constexpr std::chrono::seconds kWarningInterval{1};
 constexpr std::chrono::seconds kCrowdWarningInterval{10};
+// In place of an address.
+constexpr const char* kReturning = "links that come back";
 
 // Addresses that one owner has: of IPv6 a whole network of 64 bits.
 std::string source_of(const SocketAddress& from) {
@@ -41,12 +44,14 @@ std::string source_of(const SocketAddress& from) {
 }
 }  // namespace
 
-Acceptor::Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, OnHello on_hello)
+Acceptor::Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, IsOurs is_ours,
+                   OnHello on_hello)
     : loop_(loop),
       listener_(std::move(listener)),
       keys_(keys),
       gate_(loop),
       is_known_(std::move(is_known)),
+      is_ours_(std::move(is_ours)),
       on_hello_(std::move(on_hello)) {
   // Strangers leave the process half of its descriptors.
   rlimit descriptors{};
@@ -68,7 +73,7 @@ void Acceptor::close() {
   loop_.remove(handler_);
   listener_.reset();
   for (std::size_t room : {0U, 1U}) {
-    while (!rooms_[room].empty()) drop(room, rooms_[room].begin());
+    while (!rooms_[room].empty()) drop({room, rooms_[room].begin()});
   }
 }
 
@@ -104,7 +109,9 @@ void Acceptor::add(Fd fd, const SocketAddress& from) {
   const auto crowd = crowds_.try_emplace(known ? host : source_of(from), Crowd{}).first;
   crowd->second.known = known;
   auto connection = std::make_unique<HalfOpen>(
-      loop_, std::move(fd), keys_, gate_, crowd->second, ++accepted_, [this](HalfOpen& self) { begun(self); },
+      loop_, std::move(fd), keys_, gate_, crowd->second, ++accepted_,
+      [this](HalfOpen& self, const LinkMark& mark) { marked(self, mark); },
+      [this](HalfOpen& self) { begun(self); },
       [this](HalfOpen& self, Result<ReceivedHello> hello) { on_hello(self, hello); });
   ++crowd->second.connections[0];
   if (!connection->start().is_ok()) {
@@ -114,16 +121,29 @@ void Acceptor::add(Fd fd, const SocketAddress& from) {
   const HalfOpen* raw = connection.get();
   const auto timer = loop_.add_timer(IoLoop::Clock::now() + kHandshakeTimeout, [this, raw] { drop(*raw); });
   rooms_[0].push_back({std::move(connection), timer, crowd});
+  places_[raw] = {0, std::prev(rooms_[0].end())};
+}
+
+// From its address's crowd to that of links that come back.
+void Acceptor::marked(HalfOpen& connection, const LinkMark& mark) {
+  if (!is_ours_(mark)) return;
+  Waiting& waiting = *places_.at(&connection).waiting;
+  const auto from = std::exchange(waiting.crowd, crowds_.try_emplace(kReturning, Crowd{}).first);
+  Crowd& crowd = waiting.crowd->second;
+  crowd.returning = crowd.known = true;
+  ++crowd.connections[0];
+  connection.move_to(crowd);
+  leave_crowd(from, 0);
 }
 
 void Acceptor::begun(const HalfOpen& connection) {
   make_room(1);
-  const auto waiting = std::find_if(rooms_[0].begin(), rooms_[0].end(),
-                                    [&](const Waiting& one) { return one.connection.get() == &connection; });
-  Crowd& crowd = waiting->crowd->second;
+  Place& place = places_.at(&connection);
+  Crowd& crowd = place.waiting->crowd->second;
   --crowd.connections[0];
   ++crowd.connections[1];
-  rooms_[1].splice(rooms_[1].end(), rooms_[0], waiting);
+  rooms_[1].splice(rooms_[1].end(), rooms_[0], place.waiting);
+  place.room = 1;
 }
 
 void Acceptor::make_room(std::size_t room) {
@@ -145,21 +165,19 @@ void Acceptor::make_room(std::size_t room) {
     core::log(LogLevel::Warning, full.size(), " connections have not proved who they are; the oldest of ",
               most, " from ", oldest->crowd->first, " makes room for another");
   }
-  drop(room, oldest);
+  drop({room, oldest});
 }
 
 void Acceptor::drop(const HalfOpen& connection) {
-  for (std::size_t room : {0U, 1U}) {
-    const auto found = std::find_if(rooms_[room].begin(), rooms_[room].end(), [&](const Waiting& waiting) {
-      return waiting.connection.get() == &connection;
-    });
-    if (found != rooms_[room].end()) return drop(room, found);
-  }
+  const auto found = places_.find(&connection);
+  if (found != places_.end()) drop(found->second);
 }
 
-void Acceptor::drop(std::size_t room, Room::iterator waiting) {
+void Acceptor::drop(Place place) {
+  const auto& [room, waiting] = place;
   loop_.cancel_timer(waiting->timer);
   const auto crowd = waiting->crowd;
+  places_.erase(waiting->connection.get());
   rooms_[room].erase(waiting);
   leave_crowd(crowd, room);
 }
@@ -183,7 +201,7 @@ void Acceptor::on_hello(HalfOpen& half_open, const Result<ReceivedHello>& hello)
   const std::string from = SocketAddress::peer_of(half_open.fd()).to_string();
   Status refusal = hello.is_ok() ? on_hello_(half_open, *hello) : hello.status();
   // Who speaks another language gets no answer, a peer without the right keys does.
-  const bool answer = hello.is_ok() || refusal.code() == StatusCode::AuthFailed;
+  const bool answer = hello.is_ok() || refusal.code() == StatusCode::Authentication;
   if (!refusal.is_ok()) {
     // InvalidArgument: an attempt that was given up meanwhile, or a peer that asks whether we live.
     const bool usual = refusal.code() == kTryAgain || refusal.code() == StatusCode::InvalidArgument;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "core/log.h"
 #include "core/status.h"
@@ -23,17 +24,20 @@ namespace geocomm::transport {
 // They wait in two rooms: before TLS has begun they cost a descriptor, from then on memory as well. Who finds
 // a room full takes the place of another: of those from addresses of peers, or of the others, whichever fill
 // more than half of it, the source with the most loses its oldest. So no source keeps others out, and
-// strangers leave half of the room to those who are probably peers.
+// strangers leave half of the room to those who are probably peers. Links that come back count as a source of
+// their own: who floods from a peer's address does not keep that peer out.
 class Acceptor : public IoHandler {
  public:
   // Whether a peer has this address (SocketAddress::host()).
   using IsKnown = std::function<bool(const std::string& host)>;
+  // Whether the mark is one of a link of this process (StreamBinding::recognizes()).
+  using IsOurs = std::function<bool(const LinkMark& mark)>;
   // A complete Hello, of any version. Takes the connection (also to close it without a word), or leaves it to
   // be refused with the Status.
   using OnHello = std::function<core::Status(HalfOpen& half_open, const ReceivedHello& hello)>;
 
   // `keys` (null: plaintext) outlives it.
-  Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, OnHello on_hello);
+  Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, IsOurs is_ours, OnHello on_hello);
   ~Acceptor() override { close(); }
   core::Status start();
   void close();
@@ -50,12 +54,17 @@ class Acceptor : public IoHandler {
     Crowds::iterator crowd;
   };
   using Room = std::list<Waiting>;  // oldest first
+  struct Place {
+    std::size_t room;
+    Room::iterator waiting;
+  };
 
   void add(Fd fd, const SocketAddress& from);
+  void marked(HalfOpen& connection, const LinkMark& mark);
   void begun(const HalfOpen& connection);
   void make_room(std::size_t room);
   void drop(const HalfOpen& connection);
-  void drop(std::size_t room, Room::iterator waiting);
+  void drop(Place place);
   void leave_crowd(Crowds::iterator crowd, std::size_t room);
   void pause();
   core::LogLevel warning();
@@ -66,12 +75,14 @@ class Acceptor : public IoHandler {
   TlsKeys* const keys_;
   HandshakeGate gate_;
   IsKnown is_known_;
+  IsOurs is_ours_;
   OnHello on_hello_;
   std::array<std::size_t, 2> limits_ = kMaxHalfOpen;
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId pause_{};
   Crowds crowds_;
   std::array<Room, 2> rooms_;
+  std::unordered_map<const HalfOpen*, Place> places_;
   std::uint64_t accepted_ = 0;
   IoLoop::Clock::time_point next_warning_{};
   IoLoop::Clock::time_point next_crowd_warning_{};

@@ -16,6 +16,8 @@ constexpr std::size_t kMaxUnacknowledged = 1U << 20;
 
 void ControlLog::push(WireHeader header) {
   std::lock_guard lock(mutex_);
+  if (has_close_) return;
+  has_close_ = static_cast<FrameType>(header.type) == FrameType::Close;
   header.sequence = first_ + frames_.size();
   frames_.push_back(header);
 }

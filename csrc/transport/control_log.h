@@ -1,4 +1,4 @@
-// The reliable control frames of a link (Posted, Goodbye), both ways: numbered from 1, kept until the peer
+// The reliable control frames of a link (Grant, Close), both ways: numbered from 1, kept until the peer
 // has them, sent again in order on a new control stream, taken once.
 #pragma once
 
@@ -16,6 +16,8 @@ namespace geocomm::transport {
 // push() is for any thread, all else for the IO thread.
 class ControlLog {
  public:
+  // Nothing follows a Close: what is pushed after it is dropped, since the peer, whose data may still come,
+  // needs no grants any more.
   void push(WireHeader header);
 
   // A new control stream, over which the peer has said that it has the first `received` frames: the others
@@ -36,10 +38,11 @@ class ControlLog {
  private:
   core::Status drop(std::uint64_t received);
 
-  mutable std::mutex mutex_;       // guards frames_, first_, unsent_
+  mutable std::mutex mutex_;       // guards frames_, first_, unsent_, has_close_
   std::deque<WireHeader> frames_;  // not acknowledged
   std::uint64_t first_ = 1;        // number of frames_[0]
   std::size_t unsent_ = 0;         // frames_ from here on wait for the control stream
+  bool has_close_ = false;
   std::uint64_t received_ = 0;
 };
 

@@ -106,7 +106,8 @@ void Dialer::connect(std::vector<SocketAddress> addresses) {
   if (plan_.keys == nullptr) {
     connection_ = plain_connection(std::move(fd).value());
   } else {
-    Result<std::unique_ptr<Connection>> secured = plan_.keys->secure(std::move(fd).value(), TlsRole::Dialer);
+    Result<std::unique_ptr<Connection>> secured =
+        plan_.keys->secure(std::move(fd).value(), TlsRole::Dialer, plan_.server_name());
     if (!secured.is_ok()) {
       drop();
       return retry(secured.status());
@@ -146,7 +147,7 @@ void Dialer::secure() {
   if (done.is_ok() && !*done) return loop_->modify(handler_, connection_->wanted_events());
   Status why = done.is_ok() ? check_site() : done.status();
   if (why.is_ok()) return send_hello();
-  if (why.code() != StatusCode::AuthFailed) return retry(std::move(why));
+  if (why.code() != StatusCode::Authentication) return retry(std::move(why));
   // So that both sides know.
   send_refuse(*connection_, why);
   retry(std::move(why), Refusal::Untrusted);
@@ -227,7 +228,7 @@ void Dialer::on_refuse() {
     return refused(version_mismatch(reply_header_.version));
   }
   if (code != kTryAgain || plan_.resuming) return refused(std::move(why));
-  retry(Status(StatusCode::AuthFailed, why.message()));
+  retry(Status(StatusCode::Authentication, why.message()));
 }
 
 void Dialer::refused(Status why) {
@@ -255,7 +256,7 @@ void Dialer::give_up(Status why) {
                           plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
                           attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
                           why.code() == StatusCode::Network ||
-                                  (why.code() == StatusCode::AuthFailed && last_refusal_ == Refusal::None)
+                                  (why.code() == StatusCode::Authentication && last_refusal_ == Refusal::None)
                               ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
                                 "GEOCOMM_PORT there"
                               : ""));

@@ -44,7 +44,8 @@ struct DialPlan {
   std::uint16_t port = 0;
   std::string
       seen_host;  // numeric; where the peer was seen since: tried first, by turns with `host`. May be empty
-  std::function<HelloPayload()> hello;  // asked for by every attempt
+  std::function<HelloPayload()> hello;       // asked for by every attempt
+  std::function<std::string()> server_name;  // too; what TLS says in the clear
   StreamTuning tuning;
   bool loopback_only = false;
   TlsKeys* keys = nullptr;  // null: plaintext; outlives the dialer

@@ -60,6 +60,7 @@ class TcpEndpoint final : public Endpoint {
     acceptor_ = std::make_unique<Acceptor>(
         *context_->loop, std::move(listener), context_->keys.get(),
         [this](const std::string& host) { return known_hosts_.contains(host); },
+        [this](const LinkMark& mark) { return is_ours(mark); },
         [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
     const Status accepting = acceptor_->start();
     const Status running = context_->loop->start();  // also if that failed: the destructor needs it
@@ -101,6 +102,7 @@ class TcpEndpoint final : public Endpoint {
     return found == channels_.end() ? nullptr : found->second;
   }
   ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
+  bool is_ours(const LinkMark& mark) const;
   Status on_hello(HalfOpen& half_open, const ReceivedHello& hello);
   Status check_site(const Connection& connection, const ProcessId& sender);
 
@@ -189,6 +191,11 @@ Status TcpEndpoint::check_site(const Connection& connection, const ProcessId& se
   return wrong_site(*name, expected->second);
 }
 
+bool TcpEndpoint::is_ours(const LinkMark& mark) const {
+  const auto all = snapshot();
+  return std::any_of(all.begin(), all.end(), [&](const ChannelPtr& one) { return one->recognizes(mark); });
+}
+
 // What a stranger learns is "try again": everything else is said only to who knows a token.
 Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received) {
   const HelloPayload& hello = received.payload;
@@ -230,7 +237,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   if (!channel->is_bound(*half_open.connection(), hello)) {
     // Not told: an honest peer, whose control stream has just changed, dials again with a new proof.
     (void)half_open.take();
-    return {StatusCode::AuthFailed,
+    return {StatusCode::Authentication,
             core::str("stream ", hello.stream, " does not prove that it belongs to ", channel->peer())};
   }
   GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
@@ -290,7 +297,7 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
   }
   if (late->empty()) return Status::ok();
   return {StatusCode::Timeout,
-          core::str("shut down without the goodbye of ", *late, ": what was queued for them may be lost")};
+          core::str("shut down without a Close from ", *late, ": what was queued for them may be lost")};
 }
 
 void TcpEndpoint::abort(const Status& why) {
@@ -382,7 +389,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
   if (!options.rdma.library.empty()) {
     if (options.security == Security::Required && !options.rdma.trusted) {
       return Status(
-          StatusCode::AuthFailed,
+          StatusCode::Authentication,
           "transport=rdma sends plaintext over the RDMA fabric, which security=required forbids: "
           "declare that you trust the fabric (GEOCOMM_RDMA_TRUSTED=1), or use GEOCOMM_TRANSPORT=tcp");
     }

@@ -68,15 +68,15 @@ class Endpoint {
   virtual void allow(const JobToken& token) = 0;
   // The channel to `peer`, made on first use: the process with the smaller id waits, the other dials (with
   // retries until link_deadline). Returns at once; the channel connects in the background and queues what is
-  // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), AuthFailed (Required and the
-  // peer is not on loopback), Aborted (shut down).
+  // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), Authentication (Required and
+  // the peer is not on loopback), Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
   // Ends a group on all channels: posted receives get `why`; what came for others of its operations is
   // dropped, and what still comes is thrown away, so that it takes neither memory here nor the peers' credit.
   // send() and post_receive() return Aborted. Once this returns, no sink of the group is called any more. Not
   // from a sink.
   virtual void close_group(std::uint64_t group, const core::Status& why, QueuedChunks queued) = 0;
-  // Flushes what is queued, says Goodbye, closes. Meanwhile what the peers send still arrives; receives that
+  // Flushes what is queued, sends Close, ends. Meanwhile what the peers send still arrives; receives that
   // are posted at the end get Aborted. Timeout if a peer neither answered nor was lost by the deadline, or if
   // a sink or a callback does not return; ends at most two seconds after the deadline. Idempotent. Not from a
   // sink or a callback. In a forked child it does nothing.

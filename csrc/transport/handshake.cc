@@ -20,6 +20,11 @@ using core::Result;
 using core::Status;
 using core::StatusCode;
 
+namespace {
+// A ClientHello that a geocomm made is shorter, also with a key of a post-quantum group.
+constexpr std::size_t kSeenOfHello = 4096;
+}  // namespace
+
 Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload) {
   WireHeader header = make_header(type);
   header.length = sizeof payload;
@@ -67,14 +72,14 @@ FirstByte peek_first_byte(int fd) {
 
 Status no_plaintext(const std::string& address) {
   return {
-      StatusCode::AuthFailed,
+      StatusCode::Authentication,
       core::str("security=required allows no plaintext to or from ", address,
-                ", only loopback. Make keys with `geocomm keygen` and set GEOCOMM_KEYS to the folder of "
+                ", only loopback. Make keys with `geocomm keys create` and set GEOCOMM_KEYS to the folder of "
                 "this site, or set GEOCOMM_SECURITY=insecure to send plaintext over a network you trust")};
 }
 
 Status wrong_site(const TlsName& certified, const std::string& expected) {
-  return {StatusCode::AuthFailed,
+  return {StatusCode::Authentication,
           core::str("a process of site '", expected, "' presents the certificate of another site (",
                     certified.uri(), "): check GEOCOMM_KEYS and GEOCOMM_SITE there")};
 }
@@ -127,8 +132,9 @@ void HalfOpen::on_ready(std::uint32_t events) {
 bool HalfOpen::goes_before(const HalfOpen& other) const {
   const auto rank = [](const HalfOpen& one) {
     const bool begun = one.connection_ != nullptr;
-    const std::size_t crowd = one.crowd_.connections[0] + one.crowd_.connections[1];
-    return std::tuple(!begun, !one.crowd_.known, crowd, ~one.number_);
+    const Crowd& crowd = *one.crowd_;
+    const std::size_t size = crowd.connections[0] + crowd.connections[1];
+    return std::tuple(!crowd.returning, !begun, !crowd.known, size, ~one.number_);
   };
   return rank(*this) < rank(other);
 }
@@ -145,7 +151,7 @@ bool HalfOpen::begin(std::uint32_t events) {
     connection_ = plain_connection(std::move(fd_));
     secured_ = true;
     if (!first.is_tls()) return true;
-    finish(Status(StatusCode::AuthFailed,
+    finish(Status(StatusCode::Authentication,
                   "it speaks TLS, while this side has no keys: set GEOCOMM_KEYS on all sites, or on none"));
     return false;
   }
@@ -165,11 +171,21 @@ bool HalfOpen::client_hello_is_there(std::uint32_t events) {
   const int low_water = complete ? 1 : static_cast<int>(wanted);
   // Where the kernel knows no such thing, TLS begins with what there is.
   const bool waits = ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water) == 0;
+  if (complete) look_for_mark();
   if (complete || !waits) return true;
   if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
     finish(Status(StatusCode::Network, "closed before Hello"));
   }
   return false;
+}
+
+void HalfOpen::look_for_mark() {
+  if (queued_) return;
+  std::array<char, kSeenOfHello> seen;
+  const ssize_t bytes = ::recv(fd_.get(), seen.data(), seen.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (bytes <= 0) return;
+  const auto mark = find_mark({seen.data(), static_cast<std::size_t>(bytes)});
+  if (mark) marked_(*this, *mark);
 }
 
 // False: not done, or finished.
@@ -227,7 +243,7 @@ void HalfOpen::read_hello() {
     if (static_cast<FrameType>(header_.type) == FrameType::Refuse)
       return finish(refusal_of(header_, payload));
     if (keys_ != nullptr && connection_->peer_name() == nullptr) {
-      return finish(Status(StatusCode::AuthFailed,
+      return finish(Status(StatusCode::Authentication,
                            "it speaks plaintext, while this side has keys: set GEOCOMM_KEYS on all sites, or "
                            "on none"));
     }

@@ -13,6 +13,7 @@
 #include "transport/connection.h"
 #include "transport/handshake_gate.h"
 #include "transport/io_loop.h"
+#include "transport/link_mark.h"
 #include "transport/socket.h"
 #include "transport/tls_keys.h"
 #include "transport/wire.h"
@@ -35,9 +36,9 @@ struct FirstByte {
   bool is_tls() const { return bytes == 1 && value == 0x16; }  // a handshake record
 };
 FirstByte peek_first_byte(int fd);
-// AuthFailed: no plaintext over a network under Security::Required.
+// Authentication: no plaintext over a network under Security::Required.
 core::Status no_plaintext(const std::string& address);
-// AuthFailed: a certificate of another site than the process at hand belongs to.
+// Authentication: a certificate of another site than the process at hand belongs to.
 core::Status wrong_site(const TlsName& certified, const std::string& expected);
 // "3f2a9c41": enough of an id to tell processes apart.
 std::string short_id(const ProcessId& id);
@@ -51,8 +52,10 @@ struct ReceivedHello {
 // unless it is a Hello (of any version), or the Refuse of a dialer that does not trust this side.
 core::Result<std::size_t> opening_payload_bytes(const WireHeader& header);
 
-// Half-open connections of one source. An address that peers have is served first, and proves nothing.
+// Half-open connections of one source. An address that peers have is served first, and proves nothing; links
+// that come back go before even those.
 struct Crowd {
+  bool returning = false;
   bool known = false;
   std::array<std::size_t, 2> connections{};  // before and since TLS has begun
 };
@@ -60,6 +63,8 @@ struct Crowd {
 // An accepted connection whose Hello is not complete. On the IO thread.
 class HalfOpen : public IoHandler {
  public:
+  // A complete ClientHello with a mark of a link, before anything is done about it.
+  using Marked = std::function<void(HalfOpen&, const LinkMark&)>;
   // TLS begins: from now on the connection takes memory.
   using Begun = std::function<void(HalfOpen&)>;
   // Called once: with the Hello (of any version), or CorruptData / Network when there will be none. May
@@ -69,13 +74,14 @@ class HalfOpen : public IoHandler {
   // With `keys`, only TLS comes as far as a Hello; without, only plaintext. All outlive this object. `number`
   // grows from connection to connection.
   HalfOpen(IoLoop& loop, Fd fd, TlsKeys* keys, HandshakeGate& gate, const Crowd& crowd, std::uint64_t number,
-           Begun begun, Done done)
+           Marked marked, Begun begun, Done done)
       : loop_(loop),
         fd_(std::move(fd)),
         keys_(keys),
         gate_(gate),
-        crowd_(crowd),
+        crowd_(&crowd),
         number_(number),
+        marked_(std::move(marked)),
         begun_(std::move(begun)),
         done_(std::move(done)) {}
   ~HalfOpen() override { detach(); }
@@ -83,6 +89,7 @@ class HalfOpen : public IoHandler {
   void on_ready(std::uint32_t events) override;
   // Whose handshake is worked on first.
   bool goes_before(const HalfOpen& other) const;
+  void move_to(const Crowd& crowd) { crowd_ = &crowd; }
 
   int fd() const { return connection_ ? connection_->fd() : fd_.get(); }
   // Null before there is something to do, and after take().
@@ -94,6 +101,7 @@ class HalfOpen : public IoHandler {
   void detach();
   bool begin(std::uint32_t events);
   bool client_hello_is_there(std::uint32_t events);
+  void look_for_mark();
   bool secure();
   void read_hello();
   void finish(core::Result<ReceivedHello> hello);
@@ -102,9 +110,10 @@ class HalfOpen : public IoHandler {
   Fd fd_;  // until there is a connection
   TlsKeys* const keys_;
   HandshakeGate& gate_;
-  const Crowd& crowd_;
+  const Crowd* crowd_;
   const std::uint64_t number_;
   std::unique_ptr<Connection> connection_;
+  Marked marked_;
   Begun begun_;
   Done done_;
   IoLoop::HandlerId handler_ = 0;

@@ -45,8 +45,8 @@ std::shared_ptr<ReceiveOp> ReceiveTable::find_or_create(const WireHeader& header
     return nullptr;
   }
   auto op = std::make_shared<ReceiveOp>(key);
-  op->dead = closed_groups_.contains(key.group) || !failure_.is_ok();
-  if (op->dead) {
+  op->tombstone = closed_groups_.contains(key.group) || !failure_.is_ok();
+  if (op->tombstone) {
     // Known to this segment alone: what a peer sends for groups that have ended must not add up here.
     announce = header.offset == 0;
     return op;
@@ -82,10 +82,10 @@ Result<ReceiveTable::Begun> ReceiveTable::begin(const WireHeader& header) {
   InChunk& chunk = found->second;
   if (is_new) {
     chunk.bytes = header.chunk_bytes;
-    if (!op->dead && op->posted) {
+    if (!op->tombstone && op->posted) {
       chunk.dest = place(*op, header.chunk, header.chunk_bytes, released);
-      chunk.placed = !op->dead;
-    } else if (!op->dead) {
+      chunk.placed = !op->tombstone;
+    } else if (!op->tombstone) {
       if (const auto violation = charge(*op, header.chunk_bytes)) return *violation;
       if (header.chunk_bytes > 0) {
         chunk.buffer = pool_.acquire(header.chunk_bytes);
@@ -153,7 +153,7 @@ void ReceiveTable::finish(Incoming incoming) {
     InChunk& chunk = found->second;
     chunk.arrived |= std::uint64_t{1} << incoming.segment;
     if (chunk.arrived != all_segments(chunk.bytes)) return;
-    if (op->dead) {
+    if (op->tombstone) {
       mark_done(*op, incoming.chunk);
     } else if (op->posted) {
       if (chunk.placed) {
@@ -167,7 +167,7 @@ void ReceiveTable::finish(Incoming incoming) {
       op->buffered.push_back(incoming.chunk);
     }
     done = complete(*op);
-    if (done && !op->dead) finished = std::move(op->sink);
+    if (done && !op->tombstone) finished = std::move(op->sink);
   }
   if (done) erase(op);
 }
@@ -184,20 +184,20 @@ void ReceiveTable::mark_done(ReceiveOp& op, std::uint32_t chunk) {
 // wait for it with other chunks of the operation.
 void ReceiveTable::deliver_buffered(const std::shared_ptr<ReceiveOp>& op, Lock& lock,
                                     std::shared_ptr<ReceiveSink>& released) {
-  while (!op->dead && !op->buffered.empty()) {
+  while (!op->tombstone && !op->buffered.empty()) {
     const std::uint32_t index = op->buffered.front();
     op->buffered.pop_front();
     const InChunk& chunk = op->chunks.find(index)->second;
     const core::Buffer buffer = chunk.buffer;
     std::shared_ptr<ReceiveSink> sink = op->sink;
     std::byte* const dest = place(*op, index, chunk.bytes, released);
-    if (op->dead) return;
+    if (op->tombstone) return;
     if (!buffer.empty()) {
       lock.unlock();
       std::memcpy(dest, buffer.data(), buffer.size());
       lock.lock();
     }
-    if (op->dead) {
+    if (op->tombstone) {
       released = std::move(sink);
       return;
     }
@@ -219,7 +219,7 @@ std::optional<Status> ReceiveTable::charge(ReceiveOp& op, std::uint32_t chunk_by
 }
 
 void ReceiveTable::check_match(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released) {
-  if (!op.posted || op.dead || !op.seen) return;
+  if (!op.posted || op.tombstone || !op.seen) return;
   if (op.descriptor == op.peer_descriptor && op.chunk_count == op.peer_chunk_count) return;
   fail_op(op, op.sink->on_mismatch(op.peer_descriptor, op.peer_chunk_count), released);
 }
@@ -242,12 +242,12 @@ std::byte* ReceiveTable::place(ReceiveOp& op, std::uint32_t chunk, std::uint32_t
 }
 
 void ReceiveTable::fail_op(ReceiveOp& op, const Status& why, std::shared_ptr<ReceiveSink>& released) {
-  if (op.sink && !op.dead) op.sink->on_error(why);
+  if (op.sink && !op.tombstone) op.sink->on_error(why);
   kill(op, released);
 }
 
 void ReceiveTable::kill(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released) {
-  op.dead = true;
+  op.tombstone = true;
   if (op.sink) released = std::move(op.sink);
   {
     std::lock_guard lock(mutex_);
@@ -271,7 +271,7 @@ void ReceiveTable::erase(const std::shared_ptr<ReceiveOp>& op) {
 }
 
 // Why nothing can be received for a key any more, apart from its own cancel(); Ok if that was it.
-Status ReceiveTable::why_dead(const OpKey& key) {
+Status ReceiveTable::why_tombstone(const OpKey& key) {
   std::lock_guard lock(mutex_);
   if (closed_groups_.contains(key.group)) return {StatusCode::Aborted, "the group was closed"};
   return failure_;
@@ -312,8 +312,8 @@ Status ReceiveTable::post(const OpKey& key, std::uint64_t descriptor, std::uint3
   bool done = false;
   {
     Lock lock(op->mutex);
-    if (op->posted || op->dead) {
-      Status why = op->posted ? Status::ok() : why_dead(key);
+    if (op->posted || op->tombstone) {
+      Status why = op->posted ? Status::ok() : why_tombstone(key);
       lock.unlock();
       if (why.is_ok()) {
         return {StatusCode::InvalidArgument,
@@ -334,7 +334,7 @@ Status ReceiveTable::post(const OpKey& key, std::uint64_t descriptor, std::uint3
     check_match(*op, released);
     deliver_buffered(op, lock, released);
     done = complete(*op);
-    if (done && !op->dead) released = std::move(op->sink);
+    if (done && !op->tombstone) released = std::move(op->sink);
   }
   if (done) erase(op);
   return Status::ok();
@@ -353,7 +353,7 @@ bool ReceiveTable::cancel(const OpKey& key) {
   bool done = false;
   {
     std::lock_guard lock(op->mutex);
-    if (op->dead) return false;
+    if (op->tombstone) return false;
     announce = !op->posted;
     kill(*op, released);
     done = complete(*op);
@@ -375,7 +375,7 @@ std::vector<OpKey> ReceiveTable::close_group(std::uint64_t group, const Status& 
     std::shared_ptr<ReceiveSink> released;
     {
       std::lock_guard lock(op->mutex);
-      if (!op->dead) {
+      if (!op->tombstone) {
         if (!op->posted) announce.push_back(op->key);
         fail_op(*op, why, released);
       }
@@ -406,7 +406,7 @@ void ReceiveTable::fail(const Status& why, bool keep_complete) {
                            return entry.second.arrived == all_segments(entry.second.bytes);
                          });
       // What was posted and is whole is being delivered by post().
-      if (keep_complete && whole && !op->dead) continue;
+      if (keep_complete && whole && !op->tombstone) continue;
       fail_op(*op, why, released);
     }
     erase(op);

@@ -42,8 +42,8 @@ struct ReceiveOp {
   explicit ReceiveOp(OpKey op_key) : key(op_key) {}
 
   const OpKey key;
-  std::atomic<bool> dead{false};  // cancelled or failed: what comes is thrown away
-  std::mutex mutex;               // guards all below
+  std::atomic<bool> tombstone{false};  // cancelled or failed: what comes is thrown away
+  std::mutex mutex;                    // guards all below
   std::shared_ptr<ReceiveSink> sink;
   bool posted = false;
   std::uint64_t descriptor = 0;  // ours, if posted
@@ -76,7 +76,7 @@ class ReceiveTable {
 
   struct Begun {
     Incoming incoming;
-    // The operation's group is closed: tell the peer (Posted) that its data takes no memory here. Once for
+    // The operation's group is closed: tell the peer (Grant) that its data takes no memory here. Once for
     // each chunk, since nothing is kept of what was told before.
     bool announce = false;
   };
@@ -90,10 +90,10 @@ class ReceiveTable {
   // All bytes of the segment are in place. Once for each segment.
   void finish(Incoming incoming);
 
-  // Channel::post_receive(). On Ok the peer is to be told (Posted).
+  // Channel::post_receive(). On Ok the peer is to be told (Grant).
   core::Status post(const OpKey& key, std::uint64_t descriptor, std::uint32_t chunk_count,
                     const std::shared_ptr<ReceiveSink>& sink);
-  // Channel::cancel(). True if the peer is to be told (Posted): unexpected data was dropped.
+  // Channel::cancel(). True if the peer is to be told (Grant): unexpected data was dropped.
   bool cancel(const OpKey& key);
   // The posted operations of the group, which is among the closed ones already, get `why`, and all are
   // forgotten. Returns what the peer is to be told of.
@@ -121,7 +121,7 @@ class ReceiveTable {
                         std::shared_ptr<ReceiveSink>& released);
   bool complete(const ReceiveOp& op) const { return op.seen && op.done_count == op.peer_chunk_count; }
   void erase(const std::shared_ptr<ReceiveOp>& op);
-  core::Status why_dead(const OpKey& key);
+  core::Status why_tombstone(const OpKey& key);
 
   const std::uint64_t max_unexpected_bytes_;
   core::BufferPool& pool_;

@@ -26,8 +26,6 @@ class ReceiveWindow {
 
   // All numbers below have arrived.
   std::uint64_t low() const { return low_; }
-  // Whether the peer has something to be told; reset by collect().
-  bool dirty() const { return !dirty_.empty(); }
   // Everything is to be told again, to a peer that may have missed it.
   void tell_all();
   // Adds what is to be told: a frame for each block of 64 numbers that changed, at least one. Their

@@ -49,6 +49,7 @@ DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
     hello.token = plan_->token;
     return hello;
   };
+  plan.server_name = [this] { return owner_.next_server_name(); };
   plan.on_failed_attempt = [this](const Status& why, Refusal refusal) {
     return on_failed_attempt(why, refusal);
   };
@@ -126,7 +127,7 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
   switch (refusal) {
     case Refusal::Proven:
       // Certificates can still be put in order while a link resumes.
-      if (!resuming_ || why.code() != StatusCode::AuthFailed) return false;
+      if (!resuming_ || why.code() != StatusCode::Authentication) return false;
       log_untrusted(why);
       break;
     case Refusal::Unproven:

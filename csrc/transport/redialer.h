@@ -23,6 +23,8 @@ class RedialerOwner {
  public:
   virtual ~RedialerOwner() = default;
   virtual HelloPayload next_hello(std::uint16_t stream) = 0;
+  // What tells its connections from strangers' (StreamBinding::next_mark()).
+  virtual std::string next_server_name() = 0;
   virtual void on_dialed(std::uint16_t stream, DialedStream dialed) = 0;
   // There is no link with this process (any more).
   virtual void on_no_link(const core::Status& why) = 0;

@@ -25,7 +25,7 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
     return begun;
   }
   if (complete_) {
-    return Status(StatusCode::CorruptData, core::str("segment ", header.sequence, " after Goodbye"));
+    return Status(StatusCode::CorruptData, core::str("segment ", header.sequence, " after Close"));
   }
   GEOCOMM_ASSIGN_OR_RETURN(ReceiveTable::Begun opened, table_.begin(header));
   begun.copy.incoming = std::move(opened.incoming);

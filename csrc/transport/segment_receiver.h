@@ -32,7 +32,7 @@ struct SegmentCopy {
   Incoming incoming;
   std::shared_ptr<Reception> reception;  // null: it had arrived before
   // Not one byte more may be written to `incoming.dest`: discard().
-  bool superseded() const { return incoming.dest != nullptr && (reception->done || incoming.op->dead); }
+  bool superseded() const { return incoming.dest != nullptr && (reception->done || incoming.op->tombstone); }
   // Lets go of the memory.
   void discard() {
     incoming.dest = nullptr;
@@ -55,7 +55,7 @@ class SegmentReceiver {
   core::Result<Begun> begin(const WireHeader& header);
   // All bytes of the copy are here.
   void finish(SegmentCopy copy);
-  // The peer has said Goodbye: new segments are a violation from now on.
+  // The peer has sent Close: new segments are a violation from now on.
   void expect_no_more() { complete_ = true; }
   void clear() { begun_.clear(); }
 

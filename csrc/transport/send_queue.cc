@@ -12,8 +12,8 @@ using core::Status;
 using core::StatusCode;
 
 namespace {
-// Posted operations for which nothing was sent yet; a peer is not that far ahead.
-constexpr std::size_t kMaxPostedOnly = 1U << 18;
+// Granted operations for which nothing was sent yet; a peer is not that far ahead.
+constexpr std::size_t kMaxGrantedOnly = 1U << 18;
 constexpr std::chrono::milliseconds kLeastPatience{20};
 constexpr std::chrono::milliseconds kStalled{1000};
 }  // namespace
@@ -33,7 +33,7 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   OutOp& op = ops_[chunk.key];
   op.outlives_group |= chunk.outlives_group;
   if (op.chunk_count == 0) {
-    if (op.posted) --posted_only_;
+    if (op.granted) --granted_only_;
     op.chunk_count = chunk.chunk_count;
     op.descriptor = chunk.descriptor;
   } else if (op.chunk_count != chunk.chunk_count || op.descriptor != chunk.descriptor) {
@@ -47,7 +47,7 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   queued->on_sent = std::move(on_sent);
   queued->order = next_order_++;
   queued->unsent_segments = queued->unacked_segments = segment_count(queued->bytes());
-  if (op.posted) {
+  if (op.granted) {
     ready_.add(std::move(queued));
   } else {
     waiting_.add(std::move(queued));
@@ -62,22 +62,22 @@ void SendQueue::set_peer_limit(std::uint64_t max_unexpected_bytes) {
   admit_waiting();
 }
 
-Status SendQueue::posted(const OpKey& key) {
+Status SendQueue::granted(const OpKey& key) {
   std::lock_guard lock(mutex_);
   const auto found = ops_.find(key);
   if (found == ops_.end()) {
     if (closed_groups_.contains(key.group)) return Status::ok();
-    if (posted_only_ >= kMaxPostedOnly) {
+    if (granted_only_ >= kMaxGrantedOnly) {
       return {StatusCode::CorruptData,
-              core::str("more than ", kMaxPostedOnly, " operations posted in advance")};
+              core::str("more than ", kMaxGrantedOnly, " operations granted in advance")};
     }
-    ops_[key].posted = true;
-    ++posted_only_;
+    ops_[key].granted = true;
+    ++granted_only_;
     return Status::ok();
   }
   OutOp& op = found->second;
   charged_bytes_ -= std::exchange(op.charged_bytes, 0);
-  op.posted = true;
+  op.granted = true;
   std::vector<OutChunkPtr> admitted;
   waiting_.remove(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, admitted);
   for (OutChunkPtr& chunk : admitted) ready_.add(std::move(chunk));
@@ -136,7 +136,7 @@ SendQueue::Clock::duration SendQueue::patience() const {
 const OutSegment* SendQueue::find_slow(Clock::time_point now, const Carrier* carrier) const {
   if (!ready_.empty() || unacked_.has_lost() || unacked_.empty()) return nullptr;
   const OutSegment* slow = unacked_.find_slow(now - patience(), carrier);
-  if (slow == nullptr || 50 * (doubled_bytes_ + slow->length) <= handed_bytes_) return slow;
+  if (slow == nullptr || 50 * (hedged_bytes_ + slow->length) <= handed_bytes_) return slow;
   return unacked_.find_slow(now - std::max<Clock::duration>(kStalled, 4 * patience()), carrier);
 }
 
@@ -144,8 +144,8 @@ bool SendQueue::pull_slow(const Carrier& carrier, Clock::time_point now, std::ve
   std::lock_guard lock(mutex_);
   const OutSegment* const slow = find_slow(now, &carrier);
   if (slow == nullptr) return false;
-  doubled_bytes_ += slow->length;
-  out.push_back(unacked_.double_up(slow->number, carrier));
+  hedged_bytes_ += slow->length;
+  out.push_back(unacked_.hedge(slow->number, carrier));
   return true;
 }
 
@@ -168,7 +168,7 @@ SentCallback SendQueue::segment_sent(const OutSegment& segment) {
 SentCallback SendQueue::count_written(OutChunk& chunk) {
   if (chunk.dropped || --chunk.unsent_segments > 0) return nullptr;
   if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end()) {
-    if (++op->second.chunks_sent == op->second.chunk_count && op->second.posted) forget(chunk.chunk.key);
+    if (++op->second.chunks_sent == op->second.chunk_count && op->second.granted) forget(chunk.chunk.key);
   }
   return std::move(chunk.on_sent);
 }
@@ -244,7 +244,7 @@ void SendQueue::drop(std::uint64_t group, const ReadyChunks::Predicate& which,
 void SendQueue::forget(const OpKey& key) {
   const auto op = ops_.find(key);
   if (op == ops_.end()) return;
-  if (op->second.posted && op->second.chunk_count == 0) --posted_only_;
+  if (op->second.granted && op->second.chunk_count == 0) --granted_only_;
   ops_.erase(op);
 }
 
@@ -252,7 +252,7 @@ std::vector<SentCallback> SendQueue::cancel(const OpKey& key) {
   std::vector<SentCallback> callbacks;
   std::lock_guard lock(mutex_);
   drop(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, callbacks);
-  // What the peer holds unexpected stays charged until it says that it let go of it (Posted).
+  // What the peer holds unexpected stays charged until it says that it let go of it (Grant).
   if (const auto op = ops_.find(key); op != ops_.end()) {
     op->second.cancelled = true;
     if (op->second.charged_bytes == 0) forget(key);
@@ -269,7 +269,7 @@ std::vector<SentCallback> SendQueue::close_group(std::uint64_t group, QueuedChun
   for (auto it = ops_.begin(); it != ops_.end();) {
     const auto op = it++;
     if (op->first.group != group || op->second.outlives_group) continue;
-    // What was posted and never sent is not sent any more.
+    // What was granted and never sent is not sent any more.
     const bool unused = op->second.chunk_count == 0;
     op->second.cancelled |= drops;
     if (unused || (drops && op->second.charged_bytes == 0)) forget(OpKey(op->first));
@@ -298,7 +298,7 @@ std::vector<SentCallback> SendQueue::drop_all() {
   for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
   unacked_.clear();
   ops_.clear();
-  posted_only_ = 0;
+  granted_only_ = 0;
   charged_bytes_ = 0;
   return callbacks;
 }

@@ -1,11 +1,11 @@
 // What a channel has to send: chunks, handed out to the streams segment by segment in the order of
 // ready_chunks.h, and kept until the peer has acknowledged them.
 //
-// A chunk is ready (may go out), waiting (its operation is not posted by the peer and there is no credit for
+// A chunk is ready (may go out), waiting (its operation is not granted by the peer and there is no credit for
 // it), or in flight (all its segments are handed out, not all acknowledged). Credit: the chunks of operations
-// that the peer has not posted yet may together take as many bytes as the peer said in its Hello
+// that the peer has not granted yet may together take as many bytes as the peer said in its Hello
 // (max_unexpected_bytes); a chunk is charged when it becomes ready and the charge of an operation returns
-// when the peer posts it, or says (also with Posted) that it has thrown its data away.
+// when the peer grants it, or says (also with Grant) that it has thrown its data away.
 #pragma once
 
 #include <chrono>
@@ -39,8 +39,8 @@ class SendQueue {
 
   // The peer's limit; until it is known, chunks wait.
   void set_peer_limit(std::uint64_t max_unexpected_bytes);
-  // The peer has posted `key`. CorruptData if it posts absurdly many operations that nobody sends.
-  core::Status posted(const OpKey& key);
+  // The peer has granted `key`. CorruptData if it grants absurdly many operations that nobody sends.
+  core::Status granted(const OpKey& key);
 
   // Adds the next segments to `out`, those that were lost first: at least one if any is ready, then more up
   // to `max_bytes` and `max_segments`. Returns how many of them had gone out before.
@@ -64,7 +64,7 @@ class SendQueue {
   bool has_ready() const;
   // Everything was acknowledged.
   bool empty() const;
-  // Of the peer's limit, what chunks take that it has not posted.
+  // Of the peer's limit, what chunks take that it has not granted.
   std::uint64_t charged_bytes() const;
 
   // Each takes chunks out and returns their callbacks.
@@ -78,7 +78,7 @@ class SendQueue {
 
  private:
   struct OutOp {
-    bool posted = false;
+    bool granted = false;
     bool cancelled = false;       // kept only for its charge
     bool outlives_group = false;  // as OutgoingChunk::outlives_group
     std::uint32_t chunks_sent = 0;
@@ -104,11 +104,11 @@ class SendQueue {
   ReadyChunks waiting_;
   std::map<std::uint64_t, OutChunkPtr> in_flight_;  // by OutChunk::order
   UnackedSegments unacked_;
-  Clock::duration usual_time_{};     // from a stream to its acknowledgement; 0: not known yet
-  std::uint64_t handed_bytes_ = 0;   // in all
-  std::uint64_t doubled_bytes_ = 0;  // of slow segments
+  Clock::duration usual_time_{};    // from a stream to its acknowledgement; 0: not known yet
+  std::uint64_t handed_bytes_ = 0;  // in all
+  std::uint64_t hedged_bytes_ = 0;  // of slow segments
   std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
-  std::size_t posted_only_ = 0;  // operations that the peer posted and nobody sends (yet)
+  std::size_t granted_only_ = 0;  // operations that the peer granted and nobody sends (yet)
   std::uint64_t next_order_ = 0;
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t limit_bytes_ = 0;

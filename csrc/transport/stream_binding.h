@@ -6,8 +6,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "transport/connection.h"
+#include "transport/link_mark.h"
 #include "transport/wire.h"
 
 namespace geocomm::transport {
@@ -24,10 +27,21 @@ class StreamBinding {
   Proof proof(std::uint16_t stream, std::uint32_t generation) const;
   // Whether a Hello that came over `connection` belongs to this link.
   bool holds(const Connection& connection, const HelloPayload& hello) const;
+  // A server name with a LinkMark of its own; empty on a plain link, and before there was a control stream.
+  std::string next_mark();
+  // Whether it was made for this link, and did not come before.
+  bool recognizes(const LinkMark& mark);
 
  private:
-  std::optional<BindingKey> key_;
-  std::optional<BindingKey> previous_;
+  struct Secret {
+    BindingKey key;
+    decltype(LinkMark::link) name;  // in marks
+    std::set<decltype(LinkMark::number)> came;
+  };
+
+  std::optional<Secret> now_;
+  std::optional<Secret> previous_;
+  std::uint64_t marks_ = 0;  // made
 };
 
 }  // namespace geocomm::transport

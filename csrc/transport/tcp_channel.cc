@@ -110,7 +110,7 @@ ChannelStats TcpChannel::stats() const {
 }
 
 void TcpChannel::announce(const OpKey& key) {
-  WireHeader header = make_header(FrameType::Posted);
+  WireHeader header = make_header(FrameType::Grant);
   header.group = key.group;
   header.op = key.op;
   control_.push(header);
@@ -187,17 +187,17 @@ void TcpChannel::finish_segment(SegmentCopy copy) {
 
 Status TcpChannel::on_frame(const WireHeader& header) {
   switch (static_cast<FrameType>(header.type)) {
-    case FrameType::Posted:
-    case FrameType::Goodbye: {
+    case FrameType::Grant:
+    case FrameType::Close: {
       GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
       acks_due_.arrived();
       if (!is_new) return Status::ok();
-      if (peer_left_) return {StatusCode::CorruptData, "a control frame after Goodbye"};
-      if (static_cast<FrameType>(header.type) == FrameType::Goodbye) {
+      if (peer_left_) return {StatusCode::CorruptData, "a control frame after Close"};
+      if (static_cast<FrameType>(header.type) == FrameType::Close) {
         peer_left();
         return Status::ok();
       }
-      GEOCOMM_RETURN_IF_ERROR(queue_.posted({header.group, header.op}));
+      GEOCOMM_RETURN_IF_ERROR(queue_.granted({header.group, header.op}));
       schedule_flush();
       return Status::ok();
     }
@@ -219,7 +219,7 @@ Status TcpChannel::on_frame(const WireHeader& header) {
     case FrameType::HeartbeatReply:
       on_reply(header.op);
       return Status::ok();
-    case FrameType::Farewell:
+    case FrameType::Reset:
       fail(lost(core::str("it has given up the connection (",
                           core::to_string(static_cast<StatusCode>(header.code)), ")")));
       return Status::ok();
@@ -263,7 +263,7 @@ void TcpChannel::on_reply(std::uint64_t sent_ns) {
 
 void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
   if (phase_ != Phase::Ready || is_spare(carrier.stream)) return;
-  if (doubling_ && !queue_.has_ready() && queue_.pull_slow(carrier, IoLoop::Clock::now(), out)) {
+  if (hedging_ && !queue_.has_ready() && queue_.pull_slow(carrier, IoLoop::Clock::now(), out)) {
     resent_segments_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
@@ -301,21 +301,21 @@ void TcpChannel::flush() {
     next_stream_ = next_stream_ % data_streams + 1;
     if (Stream* const stream = streams_.open(next_stream_)) stream->wake();
   }
-  double_slow_segments();
+  hedge_slow_segments();
   advance_closing();
 }
 
 // With nothing new to send, streams that have sent everything take over what others are slow with.
-void TcpChannel::double_slow_segments() {
+void TcpChannel::hedge_slow_segments() {
   const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
   for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready; ++i) {
     if (!queue_.has_slow(IoLoop::Clock::now())) break;
     next_stream_ = next_stream_ % data_streams + 1;
     Stream* const stream = streams_.open(next_stream_);
     if (stream != nullptr && stream->is_idle()) {
-      doubling_ = true;
+      hedging_ = true;
       stream->wake();
-      doubling_ = false;
+      hedging_ = false;
     }
   }
   const auto again = queue_.slow_after();
@@ -361,7 +361,7 @@ void TcpChannel::begin_close() {
   schedule_flush();
 }
 
-// Its Goodbye came: everything it sent is here.
+// Its Close came: everything it sent is here.
 void TcpChannel::peer_left() {
   peer_left_ = true;
   closing_ = true;
@@ -377,9 +377,9 @@ void TcpChannel::peer_left() {
 
 void TcpChannel::advance_closing() {
   if (phase_ != Phase::Ready || !closing_ || !queue_.empty()) return;
-  if (!goodbye_sent_) {
-    goodbye_sent_ = true;
-    control_.push(make_header(FrameType::Goodbye));
+  if (!close_sent_) {
+    close_sent_ = true;
+    control_.push(make_header(FrameType::Close));
     send_control();
   }
   if (phase_ != Phase::Ready || !peer_left_ || !control_.all_acknowledged()) return;
@@ -409,7 +409,7 @@ void TcpChannel::set_reason(const Status& reason) {
   changed_.notify_all();
 }
 
-void TcpChannel::close(const Status& reason, bool keep_complete, bool farewell) {
+void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   const bool was_ready = phase_ == Phase::Ready;
   phase_ = Phase::Closed;
   context_->loop->cancel_timer(timer_);
@@ -420,9 +420,9 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool farewell) 
     core::log(core::LogLevel::Warning,
               was_ready ? "channel failed: " : "channel not made: ", reason.to_string());
   }
-  if (Stream* const control = streams_.control(); farewell && control != nullptr) {
+  if (Stream* const control = streams_.control(); reset && control != nullptr) {
     // Spares the peer the search for us.
-    WireHeader header = make_header(FrameType::Farewell);
+    WireHeader header = make_header(FrameType::Reset);
     header.code = static_cast<std::uint16_t>(reason.code());
     control->send_frame(header);
   }

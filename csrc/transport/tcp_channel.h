@@ -1,8 +1,8 @@
-// A Channel over TCP: one control stream, which carries Posted, heartbeats, acknowledgements and Goodbye, and
+// A Channel over TCP: one control stream, which carries Grant, heartbeats, acknowledgements and Close, and
 // data streams, which carry segments, or one that has them carried by RDMA.
 //
 // Life: connecting → ready → closed. A connection that is lost while ready is made again, and what it carried
-// goes out again over any other. Orderly end (shutdown here or Goodbye from the peer): flush, Goodbye, wait
+// goes out again over any other. Orderly end (shutdown here or Close from the peer): flush, Close, wait
 // for the peer's and for the acknowledgement of ours.
 #pragma once
 
@@ -90,13 +90,15 @@ class TcpChannel final : public Channel,
   bool is_bound(const Connection& connection, const HelloPayload& hello) const {
     return binding_.holds(connection, hello);
   }
+  // Whether it comes from the other end of this link, as far as that can be seen before the handshake. Once.
+  bool recognizes(const LinkMark& mark) { return binding_.recognizes(mark); }
   HelloPayload welcome(const HelloPayload& hello) const;
   void adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello);
   // A Hello of the peer's process came from there (SocketAddress::host()): its address may have changed.
   void heard_from(const std::string& host);
   // Welcome could not be sent.
   void not_adopted(std::uint16_t stream) { reconnect(stream); }
-  // Flush, Goodbye, drain. With nothing to flush and no connection yet, it closes at once.
+  // Flush, Close, drain. With nothing to flush and no connection yet, it closes at once.
   void begin_close();
   void fail(core::Status why);
   bool closed() const { return phase_ == Phase::Closed; }
@@ -116,6 +118,7 @@ class TcpChannel final : public Channel,
   void on_violation(Stream& stream, const core::Status& why) override;
 
   HelloPayload next_hello(std::uint16_t stream) override;
+  std::string next_server_name() override { return binding_.next_mark(); }
   void on_dialed(std::uint16_t stream, DialedStream dialed) override;
   void on_no_link(const core::Status& why) override;
   bool nothing_left() const override { return closing_ && queue_.empty(); }
@@ -149,10 +152,10 @@ class TcpChannel final : public Channel,
   void peer_left();
   void schedule_flush();
   void flush();
-  void double_slow_segments();
+  void hedge_slow_segments();
   void send_control();
   void advance_closing();
-  void close(const core::Status& reason, bool keep_complete, bool farewell = false);
+  void close(const core::Status& reason, bool keep_complete, bool reset = false);
   void set_reason(const core::Status& reason);
   void announce(const OpKey& key);
   void run_callbacks(std::vector<SentCallback> callbacks, const core::Status& status);
@@ -187,9 +190,9 @@ class TcpChannel final : public Channel,
 
   // The IO thread's.
   Phase phase_ = Phase::Connecting;
-  bool closing_ = false;        // no new sends; Goodbye once the queue is empty
+  bool closing_ = false;        // no new sends; Close once the queue is empty
   bool local_closing_ = false;  // because this endpoint shuts down
-  bool goodbye_sent_ = false;
+  bool close_sent_ = false;
   bool peer_left_ = false;
   std::uint64_t peer_limit_ = 0;
   std::uint64_t peer_receive_buffer_ = 0;
@@ -221,7 +224,7 @@ class TcpChannel final : public Channel,
   bool deadline_started_ = false;
   IoLoop::TimerId slow_timer_{};
   bool slow_timer_runs_ = false;
-  bool doubling_ = false;  // an idle stream may pull what others are slow with
+  bool hedging_ = false;  // an idle stream may send again what others are slow with
   IoLoop::TimerId linger_timer_{};
   bool lingering_ = false;
 };

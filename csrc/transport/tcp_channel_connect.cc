@@ -19,7 +19,7 @@ namespace {
 // A connection on which nothing is acknowledged for so long, or 20 round trips, is dead.
 constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
-// For a peer that has said Goodbye and lost its connections.
+// For a peer that has sent Close and lost its connections.
 constexpr std::chrono::milliseconds kLinger{2000};
 
 Status other_data_path(DataPath ours) {
@@ -226,7 +226,7 @@ void TcpChannel::drop(Stream& stream) {
 }
 
 void TcpChannel::reconnect(std::uint16_t stream) {
-  // Both have everything: only the Goodbyes, or their acknowledgements, may be missing.
+  // Both have everything: only the Close frames, or their acknowledgements, may be missing.
   const bool finished = peer_left_ && queue_.empty();
   if (finished) linger();
   if (redialer_.dials()) {
@@ -238,7 +238,7 @@ void TcpChannel::reconnect(std::uint16_t stream) {
   }
 }
 
-// The peer may still want our Goodbye; if it has ended without, nothing is lost.
+// The peer may still want our Close; if it has ended without, nothing is lost.
 void TcpChannel::linger() {
   if (std::exchange(lingering_, true)) return;
   linger_timer_ =

@@ -94,7 +94,7 @@ class TlsConnection final : public Connection {
       : Connection(std::move(fd)), ssl_(std::move(ssl)), own_(own), rekey_(rekey) {}
 
   // False if memory is short.
-  bool start(TlsRole role);
+  bool start(TlsRole role, const std::string& server_name);
   void note_untrusted(const X509* certificate, int error);
 
   Result<bool> handshake() override;
@@ -216,7 +216,7 @@ const BIO_METHOD* TlsConnection::socket_method() {
   return kMethod;
 }
 
-bool TlsConnection::start(TlsRole role) {
+bool TlsConnection::start(TlsRole role, const std::string& server_name) {
   const BIO_METHOD* method = socket_method();
   BIO* bio = method == nullptr ? nullptr : BIO_new(method);
   if (bio == nullptr) return false;
@@ -225,7 +225,7 @@ bool TlsConnection::start(TlsRole role) {
   SSL_set_bio(ssl_.get(), bio, bio);
   SSL_set_app_data(ssl_.get(), this);
   role == TlsRole::Acceptor ? SSL_set_accept_state(ssl_.get()) : SSL_set_connect_state(ssl_.get());
-  return true;
+  return server_name.empty() || SSL_set_tlsext_host_name(ssl_.get(), server_name.c_str()) == 1;
 }
 
 // What a call of OpenSSL came to. ERR_clear_error() must have run before it.
@@ -262,7 +262,7 @@ std::string TlsConnection::peer_text() const {
 }
 
 void TlsConnection::note_untrusted(const X509* certificate, int error) {
-  const auto name = certificate == nullptr ? Result<TlsName>(Status(StatusCode::AuthFailed, ""))
+  const auto name = certificate == nullptr ? Result<TlsName>(Status(StatusCode::Authentication, ""))
                                            : TlsName::of(*certificate);
   untrusted_ = core::str("the certificate ", name.is_ok() ? core::str("(", name->uri(), ") ") : "", "of ",
                          peer_text(), " ", certificate_trouble(certificate, error));
@@ -284,20 +284,20 @@ Result<bool> TlsConnection::handshake() {
 }
 
 Status TlsConnection::check_peer() {
-  if (untrusted_) return {StatusCode::AuthFailed, *untrusted_};
+  if (untrusted_) return {StatusCode::Authentication, *untrusted_};
   const X509* certificate = SSL_get0_peer_certificate(ssl_.get());
   if (certificate == nullptr) {
-    return {StatusCode::AuthFailed,
+    return {StatusCode::Authentication,
             core::str(peer_text(), " presents no certificate: set GEOCOMM_KEYS there")};
   }
   const Result<TlsName> name = TlsName::of(*certificate);
   if (!name.is_ok()) {
-    return {StatusCode::AuthFailed,
+    return {StatusCode::Authentication,
             core::str("the certificate of ", peer_text(), " ", name.status().message())};
   }
   if (name->job != own_.job) {
-    return {StatusCode::AuthFailed, core::str("the certificate (", name->uri(), ") of ", peer_text(),
-                                              " is of another job: here runs '", own_.job, "'")};
+    return {StatusCode::Authentication, core::str("the certificate (", name->uri(), ") of ", peer_text(),
+                                                  " is of another job: here runs '", own_.job, "'")};
   }
   peer_ = *name;
   // Strangers do not get so much memory. OpenSSL's own reading ahead would move what it has for each record.
@@ -307,16 +307,16 @@ Status TlsConnection::check_peer() {
 }
 
 Status TlsConnection::handshake_failure() {
-  if (untrusted_) return {StatusCode::AuthFailed, *untrusted_};
+  if (untrusted_) return {StatusCode::Authentication, *untrusted_};
   if (first_byte_ == (kWireMagic & 0xFF)) {
-    return {StatusCode::AuthFailed,
+    return {StatusCode::Authentication,
             "it answers in plaintext, while this side has keys: set GEOCOMM_KEYS on all sites, or on none"};
   }
   if (errno_ != 0) return errno_status(errno_);
   const int reason = ERR_GET_REASON(error_);
   if (ERR_GET_LIB(error_) == ERR_LIB_SSL && reason > SSL_AD_REASON_OFFSET) {
     if (const auto trouble = alert_trouble(reason - SSL_AD_REASON_OFFSET)) {
-      return {StatusCode::AuthFailed,
+      return {StatusCode::Authentication,
               core::str("refused by ", peer_text(), ": the certificate of this side (", own_.uri(), ") ",
                         *trouble)};
     }
@@ -339,7 +339,7 @@ Result<BindingKey> TlsConnection::binding_key() const {
 // ---- data ----
 
 Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
-  if (!peer_) return Status(StatusCode::AuthFailed, "the peer is not authenticated");
+  if (!peer_) return Status(StatusCode::Authentication, "the peer is not authenticated");
   Received received;
   has_more_ = false;
   for (const iovec& part : parts) {
@@ -451,11 +451,13 @@ void note_untrusted(SSL& ssl, const X509* certificate, int error) {
 }
 
 Result<std::unique_ptr<Connection>> tls_connection(Fd fd, TlsRole role, SSL_CTX& context, const TlsName& own,
-                                                   const RekeyLimits& rekey) {
+                                                   const RekeyLimits& rekey, const std::string& server_name) {
   SslPtr ssl(SSL_new(&context), &SSL_free);
   if (!ssl) return Status(StatusCode::Internal, core::str("no TLS connection: ", take_openssl_error()));
   auto connection = std::make_unique<TlsConnection>(std::move(fd), std::move(ssl), own, rekey);
-  if (!connection->start(role)) return Status(StatusCode::Internal, "no memory for a TLS connection");
+  if (!connection->start(role, server_name)) {
+    return Status(StatusCode::Internal, "no memory for a TLS connection");
+  }
   return std::unique_ptr<Connection>(std::move(connection));
 }
 

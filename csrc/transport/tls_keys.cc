@@ -39,7 +39,7 @@ using KeyPtr = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 
 Status unusable(const std::string& path, const std::string& why) {
   return {StatusCode::InvalidArgument,
-          core::str(path, " ", why, ". `geocomm keygen` makes the folder that GEOCOMM_KEYS names")};
+          core::str(path, " ", why, ". `geocomm keys create` makes the folder that GEOCOMM_KEYS names")};
 }
 
 // Empty if there is no such file and it may be missing.
@@ -264,13 +264,13 @@ void TlsKeys::Watched::watch() {
   }
 }
 
-Result<std::unique_ptr<Connection>> TlsKeys::secure(Fd fd, TlsRole role) {
+Result<std::unique_ptr<Connection>> TlsKeys::secure(Fd fd, TlsRole role, const std::string& server_name) {
   std::shared_ptr<SSL_CTX> context;
   {
     std::lock_guard lock(watched_->mutex);
     context = watched_->loaded.context;
   }
-  return tls_connection(std::move(fd), role, *context, name_, rekey_);
+  return tls_connection(std::move(fd), role, *context, name_, rekey_, server_name);
 }
 
 }  // namespace geocomm::transport

@@ -41,8 +41,9 @@ class TlsKeys {
   static core::Result<std::unique_ptr<TlsKeys>> load(const std::string& folder,
                                                      const RekeyLimits& rekey = {});
 
-  // Over a connected, non-blocking socket. Does not look at the files. Any thread.
-  core::Result<std::unique_ptr<Connection>> secure(Fd fd, TlsRole role);
+  // Over a connected, non-blocking socket. Does not look at the files. A dialer says `server_name` (empty:
+  // none) in the clear. Any thread.
+  core::Result<std::unique_ptr<Connection>> secure(Fd fd, TlsRole role, const std::string& server_name = {});
   // Whom cert.pem speaks for.
   const TlsName& name() const { return name_; }
 

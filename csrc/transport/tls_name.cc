@@ -88,12 +88,12 @@ Result<TlsName> TlsName::of(const X509& certificate) {
     const std::string_view uri(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
                                static_cast<std::size_t>(ASN1_STRING_length(text)));
     if (!uri.starts_with(kScheme)) continue;
-    if (found) return Status(StatusCode::AuthFailed, "names more than one geocomm://job/site");
+    if (found) return Status(StatusCode::Authentication, "names more than one geocomm://job/site");
     found = parse(uri);
-    if (!found) return Status(StatusCode::AuthFailed, "has a geocomm URI that is not geocomm://job/site");
+    if (!found) return Status(StatusCode::Authentication, "has a geocomm URI that is not geocomm://job/site");
   }
   if (!found) {
-    return Status(StatusCode::AuthFailed, "names no geocomm://job/site: it is not from `geocomm keygen`");
+    return Status(StatusCode::Authentication, "names no geocomm://job/site: `geocomm keys` did not make it");
   }
   return *found;
 }

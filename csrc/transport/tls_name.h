@@ -18,7 +18,7 @@ struct TlsName {
 
   // Nothing unless it is exactly geocomm://job/site, neither part empty.
   static std::optional<TlsName> parse(std::string_view uri);
-  // The one geocomm URI of a certificate. AuthFailed if there is none, or more than one.
+  // The one geocomm URI of a certificate. Authentication if there is none, or more than one.
   static core::Result<TlsName> of(const X509& certificate);
   std::string uri() const;
 

@@ -29,7 +29,7 @@ std::string certificate_trouble(const X509* certificate, int error) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
       return core::str("expired on ",
                        time_text(certificate == nullptr ? nullptr : X509_get0_notAfter(certificate)),
-                       ": renew it with `geocomm keygen --renew`");
+                       ": renew it with `geocomm keys renew`");
     case X509_V_ERR_CERT_NOT_YET_VALID:
       return core::str("is not valid before ",
                        time_text(certificate == nullptr ? nullptr : X509_get0_notBefore(certificate)),
@@ -42,14 +42,14 @@ std::string certificate_trouble(const X509* certificate, int error) {
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
       return "was signed by an unknown CA, not by ca.pem's: the keys of all sites must come from one "
-             "`geocomm keygen`";
+             "`geocomm keys create`";
     case X509_V_ERR_CRL_HAS_EXPIRED:
     case X509_V_ERR_CRL_NOT_YET_VALID:
       return "cannot be checked, since crl.pem is out of date (or the clock is wrong): renew crl.pem";
     case X509_V_ERR_UNABLE_TO_GET_CRL:
       return "cannot be checked, since crl.pem is of another CA";
     case X509_V_ERR_INVALID_PURPOSE:
-      return "is not made for TLS servers and clients: it is not from `geocomm keygen`";
+      return "is not made for TLS servers and clients: `geocomm keys` did not make it";
     default:
       return core::str("is not valid: ", X509_verify_cert_error_string(error));
   }
@@ -58,18 +58,18 @@ std::string certificate_trouble(const X509* certificate, int error) {
 std::optional<std::string> alert_trouble(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_EXPIRED:
-      return "has expired: renew it with `geocomm keygen --renew`";
+      return "has expired: renew it with `geocomm keys renew`";
     case SSL_AD_CERTIFICATE_REVOKED:
       return "was revoked (crl.pem there)";
     case SSL_AD_UNKNOWN_CA:
       return "was signed by a CA that is unknown there: the keys of all sites must come from one "
-             "`geocomm keygen`";
+             "`geocomm keys create`";
     case SSL_AD_BAD_CERTIFICATE:
       return "is not valid yet there, or damaged: compare the clocks of the machines";
     case SSL_AD_UNSUPPORTED_CERTIFICATE:
     case SSL_AD_CERTIFICATE_UNKNOWN:
     case SSL_AD_ACCESS_DENIED:
-      return "is not accepted there: it is not from `geocomm keygen`";
+      return "is not accepted there: `geocomm keys` did not make it";
     case SSL_AD_CERTIFICATE_REQUIRED:
       return "is missing";
     default:

@@ -86,7 +86,7 @@ const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carr
   return nullptr;
 }
 
-OutSegment UnackedSegments::double_up(std::uint64_t number, const Carrier& carrier) {
+OutSegment UnackedSegments::hedge(std::uint64_t number, const Carrier& carrier) {
   Entry& entry = entries_[number - first_];
   entry.carrier = carrier;
   entry.again = true;

@@ -69,7 +69,7 @@ class UnackedSegments {
   // cheap.
   const OutSegment* find_slow(Clock::time_point since, const Carrier* carrier) const;
   // It goes out once more, over `carrier`, which carries it from now on.
-  OutSegment double_up(std::uint64_t number, const Carrier& carrier);
+  OutSegment hedge(std::uint64_t number, const Carrier& carrier);
 
   void clear();
 

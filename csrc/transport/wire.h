@@ -1,4 +1,4 @@
-// What travels on a stream: 64-byte headers, some followed by a payload. Little-endian. docs/wire-format.md
+// What travels on a stream: 64-byte headers, some followed by a payload. Little-endian. docs/spec/frames.md
 // has the table.
 #pragma once
 
@@ -30,13 +30,13 @@ enum class FrameType : std::uint8_t {
   Welcome = 2,  // acceptor → dialer; payload: HelloPayload of the acceptor
   Refuse = 3,   // acceptor → dialer, then close; code = StatusCode, payload: UTF-8 reason (at most 512 bytes)
   Segment = 4,  // a piece of a chunk; payload: `length` bytes at `offset` of the chunk
-  Posted = 5,   // the sender of this frame has posted the receive of (group, op): send without limit
+  Grant = 5,    // the sender of this frame has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same. `chunk`:
                   // data streams that the sender would like, 0 if it does not care
   HeartbeatReply = 7,
-  Goodbye = 8,       // orderly end: everything sent is acknowledged, nothing new will be posted or sent
+  Close = 8,         // orderly end: everything sent is acknowledged, nothing new will be posted or sent
   Ack = 9,           // which segments and reliable control frames have arrived
-  Farewell = 10,     // the sender has given the link up; code = StatusCode of the reason
+  Reset = 10,        // the sender has given the link up; code = StatusCode of the reason
   RdmaAddress = 11,  // first, and only, on a data stream of an RDMA link; payload: the sender's address there
 };
 
@@ -44,8 +44,8 @@ struct WireHeader {
   std::uint32_t magic;
   std::uint8_t version;
   std::uint8_t type;          // FrameType
-  std::uint16_t code;         // Refuse, Farewell: StatusCode; else 0
-  std::uint64_t sequence;     // Segment; Posted, Goodbye: their number, from 1; Ack: see AckFrame; else 0
+  std::uint16_t code;         // Refuse, Reset: StatusCode; else 0
+  std::uint64_t sequence;     // Segment; Grant, Close: their number, from 1; Ack: see AckFrame; else 0
   std::uint64_t group;        // OpKey::group
   std::uint64_t op;           // OpKey::op; RdmaAddress: the token to put before each message
   std::uint64_t descriptor;   // opaque to transport: what the sender believes the operation is

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.command_end import fail
+from geocomm.cli.command_end import fail
 
 
 def register(app: typer.Typer) -> None:
@@ -22,32 +22,39 @@ def demo(
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
-    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="16")] = None,
+    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="10")] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run. Gloo has no encryption.")
     ] = False,
     keys: Annotated[
-        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keygen, for site0 and site1.")
+        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keys, for site0 and site1.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
     ] = None,
 ) -> None:
-    """Train a small DeepSeek model over two emulated sites: on Gloo, on geocomm exact, on geocomm int8.
+    """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in three ways.
+
+    The ways of geocomm: exact, int8, and balanced with error feedback.
 
     Ends in a table and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed; 2 for a wrong option or a
     missing package; 125 where no WAN can be emulated.
+
+    Example:
+
+        geocomm demo
+        geocomm demo --rtt 30ms --rate 500mbit --secure
     """
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
         fail("demo", f"{', '.join(missing)} not installed; pip install 'geocomm[train]'")
-    from geocomm.demo_report import draw, lateness_note, summary_table, write_summary
-    from geocomm.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, run_variant
-    from geocomm.demo_view import DemoView
-    from geocomm.wan import Link, WanConfigError, WanError, check_wan
-    from geocomm.wan_bench import describe_link
-    from geocomm.wan_keys import site_keys
-    from geocomm.wan_topology import link_changes
+    from geocomm.bench.wan_bench import describe_link
+    from geocomm.demo.demo_report import draw, lateness_note, summary_table, write_summary
+    from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant
+    from geocomm.demo.demo_view import DemoView
+    from geocomm.emulator.emulated_keys import site_keys
+    from geocomm.emulator.emulated_wan import check_wan
+    from geocomm.planning.link_matrix import Link, WanConfigError, WanError, link_changes
 
     steps = steps or DEFAULT_STEPS
     folder = (out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
@@ -62,7 +69,7 @@ def demo(
 
     conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     output = Console()
-    outcomes = []
+    outcomes: list[Outcome] = []
     try:
         with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
             for variant in VARIANTS:

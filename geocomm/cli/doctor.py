@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.command_end import fail
+from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
-    from geocomm.doctor import Question
-    from geocomm.doctor_network import Answerer
-    from geocomm.finding import Finding
-    from geocomm.options import Options
+    from geocomm.core.options import Options
+    from geocomm.diagnostics.doctor import Question
+    from geocomm.diagnostics.doctor_network import Answerer
+    from geocomm.diagnostics.finding import Finding
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
 
@@ -45,15 +45,22 @@ def doctor(
 ) -> None:
     """Examine this machine; with a launcher around it, all ranks of the job and the ways between their sites.
 
-    Under a launcher (`python -m torch.distributed.run … -m geocomm.cli.main doctor`, `geocomm wan -- geocomm doctor`)
+    Under a launcher (`python -m torch.distributed.run … -m geocomm doctor`, `geocomm wan run -- geocomm doctor`)
     rank 0 prints. Exit status: 0; 1 where something is bad; 2 for a wrong option or a rank that does not come.
+
+    Example:
+
+        geocomm doctor --rate 1gbit --rtt 100ms --peers 7
+        geocomm doctor --peer 192.0.2.10:29400
     """
-    from geocomm.doctor import Question, examine, local_rank_count
-    from geocomm.doctor_network import peer_findings
-    from geocomm.errors import GeocommError
-    from geocomm.hub_address import HubAddress, HubAddressError
-    from geocomm.options import Options, keys_folder
-    from geocomm.units import UnitError, parse_duration, parse_rate
+    from geocomm.core.addresses import HubAddress, HubAddressError
+    from geocomm.core.environment import keys_folder
+    from geocomm.core.errors import GeocommError
+    from geocomm.core.options import Options
+    from geocomm.core.place import local_world_size, world_size
+    from geocomm.core.units import UnitError, parse_duration, parse_rate
+    from geocomm.diagnostics.doctor import Question, examine
+    from geocomm.diagnostics.doctor_network import peer_findings
 
     if listen is not None:
         _answer(listen)
@@ -63,14 +70,14 @@ def doctor(
         question = Question(
             rate_bps=parse_rate(rate),
             rtt_s=parse_duration(rtt),
-            peers=peers or max(_world_size() - 1, 0) or 15,
-            local_ranks=local_rank_count(),
+            peers=peers or world_size() - 1 or 15,
+            local_ranks=local_world_size(),
             options=options,
             keys=keys_folder(),
         )
     except (GeocommError, HubAddressError, UnitError) as error:
         fail("doctor", str(error))
-    if _world_size() > 1:
+    if world_size() > 1:
         findings = _examine_job(question, timeout)
     else:
         findings = list(examine(question))
@@ -81,16 +88,14 @@ def doctor(
         raise typer.Exit(any(finding.state == "bad" for finding in findings))
 
 
-def _world_size() -> int:
-    text = os.environ.get("WORLD_SIZE") or os.environ.get("NNODES") or "1"
-    return int(text) if text.isdigit() else 1
-
-
 def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     """All ranks' part; what there is to print at rank 0, else None."""
-    from geocomm.doctor import examine, versions
-    from geocomm.doctor_machine import usable_congestion_control
-    from geocomm.doctor_ranks import (
+    from geocomm.core.bad_input import BadInput
+    from geocomm.core.errors import GeocommError
+    from geocomm.core.place import find_place
+    from geocomm.diagnostics.doctor import examine, versions
+    from geocomm.diagnostics.doctor_machine import usable_congestion_control
+    from geocomm.diagnostics.doctor_ranks import (
         Record,
         difference_findings,
         gathered_findings,
@@ -98,11 +103,11 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
         site_findings,
         way_findings,
     )
-    from geocomm.one_site import own_presence
-    from geocomm.records import from_record
-    from geocomm.topology import own_address, own_versions
-    from geocomm.train.train_errors import BadInput
-    from geocomm.train.train_launch import Rendezvous, find_place
+    from geocomm.membership.job_store import Rendezvous
+    from geocomm.membership.one_site import own_presence
+    from geocomm.membership.own_address import own_address
+    from geocomm.membership.rank_record import own_versions
+    from geocomm.membership.records import from_record
 
     try:
         place = find_place(os.environ)
@@ -123,7 +128,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             own_findings += way_findings(own, records)
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()
-    except BadInput as error:
+    except (BadInput, GeocommError) as error:
         fail("doctor", str(error))
     if place.rank != 0:
         return None
@@ -137,8 +142,8 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
 
 def _answerer(options: Options) -> Answerer:
     """At the port that the rank will listen on, so that firewalls are tried; where that is taken, at any."""
-    from geocomm.doctor_network import Answerer
-    from geocomm.options import listen_port
+    from geocomm.core.options import listen_port
+    from geocomm.diagnostics.doctor_network import Answerer
 
     try:
         return Answerer(port=listen_port(options))
@@ -147,7 +152,7 @@ def _answerer(options: Options) -> Answerer:
 
 
 def _answer(port: int) -> NoReturn:
-    from geocomm.doctor_network import Answerer
+    from geocomm.diagnostics.doctor_network import Answerer
 
     try:
         with Answerer(port=port) as answerer:

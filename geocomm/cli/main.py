@@ -1,21 +1,24 @@
 """Entry point of the `geocomm` console script.
 
-A command lives in a module of its own beside this one and exposes `register(app)`. Modules import nothing heavy
-(torch, transformers, matplotlib) at module level, so that `geocomm --help` answers at once.
+A command lives in a module of its own beside this one, exposes `register(app)`, and is named here. These modules import
+nothing heavy (torch, transformers, matplotlib) at module level, so that `geocomm --help` answers at once.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from typing import Annotated
 
 import typer
 
-import geocomm.cli as commands
+from geocomm._version import __version__
+from geocomm.cli import bench, demo, doctor, keys, plan, probe, run, train, wan
+from geocomm.cli.help_text import fit_help
+
+_COMMANDS = (demo, train, run, keys, doctor, probe, plan, wan, bench)
 
 
 def build_app() -> typer.Typer:
-    """The typer application with every command module beside this file registered on it."""
+    """The typer application with every command on it."""
     app = typer.Typer(
         name="geocomm",
         help="Train large models across distant sites.",
@@ -25,19 +28,25 @@ def build_app() -> typer.Typer:
     )
 
     @app.callback()
-    def _root() -> None:
+    def _root(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        ] = False,
+    ) -> None:
         """Train large models across distant sites."""
 
-    for module in sorted(info.name for info in pkgutil.iter_modules(commands.__path__)):
-        if module != "main":
-            importlib.import_module(f"{commands.__name__}.{module}").register(app)
+    for command in _COMMANDS:
+        command.register(app)
+    fit_help(app)
     return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"geocomm {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line."""
     build_app()()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.command_end import fail
+from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
-    from geocomm.links import Links
-    from geocomm.wan_plan import Estimate
+    from geocomm.planning.link_table import Links
+    from geocomm.planning.run_estimate import Estimate
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +32,9 @@ def plan(
     links: Annotated[
         Path | None, typer.Option(help="Links of `geocomm probe --out`, or a TOML matrix.", metavar="PATH")
     ] = None,
-    rate: Annotated[str, typer.Option(help="Rate between any two sites, without --links.")] = "1gbit",
+    rate: Annotated[
+        str, typer.Option(help="Rate between each two sites, without --links; a site's own line: --access.")
+    ] = "1gbit",
     access: Annotated[
         str | None, typer.Option(help="Rate of each site's own line, over all its links, without --links.")
     ] = None,
@@ -54,12 +58,18 @@ def plan(
 
     Ranks of a site hold shards, so each exchanges its part. Codecs are timed on this machine. Exit status: 0; 2 for a
     wrong option.
+
+    Example:
+
+        geocomm plan --parameters 7b --sites 3 --rate 1gbit --access 2gbit
+        geocomm plan --model deepseek-v3 --links links.json --codec int8
     """
-    from geocomm.auto_codec import Speed, measure
-    from geocomm.errors import GeocommError
-    from geocomm.link_report import relay_lines
-    from geocomm.units import parse_duration
-    from geocomm.wan_plan import Workload, estimate
+    from geocomm.codecs.codec_spec import codec_spec
+    from geocomm.core.errors import GeocommError
+    from geocomm.core.units import parse_duration
+    from geocomm.planning.codec_choice import Speed, measure
+    from geocomm.planning.link_report import relay_lines
+    from geocomm.planning.run_estimate import Workload, estimate, scaled
 
     try:
         if element_bytes == 3:
@@ -67,12 +77,18 @@ def plan(
         work = Workload(_parameters(parameters, model), ranks, parse_duration(step_time), element_bytes, hidden, price)
         if work.compute_s <= 0:
             raise ValueError("--step-time: it must be more than 0")
-        table = _links(links, sites, rate, access, rtt, efficiency)
-        codecs = tuple(codec or ("none", "int8", "int4", "balanced", "small", "tiny"))
+        share = efficiency or _usual_efficiency(links)
+        table = scaled(_nominal_links(links, sites, rate, access, rtt), share)
+        codecs: list[str] = []
+        refused: list[str] = []
+        for name in codec or ("none", "int8", "int4", "balanced", "small"):
+            (refused if codec_spec(name).needs_feedback else codecs).append(name)
+        if not codecs:
+            raise ValueError(_refusal(refused))
         intervals = sync_every or [1, 100]
         if min(intervals) < 1:
             raise ValueError("--sync-every: it must be 1 or more")
-        speeds = measure(codecs, threads)
+        speeds = measure(tuple(codecs), threads)
         rows = [estimate(work, table, name, every, Speed(*speeds[name])) for every in intervals for name in codecs]
     except (GeocommError, ValueError) as error:
         fail("plan", str(error))
@@ -84,10 +100,22 @@ def plan(
     console = Console()
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
     console.print(f"{len(table.sites)} sites of {ranks} ranks, {size}, {step_time} a step", highlight=False)
-    console.print(_table(rows, price))
+    title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"
+    console.print(f"{title}; tensors get {share:.0%} of those rates", highlight=False)
+    if links is None and access is None and len(table.sites) > 2:
+        console.print(
+            f"--rate is that of each pair of sites: each site has {len(table.sites) - 1} x {rate} here. If {rate} is a "
+            f"site's own line, add --access {rate}",
+            style="bold yellow",
+            highlight=False,
+        )
+    for each in _tables(rows, price):
+        console.print(each)
+    if refused:
+        console.print(_refusal(refused), style="bold yellow", highlight=False)
     for line in relay_lines(table):
         console.print(line, highlight=False)
-    console.print("A model's times; how far measured ones were from it: docs/planning.md", highlight=False)
+    console.print("A model's times; how far measured ones were from it: docs/explanation/planning.md", highlight=False)
 
 
 def _parameters(text: str | None, model: str | None) -> float:
@@ -103,57 +131,95 @@ def _parameters(text: str | None, model: str | None) -> float:
         if not 1 <= count <= 1e15:
             raise ValueError(f"--parameters {text}: expected 1 to 1e15")
         return count
-    from geocomm.train.model_presets import PRESETS
+    from geocomm.models.model_presets import PRESETS
 
     if model not in PRESETS:
         raise ValueError(f"--model {model}: expected one of {', '.join(PRESETS)}")
     from transformers import DeepseekV3Config
 
-    from geocomm.train.model_factory import parameter_count
+    from geocomm.models.model_factory import parameter_count
 
-    return float(parameter_count(DeepseekV3Config(**({"vocab_size": 32000} | PRESETS[model]), num_mtp_layers=0)))
+    settings: dict[str, Any] = {"vocab_size": 32000} | PRESETS[model] | {"num_mtp_layers": 0}
+    return float(parameter_count(DeepseekV3Config(**settings)))
 
 
-def _links(path: Path | None, sites: int, rate: str, access: str | None, rtt: str, efficiency: float | None) -> Links:
-    from geocomm.links import Links
-    from geocomm.units import parse_duration, parse_rate
-    from geocomm.wan_plan import NOMINAL_EFFICIENCY, scaled
+def _nominal_links(path: Path | None, sites: int, rate: str, access: str | None, rtt: str) -> Links:
+    from geocomm.core.units import parse_duration, parse_rate
+    from geocomm.planning.link_table import Links
 
     if path is not None:
-        nominal = path.suffix == ".toml"
-        return scaled(Links.from_file(path), efficiency or (NOMINAL_EFFICIENCY if nominal else 1.0))
+        return Links.from_file(path)
     names = [f"site{index}" for index in range(sites)]
     limit = None if access is None else (parse_rate(access),) * sites
-    table = Links.uniform(names, parse_rate(rate), parse_duration(rtt), up_bps=limit, down_bps=limit)
-    return scaled(table, efficiency or NOMINAL_EFFICIENCY)
+    return Links.uniform(names, parse_rate(rate), parse_duration(rtt), up_bps=limit, down_bps=limit)
 
 
-def _table(rows: list[Estimate], price: float | None) -> Table:
-    table = Table()
-    for name in ("codec", "sync every", "way", "site sends", "rank sends", "exchange", "step", "computing", "link"):
-        table.add_column(name, justify="left" if name in ("codec", "way") else "right")
-    table.add_column("egress a day", justify="right")
-    if price is not None:
-        table.add_column("$ a day", justify="right")
-    last = None
-    for row in rows:
-        if last is not None and row.sync_every != last:
-            table.add_section()
-        last = row.sync_every
-        cells = [
-            row.codec,
-            str(row.sync_every),
-            ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
-            _bytes(row.sent_bytes),
-            _bytes(row.sent_per_rank_bytes),
-            f"{row.exchange_s:.3g} s",
-            f"{row.step_s:.3g} s",
-            f"{row.compute_share:.1%}",
-            f"{row.link_share:.1%}",
-            _bytes(row.egress_bytes_per_day),
+def _usual_efficiency(path: Path | None) -> float:
+    """A matrix has the lines' own rates; those that `geocomm probe` measured are of tensors already."""
+    from geocomm.planning.run_estimate import NOMINAL_EFFICIENCY
+
+    return NOMINAL_EFFICIENCY if path is None or path.suffix == ".toml" else 1.0
+
+
+def _line(access: str | None) -> str:
+    return "no limit of a site's own line" if access is None else f"{access} a site's own line"
+
+
+def _refusal(codecs: list[str]) -> str:
+    return (
+        f"not listed: {', '.join(codecs)}; the backend refuses codecs that need error feedback "
+        "(docs/explanation/error-feedback.md)"
+    )
+
+
+def _tables(rows: list[Estimate], price: float | None) -> Iterator[Table]:
+    """One for each interval between exchanges; 80 columns hold it."""
+    for every, group in itertools.groupby(rows, lambda row: row.sync_every):
+        title = "An exchange at every step" if every == 1 else f"An exchange every {every} steps"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+        names = [
+            "codec",
+            "way",
+            "site\nsends",
+            "rank\nsends",
+            "exchange",
+            "step",
+            "com-\nputing",
+            "link",
+            "egress\na day",
         ]
-        table.add_row(*cells, *([] if row.dollars_per_day is None else [f"{row.dollars_per_day:,.0f}"]))
-    return table
+        for name in names + ["$\na day"] * (price is not None):
+            # A codec's name may be of any length; a number that is cut is a wrong one.
+            folds = name in ("codec", "way")
+            table.add_column(name, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
+        for row in group:
+            cells = [
+                row.codec,
+                ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
+                _bytes(row.sent_bytes),
+                _bytes(row.sent_per_rank_bytes),
+                _seconds(row.exchange_s),
+                _seconds(row.step_s),
+                f"{row.compute_share:.1%}",
+                f"{row.link_share:.1%}",
+                _bytes(row.egress_bytes_per_day),
+            ]
+            table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
+        yield table
+
+
+def _seconds(duration_s: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if duration_s >= 2 * size:
+            return f"{duration_s / size:.3g} {unit}"
+    return f"{duration_s:.3g} s"
+
+
+def _dollars(count: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if count >= 100 * size:
+            return f"{count / size:,.0f} {unit}"
+    return f"{count:,.0f}"
 
 
 def _bytes(count: float) -> str:

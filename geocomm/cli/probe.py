@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.command_end import fail, write_plot
+from geocomm.cli.command_end import fail, write_plot
 
 if TYPE_CHECKING:
-    from geocomm.links import Links
+    from geocomm.planning.link_table import Links
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 
 Run it as the job would run, one or more ranks at each site, under torchrun or the emulator:
 
-    geocomm wan --sites 3 --rtt 80ms -- geocomm probe --out links.json
+    geocomm wan run --sites 3 --rtt 80ms -- geocomm probe --out links.json
 
 GEOCOMM_SITE, RANK and WORLD_SIZE (or NODE_RANK and NNODES for one rank a site), MASTER_ADDR and MASTER_PORT say who is
 where. Rank 0 prints the tables, and writes the file that GEOCOMM_LINKS takes: copy it to all sites. Exit status: 0; 1
 where the sites could not be measured; 2 for a wrong option.
 """
+
+
+_NOTED_OVERFLOW = 0.0005
 
 
 def register(app: typer.Typer) -> None:
@@ -40,24 +43,23 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """See _HELP."""
-    for name, node in (("RANK", "NODE_RANK"), ("WORLD_SIZE", "NNODES")):
-        if not os.environ.get(name):
-            os.environ[name] = os.environ.get(node, "")
-        if not os.environ[name]:
-            fail(
-                "probe",
-                f"{name} is not set: start the probe at every site with torchrun or geocomm wan (see --help)",
-                2,
-            )
+    from geocomm.core.bad_input import BadInput
+    from geocomm.core.place import require_rank
+
+    try:
+        require_rank(os.environ)
+    except BadInput as error:
+        fail("probe", f"{error} (see --help)", 2)
 
     import torch.distributed as dist
 
-    from geocomm.errors import GeocommError
-    from geocomm.link_probe import LinkProbe
+    from geocomm.core.errors import GeocommError
+    from geocomm.diagnostics.link_probe import LinkProbe
 
     try:
         dist.init_process_group("geocomm")
-        links = LinkProbe(seconds, ranks).run()
+        measuring = LinkProbe(seconds, ranks)
+        links = measuring.run()
         first = dist.get_rank() == 0
         dist.destroy_process_group()
     except (GeocommError, dist.DistError, ValueError) as error:
@@ -69,6 +71,13 @@ def probe(
         print(document)
     else:
         _show(links)
+        for (src, dst), share in measuring.overflow.items():
+            if share > _NOTED_OVERFLOW:
+                Console().print(
+                    f"{measuring.names[src]} to {measuring.names[dst]}: {share:.2%} was sent again "
+                    "while the probe filled the link, since its queue overflowed; that is not written as loss",
+                    highlight=False,
+                )
     if out is not None:
         try:
             out.write_text(document + "\n", encoding="utf-8")
@@ -76,13 +85,13 @@ def probe(
             fail("probe", f"--out {out}: {error.strerror}", 2)
         Console(stderr=True).print(f"written: {out}", highlight=False)
     if plot is not None:
-        from geocomm.link_report import draw
+        from geocomm.planning.link_report import draw
 
         write_plot("probe", plot, lambda path: draw(links, path))
 
 
 def _show(links: Links) -> None:
-    from geocomm.link_report import access_lines, delays_table, rates_table, relay_lines
+    from geocomm.planning.link_report import access_lines, delays_table, rates_table, relay_lines
 
     console = Console()
     console.print(rates_table(links))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from geocomm.command_end import fail
+from geocomm.cli.command_end import fail
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
@@ -17,7 +17,7 @@ meet:
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
 The node that has the host's address is the hub, besides its ranks; the others only dial out to it. The site's name
-comes from its keys (geocomm keygen). The exit status is torchrun's; 2: it could not begin.
+comes from its keys (geocomm keys). The exit status is torchrun's; 2: it could not begin.
 """
 
 
@@ -43,16 +43,15 @@ def run(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
 ) -> None:
     """See _HELP."""
-    from geocomm.hub_address import HubAddress, HubAddressError
-    from geocomm.hub_run import run_at_hub
-    from geocomm.options import keys_folder, site_name
-    from geocomm.security import Keys, KeysError
+    from geocomm.core.addresses import HubAddress, HubAddressError
+    from geocomm.core.environment import keys_folder
+    from geocomm.core.site import site_name
+    from geocomm.rendezvous.run_at_hub import run_at_hub
+    from geocomm.security.keys import Keys, KeysError
 
     folder = keys or keys_folder()
     if folder is None:
-        fail(
-            "run", "no keys: make them once with geocomm keygen --sites a,b, and set GEOCOMM_KEYS to this site's folder"
-        )
+        fail("run", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder")
     try:
         loaded = Keys.load(folder)
         if (site := site_name()) not in (None, loaded.identity.site):

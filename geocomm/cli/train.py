@@ -29,11 +29,18 @@ def train(
     """Train a causal language model with DeepSpeed over one or more sites.
 
     Start it on every rank: with `python -m torch.distributed.run … -m geocomm.train`, with the deepspeed launcher, with
-    `geocomm wan … -- geocomm train`, or alone for one process. Fields and examples: docs/training.md.
+    `geocomm wan run … -- geocomm train`, or alone for one process. See docs/tutorials/train-a-model.md.
+
+    Exit status: 0; 1 where the training failed; 2 for a wrong option, field or file; 128 + the signal that ended it.
+
+    Example:
+
+        geocomm train --set model.preset=tiny --set training.steps=50
+        geocomm train --config run.yaml --set output_dir=runs/second
     """
     try:
+        from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
         from geocomm.train.config_text import format_config, load_config
-        from geocomm.train.train_errors import EXIT_BAD_INPUT, BadInput
     except ImportError as error:
         typer.echo(f"geocomm train: {error}; pip install 'geocomm[train]'", err=True)
         raise typer.Exit(2) from None

@@ -1,4 +1,4 @@
-"""`geocomm wan`, `wan-set` and `wan-stats`: a geo-distributed job on one machine."""
+"""`geocomm wan run`, `wan set` and `wan stats`: a geo-distributed job on one machine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.command_end import fail
-from geocomm.units import UnitError, parse_duration
-from geocomm.wan import (
+from geocomm.cli.command_end import fail
+from geocomm.core.units import UnitError, parse_duration
+from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_wan import (
     EMULATOR_FAILED,
     LATENESS_LIMIT_S,
-    Topology,
-    WanConfigError,
+    LinkReport,
     WanControl,
-    WanError,
     WanReport,
     WanRun,
     find_control,
 )
-from geocomm.wan_keys import site_environment, site_keys
-from geocomm.wan_topology import Link, link_changes
+from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, link_changes
+from geocomm.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,18 +36,19 @@ Each site is a network namespace of its own and sees only the other sites, over 
 and loss. Takes root or an unprivileged user namespace. COMMAND finds GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR,
 MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
 
-    geocomm wan --rtt 80ms -- bash -c 'python -m torch.distributed.run
+    geocomm wan run --rtt 80ms -- bash -c 'python -m torch.distributed.run
       --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
       --master-addr $MASTER_ADDR --master-port $MASTER_PORT train.py'
 
 The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
-Change links while it runs with `geocomm wan-set`; read counters with `geocomm wan-stats`.
+Change links while it runs with `geocomm wan set`; read counters with `geocomm wan stats`.
 
 With --secure or --keys, each site also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the
 rendezvous, which is then at a hub:
 
-    geocomm wan --secure -- bash -c 'geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
-      --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 train.py'
+    geocomm wan run --secure -- bash -c '
+      geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
+        --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 train.py'
 """
 
 _MATRIX_HELP = (
@@ -64,13 +64,15 @@ _RESET_HELP = "Segments that are turned into a reset of their TCP connection."
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    app.command(
-        "wan",
+    wan = typer.Typer(help="Run a job over an emulated wide-area network on this machine.", no_args_is_help=True)
+    wan.command(
+        "run",
         help=_RUN_HELP,
         context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    )(wan)
-    app.command("wan-set")(wan_set)
-    app.command("wan-stats")(wan_stats)
+    )(wan_run)
+    wan.command("set")(wan_set)
+    wan.command("stats")(wan_stats)
+    app.add_typer(wan, name="wan")
 
 
 def _fail(error: WanError | UnitError) -> NoReturn:
@@ -100,7 +102,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def wan(
+def wan_run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
     sites: Annotated[int | None, typer.Option(help="Number of sites.", show_default="2, or those of --matrix")] = None,
     rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link.", show_default="100ms")] = None,
@@ -119,7 +121,7 @@ def wan(
         bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
     ] = False,
     keys: Annotated[
-        Path | None, typer.Option(help="TLS with these keys: a folder of geocomm keygen, with one in it for each site.")
+        Path | None, typer.Option(help="TLS with these keys: a folder of geocomm keys, with one in it for each site.")
     ] = None,
     grace: Annotated[
         str, typer.Option(help="What the other sites get when one has failed, and before SIGKILL follows SIGTERM.")
@@ -205,6 +207,16 @@ def print_report(report: WanReport) -> None:
         )
 
 
+def link_text(link: LinkReport) -> str:
+    """`site0 to site1: up, 200 Mbit/s, 50 ms one way, 0.1% loss`."""
+    parts = ["up" if link.up else "down", rate_text(link.rate_bps), f"{link.delay_s * 1e3:.4g} ms one way"]
+    parts += [f"queue {link.queue_bytes / 1024:,.0f} KiB", f"{link.loss * 100:.3g}% loss" if link.loss else "no loss"]
+    for name in ("reorder", "duplicate", "reset"):
+        if share := getattr(link, name):
+            parts.append(f"{name} {share * 100:.3g}%")
+    return f"{link.src} to {link.dst}: {', '.join(parts)}"
+
+
 _CONTROL = typer.Option(help="Control socket of the run.", show_default="$GEOCOMM_WAN_CONTROL, or that of the only run")
 
 
@@ -221,7 +233,15 @@ def wan_set(
     one_way: Annotated[bool, typer.Option("--one-way", help="Only from A to B, not back.")] = False,
     control: Annotated[Path | None, _CONTROL] = None,
 ) -> None:
-    """Change a link of a running `geocomm wan`: geocomm wan-set --link site0:site1 down."""
+    """Change a link of a running `geocomm wan run`.
+
+    Prints the link as it is then. Exit status: 0; 2 for a wrong option; 125 where no emulator answers.
+
+    Example:
+
+        geocomm wan set --link site0:site1 down
+        geocomm wan set --link site0:site1 --rate 200mbit --loss 0.5%
+    """
     try:
         if state not in (None, "up", "down"):
             raise WanConfigError(f"state: {state!r} is neither up nor down")
@@ -230,15 +250,25 @@ def wan_set(
             raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
         up = None if state is None else state == "up"
         client = WanControl(control or find_control())
-        changes = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
+        changes: dict[str, Any] = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
         changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
         client.set_link(ends[0], ends[1], **changes, one_way=one_way)
+        report = client.stats()
     except WanError as error:
         _fail(error)
+    for src, dst in [ends] if one_way else [ends, ends[::-1]]:
+        typer.echo(link_text(report.link(src, dst)))
 
 
 def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
-    """Print the settings and counters of a running `geocomm wan` as JSON."""
+    """Print the settings and counters of a running `geocomm wan run` as JSON.
+
+    Exit status: 0; 125 where no emulator answers.
+
+    Example:
+
+        geocomm wan stats
+    """
     try:
         sys.stdout.write(WanControl(control or find_control()).stats().to_json() + "\n")
     except WanError as error:

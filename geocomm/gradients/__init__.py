@@ -1,1 +1,1 @@
-"""Communication hooks of DistributedDataParallel that compress gradients with error feedback."""
+"""Hooks for DistributedDataParallel and FSDP that compress gradients between sites with error feedback."""

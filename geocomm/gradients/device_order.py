@@ -79,5 +79,5 @@ def is_read_later(values: torch.Tensor) -> bool:
 
 
 def device_of_group(group: dist.ProcessGroup) -> str:
-    """Where small tensors of the host are reduced."""
+    """The device on which small tensors of the host are reduced."""
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"

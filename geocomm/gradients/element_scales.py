@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
+from geocomm.core.native import native
 from geocomm.gradients.device_order import keep_for_stream
 from geocomm.gradients.named_values import Layout
-from geocomm.native import native
 
 _FIRST = 16
 """Steps of a bucket in which every gradient is looked at; afterwards one in EVERY."""
 _EVERY = 4
 _LEAST_WEIGHT = 0.05
-"""Of a gradient in the mean square."""
+"""The weight of a gradient in the mean square."""
 _FLOOR_BITS = 1
 """Smallest scale, above the geometric mean of the whole buffer's magnitudes: where every element has its own, the large
 gradients, in which there are more bits, get too few."""
@@ -43,7 +43,7 @@ class _Slot:
 
 
 class ElementScales:
-    """Of a rank's part of each bucket. Not thread-safe. Memory: two float32 for each element held."""
+    """The scales of a rank's part of each bucket. Not thread-safe. Memory: two float32 for each element held."""
 
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
@@ -120,7 +120,7 @@ def _where(choice: torch.Tensor | None, values: torch.Tensor, others: torch.Tens
 
 
 def _mean_exponent(values: torch.Tensor) -> torch.Tensor:
-    """Of the elements that are not zero, biased as in float32; the bias where all are. int32, of no dimensions."""
+    """The mean exponent of what is not zero, biased as in float32; the bias where all are. int32, of no dimensions."""
     exponents = values.float().view(torch.int32).bitwise_right_shift(_EXPONENT_BITS).bitwise_and_(0xFF)
     count = exponents.count_nonzero()
     mean = exponents.sum().div(count.clamp_min(1), rounding_mode="floor")

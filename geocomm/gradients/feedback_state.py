@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from geocomm.errors import InvalidArgumentError
+from geocomm.core.errors import InvalidArgumentError
 
 VERSION = 1
 VALUES = ("residual", "momentum")
@@ -31,7 +31,7 @@ def check_state(state: Mapping[str, Any], place: tuple[int, int, int, int], nume
         raise InvalidArgumentError(
             f"this state is that of rank {state['rank']} of {state['ranks']}, and this is rank {rank} of {ranks}. Each "
             "rank loads its own, else residuals count more than once; for another number of ranks take that rank's of "
-            "geocomm.merge_feedback(states_of_all_ranks, ranks)"
+            "geocomm.reshard_feedback(states_of_all_ranks, ranks)"
         )
     for kind in VALUES:
         for name, held in state[kind].items():
@@ -44,7 +44,7 @@ def check_state(state: Mapping[str, Any], place: tuple[int, int, int, int], nume
                     )
 
 
-def merge_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
+def reshard_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """The states of all ranks (`handle.state_dict()` of each, in any order), dealt to `ranks` new ones; a local call.
 
     Each new rank gets a share of whole pieces, by size; where they then belong they reach with the next step's
@@ -64,7 +64,7 @@ def merge_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict
         names = ", ".join(
             f"{s.get('rank')} of {s.get('ranks')} (shard {s.get('shard')} of {s.get('shards')})" for s in states
         )
-        raise InvalidArgumentError(f"merge_feedback needs the states of all ranks, once each; these are: {names}")
+        raise InvalidArgumentError(f"reshard_feedback needs the states of all ranks, once each; these are: {names}")
     if ranks % shards:
         raise InvalidArgumentError(f"ranks is {ranks}; it must be a multiple of the {shards} shards")
     dealt = [_deal([s for s in states if s["shard"] == shard], ranks // shards) for shard in range(shards)]
@@ -93,7 +93,7 @@ def assign_states(seen: Sequence[tuple[int, Mapping[int, Mapping[str, Any]]]]) -
 def take_over(
     states: Sequence[Mapping[str, Any]], header: Mapping[str, Any], place: tuple[int, int, int, int]
 ) -> dict[str, Any]:
-    """The state of the rank at `place` (`check_state`) that has those of earlier ranks; see `merge_feedback`.
+    """The state of the rank at `place` (`check_state`) that has those of earlier ranks; see `reshard_feedback`.
 
     header: of any state of that checkpoint. The states, whose pieces may be none, are of this rank's shard.
     """
@@ -108,7 +108,7 @@ def take_over(
 
 
 def _deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """Those of one shard."""
+    """Deal the states of one shard."""
     old = len(states)
     ordered = sorted(states, key=lambda state: state["rank"])
     merged: list[dict[str, Any]] = [

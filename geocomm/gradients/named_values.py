@@ -11,7 +11,7 @@ import torch
 from geocomm.gradients.device_order import is_read_later
 
 Pieces = dict[str, list[tuple[int, torch.Tensor]]]
-"""By parameter: (first element in the parameter, in memory order; values)."""
+"""Pieces by parameter: (first element in the parameter, in memory order; values)."""
 
 
 class Slice(NamedTuple):
@@ -29,7 +29,7 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class _Slot:
-    """Of one bucket: the elements [start, stop) of its buffer."""
+    """Values of one bucket: of the elements [start, stop) of its buffer."""
 
     layout: Layout
     start: int
@@ -93,7 +93,7 @@ class NamedValues:
                 yield part.offset + start, values
 
     def undo_step(self) -> None:
-        """After its last `take`, once: everything is as it was before the step."""
+        """Put everything back as it was before the step; once, after the step's last `take`."""
         for bucket in self._used:
             slot = self._slots[bucket]
             slot.kept, slot.values = slot.values, slot.kept
@@ -120,7 +120,7 @@ class NamedValues:
         return found
 
     def load(self, pieces: Mapping[str, Sequence[tuple[int, torch.Tensor]]]) -> None:
-        """In place of all that was there."""
+        """Take over these pieces in place of all that was there."""
         self._slots.clear()
         self._used.clear()
         self._waiting = {
@@ -161,7 +161,7 @@ def _pieces_of(slot: _Slot) -> Pieces:
 
 
 def _on_host(pieces: Pieces, *, copy: bool = False) -> Pieces:
-    """Those that are not zero."""
+    """Return the pieces that are not zero."""
     found: Pieces = {}
     for name, held in pieces.items():
         here = [(start, values.to(_CPU, copy=copy)) for start, values in held if values.any()]

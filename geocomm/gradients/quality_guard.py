@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from geocomm.codecs.codec_spec import codec_spec
 from geocomm.gradients.device_order import device_of_group
-from geocomm.native import native
 
 _LADDER = ("tiny", "small", "balanced", "int4", "int8", "lossless")
 _FINER_THAN_FAMILY = {
@@ -29,11 +30,11 @@ _WINDOWS = 3
 
 def finer_codec(codec: str) -> str | None:
     """The next finer preset; None for an exact codec."""
-    canonical = native().canonical_codec(codec)
+    spec = codec_spec(codec)
     for preset, finer in itertools.pairwise(_LADDER):
-        if native().canonical_codec(preset) == canonical:
+        if codec_spec(preset) == spec:
             return finer
-    return _FINER_THAN_FAMILY.get(canonical.partition("+")[0].partition(":")[0])
+    return _FINER_THAN_FAMILY.get(spec.family)
 
 
 class QualityGuard:
@@ -78,7 +79,8 @@ class QualityGuard:
         sums = self._sums.clone()
         self._count = 0
         self._sums.zero_()
-        self._under_way = dist.all_reduce(sums, group=group, async_op=True), sums
+        work: Any = dist.all_reduce(sums, group=group, async_op=True)
+        self._under_way = work, sums
 
     def verdict(self, ranks: int, shards: dist.ProcessGroup | None = None) -> str | None:
         """What is wrong, if a window has ended and something is; waits for its all-reduce.

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-ROW = (
-    "step_seconds",
-    "raw_bytes_sent",
-    "wire_bytes_sent",
-    "raw_bytes_received",
-    "wire_bytes_received",
-    "exposed_seconds",
-)
+from geocomm.metrics import schema
+from geocomm.metrics.counters import stats
+
+ROW = ("step_seconds", *schema.names(schema.COUNTERS))
 
 
 class StepMeter:
@@ -34,13 +31,11 @@ class StepMeter:
     def _read(self) -> list[float]:
         if not self.has_counters:
             return [0.0] * (len(ROW) - 1)
-        import geocomm
-
-        stats = geocomm.stats()
-        return [float(stats[name]) for name in ROW[1:]]
+        counters = stats()
+        return [float(counters[name]) for name in ROW[1:]]
 
     def start(self) -> None:
-        """The step begins."""
+        """Begin to measure a step."""
         self._begin = time.perf_counter()
         self._before = self._read()
 
@@ -62,32 +57,42 @@ class StepTotals:
 
 
 class StepReducer:
-    """The all-reduce of one small fp64 vector per step. One may be under way at a time."""
+    """Makes the all-reduce of one small fp64 vector per step."""
 
     def __init__(self, sites: list[str], site: str, device: torch.device) -> None:
         """`sites`: all site names, in the same order on all ranks; `site`: this rank's."""
         self._sites = sites
         self._own = sites.index(site)
         self._device = device
-        self._vector = torch.zeros(0)
-        self._work: dist.Work | None = None
 
     def launch(
         self, loss: torch.Tensor, row: list[float], *, save: bool = False, stop: bool = False, failed: bool = False
-    ) -> None:
-        """Start the sum. `loss` is a scalar on the reducer's device; `row` is the step before's, zeros if none."""
+    ) -> StepSum:
+        """Start the sum; one at a time.
+
+        `loss` is a scalar on the reducer's device; `row` is the step before's, zeros if none.
+        """
         head = torch.tensor([0.0, float(save), float(stop), float(failed)], dtype=torch.float64)
         table = torch.zeros(len(self._sites), len(ROW), dtype=torch.float64)
         table[self._own] = torch.tensor(row, dtype=torch.float64)
-        self._vector = torch.cat((head, table.flatten())).to(self._device)
-        self._vector[0] = loss.detach().to(torch.float64)
-        self._work = dist.all_reduce(self._vector, async_op=True)
+        vector = torch.cat((head, table.flatten())).to(self._device)
+        vector[0] = loss.detach().to(torch.float64)
+        work: Any = dist.all_reduce(vector, async_op=True)
+        return StepSum(self._sites, vector, work)
+
+
+class StepSum:
+    """A sum that is under way."""
+
+    def __init__(self, sites: list[str], vector: torch.Tensor, work: dist.Work) -> None:
+        """vector: what `work` adds up, in place."""
+        self._sites = sites
+        self._vector = vector
+        self._work = work
 
     def finish(self) -> StepTotals:
-        """Wait for the sum that `launch` started."""
-        assert self._work is not None
+        """Wait for it; once."""
         self._work.wait()
-        self._work = None
         loss, save, stop, failed, *cells = self._vector.tolist()
         rows = {}
         for index, site in enumerate(self._sites):

@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.train.train_config import RunConfig
-from geocomm.train.train_errors import BadInput, did_you_mean
 
 
 def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig:
@@ -20,14 +20,26 @@ def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig
 
     Raises BadInput for a missing or malformed file, an unknown field (naming the nearest one) or a wrong value.
     """
-    where = str(path) if path is not None else "the command line"
     values = _read_yaml(path) if path is not None else {}
     for assignment in assignments:
         _assign(values, assignment)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise BadInput(f"{where}: " + "; ".join(_explain(item) for item in error.errors())) from None
+        assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
+        wrong = [f"{_origin(item, path, assigned)}: {_explain(item)}" for item in error.errors()]
+        raise BadInput("; ".join(wrong)) from None
+
+
+def _origin(item: Any, path: Path | None, assigned: set[str]) -> str:
+    """Where the value stands that is wrong: in the file, or in an assignment of the command line."""
+    dotted = ".".join(str(part) for part in item["loc"])
+    if path is None:
+        return "--set" if assigned else "the defaults"
+    if any(dotted == key or dotted.startswith(f"{key}.") for key in assigned):
+        return "--set"
+    # Fields that do not fit together may stand in either.
+    return str(path) if dotted or not assigned else f"{path} with --set"
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -71,11 +83,9 @@ def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         section: type[BaseModel] = RunConfig
         for part in location[:-1]:
-            inner = section.model_fields[part].annotation
-            assert isinstance(inner, type)
-            assert issubclass(inner, BaseModel)
-            section = inner
+            section = _section(section.model_fields[part]) or section
         suggestion = did_you_mean(location[-1], section.model_fields)
+        suggestion = suggestion.replace("mean '", "mean '" + "".join(f"{part}." for part in location[:-1]))
         if not suggestion:
             by_name = {key.rpartition(".")[2]: key for key, _ in _leaves(RunConfig)}
             match = by_name.get(location[-1])
@@ -90,11 +100,16 @@ def _explain(item: Any) -> str:
     return f"{dotted}: {message}{given}"
 
 
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a section; None for a value."""
+    inner = field.annotation
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Dotted name and field of everything in `model` that is no section."""
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        if inner := _section(field):
             yield from _leaves(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
@@ -117,7 +132,7 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
 
 
 def field_table() -> str:
-    """The Markdown table of all fields, as it stands in `docs/training.md`."""
+    """The Markdown table of all fields, as it stands in `docs/reference/run-config.md`."""
     rows = ["| field | default | meaning |", "|---|---|---|"]
     for name, field in _leaves(RunConfig):
         default = field.get_default(call_default_factory=True)

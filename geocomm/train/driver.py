@@ -7,21 +7,28 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from geocomm.train.checkpoint_folder import complete_checkpoints, free_bytes
+from geocomm.checkpoint.checkpoint_folder import complete_checkpoints, free_bytes
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.place import Place, find_place
+from geocomm.data.packing import PackedSequences
+from geocomm.data.text_tokenizer import load_tokenizer
+from geocomm.data.token_store import load_tokens
+from geocomm.membership.job_store import Rendezvous
+from geocomm.runs.run_folder import RunFolder
+from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import load_config
-from geocomm.train.packing import PackedSequences
-from geocomm.train.preflight import Plan, decide, record_for, shared_fields, visible_gpus
-from geocomm.train.text_tokenizer import load_tokenizer
-from geocomm.train.token_store import load_tokens
+from geocomm.train.deepspeed_seams import require_checked_deepspeed
+from geocomm.train.preflight import decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.train_config import RunConfig
-from geocomm.train.train_errors import EXIT_BAD_INPUT, BadInput
-from geocomm.train.train_launch import Place, Rendezvous, find_place
-from geocomm.train.train_log import METRICS
+
+if TYPE_CHECKING:
+    from geocomm.core.options import Options
 
 # fp32 weights and the two moments of Adam, which every precision and ZeRO stage saves in one form or another.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -34,9 +41,8 @@ def run(config_path: Path | None, assignments: Sequence[str]) -> int:
         place = find_place(os.environ)
     except BadInput as error:
         return _refuse(str(error), local_rank=0)
-    rank_run = _RankRun(place)
     try:
-        return rank_run.run(config_path, assignments)
+        return _run_rank(place, config_path, assignments)
     except BadInput as error:
         return _refuse(str(error), place.local_rank)
 
@@ -48,23 +54,37 @@ def _refuse(message: str, local_rank: int) -> int:
     return EXIT_BAD_INPUT
 
 
-def _check_backend(config: RunConfig, rank: int) -> dict[str, Any] | None:
-    """Refuse what the geocomm backend would refuse later, when other ranks wait for this one; this rank's Presence,
-    None with another backend."""
+def _backend_options(config: RunConfig) -> Options | None:
+    """Options of the process group; None with another backend than geocomm. Refuses what that would refuse later, when
+    other ranks wait for this one."""
     if config.distributed.backend != "geocomm":
         return None
-    from geocomm.codec import collective_codec
-    from geocomm.errors import InvalidArgumentError
-    from geocomm.one_site import own_presence
-    from geocomm.options import Options
-    from geocomm.topology import own_address
+    from geocomm.codecs.collective_codec import AUTO, collective_codec
+    from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+    from geocomm.core.options import Options
+
+    field = "distributed.codec" if config.distributed.codec else "GEOCOMM_CODEC"
+    try:
+        Options(codec="none")
+        with _named(field):
+            options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
+            if options.codec != AUTO:
+                collective_codec(options.codec)
+        if config.sync.codec is not None:
+            with _named("sync.codec"):
+                config.sync.hook_settings().validate()
+    except (InvalidArgumentError, UnsupportedError) as error:
+        raise BadInput(str(error)) from None
+    return options
+
+
+def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, Any]:
+    """What this rank tells of where it is. Raises BadInput."""
+    from geocomm.core.errors import InvalidArgumentError
+    from geocomm.membership.one_site import own_presence
+    from geocomm.membership.own_address import own_address
 
     try:
-        options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
-        options.validate()
-        collective_codec(options.codec)
-        if config.sync.codec is not None:
-            config.sync.hook_settings().validate()
         presence = own_presence(rank, options, options.address or own_address())
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
@@ -73,111 +93,154 @@ def _check_backend(config: RunConfig, rank: int) -> dict[str, Any] | None:
     return dataclasses.asdict(presence)
 
 
-class _RankRun:
-    """State of one rank between preparation and training."""
+@contextlib.contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Says of which field the backend refuses the value."""
+    from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._config: RunConfig | None = None
-        self._data: PackedSequences | None = None
-        self._model_config: Any = None
+    try:
+        yield
+    except (InvalidArgumentError, UnsupportedError) as error:
+        raise BadInput(f"{field}: {error}") from None
 
-    def run(self, config_path: Path | None, assignments: Sequence[str]) -> int:
-        record = record_for(self._place, lambda: self._prepare(config_path, assignments))
-        timeout = self._config.distributed.startup_timeout_seconds if self._config else _DEFAULT_STARTUP_TIMEOUT_SECONDS
-        rendezvous = Rendezvous(self._place, timeout)
-        records = rendezvous.exchange(record)
-        try:
-            plan = decide(records, self._config)
-        except BadInput:
-            rendezvous.linger()
-            raise
-        sites: dict[str, int] = {}
-        for each in records:
-            sites[each["site"]] = sites.get(each["site"], 0) + 1
-        return self._train(plan, sites)
 
-    def _prepare(self, config_path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
-        """Everything that can be checked without the other ranks."""
+@dataclass(frozen=True)
+class Prepared:
+    """What one rank has checked and loaded by itself."""
+
+    config: RunConfig
+    options: Options | None
+    """Options of the process group; None with another backend than geocomm."""
+    data: PackedSequences
+    model_config: Any
+    """The configuration of transformers."""
+    record: dict[str, Any]
+    """What the other ranks are told of it."""
+
+
+def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]) -> int:
+    timeout = _DEFAULT_STARTUP_TIMEOUT_SECONDS
+    found: Prepared | BadInput
+    try:
         config = load_config(config_path, assignments)
-        self._config = config
-        presence = _check_backend(config, self._place.rank)
-        root = config.output_dir.expanduser() / "checkpoints"
-        has_run = (root.parent / METRICS).exists() or root.exists()
-        if config.checkpoint.resume == "never" and has_run:
-            raise BadInput(
-                f"{root.parent} already holds a run and checkpoint.resume is 'never'; use another output_dir"
-            )
-        try:
-            root.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"output_dir {root.parent} cannot be made: {error}") from None
-        tokenizer = load_tokenizer(config.data.tokenizer)
-        data = PackedSequences(
-            load_tokens(config.data, tokenizer), config.data.sequence_length, config.data.held_out_fraction, config.seed
+        timeout = config.distributed.startup_timeout_seconds
+        found = _prepare(place, config)
+    except BadInput as error:
+        found = error
+    rendezvous = Rendezvous(place, timeout)
+    records = rendezvous.exchange(record_for(place, found if isinstance(found, BadInput) else found.record))
+    try:
+        if isinstance(found, BadInput):
+            raise first_error(records) or found
+        plan = decide(records, found.config)
+    except BadInput:
+        rendezvous.linger()
+        raise
+    sites: dict[str, int] = {}
+    for each in records:
+        sites[each["site"]] = sites.get(each["site"], 0) + 1
+    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, found.data, found.model_config)
+    return _train(agreed, found.options, rendezvous)
+
+
+def _prepare(place: Place, config: RunConfig) -> Prepared:
+    """Check and load everything that needs no other rank. Raises BadInput."""
+    require_checked_deepspeed()
+    options = _backend_options(config)
+    presence = _own_presence(config, options, place.rank) if options else None
+    folder = RunFolder(config.output_dir.expanduser())
+    root = folder.checkpoints
+    if config.checkpoint.resume == "never" and folder.has_run():
+        raise BadInput(f"{folder.path} already holds a run and checkpoint.resume is 'never'; use another output_dir")
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"output_dir {folder.path} cannot be made: {error}") from None
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    data = PackedSequences(
+        load_tokens(config.data, tokenizer), config.data.sequence_length, config.data.held_out_fraction, config.seed
+    )
+    evaluates = config.evaluation.at_end or config.evaluation.every_steps > 0
+    data.require(config.global_batch(place.world_size), evaluates)
+    from geocomm.models import model_factory
+
+    model_config = model_factory.model_config(config.model, config.data, tokenizer)
+    if config.checkpoint.saves():
+        _require_space(place, root, model_factory.parameter_count(model_config))
+    record = {
+        "fields": shared_fields(config),
+        "data": data.fingerprint,
+        "model": model_factory.model_identity(model_config),
+        "gpus": visible_gpus(),
+        "presence": presence,
+        "checkpoints": {str(step): manifest for step, manifest in complete_checkpoints(root).items()},
+    }
+    return Prepared(config, options, data, model_config, record)
+
+
+def _require_space(place: Place, root: Path, parameters: int) -> None:
+    """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
+    share = parameters * _CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size // place.world_size
+    free = free_bytes(root)
+    if free < share:
+        raise BadInput(
+            f"{root} has {free / 1e6:.0f} MB free, but one checkpoint takes about {share / 1e6:.0f} MB here: free "
+            f"space, use another output_dir, or turn checkpoints off"
         )
-        evaluates = config.evaluation.at_end or config.evaluation.every_steps > 0
-        data.require(config.global_batch(self._place.world_size), evaluates)
-        self._data = data
-        from geocomm.train import model_factory
 
-        self._model_config = model_factory.model_config(config.model, config.data, tokenizer)
-        if config.checkpoint.saves():
-            self._require_space(root, model_factory.parameter_count(self._model_config))
-        return {
-            "fields": shared_fields(config),
-            "data": data.fingerprint,
-            "model": model_factory.model_identity(self._model_config),
-            "gpus": visible_gpus(),
-            "presence": presence,
-            "checkpoints": {str(step): manifest for step, manifest in complete_checkpoints(root).items()},
-        }
 
-    def _require_space(self, root: Path, parameters: int) -> None:
-        """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
-        share = parameters * _CHECKPOINT_BYTES_PER_PARAMETER * self._place.local_world_size // self._place.world_size
-        free = free_bytes(root)
-        if free < share:
-            raise BadInput(
-                f"{root} has {free / 1e6:.0f} MB free, but one checkpoint takes about {share / 1e6:.0f} MB here: free "
-                f"space, use another output_dir, or turn checkpoints off"
-            )
+def _load_operator(place: Place, rendezvous: Rendezvous) -> None:
+    """DeepSpeed's operator, compiled by one rank a machine while all others wait. BadInput: on every rank."""
+    from geocomm.train.shm_operator import load_operator
 
-    def _train(self, plan: Plan, sites: dict[str, int]) -> int:
-        config, data, place = self._config, self._data, self._place
-        assert config is not None
-        assert data is not None
-        os.environ["DS_ACCELERATOR"] = plan.device
-        # DeepSpeed compiles an operator with the ninja of this environment, which need not be activated.
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        if config.distributed.codec is not None:
-            os.environ["GEOCOMM_CODEC"] = config.distributed.codec
-        import deepspeed
-        import torch
-        import torch.distributed as dist
-
-        from geocomm.train.train_log import quiet_libraries
-        from geocomm.train.train_session import Agreed, train_session
-
-        quiet_libraries(place.rank)
-        if plan.device == "cuda":
-            torch.cuda.set_device(place.local_rank)
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it built
-            deepspeed.init_distributed(
-                dist_backend=config.distributed.backend,
-                auto_mpi_discovery=False,
-                timeout=timedelta(seconds=config.distributed.timeout_seconds),
-            )
-        agreed = Agreed(config, place, plan.device, plan.resume_step, sites, data, self._model_config)
+    problem = None
+    if place.local_rank == 0:
         try:
-            return train_session(agreed)
-        except BadInput:
-            raise
-        except BaseException as error:
-            traceback.print_exc()
-            # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-        finally:
-            dist.destroy_process_group()
+            load_operator(lambda line: print(f"geocomm train: {line}", file=sys.stderr, flush=True))
+        except BadInput as error:
+            problem = f"{place.describe()}: {error}"
+    problems = [record["problem"] for record in rendezvous.exchange({"problem": problem}, "operator")]
+    if any(problems):
+        rendezvous.linger()
+        raise BadInput(next(problem for problem in problems if problem))
+    if place.local_rank != 0:
+        load_operator(lambda line: None)
+
+
+def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> int:
+    """Make the process group and train in it; the exit code."""
+    config, place = agreed.config, agreed.place
+    os.environ["DS_ACCELERATOR"] = agreed.device
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    from geocomm.runs.run_log import quiet_libraries
+    from geocomm.train.train_session import train_session
+
+    quiet_libraries(place.rank)
+    if agreed.device == "cuda":
+        torch.cuda.set_device(place.local_rank)
+    timeout = timedelta(seconds=config.distributed.timeout_seconds)
+    # As DeepSpeed itself does, which binds a device only where there are peers.
+    device = torch.device("cuda", place.local_rank) if agreed.device == "cuda" and place.world_size > 1 else None
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints what it built
+        _load_operator(place, rendezvous)
+        dist.init_process_group(config.distributed.backend, timeout=timeout, pg_options=options, device_id=device)
+        # DeepSpeed takes the group that is there, and so the options of its backend.
+        deepspeed.init_distributed(config.distributed.backend, auto_mpi_discovery=False, timeout=timeout)
+    try:
+        return train_session(agreed)
+    except BadInput:
+        raise
+    except BaseException as error:
+        # What a person needs comes first; the rest is for who looks into the code.
+        sentence = str(error).strip().partition("\n")[0] or type(error).__name__
+        print(f"geocomm train: {place.describe()}: {sentence}; the traceback:", file=sys.stderr)
+        traceback.print_exc()
+        # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    finally:
+        dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
@@ -10,10 +11,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from geocomm.core.bad_input import BadInput
+from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
-from geocomm.train.model_factory import build_model, build_partitioned_model
 from geocomm.train.train_config import RunConfig
-from geocomm.train.train_errors import BadInput
 
 _NEVER = 1 << 62
 
@@ -50,7 +51,7 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 def create_model(config: RunConfig, hf_config: PreTrainedConfig) -> PreTrainedModel:
     """The model for `create_engine`. All ranks call it inside the process group; BadInput may be one rank's alone."""
-    accelerator = get_accelerator()
+    accelerator: Any = get_accelerator()
     precision = config.training.precision
     if precision == "fp16" and not accelerator.is_fp16_supported():
         raise BadInput(f"training.precision fp16 is not supported on {accelerator.device_name()}; use bf16 or fp32")
@@ -59,8 +60,16 @@ def create_model(config: RunConfig, hf_config: PreTrainedConfig) -> PreTrainedMo
     return build_model(config.model, hf_config, config.seed)
 
 
-def create_engine(config: RunConfig, model: PreTrainedModel) -> tuple[deepspeed.DeepSpeedEngine, GradientSync | None]:
-    """AdamW and the DeepSpeed engine around `model`; and what reduces its gradients, if not the engine. Collective."""
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in its DeepSpeed engine, and what reduces its gradients, if not the engine."""
+
+    engine: deepspeed.DeepSpeedEngine
+    sync: GradientSync | None
+
+
+def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
+    """Make AdamW and the DeepSpeed engine around `model`. Collective."""
     shards = SiteShards() if config.shards_in_sites() else None
     engine, _, _, _ = deepspeed.initialize(
         model=model,
@@ -70,7 +79,7 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> tuple[deepspeed.
         mpu=shards,
     )
     _forget_initial_step(engine)
-    return engine, None if config.sync.codec is None else GradientSync(engine, config.sync, shards)
+    return TrainedModel(engine, None if config.sync.codec is None else GradientSync(engine, config.sync, shards))
 
 
 def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
@@ -99,22 +108,24 @@ def _forget_initial_step(engine: deepspeed.DeepSpeedEngine) -> None:
     DeepSpeed's 16-bit optimizer without ZeRO makes one step on zero gradients to allocate the moments, which would
     count: the first real updates would come out a quarter too small.
     """
-    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    inner: Any = getattr(engine.optimizer, "optimizer", engine.optimizer)
     for state in inner.state.values():
         state["step"].zero_()
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
-    """The rate of the next optimizer step, for all parameters."""
-    for group in engine.optimizer.param_groups:
+    """Set the rate of the next optimizer step, for all parameters."""
+    optimizer: Any = engine.optimizer
+    for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def apply_gradients(engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None = None) -> float | None:
-    """`engine.step()`, with what `sync` does around it.
+def apply_gradients(trained: TrainedModel) -> float | None:
+    """Call `engine.step()`, with what `sync` does around it.
 
-    At the end of an accumulation: the global gradient norm before clipping, if it is finite.
+    Returns, at the end of an accumulation, the global gradient norm before clipping, if it is finite.
     """
+    engine, sync = trained.engine, trained.sync
     norm: float | torch.Tensor | None = None
     boundary = engine.is_gradient_accumulation_boundary()
     if boundary and sync is not None:
@@ -122,7 +133,8 @@ def apply_gradients(engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None
     scale, skipped = loss_scale(engine), engine.skipped_steps
     plain = not (engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled())
     if boundary and plain:  # the one case in which DeepSpeed clips without keeping the norm
-        norm = torch.nn.utils.get_total_norm(p.grad for p in engine.module.parameters() if p.grad is not None)
+        module: Any = engine.module
+        norm = torch.nn.utils.get_total_norm(p.grad for p in module.parameters() if p.grad is not None)
     engine.step()
     if not boundary:
         return None
@@ -135,5 +147,6 @@ def apply_gradients(engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None
 
 
 def loss_scale(engine: deepspeed.DeepSpeedEngine) -> float | None:
-    """Current fp16 loss scale; None in other precisions."""
-    return float(engine.optimizer.loss_scale) if engine.fp16_enabled() else None
+    """The current loss scale of fp16; None in other precisions."""
+    optimizer: Any = engine.optimizer
+    return float(optimizer.loss_scale) if engine.fp16_enabled() else None

@@ -8,8 +8,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.train.packing import PackedSequences
-from geocomm.train.train_launch import Place
+from geocomm.core.place import Place
+from geocomm.data.packing import PackedSequences
 
 
 def evaluate(

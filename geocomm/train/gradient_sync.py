@@ -10,11 +10,13 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.gradients.hook_state import HookState, Shard
+from geocomm.backend.device_mesh import device_mesh
+from geocomm.gradients.gradient_reducer import GradientReducer
+from geocomm.gradients.hook_settings import Shard
 from geocomm.gradients.named_values import Slice
-from geocomm.live_handles import worst_nmse
-from geocomm.topology import device_mesh
-from geocomm.train.train_config import SyncConfig
+from geocomm.metrics.hook_registry import worst_nmse
+from geocomm.train.deepspeed_seams import partitioned_gradients, take_over_reduction
+from geocomm.train.sync_settings import SyncConfig
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4
@@ -32,7 +34,7 @@ class SiteShards:
         mesh = device_mesh()
         self.replicas: dist.ProcessGroup = mesh.get_group("site")
         self._site: dist.ProcessGroup = mesh.get_group("local")
-        self._alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        self._alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         return self._site
@@ -66,17 +68,19 @@ class GradientSync:
     def __init__(self, engine: deepspeed.DeepSpeedEngine, config: SyncConfig, shards: SiteShards | None) -> None:
         self._engine = engine
         self._shards = shards
-        named = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+        module: Any = engine.module
+        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.numel()}
         self._name_of = {id(parameter): name for name, parameter in named.items()}
         settings = config.hook_settings()
         if shards is None:
-            self.state = HookState("driver", dist.group.WORLD, named, settings)
-            engine.buffered_allreduce_fallback = self._reduce_whole
+            world: Any = dist.group.WORLD
+            self._reducer = GradientReducer("driver", world, named, settings)
+            take_over_reduction(engine, self._reduce_whole)
         else:
             site = shards.get_data_parallel_group()
             shard = Shard(site.rank(), site.size(), site) if site.size() > 1 else Shard()
-            self.state = HookState("driver", shards.replicas, named, settings, shard)
+            self._reducer = GradientReducer("driver", shards.replicas, named, settings, shard)
 
     @property
     def replicas(self) -> list[int]:
@@ -85,50 +89,40 @@ class GradientSync:
         return dist.get_process_group_ranks(group)
 
     def before_step(self) -> None:
-        """Between the last backward of an accumulation and `engine.step()`."""
+        """Reduce shards; called between the last backward of an accumulation and `engine.step()`."""
         if self._shards is not None:
-            self._reduce(list(self._partition()))
+            parts = partitioned_gradients(self._engine)
+            self._reduce([(self._name_of[id(parameter)], part) for parameter, part in parts])
 
     def after_step(self, *, skipped: bool, scale_factor: float) -> None:
         """After `engine.step()`, where it was one of the optimizer. scale_factor: new by old loss scale."""
         if skipped:
-            self.state.undo_step()
+            self._reducer.undo_step()
         if scale_factor != 1:
-            self.state.rescale(scale_factor)
+            self._reducer.rescale(scale_factor)
 
-    def _reduce_whole(self, grads: Any = None, elements_per_buffer: int = 0) -> None:
-        """In place of the engine's `buffered_allreduce_fallback`, which is called with these arguments."""
-        self._engine._get_gradients_for_reduction()  # makes zeros where a parameter was not reached
+    def _reduce_whole(self) -> None:
         self._reduce([(name, one.grad) for name, one in reversed(self._parameters.items()) if one.grad is not None])
 
-    def _partition(self) -> Iterator[_Named]:
-        """What this rank's optimizer is about to use: its part of each parameter's gradient, without the padding."""
-        optimizer = self._engine.optimizer
-        for group, parameters in enumerate(optimizer.params_in_partition):
-            parts = [one for one in optimizer.averaged_gradients[group] if not getattr(one, "_zero_padding", False)]
-            # Where the shard is longer than what is in it, one more is padding too.
-            for parameter, part in zip(parameters, parts, strict=False):
-                yield self._name_of[id(parameter)], part
-
     def _reduce(self, named: Sequence[_Named]) -> None:
-        self.state.begin_step()
+        self._reducer.begin_step()
         under_way: deque[tuple[torch.futures.Future[torch.Tensor], Sequence[_Named]]] = deque()
         for index, bucket in enumerate(_buckets(named)):
             buffer = torch.cat([gradient.detach().reshape(-1) for _, gradient in bucket])
             slices, offset = [], 0
             for name, gradient in bucket:
-                slices.append(Slice(name, offset, gradient.numel(), self.state.is_exact(name)))
+                slices.append(Slice(name, offset, gradient.numel(), self._reducer.is_exact(name)))
                 offset += gradient.numel()
-            under_way.append((self.state.reduce(index, buffer, tuple(slices)), bucket))
+            under_way.append((self._reducer.reduce(index, buffer, tuple(slices)), bucket))
             if len(under_way) == _BUCKETS_IN_FLIGHT:
                 _finish(*under_way.popleft())
         while under_way:
             _finish(*under_way.popleft())
-        self.state.end_step()
+        self._reducer.end_step()
 
     def summary(self) -> dict[str, Any]:
-        """Of the last step, for the log: codec, NMSE of what was encoded here (None: nothing), skipped, fallbacks."""
-        stats = self.state.stats()
+        """What the log has of the last step: codec, NMSE of what was encoded here (None: nothing), counts."""
+        stats = self._reducer.stats()
         return {
             "codec": stats["codec"],
             "nmse": worst_nmse(stats),
@@ -139,15 +133,15 @@ class GradientSync:
     @property
     def place(self) -> tuple[int, int, int, int]:
         """Rank among those of the same shard, their number; shard, number of shards."""
-        return self.state.place
+        return self._reducer.place
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank; not collective."""
-        return self.state.state_dict()
+        """The residuals of this rank; not collective."""
+        return self._reducer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """InvalidArgumentError where it is another rank's."""
-        self.state.load_state_dict(state)
+        self._reducer.load_state_dict(state)
 
 
 def _buckets(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from geocomm._version import __version__
+from geocomm.core.bad_input import BadInput
+from geocomm.core.place import Place
+from geocomm.membership.roll_call import differences
 from geocomm.train.train_config import RunConfig
-from geocomm.train.train_errors import BadInput
-from geocomm.train.train_launch import Place
 
 # Places differ between machines; what is found there is compared by content.
+_DATA = "Python version, files, tokenizer"
 _LOCAL_FIELDS = frozenset({"output_dir", "model.path", "data.paths", "data.cache_dir", "data.tokenizer"})
 
 
@@ -50,33 +53,27 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def record_for(place: Place, prepare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """This rank's record: where it is, and what `prepare` found, or the BadInput that `prepare` raised as `error`."""
-    record: dict[str, Any] = {
+def record_for(place: Place, found: Mapping[str, Any] | BadInput) -> dict[str, Any]:
+    """This rank's record: where it is, and what it found, or why it cannot take part, as `error`."""
+    where: dict[str, Any] = {
         "rank": place.rank,
         "site": place.site,
         "local_rank": place.local_rank,
         "host": socket.gethostname(),
+        "version": __version__,
         "error": None,
     }
-    try:
-        record |= prepare()
-    except BadInput as error:
-        record["error"] = str(error)
-    return record
+    return {**where, **({"error": str(found)} if isinstance(found, BadInput) else found)}
 
 
-def decide(records: list[dict[str, Any]], config: RunConfig | None) -> Plan:
-    """The plan for the records of all ranks (by rank), or BadInput. `config` is None on a rank that has none."""
-    _require_no_error(records)
-    assert config is not None  # a rank without one reported an error
-    first = records[0]
-    for record in records[1:]:
-        for name in sorted(first["fields"].keys() | record["fields"].keys()):
-            _require_equal(name, first, record, "fields", name)
-        _require_equal("the tokenized corpus (Python version, files, tokenizer)", first, record, "data")
-        for name in sorted(first["model"].keys() | record["model"].keys()):
-            _require_equal(f"the model's {name}", first, record, "model", name)
+def decide(records: list[dict[str, Any]], config: RunConfig) -> Plan:
+    """The plan that the records of all ranks (by rank) lead to; raises BadInput where they lead to none."""
+    _require_equal(records, "the version of {}", [{"geocomm": record.get("version")} for record in records])
+    if error := first_error(records):
+        raise error
+    _require_equal(records, "{}", [record["fields"] for record in records])
+    _require_equal(records, "the tokenized corpus ({})", [{_DATA: record["data"]} for record in records])
+    _require_equal(records, "the model's {}", [record["model"] for record in records])
     _require_declared_site(records)
     device = choose_device(records, config.distributed.device)
     return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
@@ -86,12 +83,13 @@ def _require_declared_site(records: list[dict[str, Any]]) -> None:
     """BadInput where the backend would refuse all ranks, since they are at one site and should not be."""
     if any(record["presence"] is None for record in records):
         return
-    from geocomm.errors import InvalidArgumentError
-    from geocomm.one_site import Scope, check_one_site
-    from geocomm.topology import Presence
+    from geocomm.core.errors import InvalidArgumentError
+    from geocomm.membership.one_site import Scope, check_one_site
+    from geocomm.membership.rank_record import Presence
+    from geocomm.membership.records import from_record
 
     try:
-        check_one_site([Presence(**record["presence"]) for record in records], Scope.JOB)
+        check_one_site([from_record(Presence, record["presence"]) for record in records], Scope.JOB)
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
 
@@ -116,29 +114,26 @@ def _who(record: dict[str, Any]) -> str:
     return f"rank {record['rank']} (site {record['site']})"
 
 
-def _require_no_error(records: list[dict[str, Any]]) -> None:
+def first_error(records: list[dict[str, Any]]) -> BadInput | None:
+    """The error that the ranks report, in words for all of them; None where every rank can take part."""
     failed = [record for record in records if record["error"]]
     if not failed:
-        return
+        return None
     message = failed[0]["error"]
     if all(record["error"] == message for record in records):
-        raise BadInput(message)
+        return BadInput(message)
     same = [record for record in failed if record["error"] == message]
     more = f" (and {len(failed) - len(same)} more ranks with other errors)" if len(failed) > len(same) else ""
-    raise BadInput(f"{', '.join(_who(record) for record in same)}: {message}{more}")
+    return BadInput(f"{', '.join(_who(record) for record in same)}: {message}{more}")
 
 
-def _require_equal(what: str, first: dict[str, Any], other: dict[str, Any], *path: str) -> None:
-    values = []
-    for record in (first, other):
-        value: Any = record
-        for key in path:
-            value = value.get(key)
-        values.append(value)
-    if values[0] != values[1]:
+def _require_equal(records: list[dict[str, Any]], what: str, values: list[dict[str, Any]]) -> None:
+    """BadInput for the first name under which the `values` of the records differ; `what` has a place for the name."""
+    for difference in differences(values)[:1]:
+        sides = ", ".join(f"{value!r} on {_who(records[numbers[0]])}" for value, numbers in difference.sides[:2])
         raise BadInput(
-            f"{what} differs between ranks: {values[0]!r} on {_who(first)}, {values[1]!r} on {_who(other)}; "
-            f"start all ranks with the same configuration and data"
+            f"{what.format(difference.name)} differs between ranks: {sides}; start all ranks with the same "
+            "configuration, data and version of geocomm"
         )
 
 
@@ -201,6 +196,6 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: int) 
 
 
 def _differences(expected: dict[str, Any], got: dict[str, Any]) -> str:
-    from geocomm.train.model_factory import identity_differences
+    from geocomm.models.model_factory import identity_differences
 
     return identity_differences(expected, got)

@@ -9,24 +9,21 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import deepspeed
 import numpy as np
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
+from geocomm.checkpoint import checkpoint_folder as folder
+from geocomm.core.place import Place
 from geocomm.gradients.feedback_state import assign_states, header_of, take_over
-from geocomm.train import checkpoint_folder as folder
-from geocomm.train.gradient_sync import GradientSync
-from geocomm.train.train_errors import BadInput
-from geocomm.train.train_launch import Place
-
-T = TypeVar("T")
+from geocomm.membership.collective_verdict import agree, attempt
+from geocomm.train.deepspeed_seams import choose_writers, defer_write_errors
+from geocomm.train.engine import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -46,82 +43,24 @@ class Restored:
     lost_feedback: tuple[int, ...] = ()
 
 
-def agree(place: Place, error: str | None) -> None:
-    """Collective. Raises BadInput on every rank if any rank has an `error`."""
-    errors: list[tuple[str, str | None] | None] = [None] * place.world_size
-    dist.all_gather_object(errors, (place.describe(), error))
-    failed = [item for item in errors if item is not None and item[1] is not None]
-    if failed:
-        who = f"{failed[0][0]}: " if place.world_size > 1 else ""
-        raise BadInput(f"{who}{failed[0][1]}")
-
-
-def attempt(action: Callable[[], Any]) -> str | None:
-    """Run `action`; the text of its OSError or RuntimeError (what torch raises for a failed write), or None."""
-    try:
-        action()
-    except (OSError, RuntimeError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
-
-
-def together(place: Place, action: Callable[[], T]) -> T:
-    """Collective. What `action` returns here; BadInput on every rank if it raised BadInput or OSError on any."""
-    result: list[T] = []
-    error = None
-    try:
-        result.append(action())
-    except (BadInput, OSError) as failure:
-        error = str(failure)
-    agree(place, error)
-    return result[0]
-
-
-class _DeferringEngine(TorchCheckpointEngine):
-    """DeepSpeed's writer, but a failed write is kept in `error` instead of raised.
-
-    DeepSpeed's save is collective: a rank that left it by an exception would leave the others waiting.
-    """
-
-    def __init__(self, zipfile_serialization: bool) -> None:
-        super().__init__()
-        self.zipfile_serialization = zipfile_serialization
-        self.error: str | None = None
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self._keep(attempt(lambda: super(_DeferringEngine, self).makedirs(path, exist_ok=exist_ok)))
-
-    def save(self, state_dict: Any, path: str) -> None:
-        self._keep(attempt(lambda: super(_DeferringEngine, self).save(state_dict, path)))
-
-    def _keep(self, error: str | None) -> None:
-        self.error = self.error or error
-
-
 class RunCheckpoints:
     """The checkpoints of one run. All methods are collective."""
 
-    def __init__(
-        self, engine: deepspeed.DeepSpeedEngine, sync: GradientSync | None, place: Place, root: Path, keep: int
-    ) -> None:
-        """`root` is the checkpoint folder as this rank's machine sees it."""
+    def __init__(self, trained: TrainedModel, place: Place, root: Path, keep: int, manifest: Mapping[str, Any]) -> None:
+        """root: the checkpoint folder as this machine sees it; manifest: what each checkpoint says of the run."""
+        engine, sync = trained.engine, trained.sync
+        self._manifest = dict(manifest)
         self._engine = engine
         self._sync = sync
         self._place = place
         self._root = root
         self._keep = keep
-        self._writer = _DeferringEngine(engine.checkpoint_engine.zipfile_serialization)
-        engine.checkpoint_engine = self._writer
-        # Not needed (`python -m deepspeed.utils.zero_to_fp32` is the same script), and its failure would hang the rest.
-        engine._copy_recovery_script = lambda save_path: None
+        self._writer = defer_write_errors(engine)
         on_disk = self._ranks_on_disk()
         self._is_disk_leader = on_disk[0] == place.rank
-        if not engine.zero_optimization_partition_weights():
-            # The file that every rank reads on resume: one copy on each disk.
-            engine.save_non_zero_checkpoint = self._is_disk_leader
-        if sync is not None and engine.save_zero_checkpoint:
-            # Replicas have the same shard and would write the same file: one copy on each disk.
-            engine.save_zero_checkpoint = min(set(on_disk) & set(sync.replicas)) == place.rank
+        # Replicas have the same shard and would write the same file: one copy on each disk.
+        writes_shard = sync is None or min(set(on_disk) & set(sync.replicas)) == place.rank
+        choose_writers(engine, is_disk_leader=self._is_disk_leader, writes_shard=writes_shard)
 
     def _ranks_on_disk(self) -> list[int]:
         """The ranks that see the same checkpoint folder as this one, ascending."""
@@ -140,7 +79,7 @@ class RunCheckpoints:
         Path(f"{probe}-{self._place.rank}").unlink(missing_ok=True)
         return seen
 
-    def save(self, progress: Progress, manifest: dict[str, Any]) -> Path:
+    def save(self, progress: Progress) -> Path:
         """Write a checkpoint; returns its folder. BadInput on all ranks if any could not, and nothing has changed."""
         step = progress.step
         partial = folder.partial_folder(self._root, step)
@@ -149,7 +88,7 @@ class RunCheckpoints:
             self._agree_saved(step, error)
             self._writer.error = None
             self._engine.save_checkpoint(str(partial), tag=folder.ENGINE_FOLDER, save_latest=False)
-            error = self._writer.error or attempt(lambda: self._write_own(partial, progress, manifest))
+            error = self._writer.error or attempt(lambda: self._write_own(partial, progress))
             self._agree_saved(step, error)
             error = attempt(lambda: folder.publish(self._root, step)) if self._is_disk_leader else None
             self._agree_saved(step, error)
@@ -160,13 +99,13 @@ class RunCheckpoints:
             folder.prune(self._root, self._keep)
         return folder.step_folder(self._root, step)
 
-    def _write_own(self, partial: Path, progress: Progress, manifest: dict[str, Any]) -> None:
+    def _write_own(self, partial: Path, progress: Progress) -> None:
         own = _random_state()
         if self._sync is not None:
             own["feedback"] = self._sync.state_dict()
         torch.save(own, _rank_file(partial, self._place.rank))
         if self._is_disk_leader:
-            whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **manifest}
+            whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **self._manifest}
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
 
     def _agree_saved(self, step: int, error: str | None) -> None:
@@ -234,7 +173,8 @@ def _rank_file(checkpoint: Path, rank: int) -> Path:
 
 def _random_state() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = numpy_state
     state = {
         "torch": torch.get_rng_state(),
         "python": [version, list(internal), gauss],

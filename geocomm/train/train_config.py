@@ -1,21 +1,23 @@
 """The configuration of a training run: pydantic models with a description on every field.
 
-`config_text` reads it from YAML and `--set`, prints it, and renders the table in `docs/training.md`.
+`config_text` reads it from YAML and `--set`, prints it, and renders the table in `docs/reference/run-config.md`.
 """
+
+# pyright: reportArgumentType=false
+# It does not see defaults that Field() gets by position, and takes the sections for classes with required arguments.
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-if TYPE_CHECKING:
-    from geocomm.gradients.hook_state import HookSettings
-
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Positive = Annotated[float, Field(gt=0.0)]
+from geocomm.core.config_section import Fraction, NonNegative, Positive, Section
+from geocomm.data.data_settings import DataConfig
+from geocomm.models.model_settings import ModelConfig
+from geocomm.runs.log_settings import LoggingConfig
+from geocomm.train.sync_settings import SyncConfig
 
 # DeepSpeed keys that fields of this file decide.
 DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
@@ -31,65 +33,6 @@ DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
         "steps_per_print",
     }
 )
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown fields are refused, values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
-
-
-class ModelConfig(Section):
-    """Which model is trained."""
-
-    preset: str = Field("tiny", description="DeepSeek-V3 architecture in a named size; see the table of presets.")
-    path: Path | None = Field(
-        None,
-        description="Folder of a local transformers checkpoint (config.json, weights) to start from; beats `preset`.",
-    )
-    overrides: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Fields of the transformers configuration to replace, for example {num_hidden_layers: 2}.",
-    )
-    partitioned_init: bool = Field(
-        False,
-        description="With ZeRO-3 and a preset: build the model already partitioned, for models larger than one "
-        "host's memory. The initial weights then come from other random draws.",
-    )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in backward to save memory.")
-
-
-class DataConfig(Section):
-    """Text, tokenizer and packing."""
-
-    source: Literal["builtin", "text", "jsonl", "dataset"] = Field(
-        "builtin",
-        description="builtin: the English text of Python's own help (pydoc_data). text: UTF-8 files. jsonl: one JSON "
-        "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`.",
-    )
-    paths: tuple[Path, ...] = Field(
-        (), description="Files or folders of `source`; of a folder, all files with the source's suffix, in name order."
-    )
-    text_field: str = Field("text", description="Field (jsonl) or column (dataset) that holds the text.")
-    split: str = Field("train", description="Split of a saved dataset that has several.")
-    tokenizer: str = Field(
-        "byte", description="`byte` (256 bytes and one end-of-text token) or the folder of a local Hugging Face one."
-    )
-    sequence_length: Annotated[int, Field(ge=2)] = Field(256, description="Tokens per packed training sequence.")
-    held_out_fraction: Fraction = Field(
-        0.02, description="Share of the packed sequences kept for evaluation: every n-th one, never trained on."
-    )
-    cache_dir: Path = Field(
-        Path("~/.cache/geocomm/tokens"), description="Where tokenized text is kept; made on each machine."
-    )
-
-    @model_validator(mode="after")
-    def _paths_match_source(self) -> Self:
-        if self.source == "builtin" and self.paths:
-            raise ValueError("paths are given but source is builtin; set source to text, jsonl or dataset")
-        if self.source != "builtin" and not self.paths:
-            raise ValueError(f"source {self.source} needs at least one entry in paths")
-        return self
 
 
 class TrainingConfig(Section):
@@ -123,7 +66,9 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """Linear warm-up, then cosine decay."""
 
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="Steps of linear warm-up.")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Steps of linear warm-up; default: a tenth of training.steps, at most 10."
+    )
     decay_steps: PositiveInt | None = Field(
         None, description="Step at which the decay ends; default: training.steps. Constant from there."
     )
@@ -158,14 +103,6 @@ class CheckpointConfig(Section):
         return self.at_end or self.every_steps > 0 or self.every_minutes > 0
 
 
-class LoggingConfig(Section):
-    """What is shown and written."""
-
-    every_steps: PositiveInt = Field(10, description="Steps between two lines on a stdout that is no terminal.")
-    progress: bool = Field(True, description="Progress bar where stdout is a terminal.")
-    tensorboard: bool = Field(True, description="Write TensorBoard event files to `output_dir`/tensorboard.")
-
-
 class DistributedConfig(Section):
     """How the ranks talk and where they compute."""
 
@@ -182,50 +119,6 @@ class DistributedConfig(Section):
     startup_timeout_seconds: Positive = Field(1800.0, description="Limit for all ranks to arrive and prepare data.")
 
 
-class SyncConfig(Section):
-    """What crosses between the sites while training, and how."""
-
-    mode: Literal["gradients"] = Field("gradients", description="gradients: averaged over all ranks in every step.")
-    codec: str | None = Field(
-        None,
-        description="Preset or codec of the gradients between sites, with error feedback (docs/gradients.md): "
-        "balanced, small, int4, …. With ZeRO 1 and 2 the shards are then inside each site, and parameters never cross. "
-        "Default: DeepSpeed reduces, with distributed.codec.",
-    )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="First steps whose gradients go exactly.")
-    exact: tuple[str, ...] = Field(
-        ("norm",), description="Regular expressions; parameters in whose names one is found always go exactly."
-    )
-    exact_below: Annotated[int, Field(ge=0)] = Field(
-        4096, description="Parameters of fewer elements, or of one dimension, go exactly too."
-    )
-    decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        1.0, description="Of what the codec has lost, in each step; 1: nothing is ever lost."
-    )
-    adaptive: bool = Field(
-        True,
-        description="Divide what is encoded by each element's usual magnitude. Learned anew after a resume, which then "
-        "is not bit for bit.",
-    )
-    guard: bool = Field(True, description="Go on with a finer preset where error feedback does not keep up.")
-    guard_steps: PositiveInt = Field(50, description="Steps between two looks of the guard.")
-
-    def hook_settings(self) -> HookSettings:
-        """What reduces the gradients is made with; imports torch. `codec` is given. InvalidArgumentError."""
-        from geocomm.gradients.hook_state import feedback_settings
-
-        assert self.codec is not None
-        return feedback_settings(
-            self.codec,
-            self.warmup_steps,
-            self.exact,
-            self.exact_below,
-            self.decay,
-            self.guard_steps if self.guard else None,
-            adaptive=self.adaptive,
-        )
-
-
 # DeepSpeed keys that change the reduction which sync.codec replaces.
 _REDUCTION_KEYS = ("sparse_gradients", "communication_data_type", "prescale_gradients", "gradient_predivide_factor")
 
@@ -234,7 +127,8 @@ class RunConfig(Section):
     """A whole run."""
 
     output_dir: Path = Field(
-        Path("runs/default"), description="Folder of the run: metrics.jsonl, tensorboard/, checkpoints/."
+        Path("runs/default"),
+        description="Folder of the run: config.yaml, metrics.jsonl, events.jsonl, tensorboard/, checkpoints/.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of initial weights and data order.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model is trained.")
@@ -271,9 +165,9 @@ class RunConfig(Section):
         if self.sync.codec is not None:
             self._require_sync(zero if isinstance(zero, dict) else {})
         decay_steps = self.schedule.decay_steps or self.training.steps
-        if self.schedule.warmup_steps >= decay_steps:
+        if self.warmup_steps() >= decay_steps:
             raise ValueError(
-                f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be below the step at which the decay ends "
+                f"schedule.warmup_steps ({self.warmup_steps()}) must be below the step at which the decay ends "
                 f"({decay_steps})"
             )
         return self
@@ -292,6 +186,11 @@ class RunConfig(Section):
             refused.append("data_types")
         if refused:
             raise ValueError(f"deepspeed.{refused[0]} does not go together with sync.codec; remove one of them")
+
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up."""
+        given = self.schedule.warmup_steps
+        return min(10, self.training.steps // 10) if given is None else given
 
     def shards_in_sites(self) -> bool:
         """Whether ZeRO's shards are inside each site, and not over all ranks."""

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import deepspeed
 import torch
 
-from geocomm.options import codec_name
-from geocomm.train.comm_meter import ROW, StepMeter, StepReducer
-from geocomm.train.engine import apply_gradients, loss_scale, set_learning_rate
+from geocomm.core.environment import codec_name
+from geocomm.membership.collective_verdict import agree
+from geocomm.metrics.events import events
+from geocomm.runs.run_log import RunLog
+from geocomm.runs.step_entry import RunFacts, step_entry
+from geocomm.train.agreed_run import Agreed
+from geocomm.train.comm_meter import ROW, StepMeter, StepReducer, StepSum
+from geocomm.train.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
-from geocomm.train.gradient_sync import GradientSync
 from geocomm.train.lr_schedule import learning_rate
-from geocomm.train.packing import PackedSequences
-from geocomm.train.train_checkpoint import Progress, RunCheckpoints, agree
+from geocomm.train.train_checkpoint import Progress, RunCheckpoints
 from geocomm.train.train_config import RunConfig
-from geocomm.train.train_launch import Place
-from geocomm.train.train_log import RunLog
 
 
 class StopRequest:
@@ -53,30 +53,27 @@ class StopRequest:
 class TrainLoop:
     """Trains from a `Progress` to the configured number of steps. `run` is collective."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        place: Place,
-        sites: dict[str, int],
-        engine: deepspeed.DeepSpeedEngine,
-        sync: GradientSync | None,
-        data: PackedSequences,
-        checkpoints: RunCheckpoints | None,
-        manifest: dict[str, Any],
-        log: RunLog,
-    ) -> None:
-        """`sites`: number of ranks by site name, in the same order on all ranks."""
+    def __init__(self, agreed: Agreed, trained: TrainedModel, checkpoints: RunCheckpoints | None, log: RunLog) -> None:
+        """checkpoints: None where the run saves none."""
+        config, place = agreed.config, agreed.place
         self._config = config
         self._place = place
-        self._sites = sites
-        self._engine = engine
-        self._sync = sync
-        self._data = data
+        self._data = agreed.data
+        self._trained = trained
         self._checkpoints = checkpoints
-        self._manifest = manifest
         self._log = log
         self._meter = StepMeter(config.distributed.backend)
-        self._reducer = StepReducer(list(sites), place.site, engine.device)
+        device: Any = trained.engine.device
+        self._reducer = StepReducer(list(agreed.sites), place.site, device)
+        self._facts = RunFacts(
+            site=place.site,
+            ranks_of_site=agreed.sites,
+            tokens_per_rank=config.global_batch(1) * agreed.data.sequence_length,
+            backend=config.distributed.backend,
+            codec=effective_codec(config),
+            counters=ROW[1:-1],
+            counts=self._meter.has_counters,
+        )
         self._unsent: tuple[dict[str, Any], list[float]] | None = None
         self._log_error: str | None = None
         self._last_save = time.monotonic()
@@ -102,32 +99,31 @@ class TrainLoop:
 
     def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, bool, bool]:
         """One optimizer step; also whether a timed checkpoint is due and whether some rank wants to stop."""
-        config, engine, place = self._config, self._engine, self._place
+        config, engine, place = self._config, self._trained.engine, self._place
         training, schedule = config.training, config.schedule
         rate = learning_rate(
             progress.step,
             config.optimizer.learning_rate,
-            schedule.warmup_steps,
+            config.warmup_steps(),
             schedule.decay_steps or training.steps,
             schedule.final_fraction,
         )
         set_learning_rate(engine, rate)
         skipped = engine.skipped_steps
         self._meter.start()
-        norm = None
         loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
-        for micro_step in range(training.gradient_accumulation_steps):
-            rows = self._data.micro_batch(
-                progress.consumed, micro_step, place.rank, place.world_size, training.micro_batch_size
-            )
-            inputs = torch.from_numpy(rows).to(engine.device)
-            loss = engine(input_ids=inputs, labels=inputs).loss
+        last = training.gradient_accumulation_steps - 1
+        for micro_step in range(last):
+            loss = self._forward(progress, micro_step)
             loss_sum += loss.detach()
-            if micro_step == training.gradient_accumulation_steps - 1:
-                self._launch(loss_sum / training.gradient_accumulation_steps, stop)
             engine.backward(loss)
-            norm = apply_gradients(engine, self._sync)
-        totals = self._reducer.finish()
+            apply_gradients(self._trained)
+        loss = self._forward(progress, last)
+        loss_sum += loss.detach()
+        under_way = self._launch(loss_sum / training.gradient_accumulation_steps, stop)
+        engine.backward(loss)
+        norm = apply_gradients(self._trained)
+        totals = under_way.finish()
         self._emit(totals.rows)
         progress = Progress(progress.step + 1, progress.consumed + config.global_batch(place.world_size))
         entry = {
@@ -138,16 +134,25 @@ class TrainLoop:
             "loss_scale": loss_scale(engine),
             "skipped": engine.skipped_steps > skipped,
         }
-        if self._sync is not None:
-            entry["sync"] = self._sync.summary()
+        if self._trained.sync is not None:
+            entry["sync"] = self._trained.sync.summary()
         self._unsent = (entry, self._meter.row())
         if totals.failed:
             agree(place, self._log_error)
         return progress, totals.save, totals.stop
 
-    def _launch(self, loss: torch.Tensor, stop: StopRequest) -> None:
+    def _forward(self, progress: Progress, micro_step: int) -> torch.Tensor:
+        """The loss of this rank's next micro batch."""
+        place, engine = self._place, self._trained.engine
+        rows = self._data.micro_batch(
+            progress.consumed, micro_step, place.rank, place.world_size, self._config.training.micro_batch_size
+        )
+        inputs = torch.from_numpy(rows).to(engine.device)
+        return engine(input_ids=inputs, labels=inputs).loss
+
+    def _launch(self, loss: torch.Tensor, stop: StopRequest) -> StepSum:
         every = self._config.checkpoint.every_minutes * 60
-        self._reducer.launch(
+        return self._reducer.launch(
             loss,
             self._unsent[1] if self._unsent else [0.0] * len(ROW),
             save=self._place.rank == 0 and every > 0 and time.monotonic() - self._last_save >= every,
@@ -159,53 +164,24 @@ class TrainLoop:
         """Write the last step's entry, whose counters no later step carries. Collective."""
         if self._unsent is None:
             return
-        self._reducer.launch(torch.zeros(()), self._unsent[1], failed=self._log_error is not None)
-        totals = self._reducer.finish()
+        totals = self._reducer.launch(torch.zeros(()), self._unsent[1], failed=self._log_error is not None).finish()
         self._emit(totals.rows)
         if totals.failed:
             agree(self._place, self._log_error)
 
     def _emit(self, rows: dict[str, dict[str, float]]) -> None:
+        """Write the entry of the step before, which `rows` complete."""
         if self._unsent is None:
             return
-        entry, own = self._unsent
+        step, own = self._unsent
         self._unsent = None
-        counted = self._meter.has_counters
-        tokens_per_rank = self._config.global_batch(1) * self._data.sequence_length
-        sites: dict[str, dict[str, Any]] = {}
-        for site, row in rows.items():
-            ranks = self._sites[site]
-            seconds = row["step_seconds"] / ranks
-            values: dict[str, Any] = {
-                "ranks": ranks,
-                "tokens": tokens_per_rank * ranks,
-                "step_seconds": seconds,
-                "tokens_per_second": tokens_per_rank * ranks / seconds,
-            }
-            for name in ROW[1:-1]:
-                values[name] = int(row[name]) if counted else None
-            values["exposed_seconds"] = row["exposed_seconds"] / ranks if counted else None
-            sites[site] = values
-        tokens = tokens_per_rank * self._place.world_size
-        entry |= {
-            "step_seconds": own[0],
-            "tokens": tokens,
-            "tokens_per_second": tokens / own[0],
-            **{name: sum(s[name] for s in sites.values()) if counted else None for name in ROW[1:-1]},
-            "exposed_seconds": (
-                sum(row["exposed_seconds"] for row in rows.values()) / self._place.world_size if counted else None
-            ),
-            "site": self._place.site,
-            "codec": effective_codec(self._config),
-            "backend": self._config.distributed.backend,
-            "sites": sites,
-        }
+        entry = step_entry(self._facts, step, own[0], rows)
         self._guard_log(lambda: self._log.step(entry))
 
-    def _guard_log(self, action: Any) -> None:
+    def _guard_log(self, write: Callable[[], None]) -> None:
         """A full disk is seen by rank 0 alone: keep the error for the next vote."""
         try:
-            action()
+            write()
         except OSError as error:
             self._log_error = f"the metrics of the run cannot be written: {error}"
 
@@ -213,7 +189,7 @@ class TrainLoop:
         self._flush()
         begin = time.perf_counter()
         loss, count = evaluate(
-            self._engine,
+            self._trained.engine,
             self._data,
             self._place,
             self._config.evaluation.max_sequences,
@@ -234,12 +210,13 @@ class TrainLoop:
             return
         self._flush()
         begin = time.perf_counter()
-        path = self._checkpoints.save(progress, self._manifest)
+        path = self._checkpoints.save(progress)
         self._last_save = time.monotonic()
         self._saved_step = progress.step
         seconds = time.perf_counter() - begin
-        entry = {"step": progress.step, "path": str(path), "seconds": seconds}
-        self._guard_log(lambda: self._log.write("checkpoint", entry))
+        if self._place.local_rank == 0:  # one of those who wrote it, on each machine
+            events.record("checkpoint", step=progress.step, path=str(path), seconds=seconds)
+        self._guard_log(self._log.note_events)
         self._log.say(f"step {progress.step}: checkpoint {path}")
 
 

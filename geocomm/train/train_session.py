@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
+from geocomm.membership.collective_verdict import together
+from geocomm.metrics.events import EventReader, events
+from geocomm.runs.run_folder import RunFolder
+from geocomm.runs.run_log import RunLog
+from geocomm.train.agreed_run import Agreed
+from geocomm.train.config_text import format_config
 from geocomm.train.engine import create_engine, create_model
-from geocomm.train.model_factory import model_identity
-from geocomm.train.packing import PackedSequences
-from geocomm.train.train_checkpoint import Progress, Restored, RunCheckpoints, together
-from geocomm.train.train_config import RunConfig
-from geocomm.train.train_launch import Place
-from geocomm.train.train_log import RunLog
+from geocomm.train.train_checkpoint import Progress, Restored, RunCheckpoints
 from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What the ranks found equal or settled before the process group: see `preflight`. `sites`: ranks by site name."""
-
-    config: RunConfig
-    place: Place
-    device: str
-    resume_step: int | None
-    sites: dict[str, int]
-    data: PackedSequences
-    model_config: PreTrainedConfig
-
-    @property
-    def shard_ranks(self) -> int:
-        """Over how many ranks ZeRO cuts what it shards."""
-        return self.sites[self.place.site] if self.config.shards_in_sites() else self.place.world_size
 
 
 def train_session(agreed: Agreed) -> int:
     """Train; the exit code. Collective. BadInput comes on all ranks or none."""
-    config, place, data = agreed.config, agreed.place, agreed.data
-    engine, sync = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
-    output_dir = config.output_dir.expanduser()
+    config, place = agreed.config, agreed.place
+    trained = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
+    folder = RunFolder(config.output_dir.expanduser())
+    events.identify(place.rank, place.site)
     checkpoints = None
     if config.checkpoint.saves() or agreed.resume_step is not None:
-        checkpoints = RunCheckpoints(engine, sync, place, output_dir / "checkpoints", config.checkpoint.keep)
+        checkpoints = RunCheckpoints(trained, place, folder.checkpoints, config.checkpoint.keep, agreed.manifest())
     restored = Restored(Progress(), place.world_size)
-    if agreed.resume_step is not None:
-        assert checkpoints is not None
+    if checkpoints is not None and agreed.resume_step is not None:
         restored = checkpoints.restore(agreed.resume_step)
     progress = restored.progress
     if agreed.resume_step is None or restored.ranks != place.world_size:
@@ -54,19 +35,28 @@ def train_session(agreed: Agreed) -> int:
         torch.manual_seed(config.seed + 1 + place.rank + progress.consumed)
 
     def open_log() -> RunLog:
-        return RunLog(output_dir, config.logging, config.training.steps, progress.step, place.rank)
+        if place.rank == 0:
+            folder.config.write_text(format_config(config), encoding="utf-8")
+        reader = EventReader(events)
+        return RunLog(folder, config.logging, config.training.steps, progress.step, place.rank, reader)
 
     with together(place, open_log) as log:
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+        module: Any = trained.engine.module
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())
         start = _start_entry(agreed, restored, parameters)
         together(place, lambda: log.write("start", start))
         log.say(_start_line(agreed, start))
+        if progress.step >= config.training.steps:
+            log.say(
+                f"already at step {progress.step} of {config.training.steps}: nothing is left to train; raise "
+                "training.steps to go on, or take another output_dir"
+            )
         if restored.lost_feedback:
             lost = ", ".join(map(str, restored.lost_feedback))
             log.say(
                 f"no machine has the residuals of ranks {lost} of the checkpoint: what the codec owed there is lost"
             )
-        loop = TrainLoop(config, place, agreed.sites, engine, sync, data, checkpoints, _manifest(agreed), log)
+        loop = TrainLoop(agreed, trained, checkpoints, log)
         stop = StopRequest()
         with stop.listening():
             progress = loop.run(progress, stop)
@@ -77,19 +67,6 @@ def train_session(agreed: Agreed) -> int:
             log.say(f"stopped after step {progress.step} of {config.training.steps}")
             return 128 + (stop.signal or 15)
     return 0
-
-
-def _manifest(agreed: Agreed) -> dict[str, Any]:
-    """What a checkpoint must have in common with the run that resumes it."""
-    return {
-        "model": model_identity(agreed.model_config),
-        "data": agreed.data.fingerprint,
-        "world_size": agreed.place.world_size,
-        "zero_stage": agreed.config.training.zero_stage,
-        "precision": agreed.config.training.precision,
-        "shard_ranks": agreed.shard_ranks,
-        "feedback": agreed.config.sync.codec is not None,
-    }
 
 
 def _start_entry(agreed: Agreed, restored: Restored, parameters: int) -> dict[str, Any]:

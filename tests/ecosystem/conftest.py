@@ -1,4 +1,4 @@
-"""Ranks that several of these tests share."""
+"""Every test below is marked `multiprocess`; ranks that several of them share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from worlds import Worlds
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Called for what is collected below this folder."""
+    item.add_marker(pytest.mark.multiprocess)
 
 
 @pytest.fixture(scope="module")

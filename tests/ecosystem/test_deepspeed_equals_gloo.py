@@ -11,7 +11,7 @@ pytest.importorskip("deepspeed")
 import deepspeed_cases as cases
 from worlds import Worlds, assert_equal
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 OF_TWO_RANKS = {
     "ZeRO 0": functools.partial(cases.zero, 0),

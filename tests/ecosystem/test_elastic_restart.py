@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_jobs import environment, free_port
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+from support.local_jobs import environment, free_port
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 200

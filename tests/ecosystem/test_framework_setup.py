@@ -1,4 +1,4 @@
-"""The ways in which docs/compatibility.md brings geocomm to frameworks that refuse its name, as it shows them."""
+"""The programs of docs/how-to/use-trainer-accelerate-lightning.md, for frameworks that refuse geocomm's name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_jobs import REPOSITORY, environment
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(280)]
+from support.local_jobs import REPOSITORY, environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 HERE = Path(__file__).resolve().parent
 MADE_FIRST = re.compile(r'dist.init_process_group\("geocomm"\).*\n')
@@ -74,7 +75,7 @@ with open(f"rank{os.environ['RANK']}", "w") as report:
 
 def snippets() -> list[str]:
     """The Python programs of the page."""
-    text = (REPOSITORY / "docs/compatibility.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/how-to/use-trainer-accelerate-lightning.md").read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
@@ -87,7 +88,7 @@ def snippet(word: str) -> str:
 def run(folder: Path, program: str, wrapper: str | None = None) -> set[str]:
     """What the two ranks of `program` report under torchrun, with `wrapper` around it."""
     folder.mkdir()
-    (folder / "train.py").write_text(SITES.format(paths=[str(HERE), str(HERE.parent / "multiprocess")]) + program)
+    (folder / "train.py").write_text(SITES.format(paths=[str(HERE), str(HERE.parent)]) + program)
     command = ["train.py"]
     if wrapper is not None:
         (folder / "with_geocomm.py").write_text(SITES.format(paths=[]) + wrapper)

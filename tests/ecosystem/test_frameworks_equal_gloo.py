@@ -8,7 +8,7 @@ import framework_cases as cases
 import pytest
 from worlds import Worlds, assert_equal
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_accelerate_over_sites_equals_gloo_bit_for_bit(two: Worlds) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_torch_suite import read, run_layout
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 SAMPLE = [
     "test_DistributedDataParallelCPU",

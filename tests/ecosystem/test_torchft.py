@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 import torchft_cases as cases
-from harness import Outcome, Ranks
 from training_cases import Trained
 from worlds import assert_equal
 
+from support.harness import Outcome, Ranks
+
 pytestmark = [
-    pytest.mark.multiprocess,
     pytest.mark.slow,
     pytest.mark.timeout(200),
     pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed"),

@@ -12,7 +12,7 @@ import pytest
 from training_cases import Trained
 from worlds import Worlds, assert_equal
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 Case = Callable[..., Trained]
 

@@ -29,7 +29,7 @@ if len(set(SITES)) == len(SITES):  # what stays inside a site is Gloo's, in prof
 
 # Their bodies prepare modules on the CPU for the name "gloo" only.
 _ASK_FOR_GLOO = ("test_accumulate_gradients_",)
-# They look at profiler events, which over sites name the parts of these operations (docs/limits.md).
+# They look at profiler events, which over sites name the parts of these operations (docs/reference/limits.md).
 _PROFILED_IN_PARTS = ("test_all_reduce_coalesced_", "test_all_gather_coalesced_", "test_all_to_all_single_equal_")
 
 

@@ -13,8 +13,8 @@ Results = dict[str, dict[str, dict[str, Any]]]  # layout → test → record
 
 # Tests that ask for Gloo's name or words, by the beginnings of their names, and how.
 INHERENT = {
-    "test_monitored_barrier_gloo_rank_0_timeout": "expects the words of Gloo's error; geocomm's CommTimeoutError names "
-    "the barrier and the rank that is missing",
+    "test_monitored_barrier_gloo_rank_0_timeout": "expects the words of Gloo's error; geocomm's "
+    "OperationTimeoutError names the barrier and the rank that is missing",
     "test_monitored_barrier_": "torch refuses monitored_barrier to every backend that is not named gloo",
     "test_ddp_logging_data_cpu": 'torch logs every backend from outside as "custom"',
 }
@@ -25,7 +25,7 @@ class Differences:
     """(layout, test, reason) of what failed, and of what was skipped over sites though Gloo ran it."""
 
     failures: list[tuple[str, str, str]] = field(default_factory=list)
-    refused: list[tuple[str, str, str]] = field(default_factory=list)  # with UnsupportedError: docs/limits.md
+    refused: list[tuple[str, str, str]] = field(default_factory=list)  # with UnsupportedError: docs/reference/limits.md
     inherent: list[tuple[str, str, str]] = field(default_factory=list)
     skips: list[tuple[str, str, str]] = field(default_factory=list)
 

@@ -29,7 +29,7 @@ def _group(backend: str) -> Any:
         import torchft
 
         return torchft.ProcessGroupGloo(TIMEOUT)
-    from geocomm.torchft import ProcessGroupGeocomm
+    from geocomm.integrations.torchft import ProcessGroupGeocomm
 
     return ProcessGroupGeocomm(TIMEOUT)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 import torch.distributed as dist
-from harness import Ranks
 from training_cases import Trained, measured
+
+from support.harness import Ranks
 
 TIME_LIMIT_S = 120
 

@@ -11,15 +11,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from collective_cases import data, gather_single, reduce_scatter_single
-from harness import Ranks, ranks_fixture
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it"),
-]
+from support.collective_cases import data, gather_single, reduce_scatter_single
+from support.harness import Ranks, ranks_fixture
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it")
 
 # Elements: uncompressed at once, one chunk, several chunks of 1 MiB with a short last one.
 SIZES = (37, 70_001, 600_001)

@@ -9,10 +9,7 @@ import geocomm
 
 DEVICE = "cuda"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it")
 
 CODECS = (
     "none",

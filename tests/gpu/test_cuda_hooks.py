@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import planned_gradients as planned
 import pytest
-import sharded_gradients as sharded
 import torch
 import torch.distributed as dist
-from harness import Ranks
-from test_ddp_hook import assert_same_bits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it"),
-]
+from support import planned_gradients as planned
+from support import sharded_gradients as sharded
+from support.harness import Ranks
+from support.planned_gradients import assert_same_bits
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it")
 
 ELEMENTS = 600_001
 KINDS = {"ddp": planned, "fsdp": sharded}
@@ -40,9 +38,9 @@ def ranks() -> Iterator[Ranks]:
 
 def compressed_all_reduces(dtype: torch.dtype, device: str) -> list[list[torch.Tensor]]:
     """Results, and residuals after each: kept in one memory, then in two with scales, then of a spoiled operation."""
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
-    backend = process.group_of(dist.group.WORLD).backend
+    backend = runtime.group_of(dist.group.WORLD).backend
     start, stop = backend.encoded_range(ELEMENTS, dtype)
     generator = torch.Generator().manual_seed(dist.get_rank())
     scale = torch.logspace(0, 8, 9, base=2.0)[torch.arange(start, stop) % 9].to(device)
@@ -78,9 +76,9 @@ def test_compressed_all_reduce_of_cuda_tensors_equals_that_of_cpu_tensors(ranks:
 
 
 def refused_devices() -> list[str]:
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
-    backend = process.group_of(dist.group.WORLD).backend
+    backend = runtime.group_of(dist.group.WORLD).backend
     start, stop = backend.encoded_range(ELEMENTS, torch.float32)
     raised = []
     for tensor_device, residual_device in (("cuda", "cpu"), ("cpu", "cuda")):

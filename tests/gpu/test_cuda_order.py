@@ -12,13 +12,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
 from test_cuda_backend import ddp_steps
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it"),
-]
+from support.harness import Ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU and a torch built for it")
 
 ELEMENTS = 300_001
 in_flight: dict[str, tuple[dist.Work, torch.Tensor]] = {}

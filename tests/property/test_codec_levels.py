@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from codec_oracle import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+import geocomm
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.native import native
+from support.codec_oracle import (
     FLOATS,
     FRAME_BYTES,
     Data,
@@ -15,14 +20,7 @@ from codec_oracle import (
     pack,
     same_bits,
 )
-from effort import effort
-from hypothesis import given
-from hypothesis import strategies as st
-
-import geocomm
-from geocomm.native import native
-
-pytestmark = pytest.mark.property
+from support.effort import effort
 
 small = effort(50)
 large = effort(8)
@@ -37,7 +35,7 @@ def test_every_cpu_level_gives_the_same_bytes_residuals_and_elements(
     codec: str, data: Data, seed: int, residual_dtype: torch.dtype, decay: float, feedback: bool
 ) -> None:
     tensor = data.tensor()
-    feedback = feedback or native().needs_feedback(codec)
+    feedback = feedback or codec_spec(codec).needs_feedback
     found = []
     for level in cpu_levels():
         residual = Data(torch.float32, data.elements, seed=7).tensor().to(residual_dtype) if feedback else None

@@ -6,7 +6,12 @@ import math
 
 import pytest
 import torch
-from codec_oracle import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+import geocomm
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from support.codec_oracle import (
     ALL_DTYPES,
     FLOATS,
     HEADER_BYTES,
@@ -25,14 +30,7 @@ from codec_oracle import (
     same_bits_but_nan,
     scale_of_blocks,
 )
-from effort import effort
-from hypothesis import given
-from hypothesis import strategies as st
-
-import geocomm
-from geocomm.errors import InvalidArgumentError, UnsupportedError
-
-pytestmark = pytest.mark.property
+from support.effort import effort
 
 large = effort(8)
 small = effort(25)

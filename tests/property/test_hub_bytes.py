@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from effort import effort
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from geocomm import store_session
-from geocomm.store_session import FrameKind, Greeting, ProtocolError, offset_bytes, offset_of, read_frame
-
-pytestmark = pytest.mark.property
+from geocomm.rendezvous import store_session
+from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, offset_bytes, offset_of, read_frame
+from support.effort import effort
 
 properties = effort(200)
 SIZE = Greeting.LAYOUT.size

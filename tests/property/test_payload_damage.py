@@ -7,15 +7,13 @@ import resource
 
 import pytest
 import torch
-from codec_oracle import ALL_DTYPES, FRAME_BYTES, HEADER_BYTES, Data, codecs, inputs, same_bits
-from effort import effort
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import geocomm
-from geocomm.errors import CorruptDataError, InvalidArgumentError, VersionMismatchError
-
-pytestmark = pytest.mark.property
+from geocomm.core.errors import CorruptDataError, InvalidArgumentError, VersionMismatchError
+from support.codec_oracle import ALL_DTYPES, FRAME_BYTES, HEADER_BYTES, Data, codecs, inputs, same_bits
+from support.effort import effort
 
 small = effort(40)
 REFUSALS = (CorruptDataError, VersionMismatchError)  # the latter from the header's fifth byte

@@ -1,10 +1,13 @@
-"""What docs/wire-format.md says of the values that each codec gives: levels, steps, chosen elements, exact bits."""
+"""What docs/spec/codecs.md says of the values that each codec gives: levels, steps, chosen elements, exact bits."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-from codec_oracle import (
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import geocomm
+from support.codec_oracle import (
     ALL_DTYPES,
     BLOCKS,
     FLOATS,
@@ -21,13 +24,7 @@ from codec_oracle import (
     sizes,
     stages,
 )
-from effort import effort
-from hypothesis import assume, given
-from hypothesis import strategies as st
-
-import geocomm
-
-pytestmark = pytest.mark.property
+from support.effort import effort
 
 large = effort(8)
 small = effort(25)

@@ -11,11 +11,9 @@ import math
 
 import pytest
 import torch
-from codec_oracle import LARGEST_CODE, LARGEST_SCALE_BITS, BlockCodec, scale_of_blocks
 
 import geocomm
-
-pytestmark = pytest.mark.property
+from support.codec_oracle import LARGEST_CODE, LARGEST_SCALE_BITS, BlockCodec, scale_of_blocks
 
 FALSE_ALARM = 1e-9
 ELEMENTS = 1 << 20

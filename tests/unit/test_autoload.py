@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from geocomm import _autoload
 
-pytestmark = pytest.mark.unit
-
 
 def test_entry_point_of_the_installed_package_is_register() -> None:
     found = [entry for entry in entry_points(group="torch.backends") if entry.name == "geocomm"]
@@ -33,7 +31,7 @@ def test_register_again_changes_nothing() -> None:
 
 
 def test_register_that_fails_says_so_and_does_not_raise(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("torch changed")
@@ -41,7 +39,7 @@ def test_register_that_fails_says_so_and_does_not_raise(
     monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])
     monkeypatch.setattr(dist.Backend, "register_backend", refuse)
     _autoload.register()
-    assert "torch changed" in capsys.readouterr().err
+    assert "torch changed" in caplog.text
 
 
 def test_module_imports_nothing_at_its_top() -> None:

@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md, read from the includes of csrc and the imports of geocomm."""
+"""The layers of docs/explanation/architecture.md, read from the includes of csrc and the imports of geocomm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -32,31 +30,56 @@ MAY_USE = {
     "binding": ("cuda",),
 }
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
-MOST_FILES_WITH_TORCH = 3
+MOST_FILES_WITH_TORCH = 4
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
     r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
     r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn)\.h$"
 )
 
-# Which of geocomm's parts may import which others; a part is a subpackage, and "geocomm" all modules directly in it.
-MAY_IMPORT = {
-    "geocomm": {"geocomm"},
-    "gradients": {"geocomm", "gradients"},
-    "train": {"geocomm", "gradients", "train"},
-    "cli": {"geocomm", "train", "cli"},
+# The packages of geocomm, the lowest first. One may import itself, and those that stand in a line before its own.
+FLOORS = (
+    ("core",),
+    ("metrics", "codecs", "security"),
+    ("planning", "membership", "runs"),
+    ("data",),
+    ("models", "rendezvous", "emulator", "checkpoint"),
+    ("backend",),
+    ("gradients", "diagnostics", "bench", "demo", "integrations"),
+    ("train",),
+    ("cli",),
+)
+FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
+# What lies beside the packages: Python modules, each with the packages that it may import; what setup.py puts there.
+BESIDE = {
+    "__init__.py": set(FLOOR_OF),
+    "__main__.py": {"cli"},
+    "_autoload.py": {"backend", "rendezvous"},
+    "_version.py": set(),
 }
-LOADS_THE_NATIVE_MODULE = {"native.py"}
+FOR_EVERYBODY = {"_version", "_C", "_build_info"}
+NOT_PYTHON = {"_C.pyi", "_build_info.pyi", "py.typed"}
+BUILT = {"_bin", "_build_info.py"}
+LOADS_THE_NATIVE_MODULE = {"core/native.py"}
 # Importing these is part of `import torch`, of `import geocomm` or of `geocomm --help`: torch comes later or never.
-NO_TORCH_AT_IMPORT = ["__init__.py", "_autoload.py", "options.py", *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py"))]
-# options.py is the one reader of GEOCOMM_* variables. These look at what they hand to processes that they start, or at
+NO_TORCH_AT_IMPORT = [
+    "__init__.py",
+    "_autoload.py",
+    "core/options.py",
+    "core/environment.py",
+    *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py")),
+]
+# core/options.py and core/environment.py are the readers of GEOCOMM_* variables, core/site.py of the site's, and
+# core/place.py of those that launchers set. These others look at what they hand to processes that they start, or at
 # what a program above them set for the job; none of it configures the backend.
+READERS = {"core/options.py", "core/environment.py"}
+LAUNCHERS_READER = "core/place.py"
+LAUNCHERS_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NNODES", "NODE_RANK"}
 READS_VARIABLES = {
-    "wan.py": {"GEOCOMM_WAN_CONTROL"},
-    "wan_bench_worker.py": {"GEOCOMM_WAN_CONTROL"},
+    "core/site.py": {"GEOCOMM_SITE"},
+    "emulator/emulated_wan.py": {"GEOCOMM_WAN_CONTROL"},
+    "bench/wan_bench_worker.py": {"GEOCOMM_WAN_CONTROL"},
     "cli/wan.py": {"GEOCOMM_KEYS", "GEOCOMM_SECURITY"},
-    "train/train_launch.py": {"GEOCOMM_SITE"},
-    "train/train_loop.py": {"GEOCOMM_CODEC"},
 }
 
 
@@ -85,41 +108,68 @@ def parts() -> list[Path]:
     return sorted(file for file in PACKAGE.rglob("*.py") if file.name != "_build_info.py")
 
 
-def part_of(module: str) -> str | None:
-    """The part of geocomm that `module`, a dotted name, is of; None: not of geocomm."""
-    names = module.split(".")
-    if names[0] != "geocomm":
-        return None
-    return names[1] if len(names) > 1 and names[1] in MAY_IMPORT else "geocomm"
+def package_of(module: str) -> str | None:
+    """What `module`, a dotted name, is of below geocomm ("": names of geocomm itself); None: not of geocomm."""
+    names = [*module.split("."), ""]
+    return names[1] if names[0] == "geocomm" else None
 
 
-def part_of_file(file: Path) -> str:
-    """As part_of(); what `python -m` runs is a command, wherever it lies."""
-    if file.name == "__main__.py":
-        return "cli"
-    return part_of(".".join(file.relative_to(ROOT).with_suffix("").parts))
+def may_import(file: Path, module: str) -> bool:
+    """Whether a file of geocomm may. What `python -m` runs is a command, wherever it lies."""
+    other = package_of(module)
+    if other is None or other in FOR_EVERYBODY:
+        return True
+    parts = file.relative_to(PACKAGE).parts
+    if len(parts) == 1:
+        return other in BESIDE[parts[0]]
+    own = "cli" if parts[-1] == "__main__.py" else parts[0]
+    return other == own or (other in FLOOR_OF and FLOOR_OF[other] < FLOOR_OF[own])
+
+
+def modules_imported(file: Path, deep: bool) -> set[Path]:
+    """The files of geocomm that `file` imports; `deep` as in imported()."""
+    found = set()
+    for name in imported(ast.parse(file.read_text()), deep):
+        if name.split(".")[0] == "geocomm":
+            names = name.split(".")[1:]
+            for path in (PACKAGE.joinpath(*names), PACKAGE.joinpath(*names[:-1])):
+                if path.with_suffix(".py").is_file():
+                    found.add(path.with_suffix(".py"))
+                    break
+    return found
+
+
+def imported_with(file: Path) -> set[str]:
+    """Top-level packages that are imported when `file` is."""
+    found, reached, new = set(), set(), {file}
+    while new:
+        reached.add(file := new.pop())
+        found |= {module.split(".")[0] for module in imported(ast.parse(file.read_text()), deep=False)}
+        new |= modules_imported(file, deep=False) - reached
+    return found
 
 
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imported(tree: ast.AST, deep: bool = True) -> Iterator[str]:
-    """Dotted names that a module imports when it runs; not `deep`: when it is itself imported."""
+def imported(tree: ast.AST, deep: bool = True, types: bool = False) -> Iterator[str]:
+    """Dotted names that a module imports when it runs; not `deep`: when it is itself imported; `types`: those too."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif is_type_checking(node):
-            yield from (name for branch in node.orelse for name in imported(branch, deep))
+        elif is_type_checking(node) and not types:
+            yield from (name for branch in node.orelse for name in imported(branch, deep, types))
         elif deep or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from imported(node, deep)
+            yield from imported(node, deep, types)
 
 
 def variables_read(tree: ast.AST) -> set[str]:
-    """GEOCOMM_* variables that are read: by subscript, get, getenv, pop or `in`; a constant stands for its text."""
+    """Variables of geocomm and of launchers that are read: by subscript, get, getenv, pop, of what is named like an
+    environment where it is a launcher's, or by `in`; a constant stands for its text."""
     constants = {
         target.id: node.value.value
         for node in ast.walk(tree)
@@ -136,15 +186,20 @@ def variables_read(tree: ast.AST) -> set[str]:
             return constants.get(node.id, "GEOCOMM_WAN_CONTROL" if node.id == "CONTROL_VARIABLE" else "")
         return ""
 
-    keys: list[ast.AST] = []
+    reads: list[tuple[ast.AST, ast.AST]] = []  # what is read, of what
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-            keys.append(node.slice)
+            reads.append((node.slice, node.value))
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-            keys.append(node.left)
+            reads.append((node.left, node.comparators[0]))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            keys += node.args[:1] if node.func.attr in ("get", "getenv", "pop") else []
-    return {text(key) for key in keys if text(key).startswith("GEOCOMM_")}
+            reads += [(key, node.func.value) for key in node.args[:1] if node.func.attr in ("get", "getenv", "pop")]
+    return {
+        text(key)
+        for key, of in reads
+        if text(key).startswith("GEOCOMM_")
+        or (text(key) in LAUNCHERS_VARIABLES and ast.unparse(of).split(".")[-1] in ("os", "environ", "environment"))
+    }
 
 
 def test_include_of_every_source_is_allowed_in_its_layer() -> None:
@@ -188,14 +243,56 @@ def test_torch_headers_are_included_by_few_files() -> None:
     assert 1 <= len(users) <= MOST_FILES_WITH_TORCH, users
 
 
-def test_python_part_imports_only_what_it_may() -> None:
+def test_every_package_is_in_the_table_and_nothing_else_lies_beside_them() -> None:
+    there = {file.name for file in PACKAGE.iterdir() if file.name != "__pycache__" and file.suffix != ".so"}
+    assert there - BUILT == {*FLOOR_OF, *BESIDE, *NOT_PYTHON}
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    for package in FLOOR_OF:
+        (statement,) = ast.parse((PACKAGE / package / "__init__.py").read_text()).body
+        assert isinstance(statement, ast.Expr), f"{package}: more than a docstring"
+
+
+def test_tests_lie_in_folders_named_as_what_they_test() -> None:
+    for kind, others in (("unit", set()), ("multiprocess", {"collectives", "installation"})):
+        folders = {file.parent.name for file in (ROOT / "tests" / kind).glob("*/test_*.py")}
+        assert folders <= {*FLOOR_OF, *others}
+
+
+def test_module_imports_only_what_its_package_may() -> None:
     bad = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in parts()
-        for name in imported(ast.parse(file.read_text()))
-        if (other := part_of(name)) and other not in MAY_IMPORT[part_of_file(file)]
+        for name in imported(ast.parse(file.read_text()), types=True)
+        if not may_import(file, name)
     ]
     assert not bad
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("core/options.py", "geocomm.metrics.counters.stats"),
+        ("codecs/tensor_codec.py", "geocomm.metrics.counters"),
+        ("planning/link_table.py", "geocomm.emulator.emulated_wan"),
+        ("backend/runtime.py", "geocomm.gradients.gradient_reducer"),
+        ("bench/codec_bench.py", "geocomm"),
+        ("bench/codec_bench.py", "geocomm.compress"),
+        ("diagnostics/doctor.py", "geocomm.new_package.module"),
+        ("_autoload.py", "geocomm.core.options"),
+    ],
+)
+def test_forbidden_import_is_found(file: str, module: str) -> None:
+    assert not may_import(PACKAGE / file, module)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    imports = {file: modules_imported(file, deep=True) for file in parts() if file.name != "__init__.py"}
+    while free := [file for file, others in imports.items() if not others & imports.keys()]:
+        for file in free:
+            del imports[file]
+    assert not [str(file.relative_to(ROOT)) for file in imports]
 
 
 def test_package_imports_neither_tests_nor_benchmarks() -> None:
@@ -217,21 +314,69 @@ def test_native_module_is_imported_by_its_loader_only() -> None:
     assert users == LOADS_THE_NATIVE_MODULE
 
 
+@pytest.mark.parametrize("name", ["__init__.py", "_autoload.py", "core/environment.py", "core/place.py"])
+def test_module_imports_no_pydantic_when_imported(name: str) -> None:
+    assert "pydantic" not in imported_with(PACKAGE / name)
+
+
 @pytest.mark.parametrize("name", NO_TORCH_AT_IMPORT)
 def test_module_imports_no_torch_when_imported(name: str) -> None:
-    heavy = {"torch", "transformers", "deepspeed", "matplotlib"}
-    assert not heavy & {
-        module.split(".")[0] for module in imported(ast.parse((PACKAGE / name).read_text()), deep=False)
+    assert not {"torch", "transformers", "deepspeed", "matplotlib"} & imported_with(PACKAGE / name)
+
+
+def private_parts(tree: ast.AST) -> set[str]:
+    """Attributes of other objects that their names say are private; not those of the module's own classes."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     }
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr) and node.attr not in own
+    } - {"_replace", "_exit", "_fields"}  # public, of named tuples and of os
 
 
-def test_environment_is_read_in_one_module() -> None:
+def test_private_parts_of_torch_and_deepspeed_are_used_in_the_seams_only() -> None:
+    bad = {
+        f"{file.relative_to(PACKAGE)}: {name}"
+        for package in ("gradients", "train")
+        for file in (PACKAGE / package).glob("*.py")
+        if file.name not in ("fsdp_seams.py", "deepspeed_seams.py")
+        for name in private_parts(ast.parse(file.read_text()))
+    }
+    assert not bad
+
+
+def test_private_part_of_another_object_is_found() -> None:
+    source = "class A:\n    def f(self, engine):\n        self._own = engine._theirs\n        return self._own"
+    assert private_parts(ast.parse(source)) == {"_theirs"}
+
+
+def test_no_assertion_guards_the_state_of_the_package() -> None:
+    # They vanish under -O.
+    bad = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in parts()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not bad
+
+
+def test_environment_is_read_in_the_modules_for_it() -> None:
     bad = {}
     for file in parts():
         name = file.relative_to(PACKAGE).as_posix()
-        if extra := variables_read(ast.parse(file.read_text())) - READS_VARIABLES.get(name, set()):
+        found = variables_read(ast.parse(file.read_text()))
+        if name in READERS:
+            found &= LAUNCHERS_VARIABLES
+        if name == LAUNCHERS_READER:
+            found -= LAUNCHERS_VARIABLES
+        if extra := found - READS_VARIABLES.get(name, set()):
             bad[name] = extra
-    bad.pop("options.py", None)
     assert not bad
 
 
@@ -241,6 +386,18 @@ def test_environment_is_read_in_one_module() -> None:
 )
 def test_read_of_a_variable_is_found(line: str) -> None:
     assert variables_read(ast.parse(line)) == {"GEOCOMM_X"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['os.environ["RANK"]', 'environ.get("RANK")', 'os.getenv("RANK")', '"RANK" in os.environ', 'environment["RANK"]'],
+)
+def test_read_of_a_launchers_variable_is_found(line: str) -> None:
+    assert variables_read(ast.parse(line)) == {"RANK"}
+
+
+def test_other_things_of_the_name_of_a_launchers_variable_are_no_reads() -> None:
+    assert variables_read(ast.parse('record["RANK"]; os.environ | {"RANK": "1"}')) == set()
 
 
 def test_write_of_a_variable_is_not_a_read() -> None:

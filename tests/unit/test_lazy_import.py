@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import geocomm
-
-pytestmark = pytest.mark.unit
+from geocomm.core.errors import CLASS_OF_CODE
 
 
 def test_import_of_the_package_loads_neither_torch_nor_the_library() -> None:
@@ -29,6 +30,23 @@ def test_public_name_resolves_and_is_listed(name: str) -> None:
     assert name in dir(geocomm)
 
 
+def test_type_checkers_are_told_of_the_same_names_from_the_same_modules() -> None:
+    (block,) = [
+        node
+        for node in ast.parse(Path(geocomm.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    told = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    found = {name: f"geocomm.{module}" for name, module in geocomm._MODULE_OF.items()}
+    assert told == found
+    assert geocomm.__all__ == sorted({"__version__", *found})
+
+
+def test_every_error_that_geocomm_raises_has_a_public_name() -> None:
+    raised = {cls.__name__ for cls in CLASS_OF_CODE.values()} | {"GeocommError", "ReplicaMismatchError"}
+    assert raised <= set(geocomm.__all__)
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = geocomm.no_such_name
@@ -41,8 +59,10 @@ def test_options_make_no_sockets_and_load_no_library() -> None:
 
 
 def test_torchft_module_without_torchft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchft" or name == "geocomm.torchft"]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "torchft" or name == "geocomm.integrations.torchft"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchft", None)
     with pytest.raises(ImportError, match=r"geocomm\[torchft\]"):
-        importlib.import_module("geocomm.torchft")
+        importlib.import_module("geocomm.integrations.torchft")

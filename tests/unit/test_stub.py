@@ -11,9 +11,7 @@ from types import ModuleType, WrapperDescriptorType
 import pytest
 
 import geocomm
-from geocomm.native import native
-
-pytestmark = pytest.mark.unit
+from geocomm.core.native import native
 
 STUB = ast.parse(Path(geocomm.__file__).with_name("_C.pyi").read_text())
 
@@ -85,7 +83,7 @@ def assert_same_class(where: str, stub: ast.ClassDef, real: type) -> None:
         elif any(ast.unparse(decorator) == "property" for decorator in node.decorator_list):
             assert inspect.isdatadescriptor(member), f"{where}.{name}"
         else:
-            assert_same_arguments(f"{where}.{name}", node, member)
+            assert_same_arguments(f"{where}.{name}", node, getattr(member, "__func__", member))
 
 
 def test_stub_of_the_module_has_its_names(module: ModuleType) -> None:

@@ -25,10 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fault_run import MEMORY_SLACK_KIB, FaultRun
-
-from geocomm.wan import Link, Topology, WanReport
+from geocomm.emulator.emulated_wan import WanReport
+from geocomm.planning.link_matrix import Link, Topology
+from support.fault_run import MEMORY_SLACK_KIB, FaultRun
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LINK = Link(rate_bps=50e6, delay_s=0.02, loss=0.0005)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 from bench_wan import Scenario, WithTls
-from wan_support import require_wan
 
-from geocomm.wan import Link
-from geocomm.wan_bench import EXACT, GLOO, GLOO_SLICED, BenchError, Effort, bench_link, bench_one_site
-
-pytestmark = [pytest.mark.wan, pytest.mark.multiprocess]
+from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, BenchError, Effort, bench_link, bench_one_site
+from geocomm.planning.link_matrix import Link
+from support.wan_support import require_wan
 
 SIZE_BYTES = 1 << 20
 QUICK = Effort(repeats=2, warmup=1, pause_s=0.05)

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from wan_support import geocomm, require_wan
 
-from geocomm.demo_run import DEFAULT_LINK, DemoError, Progress, Variant, run_variant
-
-pytestmark = [pytest.mark.wan, pytest.mark.multiprocess]
+from geocomm.demo.demo_run import DEFAULT_LINK, DemoError, Progress, Variant, run_variant
+from support.wan_support import geocomm, require_wan
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +35,10 @@ def test_demo_command_ends_in_table_and_picture(tmp_path: Path) -> None:
     assert command.returncode == 0, stderr
     assert "geocomm, int8" in stdout
     assert (out / "demo.png").stat().st_size > 10_000
-    gloo, exact, int8 = json.loads((out / "summary.json").read_text())["runs"]
+    gloo, exact, int8, feedback = json.loads((out / "summary.json").read_text())["runs"]
     assert len(gloo["losses"]) == 4
     assert exact["losses"] == pytest.approx(gloo["losses"], abs=1e-3)
     assert int8["losses"] == pytest.approx(gloo["losses"], abs=0.05)
     assert int8["wan_bytes_per_step"] < 0.6 * exact["wan_bytes_per_step"]
+    assert feedback["losses"] == pytest.approx(gloo["losses"], abs=0.2)
+    assert feedback["wan_bytes_per_step"] < 0.6 * int8["wan_bytes_per_step"]

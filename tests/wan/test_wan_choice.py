@@ -8,12 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-from wan_support import emulate, require_wan
-
-from geocomm.wan import Link, Topology
-
-pytestmark = pytest.mark.wan
+from geocomm.planning.link_matrix import Link, Topology
+from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")
 RATES = {("a", "b"): 100e6, ("a", "c"): 20e6, ("b", "c"): 40e6}
@@ -72,8 +68,8 @@ def site_program(folder: str) -> None:
     import torch.distributed as dist
 
     import geocomm
-    from geocomm.link_probe import LinkProbe
-    from geocomm.native import native
+    from geocomm.core.native import native
+    from geocomm.diagnostics.link_probe import LinkProbe
 
     torch.set_num_threads(1)
     os.environ["GEOCOMM_SECURITY"] = "insecure"  # an emulated WAN hears nobody

@@ -7,13 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-from wan_support import emulate, require_wan
-
-from geocomm.codec import codec_names, codec_presets
-from geocomm.wan import Link, Topology
-
-pytestmark = pytest.mark.wan
+from geocomm.codecs.tensor_codec import codec_names, codec_presets
+from geocomm.planning.link_matrix import Link, Topology
+from support.wan_support import emulate, require_wan
 
 SITES = 3
 ELEMENTS = 1_200_007  # several chunks, and enough for chunks to have owners

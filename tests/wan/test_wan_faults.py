@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_run import FaultRun
-from wan_support import require_wan
 
-from geocomm.wan import Link, Topology
+from geocomm.planning.link_matrix import Link, Topology
+from support.fault_run import FaultRun
+from support.wan_support import require_wan
 
-pytestmark = [pytest.mark.wan, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 LINK = Link(rate_bps=50e6, delay_s=0.015)
 BOTH = ("site0", "site1")

@@ -9,24 +9,25 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from wan_support import emulate, require_wan, wait_until
 
-from geocomm.store_session import SILENCE_LIMIT_S
-from geocomm.wan import Link, Topology, WanRun
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.planning.link_matrix import Link, Topology
+from geocomm.rendezvous.store_session import SILENCE_LIMIT_S
+from support.wan_support import emulate, require_wan, wait_until
 
-pytestmark = [pytest.mark.wan, pytest.mark.slow, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
 
 SITES = 2
 OPERATIONS = 20
 START = (
-    'GEOCOMM_KEYS="$KEYS/$GEOCOMM_SITE" exec "$PYTHON" -m geocomm.cli.main run --hub "$MASTER_ADDR:$MASTER_PORT" -- '
+    'GEOCOMM_KEYS="$KEYS/$GEOCOMM_SITE" exec "$PYTHON" -m geocomm run --hub "$MASTER_ADDR:$MASTER_PORT" -- '
     '--nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 1 "$PROGRAM" "$FOLDER"'
 )
 
 
 def test_job_meets_through_one_port_and_its_store_outlives_an_outage(tmp_path: Path) -> None:
     require_wan()
-    from geocomm.job_ca import JobCa
+    from geocomm.security.job_ca import JobCa
 
     JobCa.create(tmp_path / "keys", "wan", [f"site{n}" for n in range(SITES)], 2)
     environment = os.environ | {
@@ -75,7 +76,7 @@ def rank_program(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
     site, rank = os.environ["GEOCOMM_SITE"], int(os.environ["RANK"])
     port = int(os.environ["MASTER_PORT"])
@@ -99,7 +100,7 @@ def rank_program(folder: Path) -> None:
     hub = os.environ["GEOCOMM_HUB"].rpartition(":")[2]
     print(f"store={store.add('count', 0)}", f"sum={values[0].item()}", f"hub={hub}", sep="\n")
     print(
-        f"channel={process.world.infos[rank].port}",
+        f"channel={runtime.world.infos[rank].port}",
         "listens=" + " ".join([site, *listening_ports_beyond_loopback()]),
         sep="\n",
     )

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import uuid
@@ -15,7 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wan_support import (
+
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanUnavailableError
+from support.wan_support import (
     PROGRAMS,
     REPOSITORY,
     emulate,
@@ -26,10 +30,6 @@ from wan_support import (
     require_wan,
     wait_until,
 )
-
-from geocomm.wan import Link, Topology, WanConfigError, WanRun, WanUnavailableError
-
-pytestmark = pytest.mark.wan
 
 TWO = Topology.uniform(2, Link(delay_s=0.005))
 
@@ -99,7 +99,7 @@ def test_output_of_many_lines_is_whole() -> None:
 
 
 def test_output_without_a_reader_ends_the_job_as_in_a_pipeline() -> None:
-    command = geocomm("wan", "--", "yes")
+    command = geocomm("wan", "run", "--", "yes")
     assert command.stdout is not None
     assert command.stdout.readline().endswith("] y\n")
     command.stdout.close()
@@ -162,7 +162,7 @@ def test_killed_emulator_leaves_no_process_and_no_socket(marker: str) -> None:
 
 
 def test_killed_owner_leaves_no_process(marker: str) -> None:
-    owner = geocomm("wan", "--grace", "0.2s", "--", *lingering(marker), start_new_session=True)
+    owner = geocomm("wan", "run", "--grace", "0.2s", "--", *lingering(marker), start_new_session=True)
     wait_for_job(marker)
     os.killpg(owner.pid, signal.SIGKILL)
     owner.communicate()
@@ -172,7 +172,7 @@ def test_killed_owner_leaves_no_process(marker: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_command_cleans_up(marker: str, number: signal.Signals, tmp_path: Path) -> None:
     control = tmp_path / "c.sock"
-    command = geocomm("wan", "--grace", "0.3s", "--control", str(control), "--", *lingering(marker))
+    command = geocomm("wan", "run", "--grace", "0.3s", "--control", str(control), "--", *lingering(marker))
     wait_for_job(marker)
     command.send_signal(number)
     command.communicate(timeout=30)
@@ -203,14 +203,17 @@ def test_second_run_on_a_live_control_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_command_line_wan_set_and_stats_work_from_inside_a_site() -> None:
-    cli = f"{sys.executable} -m geocomm.cli.main"
+    cli = f"{sys.executable} -m geocomm"
     script = (
-        f"[ $NODE_RANK = 0 ] || exit 0; {cli} wan-set --link site0:site1 --rate 5mbit --loss 1% down && {cli} wan-stats"
+        f"[ $NODE_RANK = 0 ] || exit 0; {cli} wan set --link site0:site1 --rate 5mbit --loss 1% down && {cli} wan stats"
     )
-    command = geocomm("wan", "--rtt", "20ms", "--raw", "--", "bash", "-c", script)
+    command = geocomm("wan", "run", "--rtt", "20ms", "--raw", "--", "bash", "-c", script)
     out, err = command.communicate(timeout=60)
     assert command.returncode == 0, err
-    links = {(link["src"], link["dst"]): link for link in json.loads(out)["links"]}
+    first, second, document = out.splitlines()
+    assert first == "site0 to site1: down, 5 Mbit/s, 10 ms one way, queue 256 KiB, 1% loss"
+    assert second.startswith("site1 to site0: down")
+    links = {(link["src"], link["dst"]): link for link in json.loads(document)["links"]}
     for pair in (("site0", "site1"), ("site1", "site0")):
         assert (links[pair]["rate_bps"], links[pair]["loss"], links[pair]["up"]) == (5e6, 0.01, False)
         assert links[pair]["delay_s"] == 0.01
@@ -218,7 +221,7 @@ def test_command_line_wan_set_and_stats_work_from_inside_a_site() -> None:
 
 def test_command_line_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     target = tmp_path / "counters.json"
-    command = geocomm("wan", "--rtt", "4ms", "--json", str(target), "--", *program("send", "2"))
+    command = geocomm("wan", "run", "--rtt", "4ms", "--json", str(target), "--", *program("send", "2"))
     _out, err = command.communicate(timeout=60)
     assert command.returncode == 0, err
     assert "site1 → site0" in err
@@ -239,7 +242,7 @@ def test_command_line_without_keys_is_insecure_and_says_so(set_before: dict[str,
     environment = {"GEOCOMM_SECURITY": "", "GEOCOMM_KEYS": ""} | set_before
     keep = {name: value for name, value in environment.items() if value}
     drop = [f"-u{name}" for name, value in environment.items() if not value]
-    arguments = [sys.executable, "-m", "geocomm.cli.main", "wan", "--", "bash", "-c", "echo ${GEOCOMM_SECURITY-unset}"]
+    arguments = [sys.executable, "-m", "geocomm", "wan", "run", "--", "bash", "-c", "echo ${GEOCOMM_SECURITY-unset}"]
     done = subprocess.run(
         ["env", *drop, *arguments],
         env=os.environ | keep | {"PYTHONPATH": str(REPOSITORY)},
@@ -263,79 +266,61 @@ def test_command_line_without_keys_is_insecure_and_says_so(set_before: dict[str,
     ],
 )
 def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
-    command = geocomm("wan", *arguments, "--", "true")
+    command = geocomm("wan", "run", *arguments, "--", "true")
     _out, err = command.communicate(timeout=60)
     assert command.returncode == 2
     assert arguments[0].lstrip("-") in err
 
 
-# A mount namespace with a /dev/net/tun that everybody may open, which most machines have and containers may not, and
-# with the source tree where everybody may read it: it may lie in somebody's home.
+# A mount namespace with a /dev/net/tun that everybody may open, which most machines have and containers may not. The
+# source tree, Python and its packages may lie in a home that others cannot enter: here everybody can.
 _AS_NOBODY = """
 set -e
-mount -t tmpfs -o mode=755 tmpfs "$1"
-mkdir "$1/tree"
-mount --bind "$3" "$1/tree"
-export PYTHONPATH="$1/tree"
-mknod "$1/tun" c 10 200
-chmod "$2" "$1/tun"
-mount --bind "$1/tun" /dev/net/tun
-shift 3
-exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$@"
+here=$1 device_mode=$2
+mount -t tmpfs -o mode=755 tmpfs "$here"
+mkdir "$here/tree" "$here/python" "$here/packages" "$here/home"
+mount --bind "$3" "$here/tree"
+mount --bind "$4" "$here/python"
+mount --bind "$5" "$here/packages"
+chown 65534:65534 "$here/home"
+export TREE="$here/tree" HOME="$here/home" TMPDIR="$here/home" PYTHONDONTWRITEBYTECODE=1
+export PYTHON="$here/python/bin/$6" PYTHONHOME="$here/python" PYTHONPATH="$here/tree:$here/packages"
+export LD_LIBRARY_PATH="$here/python/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+mknod "$here/tun" c 10 200
+chmod "$device_mode" "$here/tun"
+mount --bind "$here/tun" /dev/net/tun
+shift 6
+nobody="setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all"
+cd "$here"
+$nobody "$PYTHON" -c "import geocomm.cli.main" || exit 77
+exec $nobody "$PYTHON" "$@"
 """
+_CANNOT_READ = 77
 
 
-def require_setpriv() -> None:
-    """Skip the test where nobody cannot be impersonated."""
+def _as_nobody(device_mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments as user nobody; PYTHON and TREE say where it finds itself and the source tree."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("becoming nobody takes root and setpriv")
-
-
-def _as_nobody(device_mode: str, command: list[str]) -> subprocess.CompletedProcess[str]:
-    require_setpriv()
-    with tempfile.TemporaryDirectory() as directory:
-        nobody_home = tempfile.mkdtemp(prefix="geocomm-nobody-")
-        os.chown(nobody_home, 65534, 65534)
-        try:
-            return subprocess.run(
-                [
-                    "unshare",
-                    "-m",
-                    "bash",
-                    "-c",
-                    _AS_NOBODY,
-                    "as-nobody",
-                    directory,
-                    device_mode,
-                    str(REPOSITORY),
-                    *command,
-                ],
-                env=os.environ | {"TMPDIR": nobody_home, "HOME": nobody_home},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        finally:
-            shutil.rmtree(nobody_home)
-
-
-def _python_of_nobody() -> str:
-    """An interpreter that everybody may run: this one may lie in somebody's home."""
-    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "bash", "-c", '"$0" -c ""']
-    for candidate in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
-        if candidate and subprocess.run([*become, candidate], capture_output=True, check=False).returncode == 0:
-            return candidate
-    pytest.skip("no Python here that nobody may run")
+    interpreter, packages = Path(sys.executable).resolve().name, sysconfig.get_path("purelib")
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # TMPDIR may lie in somebody's home as well
+        settings = [directory, device_mode, str(REPOSITORY), sys.base_prefix, packages, interpreter]
+        done = subprocess.run(
+            ["unshare", "-m", "bash", "-c", _AS_NOBODY, "as-nobody", *settings, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    if done.returncode == _CANNOT_READ:
+        pytest.skip(f"user nobody cannot run geocomm here, perhaps files are not readable by others: {done.stderr}")
+    return done
 
 
 def test_unprivileged_user_runs_over_a_user_namespace(marker: str) -> None:
-    require_setpriv()
-    sender = f"{_python_of_nobody()} $PYTHONPATH/tests/wan/{PROGRAMS.name} send 3"
+    sender = f"$PYTHON $TREE/tests/support/{PROGRAMS.name} send 3"
     script = f"id -u; setsid sleep 600 {marker} >/dev/null 2>&1 & exec {sender}"
-    done = _as_nobody(
-        "0666", [sys.executable, "-m", "geocomm.cli.main", "wan", "--rtt", "10ms", "--", "bash", "-c", script]
-    )
+    done = _as_nobody("0666", "-m", "geocomm", "wan", "run", "--rtt", "10ms", "--", "bash", "-c", script)
     assert done.returncode == 0, done.stderr
     assert "[site0] received=3000000" in done.stdout
     assert "[site0] 65534" in done.stdout
@@ -343,7 +328,7 @@ def test_unprivileged_user_runs_over_a_user_namespace(marker: str) -> None:
 
 
 def test_unprivileged_user_without_tun_device_is_told_what_is_missing() -> None:
-    done = _as_nobody("0600", [sys.executable, "-m", "geocomm.cli.main", "wan", "--", "true"])
+    done = _as_nobody("0600", "-m", "geocomm", "wan", "run", "--", "true")
     assert done.returncode == 125
     assert "/dev/net/tun" in done.stderr
     assert "Traceback" not in done.stderr

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wan_site_programs import CANNOT_BBR
-from wan_support import emulate, program, require_wan, wait_until
 
-from geocomm.wan import Link, Topology, WanConfigError, WanRun
-
-pytestmark = pytest.mark.wan
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.planning.link_matrix import Link, Topology, WanConfigError
+from support.wan_site_programs import CANNOT_BBR
+from support.wan_support import emulate, program, require_wan, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-from wan_support import emulate, require_wan
 
-from geocomm.wan import Link, Topology
-from geocomm.wan_keys import site_environment, site_keys
+from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.planning.link_matrix import Link, Topology
+from support.wan_support import emulate, require_wan
 
-pytestmark = [pytest.mark.wan, pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SITES = ("site0", "site1")
 ELEMENTS = 4_000_000
@@ -78,12 +78,12 @@ def make_group(mover: str, rank: int) -> None:
     """A group in which site 1's process dials, or waits, as `mover` says. Ids are random: until it is so."""
     import torch.distributed as dist
 
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
     hub = f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     while True:
         dist.init_process_group("geocomm", init_method=hub, rank=rank, world_size=len(SITES))
-        ids = [base64.b64decode(info.process_id) for info in process.world.infos]
+        ids = [base64.b64decode(info.process_id) for info in runtime.world.infos]
         if (ids[1] > ids[0]) == (mover == "dials"):
             return
         dist.destroy_process_group()
@@ -94,7 +94,7 @@ def site_program(mover: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
     torch.set_num_threads(1)
     rank = int(os.environ["NODE_RANK"])
@@ -111,7 +111,7 @@ def site_program(mover: str) -> None:
         digest.update(values.numpy().tobytes())
     # The store is reached from the new address as well, and a new group publishes it.
     group = dist.new_group(backend="geocomm")
-    assert process.group_of(group).infos[1].host == "10.91.1.2"
+    assert runtime.group_of(group).infos[1].host == "10.91.1.2"
     total = torch.ones(1000)
     dist.all_reduce(total, group=group)
     print(f"later={total.sum().item()}")
@@ -119,7 +119,7 @@ def site_program(mover: str) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((os.environ["MASTER_ADDR"], 9))
             print(f"address={probe.getsockname()[0]}")
-    _, endpoint = process._endpoint
+    _, endpoint = runtime._endpoint
     print(f"sums={digest.hexdigest()}", f"resumes={sum(c['resumes'] for c in endpoint.channel_stats())}", sep="\n")
     sys.stdout.flush()
     dist.barrier()

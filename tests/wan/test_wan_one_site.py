@@ -15,13 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from wan_support import REPOSITORY, emulate, require_wan
 
-from geocomm.errors import InvalidArgumentError
-from geocomm.job_ca import JobCa
-from geocomm.wan import Link, Topology
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.planning.link_matrix import Link, Topology
+from geocomm.security.job_ca import JobCa
+from support.wan_support import emulate, require_wan
 
-pytestmark = [pytest.mark.wan, pytest.mark.multiprocess, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 LIMIT = timedelta(seconds=60)
 VALUE = 1234.5
@@ -49,7 +49,7 @@ def test_one_site_on_two_machines_sends_plaintext_only_where_that_is_declared_or
         assert outcome.values(name) == (["refused"] if refused else [str(2 * VALUE)]) * 2, outcome.stdout
         (seen,) = map(int, outcome.values(f"{name}_seen"))
         assert (seen == 0) == refused, f"{name}: {seen} packets with the tensor"
-    warnings = [line for line in outcome.stderr.splitlines() if "geocomm: WARNING" in line]
+    warnings = [line for line in outcome.stderr.splitlines() if "geocomm warning" in line]
     assert len(warnings) == 1, outcome.stderr
     for mention in ("PLAINTEXT", "10.91.0.1", "10.91.1.1", "rank 0", "rank 1"):
         assert mention in warnings[0]
@@ -66,7 +66,7 @@ def test_site_of_two_machines_in_a_job_of_two_sites_has_groups_of_its_own() -> N
 def test_doctor_and_driver_refuse_one_site_on_two_machines(tmp_path: Path) -> None:
     require_wan()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "FOLDER": str(tmp_path)}
+    environment |= {"FOLDER": str(tmp_path)}
     command = [sys.executable, __file__, "commands"]
     outcome = emulate(Topology.uniform(2, LINK), command, timeout_s=240, environment=environment)
     assert outcome.status == 0, outcome.stderr
@@ -167,7 +167,7 @@ def commands() -> None:
     folder = f"{os.environ['FOLDER']}/{os.environ['NODE_RANK']}"
     driver = ["train", "-s", f"output_dir={folder}/run", "-s", f"data.cache_dir={folder}/tokens"]
     for name, arguments in (("doctor", ["doctor", "--json"]), ("driver", driver)):
-        command = [sys.executable, "-m", "geocomm.cli.main", *arguments]
+        command = [sys.executable, "-m", "geocomm", *arguments]
         print(f"{name}={subprocess.run(command, env=environment, check=False).returncode}", flush=True)
 
 

@@ -10,13 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-from wan_support import emulate, require_wan
-
-from geocomm.links import Links, table_of
-from geocomm.wan import Link, Topology
-
-pytestmark = pytest.mark.wan
+from geocomm.planning.link_matrix import Link, Topology
+from geocomm.planning.link_table import Links, table_of
+from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")
 RATE_BPS = 100e6

@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from wan_support import geocomm, require_wan
 
-from geocomm.job_ca import JobCa
-from geocomm.wan import Link, WanConfigError
-from geocomm.wan_bench import EXACT, GLOO, Effort, bench_link
-from geocomm.wan_keys import site_environment, site_keys
+from geocomm.bench.wan_bench import EXACT, GLOO, Effort, bench_link
+from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.planning.link_matrix import Link, WanConfigError
+from geocomm.security.job_ca import JobCa
+from support.wan_support import geocomm, require_wan
 
-pytestmark = [pytest.mark.wan, pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ELEMENTS = 300_000
 
 
 def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
     require_wan()
-    run = geocomm("wan", "--secure", "--rtt", "20ms", "--rate", "400mbit", "--", sys.executable, __file__)
+    run = geocomm("wan", "run", "--secure", "--rtt", "20ms", "--rate", "400mbit", "--", sys.executable, __file__)
     stdout, stderr = run.communicate(timeout=160)
     assert run.returncode == 0, stderr
     assert "NOT encrypted" not in stderr
@@ -55,7 +55,7 @@ def test_keys_that_do_not_fit_the_sites_are_refused(tmp_path: Path) -> None:
     (tmp_path / "keys" / "b").rename(tmp_path / "keys" / "site1")
     with pytest.raises(WanConfigError, match="those of site 'b'"):
         site_keys(["site0", "site1"], tmp_path / "keys", secure=False).__enter__()
-    run = geocomm("wan", "--keys", str(tmp_path / "keys"), "--", "true")
+    run = geocomm("wan", "run", "--keys", str(tmp_path / "keys"), "--", "true")
     assert run.communicate(timeout=60)[1].count("keys:") == 1
     assert run.returncode == 2
 
@@ -71,7 +71,7 @@ def site_program() -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend import process
+    from geocomm.backend.runtime import runtime
 
     torch.set_num_threads(1)
     hub = f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -81,7 +81,7 @@ def site_program() -> None:
     tensor = torch.full((ELEMENTS,), dist.get_rank() + 1.0)
     dist.all_reduce(tensor)
     assert bool((tensor == tensor[0]).all())
-    _, endpoint = process._endpoint
+    _, endpoint = runtime._endpoint
     ciphers = {channel["cipher"] for channel in endpoint.channel_stats()}
     print(f"sum={tensor[0].item()}", f"ciphers={','.join(ciphers)}", f"keys={os.environ['GEOCOMM_KEYS']}", sep="\n")
     sys.stdout.flush()

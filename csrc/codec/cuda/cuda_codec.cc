@@ -138,8 +138,8 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
   if (!is_aligned_to(dst_dev.data(), kAlignment)) return invalid("dst is not aligned to 16 bytes");
   if (const std::size_t bound = encoded_bound(spec, dtype, elements, options.framing);
       dst_dev.size() < bound) {
-    return {StatusCode::DstTooSmall, core::str("CUDA codec: the payload may take ", bound,
-                                               " bytes, dst has room for ", dst_dev.size())};
+    return {StatusCode::OutputTooSmall, core::str("CUDA codec: the payload may take ", bound,
+                                                  " bytes, dst has room for ", dst_dev.size())};
   }
 
   const PayloadPlan plan = make_plan(spec, dtype, elements, options.framing);

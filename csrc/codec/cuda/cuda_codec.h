@@ -67,7 +67,7 @@ std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint6
 // Enqueues the encoding of `elements` at `src_dev` (aligned to its elements; 16 bytes for full speed) to
 // `dst_dev` (aligned to 16, of encoded_bound() bytes). `*bytes_out_dev` becomes the payload's size. The
 // workspace is aligned to 16 and free again when the stream has passed. Errors: InvalidArgument, Unsupported,
-// DstTooSmall, Driver. Nothing overlaps.
+// OutputTooSmall, Driver. Nothing overlaps.
 core::Status compress_payload(const CodecSpec& spec, core::DType dtype, const std::byte* src_dev,
                               std::uint64_t elements, std::span<std::byte> dst_dev,
                               const EncodeOptions& options, std::span<std::byte> workspace_dev,

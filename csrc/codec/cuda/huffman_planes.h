@@ -1,5 +1,5 @@
 // The Huffman stage on a device: planes to their coded form and back, many at a time, byte for byte as
-// codec/huffman/ does it. docs/wire-format.md, "Planes", has the format.
+// codec/huffman/ does it. docs/spec/codecs.md, "Planes", has the format.
 //
 // Planes are records in device memory, so that what only the device knows (their places and sizes) never
 // passes through the host. Each has room for the same number of blocks, of which it uses what its bytes need.

@@ -1,4 +1,4 @@
-// Layout of a Huffman-coded plane: blocks, their heads, the substreams of a block. docs/wire-format.md has
+// Layout of a Huffman-coded plane: blocks, their heads, the substreams of a block. docs/spec/codecs.md has
 // the words to it. Everything that CPU and GPU must agree on, and nothing that runs.
 #pragma once
 

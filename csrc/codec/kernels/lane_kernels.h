@@ -1,5 +1,5 @@
 // Family of the Huffman lanes: a substream's symbols, dealt in rows to 32 lanes that share one stream of
-// 16-bit words. docs/wire-format.md has the steps. A row is read as: every lane that holds fewer than 16 bits
+// 16-bit words. docs/spec/codecs.md has the steps. A row is read as: every lane that holds fewer than 16 bits
 // takes the next word, in order of the lanes; then each takes a code off its bits. The encoder does the same
 // backward, from the last symbol to the first, and so knows when the reader will take a word.
 #pragma once

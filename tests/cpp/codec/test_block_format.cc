@@ -1,4 +1,4 @@
-// The payloads of the block codecs, byte by byte, as docs/wire-format.md has them.
+// The payloads of the block codecs, byte by byte, as docs/spec/codecs.md has them.
 #include <gtest/gtest.h>
 
 #include <array>

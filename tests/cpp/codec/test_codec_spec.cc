@@ -29,6 +29,41 @@ TEST(CodecSpec, test_parse_of_each_name_gives_its_codec) {
   }
 }
 
+TEST(CodecSpec, test_parts_of_a_spec_are_those_of_its_string) {
+  const CodecSpec int4 = parsed("int4:block=128+zstd");
+  EXPECT_EQ(int4.family(), "int4");
+  EXPECT_EQ(int4.stage(), "zstd");
+  EXPECT_EQ(int4.settings(), (std::vector<Setting>{{"block", "128"}, {"round", "nearest"}}));
+  EXPECT_EQ(parsed("small").settings(),
+            (std::vector<Setting>{{"block", "4096"}, {"step", "1"}, {"scale", "block"}}));
+  EXPECT_EQ(parsed("topk").settings(),
+            (std::vector<Setting>{{"k", "64"}, {"select", "chunk"}, {"values", "int8"}}));
+  EXPECT_TRUE(parsed("none").settings().empty());
+}
+
+TEST(CodecSpec, test_parse_tells_which_settings_the_text_names) {
+  const auto given = [](std::string_view text) {
+    std::vector<std::string> names;
+    EXPECT_TRUE(CodecSpec::parse(text, &names).is_ok()) << text;
+    return names;
+  };
+  EXPECT_EQ(given("int4:round=nearest,block=64"), (std::vector<std::string>{"round", "block"}));
+  EXPECT_TRUE(given("int4").empty());
+  EXPECT_TRUE(given("balanced").empty());  // it is the preset that names the step
+}
+
+TEST(CodecSpec, test_with_setting_changes_one_and_refuses_what_parse_refuses) {
+  const CodecSpec int4 = parsed("int4:block=128+huffman");
+  EXPECT_EQ(int4.with_setting("round", "stochastic")->to_string(), "int4:block=128,round=stochastic+huffman");
+  EXPECT_EQ(*int4.with_setting("block", "256"), parsed("int4+huffman"));
+  const auto code_of = [](const CodecSpec& spec, std::string_view key, std::string_view value) {
+    return spec.with_setting(key, value).status().code();
+  };
+  EXPECT_EQ(code_of(int4, "block", "100"), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of(int4, "k", "64"), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of(parsed("none"), "block", "256"), StatusCode::InvalidArgument);
+}
+
 TEST(CodecSpec, test_parse_of_a_name_alone_gives_the_documented_defaults) {
   for (const auto& name : codec_names()) {
     const CodecSpec spec = parsed(name);

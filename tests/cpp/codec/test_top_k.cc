@@ -229,7 +229,7 @@ TEST_P(TopKValues, test_frame_fits_its_bound_and_less_is_refused) {
         Bytes less(bound - 1);
         std::vector<float> residual(length, 0.5f);
         EXPECT_EQ(compress(spec, DType::Float32, src, less, {.feedback = feedback(residual)}).status().code(),
-                  StatusCode::DstTooSmall);
+                  StatusCode::OutputTooSmall);
         EXPECT_TRUE(same_bits(residual, std::vector<float>(length, 0.5f)));
       }
     }

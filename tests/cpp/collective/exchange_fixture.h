@@ -35,6 +35,14 @@ inline codec::CodecSpec spec_of(std::string_view text) {
   return *spec;
 }
 
+// Every reduction of at least `from_bytes` takes `codec`, over such links between the sites.
+inline std::shared_ptr<const WanPolicy> policy_of(const codec::CodecSpec& codec, LinkMatrix links,
+                                                  std::uint64_t from_bytes = 0) {
+  auto policy = WanPolicy::create(std::move(links), {{from_bytes, codec}});
+  EXPECT_TRUE(policy.is_ok()) << policy.status().to_string();
+  return *policy;
+}
+
 struct RankParts {
   Topology topology;
   std::unique_ptr<transport::Endpoint> endpoint;
@@ -69,7 +77,6 @@ class ExchangeGroup {
       ExchangeConfig config{.group = kGroup,
                             .topology = at(rank).topology,
                             .channel_to = [this, rank](int peer) { return channel(rank, peer); },
-                            .codec = {},
                             .pool = at(rank).pool.get(),
                             .buffers = at(rank).buffers.get()};
       if (tune) tune(rank, config);

@@ -70,8 +70,7 @@ TEST(ExchangeMismatch, another_dtype_reduction_or_size_is_an_error_on_both) {
 TEST(ExchangeMismatch, other_settings_are_an_error_on_both) {
   const std::vector<ExchangeGroup::Tune> tunes = {
       [](int rank, ExchangeConfig& config) {
-        config.min_compress_bytes = 0;
-        if (rank == 1) config.codec.id = codec::CodecId::Int8;
+        config.policy = policy_of(spec_of(rank == 1 ? "int8" : "none"), LinkMatrix::assumed(2));
       },
       [](int rank, ExchangeConfig& config) { config.chunk_bytes = rank == 0 ? 2048 : 4096; }};
   for (const auto& tune : tunes) {
@@ -84,7 +83,7 @@ class ExchangeTimeout : public ::testing::TestWithParam<Way> {};
 
 TEST_P(ExchangeTimeout, a_rank_that_does_not_call_is_the_only_one_named) {
   ExchangeGroup group({1, 1, 1}, [](int, ExchangeConfig& config) {
-    config.links = links_for(GetParam(), 3);
+    config.policy = policy_of({}, links_for(GetParam(), 3));
     config.chunk_bytes = 1024;
   });
   // Connected, so that only the operation is to blame.
@@ -160,21 +159,19 @@ TEST(ExchangeFailure, abort_ends_calls_in_flight_and_to_come) {
 TEST(ExchangeFailure, no_channel_is_reported_as_it_is) {
   ExchangeGroup group({1, 1}, [](int, ExchangeConfig& config) {
     config.channel_to = [](int) -> core::Result<std::shared_ptr<transport::Channel>> {
-      return Status(StatusCode::AuthFailed, "the peer is elsewhere");
+      return Status(StatusCode::Authentication, "the peer is elsewhere");
     };
   });
   const Status status = reduce_on(group, 0, all_reduce_context(4));
-  EXPECT_EQ(status.code(), StatusCode::AuthFailed);
+  EXPECT_EQ(status.code(), StatusCode::Authentication);
   EXPECT_TRUE(names(status, "rank 1"));
   EXPECT_EQ(status.seq(), 4);
 }
 
 // A frame that rank 1 sends to rank 0 by hand, instead of taking part.
 Status answer_with(const Bytes& frame, DType dtype = DType::Float32, codec::CodecSpec codec = {}) {
-  ExchangeGroup group({1, 1}, [&](int, ExchangeConfig& config) {
-    config.codec = codec;
-    config.min_compress_bytes = 0;
-  });
+  ExchangeGroup group(
+      {1, 1}, [&](int, ExchangeConfig& config) { config.policy = policy_of(codec, LinkMatrix::assumed(2)); });
   core::Buffer payload = group.at(1).buffers->acquire(frame.size());
   payload.resize(frame.size());
   std::copy(frame.begin(), frame.end(), payload.data());

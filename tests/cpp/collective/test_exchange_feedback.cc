@@ -23,7 +23,8 @@ class FeedbackGroup {
       : group_(site_sizes,
                [way, min_compress_bytes](int, ExchangeConfig& config) {
                  config.min_compress_bytes = min_compress_bytes;
-                 config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
+                 const auto sites = static_cast<std::size_t>(config.topology.site_count());
+                 config.policy = policy_of({}, links_for(way, sites));
                  config.chunk_bytes = 4096;
                }),
         residuals_(site_sizes.size(), std::vector<float>(kElements)),

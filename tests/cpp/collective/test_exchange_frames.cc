@@ -138,9 +138,8 @@ Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp o
 
 ExchangeGroup::Tune with_codec(const char* text, Way way) {
   return [=](int, ExchangeConfig& config) {
-    config.codec = spec_of(text);
-    config.min_compress_bytes = 0;
-    config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    config.policy = policy_of(spec_of(text), links_for(way, sites));
     config.chunk_bytes = 4096;
   };
 }

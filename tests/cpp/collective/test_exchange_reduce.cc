@@ -22,9 +22,8 @@ struct Settings {
 
 ExchangeGroup::Tune tune_to(const Settings& settings) {
   return [settings](int, ExchangeConfig& config) {
-    config.codec = settings.codec;
-    config.min_compress_bytes = 0;
-    config.links = links_for(settings.way, static_cast<std::size_t>(config.topology.site_count()));
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    config.policy = policy_of(settings.codec, links_for(settings.way, sites));
     config.chunk_bytes = settings.chunk_bytes;
   };
 }
@@ -318,7 +317,7 @@ TEST(ExchangeReduce, reduce_scatter_layout_played_through_gives_each_rank_its_sh
 
 // A policy under which sites own unequal shares.
 std::shared_ptr<const WanPolicy> policy_with(std::string_view codec, std::size_t sites = 3) {
-  return WanPolicy::create(links_for(Way::UnequalOwners, sites), {{0, spec_of(codec)}}).value();
+  return policy_of(spec_of(codec), links_for(Way::UnequalOwners, sites));
 }
 
 TEST(ExchangeReduce, a_new_policy_holds_from_the_next_operation_and_an_operation_may_bring_its_own) {
@@ -363,8 +362,10 @@ TEST(ExchangeReduce, a_policy_for_another_number_of_sites_is_refused) {
   EXPECT_EQ(group.exchange(0).set_policy(nullptr).code(), StatusCode::InvalidArgument);
 }
 
-TEST(ExchangeReduce, operations_below_min_compress_bytes_are_exact) {
-  ExchangeGroup group({1, 1}, [](int, ExchangeConfig& config) { config.codec.id = CodecId::Int4; });
+TEST(ExchangeReduce, operations_below_the_first_class_of_the_policy_are_exact) {
+  ExchangeGroup group({1, 1}, [](int, ExchangeConfig& config) {
+    config.policy = policy_of(spec_of("int4"), LinkMatrix::assumed(2), 64 * 1024);
+  });
   SiteVectors data(group.topology(0), DType::Float32, 1000, 1);
   expect_all_ok(all_reduce(group, 1, DType::Float32, ReduceOp::Sum, data));
   const Bytes exact = reference(DType::Float32, ReduceOp::Sum, data.inputs(), 1);
@@ -430,7 +431,6 @@ TEST(ExchangeCreate, bad_settings_are_refused) {
     ExchangeConfig config{.group = 1,
                           .topology = group.topology(0),
                           .channel_to = [&](int peer) { return group.channel(0, peer); },
-                          .codec = {},
                           .pool = group.at(0).pool.get(),
                           .buffers = group.at(0).buffers.get()};
     spoil(config);
@@ -442,7 +442,7 @@ TEST(ExchangeCreate, bad_settings_are_refused) {
   EXPECT_EQ(code_of([](ExchangeConfig& c) { c.pool = nullptr; }), StatusCode::InvalidArgument);
   EXPECT_EQ(code_of([](ExchangeConfig& c) { c.buffers = nullptr; }), StatusCode::InvalidArgument);
   EXPECT_EQ(code_of([](ExchangeConfig& c) { c.channel_to = nullptr; }), StatusCode::InvalidArgument);
-  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.codec = {.id = CodecId::Int8, .block = 100}; }),
+  EXPECT_EQ(code_of([](ExchangeConfig& c) { c.policy = policy_of({}, LinkMatrix::assumed(3)); }),
             StatusCode::InvalidArgument);
 }
 

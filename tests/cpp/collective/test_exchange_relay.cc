@@ -13,9 +13,8 @@ constexpr std::size_t kRelayElements = 20'000;
 
 ExchangeGroup::Tune tune_to(Way way, std::string_view codec = "none") {
   return [=](int, ExchangeConfig& config) {
-    config.codec = spec_of(codec);
-    config.min_compress_bytes = 0;
-    config.links = links_for(way, static_cast<std::size_t>(config.topology.site_count()));
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    config.policy = policy_of(spec_of(codec), links_for(way, sites));
     config.chunk_bytes = 2048;
   };
 }

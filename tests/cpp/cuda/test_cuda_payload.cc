@@ -192,7 +192,8 @@ TEST(CudaPayload, test_bad_arguments_are_refused) {
             StatusCode::Unsupported);
   EXPECT_EQ(code(spec, DType::Float32, src.data() + 1, to, work), StatusCode::InvalidArgument);
   EXPECT_EQ(code(spec, DType::Float32, src.data(), to.subspan(4), work), StatusCode::InvalidArgument);
-  EXPECT_EQ(code(spec, DType::Float32, src.data(), to.first(to.size() - 1), work), StatusCode::DstTooSmall);
+  EXPECT_EQ(code(spec, DType::Float32, src.data(), to.first(to.size() - 1), work),
+            StatusCode::OutputTooSmall);
   EXPECT_EQ(code(spec, DType::Float32, src.data(), to, work.first(work.size() - 1)),
             StatusCode::InvalidArgument);
   cuda::EncodeOptions options;

@@ -128,13 +128,13 @@ TEST(ChannelFlow, test_sink_without_room_fails_only_its_operation) {
   posted->refuse_place = true;
   ASSERT_TRUE(pair.low_channel->post_receive({1, 1}, 7, 2, posted).is_ok());
   send_op(*pair.high_channel, 1, 2, kMiB);
-  EXPECT_EQ(posted->wait().code(), StatusCode::DstTooSmall);
+  EXPECT_EQ(posted->wait().code(), StatusCode::OutputTooSmall);
   send_op(*pair.high_channel, 2, 1, kMiB);
   while (pair.low_channel->stats().payload_received < 3 * kMiB) std::this_thread::sleep_for(1ms);
   auto unexpected = std::make_shared<CollectingSink>(1);
   unexpected->refuse_place = true;
   (void)pair.low_channel->post_receive({1, 2}, 7, 1, unexpected);
-  EXPECT_EQ(unexpected->wait().code(), StatusCode::DstTooSmall);
+  EXPECT_EQ(unexpected->wait().code(), StatusCode::OutputTooSmall);
   EXPECT_TRUE(pair.low_channel->status().is_ok());
 }
 

@@ -71,7 +71,7 @@ TEST(EndpointConnect, test_token_refused_until_deadline_is_auth_failure) {
   Pair pair(options);
   const auto channel = *pair.high->connect(address_of(*pair.low, "rank 0"), token(1));
   const Status status = channel->wait_ready(patience());
-  EXPECT_EQ(status.code(), StatusCode::AuthFailed) << status.to_string();
+  EXPECT_EQ(status.code(), StatusCode::Authentication) << status.to_string();
   EXPECT_EQ(status.peer(), "rank 0");
 }
 
@@ -203,12 +203,12 @@ TEST(EndpointConnect, test_required_security_refuses_other_addresses) {
   auto endpoint = make_endpoint();
   for (const std::uint8_t peer : {0x00, 0xFF}) {
     const auto refused = endpoint->connect({id_of(peer), "192.0.2.1", 4000, "rank 1"}, token(1));
-    EXPECT_EQ(refused.status().code(), StatusCode::AuthFailed);
+    EXPECT_EQ(refused.status().code(), StatusCode::Authentication);
     EXPECT_EQ(refused.status().peer(), "rank 1");
   }
   EndpointOptions options;
   options.bind_address = "192.0.2.1";
-  EXPECT_EQ(Endpoint::create(options).status().code(), StatusCode::AuthFailed);
+  EXPECT_EQ(Endpoint::create(options).status().code(), StatusCode::Authentication);
 }
 
 // An address of this machine that is not loopback, if it has one.
@@ -242,7 +242,7 @@ TEST(EndpointConnect, test_required_security_refuses_peers_from_other_addresses)
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
   EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
-  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::AuthFailed));
+  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::Authentication));
 }
 
 TEST(EndpointConnect, test_own_id_is_invalid) {

@@ -2,6 +2,7 @@
 #include <future>
 #include <thread>
 
+#include "logged_warnings.h"
 #include "raw_peer.h"
 #include "transport_fixture.h"
 
@@ -94,6 +95,22 @@ TEST(EndpointShutdown, test_unposted_data_beyond_the_credit_is_waited_for_until_
   EXPECT_EQ(sent.wait(4).size(), 4U);
 }
 
+TEST(EndpointShutdown, test_late_data_of_an_ended_group_does_not_spoil_an_orderly_end) {
+  LoggedWarnings warnings;
+  for (int round = 0; round < 10; ++round) {
+    Pair pair;
+    pair.connect();
+    pair.low->close_group(1, {StatusCode::Aborted, "the group has ended"}, QueuedChunks::Send);
+    for (std::uint64_t op = 0; op < 40; ++op) {
+      ASSERT_TRUE(pair.high_channel->send(chunk_of({1, op}, pattern(kMiB, op))).is_ok());
+    }
+    std::thread other([&] { EXPECT_TRUE(pair.low->shutdown(patience()).is_ok()); });
+    EXPECT_TRUE(pair.high->shutdown(patience()).is_ok());
+    other.join();
+  }
+  EXPECT_EQ(warnings.text(), "");
+}
+
 TEST(EndpointShutdown, test_second_shutdown_and_later_calls_are_harmless) {
   Pair pair;
   pair.connect();
@@ -123,7 +140,7 @@ TEST(EndpointShutdown, test_shutdown_of_never_connected_channels_does_not_wait) 
   EXPECT_EQ(dialing->wait_ready(patience()).code(), StatusCode::Aborted);
 }
 
-TEST(EndpointShutdown, test_peer_that_ignores_goodbye_costs_only_the_deadline) {
+TEST(EndpointShutdown, test_peer_that_ignores_close_costs_only_the_deadline) {
   auto endpoint = make_endpoint();
   endpoint->allow(token(1));
   RawPeer raw(*endpoint, token(1));
@@ -177,7 +194,7 @@ TEST(EndpointShutdown, test_abort_ends_pending_operations_with_its_reason) {
   EXPECT_EQ(pair.high->connect(address_of(*pair.low, "low"), token(1)).status().code(), StatusCode::Internal);
 }
 
-TEST(EndpointShutdown, test_connection_cut_without_goodbye_by_a_peer_that_is_gone_is_a_lost_peer) {
+TEST(EndpointShutdown, test_connection_cut_without_close_by_a_peer_that_is_gone_is_a_lost_peer) {
   EndpointOptions options;
   options.link_deadline = 1s;  // refusals are believed after 5 s, or after this
   auto endpoint = make_endpoint(options);

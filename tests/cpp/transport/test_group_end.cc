@@ -175,7 +175,7 @@ TEST(GroupEndQueue, test_chunk_that_outlives_its_group_waits_for_credit_and_goes
   closed.add(kEnds);
   (void)queue.close_group(kEnds, QueuedChunks::Drop);
   EXPECT_FALSE(queue.has_ready());
-  ASSERT_TRUE(queue.posted({kEnds, 0}).is_ok());
+  ASSERT_TRUE(queue.granted({kEnds, 0}).is_ok());
   std::vector<OutSegment> out;
   (void)queue.pull({1, 1}, kMiB, 15, out);
   ASSERT_EQ(out.size(), 1U);

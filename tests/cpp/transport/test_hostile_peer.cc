@@ -243,23 +243,23 @@ TEST_F(HostilePeer, test_segment_on_the_control_stream_fails_the_channel) {
 }
 
 TEST_F(HostilePeer, test_control_frame_on_a_data_stream_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Posted, 1)); });
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Grant, 1)); });
 }
 
-TEST_F(HostilePeer, test_goodbye_on_a_data_stream_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Goodbye, 1)); });
+TEST_F(HostilePeer, test_close_on_a_data_stream_fails_the_channel) {
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Close, 1)); });
 }
 
-TEST_F(HostilePeer, test_segment_or_post_after_goodbye_ends_the_connections) {
+TEST_F(HostilePeer, test_segment_or_grant_after_close_ends_the_connections) {
   for (const bool segment : {true, false}) {
     ProcessId id = id_of(0xFF);  // larger than the victim's, whatever that is: the larger one dials
     id.back() -= segment ? 1 : 2;
     RawPeer raw(victim(), token(1), id);
-    ASSERT_TRUE(raw.control.send(control_header(FrameType::Goodbye, 1)));
-    const auto goodbye = raw.next_control(FrameType::Goodbye);  // the victim's, after it has taken ours
-    ASSERT_TRUE(goodbye.has_value());
+    ASSERT_TRUE(raw.control.send(control_header(FrameType::Close, 1)));
+    const auto close = raw.next_control(FrameType::Close);  // the victim's, after it has taken ours
+    ASSERT_TRUE(close.has_value());
     (void)(segment ? raw.data.send(segment_header(1, 0))
-                   : raw.control.send(control_header(FrameType::Posted, 2)));
+                   : raw.control.send(control_header(FrameType::Grant, 2)));
     EXPECT_TRUE(raw.control.closed_by_peer());
     EXPECT_TRUE(raw.data.closed_by_peer());
   }
@@ -292,12 +292,12 @@ TEST_F(HostilePeer, test_flood_of_empty_operations_fails_the_channel) {
   });
 }
 
-TEST_F(HostilePeer, test_flood_of_posted_frames_fails_the_channel) {
+TEST_F(HostilePeer, test_flood_of_grants_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) {
     std::vector<HeaderBytes> frames(1024);
     for (std::uint64_t op = 0; op <= (1U << 18); op += frames.size()) {
       for (std::size_t i = 0; i < frames.size(); ++i) {
-        WireHeader header = make_header(FrameType::Posted);
+        WireHeader header = make_header(FrameType::Grant);
         header.sequence = op + i + 1;
         header.group = 1;
         header.op = op + i;

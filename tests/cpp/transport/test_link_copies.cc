@@ -158,11 +158,11 @@ TEST_F(LinkCopies, test_control_frames_are_resent_on_the_next_control_stream) {
   const auto first = post(1);
   const auto second = post(2);
   control.reset();
-  RawConnection again = open(0, 2, 1);  // the first Posted arrived
+  RawConnection again = open(0, 2, 1);  // the first Grant arrived
   for (;;) {
     const auto header = again.read_header();
     ASSERT_TRUE(header.has_value());
-    if (header->type != static_cast<std::uint8_t>(FrameType::Posted)) continue;
+    if (header->type != static_cast<std::uint8_t>(FrameType::Grant)) continue;
     EXPECT_EQ(header->sequence, 2U);
     EXPECT_EQ(header->op, 2U);
     return;
@@ -181,8 +181,8 @@ TEST_F(LinkCopies, test_numbers_that_cannot_be_fail_the_channel) {
        [](auto&, auto& data) { (void)data.send(segment_header(1, 10, kMaxNumberSpan + 1)); }},
       {"segment at the end",
        [](auto&, auto& data) { (void)data.send(segment_header(1, 10, ~std::uint64_t{0})); }},
-      {"control gap", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Posted, 2)); }},
-      {"control 0", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Goodbye, 0)); }},
+      {"control gap", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Grant, 2)); }},
+      {"control 0", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Close, 0)); }},
       {"ack ahead", [&](auto& control, auto&) { (void)control.send(ack({.low = 2})); }},
       {"ack bit ahead", [&](auto& control, auto&) { (void)control.send(ack({.bits = 2})); }},
       {"ack of control", [&](auto& control, auto&) { (void)control.send(ack({.control_received = 1})); }},
@@ -201,14 +201,14 @@ TEST_F(LinkCopies, test_numbers_that_cannot_be_fail_the_channel) {
   }
 }
 
-TEST_F(LinkCopies, test_farewell_ends_the_channel_at_once) {
+TEST_F(LinkCopies, test_reset_ends_the_channel_at_once) {
   RawConnection control = open(0);
   RawConnection one = open(1);
   RawConnection two = open(2);
   const auto sink = post(1);
-  WireHeader farewell = make_header(FrameType::Farewell);
-  farewell.code = 60000;
-  ASSERT_TRUE(control.send(farewell));
+  WireHeader reset = make_header(FrameType::Reset);
+  reset.code = 60000;
+  ASSERT_TRUE(control.send(reset));
   EXPECT_EQ(sink->wait(Deadline::after(5s)).code(), StatusCode::PeerLost);
 }
 

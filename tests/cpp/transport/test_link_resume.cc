@@ -147,7 +147,7 @@ TEST_P(LinkResumeEither, test_each_single_stream_reset_is_invisible) {
 
 TEST_P(LinkResumeEither, test_losing_the_control_stream_again_and_again_keeps_posts_in_order) {
   EndpointOptions options;
-  options.max_unexpected_bytes = 64 * 1024;  // so that nothing moves without Posted
+  options.max_unexpected_bytes = 64 * 1024;  // so that nothing moves without Grant
   start(options);
   connect();
   std::atomic<bool> stop{false};
@@ -206,7 +206,7 @@ TEST_P(LinkResumeEither, test_resets_during_handshakes_delay_the_connection_only
   exchange(0, 4, 100'000);
 }
 
-TEST_P(LinkResumeEither, test_resets_during_goodbye_end_in_good_order) {
+TEST_P(LinkResumeEither, test_resets_during_close_end_in_good_order) {
   for (int round = 0; round < 20; ++round) {
     start();
     connect();

@@ -173,7 +173,7 @@ TEST_F(LostPeer, test_shutdown_with_a_stopped_peer_ends_at_its_deadline) {
   EXPECT_EQ(sink_->wait().code(), StatusCode::Aborted);
 }
 
-TEST_F(LostPeer, test_shutdown_with_a_peer_killed_in_mid_goodbye_does_not_hang) {
+TEST_F(LostPeer, test_shutdown_with_a_peer_killed_in_mid_close_does_not_hang) {
   start(60min);
   stop_child();
   std::thread killer([&] {

@@ -104,7 +104,7 @@ TEST_F(RdmaChannel, test_required_security_wants_a_trusted_fabric) {
   EndpointOptions untrusted = options();
   untrusted.rdma.trusted = false;
   const auto refused = Endpoint::create(untrusted);
-  EXPECT_EQ(refused.status().code(), StatusCode::AuthFailed);
+  EXPECT_EQ(refused.status().code(), StatusCode::Authentication);
   EXPECT_NE(refused.status().message().find("GEOCOMM_RDMA_TRUSTED"), std::string::npos);
   untrusted.security = Security::Insecure;
   EXPECT_TRUE(Endpoint::create(untrusted).is_ok());
@@ -272,7 +272,7 @@ TEST_F(HostileRdmaPeer, test_damaged_header_is_corrupt) {
 
 TEST_F(HostileRdmaPeer, test_control_frame_over_the_fabric_is_corrupt) {
   meet();
-  send(control_header(FrameType::Posted, 1), 0, token_);
+  send(control_header(FrameType::Grant, 1), 0, token_);
   expect_corrupt();
 }
 

@@ -102,9 +102,9 @@ TEST_F(SendOrderTest, test_chunks_of_a_posted_operation_take_their_old_places) {
   push({kBulkGroup, 1}, kMiB);
   push({kBulkGroup, 2}, kMiB);
   EXPECT_FALSE(queue_.has_ready());
-  ASSERT_TRUE(queue_.posted({kBulkGroup, 2}).is_ok());
+  ASSERT_TRUE(queue_.granted({kBulkGroup, 2}).is_ok());
   EXPECT_EQ(pull().chunk->chunk.key.op, 2U);
-  ASSERT_TRUE(queue_.posted({kBulkGroup, 1}).is_ok());
+  ASSERT_TRUE(queue_.granted({kBulkGroup, 1}).is_ok());
   for (int i = 0; i < 4; ++i) EXPECT_EQ(pull().chunk->chunk.key.op, 1U);
   EXPECT_EQ(pull().chunk->chunk.key.op, 2U);
 }
@@ -116,7 +116,7 @@ TEST_F(SendOrderTest, test_small_operations_get_credit_before_bulk_that_waits) {
   push({kOtherGroup, 1}, 8);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(pull().chunk->chunk.key, (OpKey{kBulkGroup, 1}));
   EXPECT_FALSE(queue_.has_ready());
-  ASSERT_TRUE(queue_.posted({kBulkGroup, 1}).is_ok());
+  ASSERT_TRUE(queue_.granted({kBulkGroup, 1}).is_ok());
   EXPECT_EQ(pull().chunk->chunk.key, (OpKey{kOtherGroup, 1}));
   EXPECT_FALSE(queue_.has_ready());
 }

@@ -181,11 +181,11 @@ TEST(ControlLog, test_frames_are_sent_again_on_a_new_stream_until_acknowledged) 
     return numbers;
   };
   using Numbers = std::vector<std::uint64_t>;
-  for (int i = 0; i < 3; ++i) log.push(make_header(FrameType::Posted));
+  for (int i = 0; i < 3; ++i) log.push(make_header(FrameType::Grant));
   EXPECT_EQ(take(), (Numbers{1, 2, 3}));
   EXPECT_EQ(take(), Numbers{});
   ASSERT_TRUE(log.acknowledge(1).is_ok());
-  log.push(make_header(FrameType::Posted));
+  log.push(make_header(FrameType::Grant));
   ASSERT_TRUE(log.restart(2).is_ok());
   EXPECT_EQ(take(), (Numbers{3, 4}));
   EXPECT_EQ(log.acknowledge(5).code(), StatusCode::CorruptData);

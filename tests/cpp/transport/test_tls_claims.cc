@@ -49,7 +49,7 @@ class TlsClaims : public ::testing::Test {
 
 TEST_F(TlsClaims, test_dialer_without_a_certificate_is_told) {
   TlsStranger stranger(pair_.low->port(), nullptr);
-  expect_refused(stranger, StatusCode::AuthFailed, "presents no certificate: set GEOCOMM_KEYS there");
+  expect_refused(stranger, StatusCode::Authentication, "presents no certificate: set GEOCOMM_KEYS there");
   EXPECT_TRUE(warnings_.has("presents no certificate")) << warnings_.text();
 }
 
@@ -114,7 +114,7 @@ TEST_F(TlsClaims, test_process_of_another_site_is_told_on_control_and_data_strea
   for (const std::uint16_t stream : {0, 1}) {
     TlsStranger stranger(pair_.low->port(), &keys_c_);
     stranger.say(hello_of_high(stream));
-    expect_refused(stranger, StatusCode::AuthFailed,
+    expect_refused(stranger, StatusCode::Authentication,
                    "a process of site 'b' presents the certificate of another site (geocomm://job/c)");
   }
   EXPECT_TRUE(warnings_.has("presents the certificate of another site (geocomm://job/c)"))
@@ -125,7 +125,7 @@ TEST_F(TlsClaims, test_process_of_another_site_is_told_on_control_and_data_strea
 TEST_F(TlsClaims, test_process_of_another_site_cannot_ask_for_a_peer) {
   TlsStranger stranger(pair_.high->port(), &keys_c_);
   stranger.say(raw_hello(*pair_.high, 0, 4, token(1), pair_.low->id()));
-  expect_refused(stranger, StatusCode::AuthFailed,
+  expect_refused(stranger, StatusCode::Authentication,
                  "a process of site 'a' presents the certificate of another site");
   TlsStranger asking(pair_.high->port(), &pair_.keys_a);
   asking.say(raw_hello(*pair_.high, 0, 4, token(1), pair_.low->id()));

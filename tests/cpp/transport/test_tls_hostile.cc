@@ -81,7 +81,7 @@ TEST_F(TlsHostile, test_plaintext_hello_with_the_token_is_refused) {
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
   EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
-  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::AuthFailed));
+  EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::Authentication));
 }
 
 TEST_F(TlsHostile, test_slow_handshake_is_cut_off) {
@@ -131,7 +131,7 @@ TEST_F(TlsHostile, test_flood_of_certificates_of_another_ca_is_refused) {
       (void)::poll(&waiting, 1, 1000);
       done = dialer->handshake();
     }
-    EXPECT_EQ(done.status().code(), StatusCode::AuthFailed) << "the victim's CA is as unknown here";
+    EXPECT_EQ(done.status().code(), StatusCode::Authentication) << "the victim's CA is as unknown here";
   }
 }
 

@@ -84,7 +84,7 @@ class CollectingSink : public ReceiveSink {
 
   core::Result<std::span<std::byte>> place(std::uint32_t chunk, std::size_t chunk_bytes) override {
     std::lock_guard lock(mutex_);
-    if (refuse_place) return Status(StatusCode::DstTooSmall, "does not fit");
+    if (refuse_place) return Status(StatusCode::OutputTooSmall, "does not fit");
     data_[chunk].resize(chunk_bytes);
     return std::span<std::byte>(data_[chunk]);
   }

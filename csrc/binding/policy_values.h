@@ -1,0 +1,41 @@
+// The values that a policy is made of, as Python has them: codecs and links. No torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "codec/codec_spec.h"
+#include "collective/wan_policy.h"
+
+namespace pybind11 {
+class module_;
+}
+
+namespace geocomm::binding {
+
+// What Python calls CodecSpec.
+struct PyCodecSpec {
+  codec::CodecSpec spec;
+  std::vector<std::string> given;  // the settings that its text named; no part of comparisons
+};
+
+// Bytes per second and one-way seconds, each [from * sites + to]; most that a site sends and receives, bytes
+// per second, empty where unknown.
+using LinksTuple =
+    std::tuple<std::vector<double>, std::vector<double>, std::vector<double>, std::vector<double>>;
+// From so many raw bytes on, this codec; by ascending size.
+using CodecClasses = std::vector<std::pair<std::uint64_t, PyCodecSpec>>;
+
+// Throws what WanPolicy::create() refuses.
+std::shared_ptr<const collective::WanPolicy> make_policy(std::size_t sites, LinksTuple links,
+                                                         const CodecClasses& codecs);
+
+// Adds CodecSpec and CostModel, and the functions that go with them.
+void bind_policy_values(pybind11::module_& m);
+
+}  // namespace geocomm::binding

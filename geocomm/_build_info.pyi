@@ -1,0 +1,4 @@
+"""What setup.py writes: for type checkers, also where nothing has been built."""
+
+TORCH_VERSION: str
+CUDA: bool

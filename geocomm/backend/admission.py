@@ -1,0 +1,72 @@
+"""Whether a group may be: one site on several machines, plaintext outside loopback, sites that transport names."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+
+from geocomm.core.errors import AuthenticationError, InvalidArgumentError, UnsupportedError
+from geocomm.core.message_log import logger
+from geocomm.core.options import Options
+from geocomm.core.transport_choice import TransportChoice
+from geocomm.membership import one_site
+from geocomm.membership.one_site import Scope
+from geocomm.membership.rank_record import Presence, RankInfo, ranks_text
+from geocomm.membership.records import from_record
+
+
+def check_one_site(infos: list[RankInfo], rank: int, scope: Scope) -> None:
+    warning = one_site.check_one_site([from_record(Presence, info.presence) for info in infos], scope)
+    if warning and rank == 0:
+        logger().warning(warning)
+
+
+def check_transport(site_names: list[str], options: Options) -> None:
+    unknown = TransportChoice.parse(options.transport).unknown_sites(site_names)
+    if unknown:
+        raise InvalidArgumentError(
+            f"transport={options.transport} names {', '.join(unknown)}, but the sites of the job are "
+            f"{', '.join(site_names)}"
+        )
+
+
+def check_security(infos: list[RankInfo], options: Options, global_rank: int) -> None:
+    outside = [info for info in infos if not is_loopback(info.host)]
+    if options.security == "required":
+        if outside and not options.keys:
+            raise AuthenticationError(
+                f"security=required, but there are no keys for TLS, and {outside[0].description} is not on loopback. "
+                "Make keys with `geocomm keys create` and set GEOCOMM_KEYS to the folder of each site; or, to send "
+                "plaintext over a network that you trust, GEOCOMM_SECURITY=insecure on every rank"
+            )
+        debugged = [info.global_rank for info in infos if info.detail_debugging]
+        if debugged:
+            raise UnsupportedError(
+                f"TORCH_DISTRIBUTED_DEBUG=DETAIL (on {ranks_text(debugged)}) makes torch connect all ranks over "
+                "plaintext Gloo, which security=required forbids across sites; use INFO, or GEOCOMM_SECURITY=insecure"
+            )
+        exposed = [info for info in infos if info.store_host and not is_loopback(info.store_host)]
+        if exposed:
+            raise AuthenticationError(
+                f"torch's store at {exposed[0].store_host} carries plaintext, which security=required forbids across "
+                "sites; meet at a hub: geocomm run --hub HOST:PORT -- TORCHRUN-ARGUMENTS, or "
+                'init_method="geocomm://HOST:PORT"; or trust the network: GEOCOMM_SECURITY=insecure on every rank'
+            )
+    elif outside and global_rank == 0:
+        _warn_of_plaintext()
+
+
+@functools.cache
+def _warn_of_plaintext() -> None:
+    """Once in a job, however many groups it makes."""
+    logger().warning(
+        "security=insecure: everything between the sites travels as PLAINTEXT, and whoever can reach the port can "
+        "try to connect"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

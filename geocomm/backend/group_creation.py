@@ -1,0 +1,218 @@
+"""Making process groups: site discovery, the inner groups of the site, and the native backend over both."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from geocomm.backend import admission
+from geocomm.backend.inner_groups import inner_backends
+from geocomm.backend.policy import first_policy, links_of_group
+from geocomm.backend.policy_epochs import note
+from geocomm.backend.runtime import Group, runtime
+from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.core.native import native
+from geocomm.core.options import Options, codec_threads
+from geocomm.core.transport_choice import TransportChoice
+from geocomm.membership.group_agreement import check, exchange, publish
+from geocomm.membership.one_site import Scope, own_presence
+from geocomm.membership.own_address import own_address, store_host
+from geocomm.membership.rank_record import (
+    RankInfo,
+    new_group_identity,
+    own_versions,
+    path_channels,
+    sites_of,
+)
+from geocomm.metrics.events import events
+from geocomm.metrics.exporters import check_reporting, reporting
+from geocomm.planning import codec_choice
+
+if TYPE_CHECKING:
+    from geocomm._C import Endpoint, ProcessGroupGeocomm
+
+
+def create_backend(backend_options: Any, group_options: object) -> ProcessGroupGeocomm:
+    """The creator that torch calls for every process group with the backend "geocomm" (`_autoload` registers it).
+
+    backend_options: torch's `_DistributedBackendOptions`. group_options: `geocomm.Options`, or None (then those of the
+    default process group, else of the environment). Raises geocomm's errors. What is wrong on one rank, or between the
+    ranks, ends the creation on all of them.
+    """
+    is_world = not backend_options.global_ranks_in_group
+    inherited = None if is_world or runtime.world is None else runtime.world.options
+
+    def options_of_group() -> Options:
+        if group_options is not None and not isinstance(group_options, Options):
+            raise TypeError(
+                f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
+            )
+        return group_options or inherited or Options()
+
+    global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
+    if is_world:
+        scope = Scope.JOB
+    elif runtime.world is not None and not runtime.world.backend.closed:
+        scope = Scope.PART
+    else:  # the default process group is another backend's
+        scope = Scope.JOB if len(global_ranks) == dist.get_world_size() else Scope.UNKNOWN
+    made = _make_group(
+        backend_options.store,
+        backend_options.group_rank,
+        global_ranks,
+        backend_options.timeout,
+        options_of_group,
+        scope,
+    )
+    if is_world:
+        runtime.world = made
+    return made.backend
+
+
+def create_elastic_backend(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, options: Options
+) -> ProcessGroupGeocomm:
+    """A group of the `size` ranks that are there now, outside of torch's registry: whoever asks for it ends it.
+
+    store: of this group alone. Errors as in `create_backend`.
+    """
+    return _make_group(store, rank, list(range(size)), timeout, lambda: options, Scope.UNKNOWN).backend
+
+
+def _make_group(
+    store: dist.Store,
+    rank: int,
+    global_ranks: list[int],
+    timeout: timedelta,
+    options_of_group: Callable[[], Options],
+    scope: Scope,
+) -> Group:
+    with contextlib.ExitStack() as held:
+        try:
+            own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
+        except Exception as error:
+            # The others would wait for this rank: tell them, then raise here what it was.
+            publish(
+                store, RankInfo(rank=rank, global_rank=global_ranks[rank], error=f"{type(error).__name__}: {error}")
+            )
+            raise
+        infos = exchange(store, global_ranks, own, timeout)
+        check(infos)
+        admission.check_one_site(infos, rank, scope)
+        # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
+        store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
+        site_of_rank, site_names = sites_of(infos)
+        spans_sites = len(site_names) > 1
+        if spans_sites:
+            admission.check_security(infos, options, own.global_rank)
+            if scope is Scope.JOB:  # others may have fewer sites than the options name
+                admission.check_transport(site_names, options)
+        policy = first_policy(store, rank, infos, options) if spans_sites else None
+        backend = native().ProcessGroupGeocomm(
+            rank=rank,
+            size=len(infos),
+            timeout=timeout,
+            inner=inner_backends(store, rank, site_of_rank, timeout),
+            site_of_rank=site_of_rank,
+            site_names=site_names,
+            endpoint=endpoint if spans_sites else None,
+            group=infos[0].group,
+            token=base64.b64decode(infos[0].token),
+            peers=_peers(infos, rank, options) if spans_sites else [],
+            policy=policy.for_native() if policy else None,
+            min_compress_bytes=options.min_compress_bytes,
+            preserve_inputs=options.preserve_inputs,
+            split=_split,
+            on_shutdown=runtime.on_shutdown,
+        )
+        made = Group(backend, store, options, infos)
+        events.identify(global_ranks[rank], options.site)
+        if policy:
+            note(made, policy)
+    runtime.add(made)
+    reporting.start(options, global_ranks[rank])
+    return made
+
+
+def _introduce(
+    rank: int,
+    global_rank: int,
+    store: dist.Store,
+    options_of_group: Callable[[], Options],
+    held: contextlib.ExitStack,
+) -> tuple[RankInfo, Options, Endpoint | None]:
+    """What this rank says of itself, and its endpoint where it may have to cross sites; `held` keeps that open."""
+    options = options_of_group()
+    options.validate()
+    check_reporting(options)
+    core = native()
+    form = AUTO if options.codec == AUTO else str(collective_codec(options.codec))
+    host = options.address or own_address()
+    endpoint = None
+    # Without keys, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
+    if options.site is not None and (options.security == "insecure" or options.keys or admission.is_loopback(host)):
+        endpoint = held.enter_context(runtime.endpoint(options, host))
+    links = links_of_group(options)
+    speeds = (
+        codec_choice.measure(codec_choice.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
+    )
+    group, token = new_group_identity()
+    own = RankInfo(
+        rank=rank,
+        global_rank=global_rank,
+        site=options.site,
+        host=host,
+        port=endpoint.port if endpoint else 0,
+        outbound_only=options.outbound_only,
+        process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
+        versions=own_versions(),
+        codecs=core.codec_names(),
+        agreed=options.agreed() | {"codec": form, "links": links.digest() if links else "not given"},
+        codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
+        presence=asdict(own_presence(global_rank, options, host)),
+        detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
+        store_host=store_host(store),
+        group=group,
+        token=token,
+    )
+    return own, options, endpoint
+
+
+def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool, int]]:
+    """(process id, host, port, description, over RDMA, channels on the path to it) of each rank."""
+    choice = TransportChoice.parse(options.transport)
+    own_site = infos[rank].site
+    peers = []
+    for info, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True):
+        # Another machine may have that address here: not even to be asked whether it lives.
+        no_way = info.outbound_only and info.site != own_site
+        host, port = ("", 0) if no_way else (info.host, info.port)
+        over_rdma = choice.between(own_site, info.site)
+        peers.append((base64.b64decode(info.process_id), host, port, info.description, over_rdma, channels))
+    return peers
+
+
+def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> ProcessGroupGeocomm | None:
+    """Sub-group of `ranks` (of the parent). torch calls it on all ranks of the parent.
+
+    The store and the name that torch made for the child may differ between ranks, so the child meets in the parent's
+    own store, under the number of the split and its lowest rank.
+    """
+    group = runtime.find(parent)
+    number = group.splits
+    group.splits += 1
+    parent_rank = parent.rank()
+    if parent_rank not in ranks:
+        return None
+    store = dist.PrefixStore(f"geocomm/split/{number}/{min(ranks)}/", group.store)
+    global_ranks = [group.global_ranks[rank] for rank in ranks]
+    made = _make_group(
+        store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options, Scope.PART
+    )
+    return made.backend

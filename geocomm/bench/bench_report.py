@@ -1,0 +1,80 @@
+"""What the reports of all benchmarks have in common: where and how was measured, and a pair of files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Where and how rows were measured."""
+
+    date: str
+    machine: str
+    software: str
+    congestion_control: str
+    commit: str
+    command: str
+    load: str
+
+    @classmethod
+    def here(cls, command: str) -> Conditions:
+        """Of this machine, now. `command`: as it was typed."""
+        model = next(
+            (
+                line.split(":")[1].strip()
+                for line in _read("/proc/cpuinfo").splitlines()
+                if line.startswith("model name")
+            ),
+            platform.machine(),
+        )
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+        return cls(
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}",
+            software=f"Python {platform.python_version()}, torch {version('torch')}",
+            congestion_control=_read("/proc/sys/net/ipv4/tcp_congestion_control").strip(),
+            commit=git_commit(),
+            command=command,
+            load=" ".join(f"{load:.1f}" for load in os.getloadavg()),
+        )
+
+
+def write_pair(path: Path, text: str, document: Mapping[str, Any]) -> Path:
+    """Write PATH, a Markdown file in a folder that is made, and `document` in JSON beside it; returns `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def git_commit() -> str:
+    """The commit of the source tree around this file, and whether it has changes; `unknown` outside of one."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "csrc", "geocomm")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + (" with uncommitted changes" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""

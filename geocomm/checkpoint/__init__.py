@@ -1,0 +1,1 @@
+"""What of a run outlives its processes: the folders of its checkpoints."""

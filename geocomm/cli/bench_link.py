@@ -1,0 +1,60 @@
+"""`geocomm bench link`: what the transport moves on this machine, beside what the kernel and OpenSSL move."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+
+def bench_link(
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each row.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time of each.")] = 2,
+    streams: Annotated[int | None, typer.Option(min=1, max=64, help="Data streams of the channel.")] = None,
+    both_ways: Annotated[bool, typer.Option("--both-ways/--one-way", help="Also with both ends sending.")] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report here, as PATH and, in JSON, beside it.", metavar="PATH.md")
+    ] = None,
+) -> None:
+    """Move data between two processes over loopback: a channel, bare TCP, and both with TLS, taking turns.
+
+    Exit status: 0; 1 where a measurement failed; 2 for a wrong option.
+
+    Example:
+
+        geocomm bench link --rounds 3 --streams 4
+    """
+    from geocomm.bench.bench_report import Conditions, write_pair
+    from geocomm.bench.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
+
+    console = Console(stderr=True)
+    conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
+    measured = cases((False, True) if both_ways else (False,))
+    try:
+        with console.status("measuring") as status:
+            rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=status.update)
+    except LinkBenchError as error:
+        fail("bench", str(error), 1)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row_cells(row))
+    Console().print(table)
+    if out is None:
+        return
+    header = [
+        f"- date: {conditions.date}",
+        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
+        f"- commit: {conditions.commit}",
+        f"- command: `{conditions.command}`",
+    ]
+    document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}
+    console.print(f"written: {write_pair(out, markdown(rows, header), document)}", highlight=False)

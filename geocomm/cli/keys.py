@@ -1,0 +1,153 @@
+"""`geocomm keys`: keys for the sites of a job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from geocomm.cli.command_end import fail
+from geocomm.security.keys import REVOKED_FILE, KeysError
+
+if TYPE_CHECKING:
+    from geocomm.security.job_ca import JobCa
+
+_HELP = """Make, add, renew and revoke the keys with which the sites of a job know each other, one folder per site.
+
+Copy each site's folder to that site, by a way that you trust, and set GEOCOMM_KEYS to it there. The CA's key stays
+where it is made: whoever has it can join the job. See docs/explanation/security-model.md.
+"""
+_DAYS = 365
+
+_Out = Annotated[Path, typer.Option(help="Folder of the CA and of the sites' folders.")]
+_Days = Annotated[int, typer.Option(help="How long the certificates hold.")]
+_Site = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")]
+_OUT = Path("geocomm-keys")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    keys = typer.Typer(help=_HELP, no_args_is_help=True)
+    keys.command("create")(create)
+    keys.command("add")(add)
+    keys.command("renew")(renew)
+    keys.command("revoke")(revoke)
+    app.add_typer(keys, name="keys")
+
+
+def create(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE", help="Names of the sites.")],
+    job: Annotated[str, typer.Option(help="Name of the job.")] = "job",
+    out: _Out = _OUT,
+    days: _Days = _DAYS,
+) -> None:
+    """Make a job's CA, and keys for its sites.
+
+    Exit status: 0; 2 where it could not be done.
+
+    Example:
+
+        geocomm keys create frankfurt virginia --out geocomm-keys
+    """
+    with _refusals(out):
+        from geocomm.security.job_ca import JobCa
+
+        ca = JobCa.create(out, job, sites, days)
+        for site in sites:
+            _console().print(
+                f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it", markup=False
+            )
+        _warn_of_ca_key(ca)
+
+
+def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
+    """Make keys for one more site.
+
+    Exit status: 0; 2 where it could not be done.
+
+    Example:
+
+        geocomm keys add tokyo
+    """
+    with _refusals(out):
+        from geocomm.security.job_ca import JobCa
+
+        ca = JobCa.open(out)
+        _tell_new(ca.add(site, days))
+        _warn_of_ca_key(ca)
+
+
+def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
+    """Make new keys for a site.
+
+    Exit status: 0; 2 where it could not be done.
+
+    Example:
+
+        geocomm keys renew virginia --days 30
+    """
+    with _refusals(out):
+        from geocomm.security.job_ca import JobCa
+
+        ca = JobCa.open(out)
+        _tell_new(ca.renew(site, days))
+        _warn_of_ca_key(ca)
+
+
+def revoke(site: _Site, out: _Out = _OUT) -> None:
+    """Declare a site's keys void.
+
+    Exit status: 0; 2 where it could not be done.
+
+    Example:
+
+        geocomm keys revoke virginia
+    """
+    with _refusals(out):
+        from geocomm.security.job_ca import JobCa
+
+        ca = JobCa.open(out)
+        path = ca.revoke(site)
+        _console().print(
+            f"{path}: the keys of site {site} are void. Copy this file into the folder of keys at EVERY site "
+            f"({REVOKED_FILE} beside cert.pem): until then that site still lets {site} in",
+            style="bold yellow",
+            markup=False,
+        )
+        _warn_of_ca_key(ca)
+
+
+@contextlib.contextmanager
+def _refusals(out: Path) -> Generator[None]:
+    """Ends the command with the reason why it could not be done."""
+    try:
+        yield
+    except ImportError as error:
+        fail("keys", f"{error}; pip install cryptography")
+    except KeysError as error:
+        fail("keys", str(error))
+    except OSError as error:
+        fail("keys", f"cannot write {error.filename or out}: {error.strerror}; nothing was changed")
+
+
+def _tell_new(folder: Path) -> None:
+    _console().print(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there", markup=False)
+
+
+def _warn_of_ca_key(ca: JobCa) -> None:
+    from geocomm.security.job_ca import CA_KEY_FILE
+
+    _console().print(
+        f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: whoever has it can join job "
+        f"{ca.job} as any site",
+        style="bold yellow",
+        markup=False,
+    )
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)

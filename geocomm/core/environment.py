@@ -1,0 +1,137 @@
+"""GEOCOMM_* variables that are read where nobody has options, and a warning of those that nobody reads.
+
+`geocomm.core.options` reads the variables of its fields; the modules of `core` are the only readers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.bad_input import did_you_mean
+from geocomm.core.place import local_world_size
+from geocomm.core.units import parse_boolean
+
+CPU_LEVELS = ("scalar", "avx2", "avx512")
+MAX_THREADS = 1024
+LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
+PREFIX = "GEOCOMM_"
+
+OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
+    ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
+    ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
+    ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
+    ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
+    ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
+)
+"""Name, default and meaning of the variables that are no fields of Options, as the docs show them."""
+
+# Read by setup.py and by the tests.
+_NOT_OF_THE_PACKAGE = ("CUDA", "TEST_", "REQUIRE_WAN", "WRITE_GOLDEN", "EXPECTED_CPU_LEVEL")
+
+Value = TypeVar("Value")
+
+
+def read(variable: str, parse: Callable[[str], Value], default: Value) -> Value:
+    """What the text of `variable` means; `default` where it is unset or empty. InvalidArgumentError names it."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except (ValueError, OverflowError) as error:
+        raise refusal(f"{variable}={text}: {error}") from None
+
+
+def refusal(message: str) -> Exception:
+    """An InvalidArgumentError."""
+    from geocomm.core.errors import InvalidArgumentError  # imports torch; the environment itself does not need it
+
+    return InvalidArgumentError(message)
+
+
+def log_level() -> int:
+    """Level of the native core's log lines, from GEOCOMM_LOG (debug, info, warning, error, off; default warning)."""
+    text = os.environ.get("GEOCOMM_LOG", "warning").lower()
+    if text not in LOG_LEVELS:
+        raise refusal(
+            f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{did_you_mean(text, LOG_LEVELS)}"
+        )
+    return LOG_LEVELS[text]
+
+
+def cpu_level() -> str | None:
+    """The most that the codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512); None: all that it has."""
+    text = os.environ.get("GEOCOMM_CPU", "").lower()
+    if not text:
+        return None
+    if text not in CPU_LEVELS:
+        raise refusal(
+            f"GEOCOMM_CPU is {text!r}; it must be one of {', '.join(CPU_LEVELS)}{did_you_mean(text, CPU_LEVELS)}"
+        )
+    return text
+
+
+def rdma_allow_tcp() -> bool:
+    """Whether transport=rdma may run over UCX's TCP and shared memory, from GEOCOMM_RDMA_ALLOW_TCP. For tests."""
+    return read("GEOCOMM_RDMA_ALLOW_TCP", parse_boolean, default=False)
+
+
+def keys_folder() -> str | None:
+    """This site's folder of keys, from GEOCOMM_KEYS."""
+    return os.environ.get("GEOCOMM_KEYS") or None
+
+
+def keep_keys_from_ranks() -> None:
+    """Under security=insecure, where ranks have no use for keys, take GEOCOMM_KEYS out of what processes started from
+    here inherit: only the rendezvous is encrypted then."""
+    if os.environ.get("GEOCOMM_SECURITY") == "insecure":
+        os.environ.pop("GEOCOMM_KEYS", None)
+
+
+def one_site() -> bool:
+    """Whether all ranks are declared to be at one site, from GEOCOMM_ONE_SITE."""
+    return read("GEOCOMM_ONE_SITE", parse_boolean, default=False)
+
+
+def codec_name() -> str:
+    """Codec of reductions across sites, from GEOCOMM_CODEC."""
+    return os.environ.get("GEOCOMM_CODEC") or "none"
+
+
+def hub_address() -> HubAddress | None:
+    """Where the job meets, from GEOCOMM_HUB, which `geocomm run` sets for the ranks."""
+    text = os.environ.get("GEOCOMM_HUB")
+    try:
+        return HubAddress.parse(text) if text else None
+    except HubAddressError as error:
+        raise refusal(f"GEOCOMM_HUB: {error}") from None
+
+
+def tensor_threads() -> int:
+    """Codec threads of `geocomm.compress`, which has no options: GEOCOMM_THREADS, else the share of the cores."""
+    threads = read("GEOCOMM_THREADS", int, default=None)
+    if threads is None:
+        return share_of_cores()
+    if not 1 <= threads <= MAX_THREADS:
+        raise refusal(f"GEOCOMM_THREADS is {threads}; it must be a whole number from 1 to {MAX_THREADS}")
+    return threads
+
+
+def share_of_cores() -> int:
+    """The cores that this process may use, divided among the ranks of this machine."""
+    return max(1, math.floor(len(os.sched_getaffinity(0)) / local_world_size()))
+
+
+def unknown_variables(of_options: Iterable[str]) -> list[str]:
+    """A line for each GEOCOMM_* variable of the environment that nobody reads; `of_options`: those of its fields."""
+    known = {name.removeprefix(PREFIX) for name in (*of_options, *(name for name, _, _ in OTHER_VARIABLES))}
+    given = [name.removeprefix(PREFIX) for name in sorted(os.environ) if name.startswith(PREFIX)]
+    return [
+        f"{PREFIX}{name} is set, but geocomm reads no variable of this name{did_you_mean(name, known, PREFIX)}"
+        for name in given
+        if name not in known and not name.startswith(_NOT_OF_THE_PACKAGE)
+    ]

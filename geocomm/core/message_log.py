@@ -1,0 +1,82 @@
+"""Messages of the Python part: the logger "geocomm", which applications filter and collect like any other.
+
+The native core writes its own lines to stderr and does not come through here: they are made in threads that must not
+wait for Python's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+
+from geocomm.core.environment import LOG_LEVELS, log_level
+
+_PYTHON_LEVELS = {
+    LOG_LEVELS["debug"]: logging.DEBUG,
+    LOG_LEVELS["info"]: logging.INFO,
+    LOG_LEVELS["warning"]: logging.WARNING,
+    LOG_LEVELS["error"]: logging.ERROR,
+    LOG_LEVELS["off"]: logging.CRITICAL + 1,
+}
+
+
+@functools.cache
+def logger() -> logging.Logger:
+    """The logger "geocomm". Its level is GEOCOMM_LOG's, unless the application has set one.
+
+    Where the application has no handler that would see a message, it goes to stderr.
+    """
+    found = logging.getLogger("geocomm")
+    if found.level == logging.NOTSET:
+        found.setLevel(_level_of_environment())
+    found.addHandler(_handler)
+    return found
+
+
+def write_through(log: Callable[[int, str], None]) -> None:
+    """From now on what goes to stderr goes through the native core's log, which makes nobody wait for stderr."""
+    _handler.log = log
+
+
+def _level_of_environment() -> int:
+    try:
+        return _PYTHON_LEVELS[log_level()]
+    except ValueError:  # native() refuses it, with a better place to say so
+        return logging.WARNING
+
+
+class _StderrHandler(logging.Handler):
+    """Writes what nobody else takes, as lines like those of the native core."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: Callable[[int, str], None] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if not self._is_taken(record):
+                self._write(record)
+        except Exception:  # as in all handlers of logging
+            self.handleError(record)
+
+    def _is_taken(self, record: logging.LogRecord) -> bool:
+        """Whether the application has a handler of its own: at this logger or above."""
+        at: logging.Logger | None = logging.getLogger(record.name)
+        while at is not None:
+            if any(handler is not self for handler in at.handlers):
+                return True
+            at = at.parent if at.propagate else None
+        return False
+
+    def _write(self, record: logging.LogRecord) -> None:
+        message = self.format(record)
+        if self.log is None:
+            print(f"geocomm {record.levelname.lower()}: {message}", file=sys.stderr, flush=True)
+        else:
+            core = [level for level, python in _PYTHON_LEVELS.items() if python <= record.levelno]
+            self.log(min(max(core, default=LOG_LEVELS["debug"]), LOG_LEVELS["error"]), message)
+
+
+_handler = _StderrHandler()

@@ -1,0 +1,38 @@
+"""What a pydantic model refused, in a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from geocomm.core.bad_input import did_you_mean
+
+Location = tuple[int | str, ...]
+
+
+def first_problem(error: ValidationError) -> Any:
+    """pydantic's record of the first thing that is wrong."""
+    return error.errors(include_url=False)[0]
+
+
+def problem_text(problem: Any, known: Iterable[str] = ()) -> str:
+    """Field and what is wrong with it: "rate: 'fast' is not ...". `known`: the fields where an unknown one stands."""
+    location: Location = problem["loc"]
+    name = location_text(location)
+    if problem["type"] == "extra_forbidden":
+        last = str(location[-1])
+        return f"unknown key {last!r}{did_you_mean(last, known)}; possible are {', '.join(known)}"
+    if problem["type"] == "missing":
+        return f"{name} is missing"
+    cause = problem.get("ctx", {}).get("error")
+    text = problem["msg"] if cause is None else str(cause)
+    if cause is None:
+        text += f" (got {problem['input']!r})"
+    return f"{name}: {text.removeprefix(f'{name}: ')}" if name else text
+
+
+def location_text(location: Location) -> str:
+    """As a person writes it: rate_bps[1][2]."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")

@@ -1,0 +1,54 @@
+"""Loading the native module, once, and only if it was built for the torch that is here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geocomm.core.environment import cpu_level, log_level, tensor_threads
+from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
+from geocomm.core.message_log import write_through
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def rdma_plugin() -> str:
+    """Where the library is that uses UCX, if this geocomm was built with UCX's headers."""
+    return str(Path(__file__).parents[1] / "_bin" / "libgeocomm_ucx.so")
+
+
+@functools.cache
+def native() -> ModuleType:
+    """The module geocomm._C.
+
+    Raises VersionMismatchError for another torch minor version than it was built for (loading it would crash),
+    InternalError where the installation is broken, and InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_THREADS or
+    GEOCOMM_LOG that cannot be.
+    """
+    import torch
+
+    try:
+        from geocomm._build_info import TORCH_VERSION
+    except ImportError as error:
+        raise InternalError(
+            "geocomm's native module is not built; install a wheel of geocomm, or run `make build` in its source tree"
+        ) from error
+    here = ".".join(torch.__version__.split(".")[:2])
+    if here != TORCH_VERSION:
+        raise VersionMismatchError(
+            f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install "
+            f"the wheel for torch {here}, or rebuild it: pip install --no-build-isolation --force-reinstall geocomm"
+        )
+    try:
+        from geocomm import _C
+    except ImportError as error:
+        raise InternalError(f"geocomm's native module does not load: {error}; reinstall geocomm") from error
+    _C.set_error_classes(CLASS_OF_CODE)
+    _C.set_log_level(log_level())
+    write_through(_C.log)
+    _C.set_codec_threads(tensor_threads())
+    if level := cpu_level():
+        _C.set_cpu_level(level)
+    return _C

@@ -1,0 +1,351 @@
+"""Options of the backend, each a field of a pydantic model and a `GEOCOMM_*` variable.
+
+`geocomm.Options(codec="int8")` sets what it is given; every other field comes from its variable, else from the default.
+An explicit argument beats the environment. Pass it as `pg_options` of `init_process_group` or `new_group`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from geocomm.core.bad_input import did_you_mean
+from geocomm.core.environment import (
+    MAX_THREADS,
+    OTHER_VARIABLES,
+    PREFIX,
+    read,
+    refusal,
+    share_of_cores,
+    unknown_variables,
+)
+from geocomm.core.message_log import logger
+from geocomm.core.place import local_rank
+from geocomm.core.site import NAME_RULE, SiteNameError, check_site_name
+from geocomm.core.transport_choice import TransportChoice, TransportTextError
+from geocomm.core.units import parse_boolean, parse_duration, parse_rate, parse_size
+
+Security = Literal["required", "insecure"]
+SECURITIES: tuple[str, ...] = get_args(Security)
+TRANSPORTS = ("tcp", "rdma")
+# Fields that mean something inside one site too, or that geocomm itself fills in (address).
+_OF_ANY_JOB = frozenset(
+    {
+        *("one_site", "address", "threads", "preserve_inputs"),
+        *("metrics_port", "metrics_address", "stats_file", "stats_interval"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the variable of a field is read, and in words what the field must be."""
+
+    parse: Callable[[str], Any]
+    wanted: str
+    allowed: tuple[str, ...] = ()
+    """Of which the nearest is offered in place of a misspelt one."""
+
+
+def _duration(text: str) -> timedelta:
+    return timedelta(seconds=float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text, "duration"))
+
+
+def _size(text: str) -> int:
+    return parse_size(text, "size")
+
+
+def _rate(text: str) -> int:
+    return round(parse_rate(text))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _number_is_seconds(value: object) -> object:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        return timedelta(seconds=value) if is_number else value  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError("beyond any duration") from None
+
+
+def _list_is_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _checked_transport(text: str) -> str:
+    TransportChoice.parse(text)
+    return text
+
+
+def _whole(low: int, high: int) -> tuple[Any, Kind]:
+    return Field(ge=low, le=high), Kind(int, f"a whole number from {low} to {high}")
+
+
+def _yes_or_no() -> Kind:
+    return Kind(parse_boolean, "True or False")
+
+
+SiteName = Annotated[str | None, AfterValidator(lambda name: None if name is None else check_site_name(name))]
+Path = Annotated[str | None, Field(min_length=1)]
+Duration = Annotated[timedelta, BeforeValidator(_number_is_seconds)]
+Error = Annotated[float, Field(ge=0, allow_inf_nan=True)]
+
+
+class Options(BaseModel):
+    """How this process group crosses sites. Ranks may differ in site, address, port, outbound_only, threads, and in how
+    they report (metrics_*, stats_*); the rest must agree. A process reports as its first group says.
+
+    Raises `geocomm.InvalidArgumentError` for a value that cannot be, naming the field, its variable and the nearest
+    right value.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", validate_default=True)
+
+    site: Annotated[SiteName, Kind(str, NAME_RULE)] = Field(
+        default=None, description="name of this rank's site; unset on all ranks: one site"
+    )
+    one_site: Annotated[bool, _yes_or_no()] = Field(
+        default=False,
+        description="all ranks are at one site of several machines, with a network that may carry plaintext",
+    )
+    codec: Annotated[str, Kind(str, "a codec string such as 'int8'")] = Field(
+        default="none", description="codec of reductions across sites, such as int8 or int4:block=128; or auto"
+    )
+    codecs: Annotated[tuple[str, ...], BeforeValidator(_list_is_tuple), Kind(_names, "a tuple of codec strings")] = (
+        Field(
+            default=("lossless", "bf16", "int8", "int4", "balanced", "small"),
+            description="what codec=auto may choose, by commas; none is always among it",
+        )
+    )
+    max_nmse: Annotated[Error, Kind(float, "a number, 0 or more")] = Field(
+        default=1e-3, description="codec=auto: most squared error over squared norm that a codec may have"
+    )
+    max_relative_error: Annotated[Error | None, Kind(float, "a number, 0 or more")] = Field(
+        default=None, description="codec=auto: most error of an element, over the largest of its block"
+    )
+    links: Annotated[Path, Kind(str, "the path of a file")] = Field(
+        default=None, description="file with the rates of the links, from `geocomm probe --out`; default: assumed"
+    )
+    transport: Annotated[str, AfterValidator(_checked_transport), Kind(str, "tcp, rdma, or rdma:SITE,SITE")] = Field(
+        default="tcp", description="tcp, rdma, or rdma:SITE,SITE (between these sites, tcp elsewhere)"
+    )
+    rdma_trusted: Annotated[bool, _yes_or_no()] = Field(
+        default=False, description="the RDMA fabric may carry plaintext under security=required"
+    )
+    security: Annotated[Security, Kind(str, f"one of {', '.join(SECURITIES)}", SECURITIES)] = Field(
+        default="required", description="required (TLS; loopback without keys) or insecure"
+    )
+    keys: Annotated[Path, Kind(str, "a folder that geocomm keys has made")] = Field(
+        default=None, description="folder of this site's keys, made by geocomm keys"
+    )
+    streams: Annotated[int | None, *_whole(1, 64)] = Field(
+        default=None, description="TCP streams per peer; default: what the link needs"
+    )
+    address: Annotated[Path, Kind(str, "an address or a host name")] = Field(
+        default=None, description="address that other sites dial; default: the route's"
+    )
+    port: Annotated[int | None, *_whole(1, 65535)] = Field(
+        default=None, description="listen on port + LOCAL_RANK; default: the kernel chooses"
+    )
+    outbound_only: Annotated[bool, _yes_or_no()] = Field(
+        default=False, description="other sites cannot dial this rank, so it dials them; one site at most"
+    )
+    threads: Annotated[int | None, *_whole(1, MAX_THREADS)] = Field(
+        default=None, description="codec threads; default cores / local ranks"
+    )
+    link_deadline: Annotated[Duration, Field(ge=timedelta(seconds=1)), Kind(_duration, "a time of at least 1 s")] = (
+        Field(default=timedelta(minutes=1), description="silence after which a peer counts as lost")
+    )
+    min_compress_bytes: Annotated[int, Field(ge=0), Kind(_size, "a number of bytes, 0 or more")] = Field(
+        default=64 * 1024, description="smaller reductions go uncompressed"
+    )
+    preserve_inputs: Annotated[bool, _yes_or_no()] = Field(
+        default=False, description="a failed in-place all-reduce leaves its tensor as it was"
+    )
+    max_pacing_bps: Annotated[int | None, Field(ge=8000), Kind(_rate, "at least 8000 bits per second")] = Field(
+        default=None, description="most bits per second to each peer; default: no cap"
+    )
+    metrics_port: Annotated[int | None, *_whole(1, 65535)] = Field(
+        default=None, description="Prometheus scrapes port + LOCAL_RANK; default: no endpoint"
+    )
+    metrics_address: Annotated[str, Field(min_length=1), Kind(str, "an address of this machine, such as 0.0.0.0")] = (
+        Field(default="127.0.0.1", description="address of that endpoint")
+    )
+    stats_file: Annotated[Path, Kind(str, "a path")] = Field(
+        default=None, description="append stats() to it as JSON lines; {rank} in it stands for the rank"
+    )
+    stats_interval: Annotated[
+        Duration,
+        Field(ge=timedelta(milliseconds=100), le=timedelta(days=1)),
+        Kind(_duration, "a time from 0.1 s to a day"),
+    ] = Field(default=timedelta(seconds=10), description="time between its lines")
+
+    if not TYPE_CHECKING:  # to type checkers the fields say what it takes
+
+        def __init__(self, **given: Any) -> None:
+            """Fields by name; what is not given comes from the environment."""
+            fields = type(self).model_fields
+            for name in given.keys() - fields.keys():
+                raise TypeError(f"geocomm.Options has no field {name!r}{did_you_mean(name, fields)}")
+            warn_of_unknown_variables()
+            values = {name: _from_environment(name) for name in fields if name not in given} | given
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _refusal_of(error, values) from None
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Self:
+        if not TransportChoice.parse(self.transport).any_rdma:
+            return self
+        if self.security == "required" and not self.rdma_trusted:
+            raise ValueError(
+                f"transport={self.transport} sends plaintext over the RDMA fabric, which security=required forbids: "
+                "declare that you trust the fabric (GEOCOMM_RDMA_TRUSTED=1), or use GEOCOMM_TRANSPORT=tcp"
+            )
+        if self.max_pacing_bps is not None:
+            raise ValueError("max_pacing_bps (GEOCOMM_MAX_PACING_BPS) caps TCP only: leave it out with transport=rdma")
+        return self
+
+    def validate(self) -> None:  # type: ignore[override]
+        """Raise InvalidArgumentError where a field that was set since is what it cannot be."""
+        self.replace()
+
+    def agreed(self) -> dict[str, str | int | float | bool]:
+        """The fields that all ranks of a group must have alike."""
+        return {
+            "codec": self.codec,
+            "transport": self.transport,
+            "security": self.security,
+            "keys": "set" if transport_keys(self) else "not set",
+            "min_compress_bytes": self.min_compress_bytes,
+        } | self._agreed_of_auto()
+
+    def _agreed_of_auto(self) -> dict[str, str | float]:
+        if self.codec != "auto":
+            return {}
+        return {
+            "codecs": ", ".join(self.codecs),
+            "max_nmse": self.max_nmse,
+            "max_relative_error": "none" if self.max_relative_error is None else self.max_relative_error,
+        }
+
+    def given_for_sites(self) -> list[str]:
+        """Variables of the options that count between sites only and are not as by default."""
+        return [
+            variable_of(name)
+            for name, field in type(self).model_fields.items()
+            if name not in _OF_ANY_JOB and getattr(self, name) != field.default
+        ]
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some fields changed."""
+        return Options(**self.model_dump() | changes)
+
+
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """One warning in a process, of all variables of geocomm's prefix that it does not read."""
+    if unknown := unknown_variables(map(variable_of, Options.model_fields)):
+        logger().warning("%s", "; ".join(unknown))
+
+
+def variable_of(name: str) -> str:
+    """The variable of a field."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def option_rows() -> list[tuple[str, str, str, str, str]]:
+    """Variable, field, type, default and meaning of every option, in the order of the fields, for the docs."""
+    rows = []
+    for name, field in Options.model_fields.items():
+        kind = _kind_of(name)
+        rows.append((variable_of(name), name, kind.wanted, _default_text(field.default), field.description or ""))
+    return rows
+
+
+def fields_table() -> str:
+    """The options as Markdown, for docs/reference."""
+    rows = [(f"`{variable}`", f"`{name}`", *rest) for variable, name, *rest in option_rows()]
+    return _markdown(("variable", "field", "must be", "default", "meaning"), rows)
+
+
+def variables_table() -> str:
+    """The variables that are no options, as Markdown."""
+    rows = [(f"`{name}`", default, meaning) for name, default, meaning in OTHER_VARIABLES]
+    return _markdown(("variable", "default", "meaning"), rows)
+
+
+def codec_threads(options: Options) -> int:
+    """Codec threads of this process: as asked for, else its share of the cores."""
+    return options.threads if options.threads is not None else share_of_cores()
+
+
+def transport_keys(options: Options) -> str | None:
+    """Folder of the keys for TLS between the sites; None: plaintext, as security=insecure asks for even with keys."""
+    return options.keys if options.security == "required" else None
+
+
+def listen_port(options: Options) -> int:
+    """Port of this process: the pinned one plus LOCAL_RANK, or 0 (the kernel chooses)."""
+    return 0 if options.port is None else options.port + local_rank()
+
+
+def metrics_listen_port(options: Options) -> int:
+    """Port of this process's metrics endpoint; options.metrics_port must be there."""
+    if options.metrics_port is None:
+        raise ValueError("the options have no metrics_port")
+    return options.metrics_port + local_rank()
+
+
+def _kind_of(name: str) -> Kind:
+    return next(each for each in Options.model_fields[name].metadata if isinstance(each, Kind))
+
+
+def _from_environment(name: str) -> Any:
+    return read(variable_of(name), _kind_of(name).parse, Options.model_fields[name].default)
+
+
+def _refusal_of(error: ValidationError, values: dict[str, Any]) -> Exception:
+    """Of the first field that cannot be."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if not first["loc"]:
+        return refusal(str(cause))
+    name = str(first["loc"][0])
+    kind = _kind_of(name)
+    option = f"option {name} ({variable_of(name)})"
+    if isinstance(cause, SiteNameError):
+        return refusal(f"{option}: {cause}")
+    value = values[name]
+    wanted, allowed = kind.wanted, kind.allowed
+    if isinstance(cause, TransportTextError):
+        wanted, allowed = str(cause), TRANSPORTS
+    return refusal(f"{option} is {value!r}; it must be {wanted}{did_you_mean(str(value), allowed)}")
+
+
+def _default_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{int(value)}`"
+    if isinstance(value, tuple):
+        return f"`{','.join(value)}`"
+    if isinstance(value, timedelta):
+        return f"`{value.total_seconds():g}s`"
+    if isinstance(value, int) and value and value % 1024 == 0:
+        return f"`{value // 1024}KiB`"
+    return f"`{value}`"
+
+
+def _markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

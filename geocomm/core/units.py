@@ -1,0 +1,57 @@
+"""Quantities as people write them, with a unit: rates, durations, probabilities, sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+class UnitError(ValueError):
+    """A text is not a quantity of its kind; the message names the field."""
+
+
+def _parse(field: str, text: str | float, units: Mapping[str, float], example: str, bare_unit: float | None) -> float:
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        text = str(text)
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/]*)\s*", str(text))
+    unit = match[2].lower() if match else ""
+    factor = bare_unit if not unit else units.get(unit)
+    if match is None or factor is None:
+        known = ", ".join(units)
+        raise UnitError(f"{field}: {text!r} is not a number with one of the units {known} (for example {example})")
+    return float(match[1]) * factor
+
+
+def parse_rate(text: str | float, field: str = "rate") -> float:
+    """Bits per second of "1gbit", "200mbit", "64kbit" or a bare number of bits per second."""
+    units = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+    return _parse(field, text, units | {f"{name}/s": value for name, value in units.items()}, "1gbit", 1.0)
+
+
+def parse_duration(text: str | float, field: str = "rtt") -> float:
+    """Seconds of "100ms", "0.3s" or "500us". The unit must be said, except with 0."""
+    bare = 1.0 if str(text).strip() in ("0", "0.0") else None
+    return _parse(field, text, {"us": 1e-6, "ms": 1e-3, "s": 1.0}, "100ms", bare)
+
+
+def parse_probability(text: str | float, field: str = "loss") -> float:
+    """Probability of "0.1%" or of a bare probability such as 0.001."""
+    probability = _parse(field, text, {"%": 0.01}, "0.1%", 1.0)
+    if probability > 1:
+        raise UnitError(f"{field}: {text!r} is more than 100 %")
+    return probability
+
+
+def parse_size(text: str | float, field: str = "queue") -> int:
+    """Bytes of "256kb", "4mb", "4mib" or a bare number of bytes."""
+    units = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3}
+    return round(_parse(field, text, units, "4mb", 1.0))
+
+
+def parse_boolean(text: str) -> bool:
+    """Whether "1", "true", "yes", "on", or "0", "false", "no", "off", "" means yes."""
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise UnitError(f"{text!r} is neither 1 (true) nor 0 (false)")

@@ -1,0 +1,79 @@
+"""Packed sequences of one corpus, held-out ones apart, in a seeded order that all ranks share.
+
+The order is a function of (seed, epoch) alone: a run's whole position is the number of sequences that all ranks
+together have consumed, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.token_store import TokenArray
+
+
+class PackedSequences:
+    """A token array cut into sequences of equal length; the rest at the end is dropped."""
+
+    def __init__(self, array: TokenArray, sequence_length: int, held_out_fraction: float, seed: int) -> None:
+        """Every n-th sequence (n = 1 / `held_out_fraction`, rounded) is held out; a fraction of 0 holds out none."""
+        self.sequence_length = sequence_length
+        self._tokens = array.tokens
+        self._seed = seed
+        count = len(array.tokens) // sequence_length
+        numbers = np.arange(count, dtype=np.int64)
+        if held_out_fraction > 0:
+            every = max(2, round(1 / held_out_fraction))
+            is_held_out = numbers % every == every - 1
+        else:
+            is_held_out = np.zeros(count, dtype=bool)
+        self.train_numbers: NDArray[np.int64] = numbers[~is_held_out]
+        self.held_out_numbers: NDArray[np.int64] = numbers[is_held_out]
+        self._epoch = -1
+        self._order: NDArray[np.int64] = numbers[:0]
+        text = f"{array.sha256} {sequence_length} {held_out_fraction} {seed}"
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+
+    def require(self, global_batch: int, held_out: bool) -> None:
+        """Raise BadInput unless there are sequences for one optimizer step and, if `held_out`, for an evaluation."""
+        if len(self.train_numbers) < global_batch:
+            raise BadInput(
+                f"the corpus has {len(self._tokens)} tokens, which pack into {len(self.train_numbers)} training "
+                f"sequences of {self.sequence_length}, but one optimizer step takes {global_batch}: give more text or "
+                f"lower data.sequence_length, training.micro_batch_size or training.gradient_accumulation_steps"
+            )
+        if held_out and len(self.held_out_numbers) == 0:
+            raise BadInput(
+                f"no held-out sequence for evaluation among {len(self.train_numbers)}: raise data.held_out_fraction, "
+                f"or set evaluation.at_end=false and evaluation.every_steps=0"
+            )
+
+    def sequence_number(self, position: int) -> int:
+        """Which sequence is the `position`-th (from 0) of the run: each epoch takes every one once, in a new order."""
+        epoch, index = divmod(position, len(self.train_numbers))
+        if epoch != self._epoch:
+            self._order = self._shuffled(epoch)
+            self._epoch = epoch
+        return int(self._order[index])
+
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        # Sorting raw Philox output, whose stream numpy guarantees, keeps the order equal between numpy versions.
+        keys = np.random.Philox(key=[self._seed, epoch]).random_raw(len(self.train_numbers))
+        return self.train_numbers[np.argsort(keys, kind="stable")]
+
+    def rows(self, numbers: list[int]) -> NDArray[np.int64]:
+        """Token ids of the given sequences, one row each."""
+        length = self.sequence_length
+        return np.stack([self._tokens[n * length : (n + 1) * length].astype(np.int64) for n in numbers])
+
+    def micro_batch(self, consumed: int, micro_step: int, rank: int, world_size: int, size: int) -> NDArray[np.int64]:
+        """The rows of `rank` for forward pass `micro_step` of the step that starts at position `consumed`."""
+        start = consumed + (micro_step * world_size + rank) * size
+        return self.rows([self.sequence_number(position) for position in range(start, start + size)])
+
+    def held_out_share(self, rank: int, world_size: int, limit: int) -> list[int]:
+        """Numbers of the held-out sequences that `rank` evaluates out of the first `limit`; disjoint over ranks."""
+        return [int(n) for n in self.held_out_numbers[:limit][rank::world_size]]

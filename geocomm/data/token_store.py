@@ -1,0 +1,109 @@
+"""Tokenized text on disk: one flat array per corpus and tokenizer, made once per machine and mapped into memory."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.corpus import corpus_files, documents
+from geocomm.data.data_settings import DataConfig
+from geocomm.data.text_tokenizer import TextTokenizer
+
+_FORMAT = 1
+_FLUSH_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class TokenArray:
+    """Token ids of a whole corpus, texts separated by the end-of-text token. `sha256` is that of the ids."""
+
+    tokens: NDArray[np.unsignedinteger]
+    sha256: str
+
+
+def load_tokens(config: DataConfig, tokenizer: TextTokenizer) -> TokenArray:
+    """The tokens of the corpus from `config.cache_dir`, tokenizing it first if they are not there.
+
+    Processes of one machine may call it at the same time: one tokenizes, the others wait for it.
+    """
+    folder = config.cache_dir.expanduser()
+    key = _cache_key(config, tokenizer)
+    dtype = np.dtype("<u2") if tokenizer.vocab_size <= 1 << 16 else np.dtype("<u4")
+    data_path, note_path = folder / f"{key}.tokens", folder / f"{key}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not note_path.exists():
+                _tokenize(config, tokenizer, dtype, data_path, note_path)
+        note = json.loads(note_path.read_text())
+        size = data_path.stat().st_size
+        if size != note["tokens"] * dtype.itemsize:
+            raise BadInput(
+                f"{data_path} has {size} bytes, expected {note['tokens'] * dtype.itemsize}; remove {note_path}"
+            )
+        if size == 0:
+            raise BadInput("the corpus holds no text")
+        return TokenArray(np.memmap(data_path, dtype=dtype, mode="r"), note["sha256"])
+    except OSError as error:
+        raise BadInput(f"data.cache_dir {folder} cannot be used: {error}") from None
+
+
+def _cache_key(config: DataConfig, tokenizer: TextTokenizer) -> str:
+    """Changes whenever a file, the way it is read, or the tokenizer changes."""
+    if config.source == "builtin":
+        from pydoc_data.topics import topics
+
+        origin: object = hashlib.sha256(repr(sorted(topics.items())).encode()).hexdigest()
+    else:
+        origin = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in corpus_files(config)]
+    reading = (_FORMAT, config.source, config.text_field, config.split, tokenizer.identity, tokenizer.end_of_text)
+    return hashlib.sha256(repr((reading, origin)).encode()).hexdigest()[:32]
+
+
+def _tokenize(
+    config: DataConfig, tokenizer: TextTokenizer, dtype: np.dtype[np.unsignedinteger], data_path: Path, note_path: Path
+) -> None:
+    """Write the tokens beside `data_path`, then rename; the note comes last, so that it stands for a whole array."""
+    partial = data_path.with_suffix(".partial")
+    digest = hashlib.sha256()
+    count = 0
+    pending: list[int] = []
+
+    try:
+        with partial.open("wb") as file:
+
+            def flush() -> None:
+                nonlocal count
+                raw = np.asarray(pending, dtype=dtype).tobytes()
+                file.write(raw)
+                digest.update(raw)
+                count += len(pending)
+                pending.clear()
+
+            for pieces in documents(config):
+                empty = True
+                for piece in pieces:
+                    pending += tokenizer.encode(piece)
+                    empty = empty and not piece
+                    if len(pending) >= _FLUSH_TOKENS:
+                        flush()
+                if not empty:
+                    pending.append(tokenizer.end_of_text)
+            flush()
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(data_path)
+        note = partial.with_suffix(".note")
+        note.write_text(json.dumps({"tokens": count, "sha256": digest.hexdigest(), "dtype": dtype.str}))
+        note.rename(note_path)
+    finally:
+        partial.unlink(missing_ok=True)

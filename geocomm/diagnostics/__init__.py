@@ -1,0 +1,1 @@
+"""What looks at machines, links and ranks, and changes nothing."""

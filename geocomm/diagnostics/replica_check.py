@@ -1,0 +1,175 @@
+"""Whether all ranks hold the same model: a hash of every tensor, made where the tensor is, compared over the group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
+from geocomm.membership.rank_record import ranks_text
+
+# Words of a tensor that are hashed at a time: temporaries stay in a core's cache, or small beside a GPU's memory.
+_CHUNK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 23}
+# Of SplitMix64 (Steele, Lea, Flood 2014: Fast Splittable Pseudorandom Number Generators), as signed words.
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+Hashes = list[tuple[str, int]]
+_OPTIMIZER = "optimizer: "
+
+
+@dataclass(frozen=True)
+class CheckedReplicas:
+    """What was found equal; str() says it in words."""
+
+    parameters: int
+    """How many tensors, as the fields below."""
+    buffers: int
+    optimizer_values: int
+    checked_bytes: int
+    """On each rank."""
+    ranks: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.parameters} parameters"]
+        parts += [f"{self.buffers} buffers"] * bool(self.buffers)
+        parts += [f"{self.optimizer_values} values of the optimizer"] * bool(self.optimizer_values)
+        size = f"{self.checked_bytes / 1e6:.3g} MB"
+        return f"replicas are equal: {', '.join(parts)} ({size}) on {self.ranks} ranks"
+
+
+def check_replicas(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    buffers: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> CheckedReplicas:
+    """Raise ReplicaMismatchError on all ranks unless all hold the same bits in every parameter; says what it checked.
+
+    Collective over `group` (default: the default group; of any backend): one all-gather of 16 bytes per rank where all
+    is well, and one of all names and hashes where not. The error names the first tensor that differs, and the ranks.
+    optimizer: its state is compared as well (tensors and numbers), by the parameters' names. buffers: the model's too;
+    not by default, since batch statistics differ between ranks under DDP. Bits are compared: a NaN equals the same NaN,
+    and -0.0 is not 0.0. Every dtype of dense tensors; DTensors and sparse ones raise UnsupportedError.
+
+    A difference goes unseen with a probability of 2**-64; nothing is kept from an adversary. Every 100 steps:
+
+        if step % 100 == 0:
+            print(geocomm.check_replicas(model, optimizer))
+    """
+    tensors = list(_tensors(model, optimizer, buffers))
+    hashes = [(name, _hash_of(name, value)) for name, value in tensors]
+    digest = hashlib.blake2b(repr(hashes).encode(), digest_size=16).digest()
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+    digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(digests, own, group=group)
+    if all(torch.equal(one, digests[0]) for one in digests):
+        return CheckedReplicas(
+            parameters=sum(1 for _ in model.parameters()),
+            buffers=sum(1 for _ in model.buffers()) if buffers else 0,
+            optimizer_values=sum(name.startswith(_OPTIMIZER) for name, _ in tensors),
+            checked_bytes=sum(value.nbytes for _, value in tensors),
+            ranks=len(digests),
+        )
+    everyone: list[Any] = [None] * len(digests)
+    dist.all_gather_object(everyone, hashes, group=group)
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    raise _mismatch(everyone, ranks)
+
+
+def _tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, buffers: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    if buffers:
+        yield from model.named_buffers()
+    if optimizer is None:
+        return
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters: Iterable[torch.Tensor] = (p for group in optimizer.param_groups for p in group["params"])
+    for index, parameter in enumerate(parameters):
+        owner = name_of.get(id(parameter), f"parameter {index}")
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{_OPTIMIZER}{owner}: {key}", value
+            elif isinstance(value, int | float):
+                yield f"{_OPTIMIZER}{owner}: {key}", torch.tensor(value, dtype=torch.float64)
+
+
+def _hash_of(name: str, tensor: torch.Tensor) -> int:
+    """Of its bits, dtype and shape: the sum of mixed words, each with its place."""
+    if isinstance(tensor, DTensor) or tensor.layout != torch.strided:
+        kind = "a DTensor" if isinstance(tensor, DTensor) else "sparse"
+        raise UnsupportedError(
+            f"check_replicas: {name} is {kind}; only dense tensors that every rank holds whole are compared"
+        )
+    frame = f"{tensor.dtype} {list(tensor.shape)}"
+    total = int.from_bytes(hashlib.blake2b(frame.encode(), digest_size=7).digest(), "little")
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    whole = values.numel() // 8 * 8
+    # A view of other words needs a start that is a multiple of 8 bytes, which a view of a larger tensor may not have.
+    start = values[:whole] if values.storage_offset() % 8 == 0 else values[:whole].clone()
+    sums = _sums(start.view(torch.int64), 1)
+    if whole < values.numel():
+        rest = torch.zeros(8, dtype=torch.uint8, device=values.device)
+        rest[: values.numel() - whole] = values[whole:]
+        sums += _sums(rest.view(torch.int64), 1 + whole // 8)
+    if sums:
+        total += int(torch.stack(sums).sum())
+    return total % (1 << 64)
+
+
+def _sums(words: torch.Tensor, place: int) -> list[torch.Tensor]:
+    chunk = _CHUNK_WORDS.get(words.device.type, _CHUNK_WORDS["cuda"])
+    steps = torch.arange(min(chunk, words.numel()), device=words.device).mul_(_STEP)
+    sums = []
+    for begin in range(0, words.numel(), chunk):
+        part = words[begin : begin + chunk]
+        first = (place + begin) * _STEP % (1 << 64)
+        mixed = steps[: part.numel()] + (first - (1 << 64) if first >> 63 else first)
+        mixed ^= part
+        _shift_xor(mixed, 30).mul_(_MIX_1)
+        _shift_xor(mixed, 27).mul_(_MIX_2)
+        sums.append(_shift_xor(mixed, 31).sum())
+    return sums
+
+
+def _shift_xor(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """words ^= words >> bits, with zeros shifted in, in place."""
+    words ^= (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return words
+
+
+def _mismatch(everyone: list[Hashes], ranks: list[int]) -> ReplicaMismatchError:
+    for index in range(max(map(len, everyone))):
+        sides: dict[Any, list[int]] = defaultdict(list)
+        for rank, hashes in zip(ranks, everyone, strict=True):
+            sides[hashes[index] if index < len(hashes) else None].append(rank)
+        if len(sides) > 1:
+            break
+    names = sorted({side[0] for side in sides if side is not None})
+    largest = max(sides.values(), key=len)
+    others = sorted(rank for members in sides.values() if members is not largest for rank in members)
+    agree = f"{ranks_text(largest)} agree" if len(largest) > 1 else "no two ranks agree"
+    if len(names) == 1 and None not in sides:
+        text = f"{names[0]} differs on {ranks_text(others)} ({agree})"
+    else:
+        found = "; ".join(f"{ranks_text(m)}: {side[0] if side else 'nothing'}" for side, m in sides.items())
+        text = f"tensor {index + 1} is not the same one on all ranks: {found}"
+    error = ReplicaMismatchError(
+        f"the replicas have come apart: {text}. Go back to a checkpoint, on all ranks; a rank that differs alone "
+        "points to its memory, or to code that only it runs"
+    )
+    error.tensor = names[0] if names else ""
+    error.ranks = tuple(others)
+    return error

@@ -1,0 +1,1 @@
+"""geocomm under frameworks that bring process groups of their own."""

@@ -1,0 +1,97 @@
+"""torchft over geocomm: replica groups at distant sites that come and go while the others train on.
+
+    from geocomm.integrations.torchft import ProcessGroupGeocomm
+    manager = torchft.Manager(pg=ProcessGroupGeocomm(), ...)
+
+This module needs the package torchft (`pip install geocomm[torchft]`) and raises ImportError without it.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from geocomm.backend.group_creation import create_elastic_backend
+from geocomm.core.errors import AbortedError
+from geocomm.core.options import Options
+from geocomm.membership.own_address import own_address, store_host
+
+try:
+    from torchft.process_group import ProcessGroupWrapper  # pyright: ignore[reportMissingImports] - optional
+except ImportError as error:
+    raise ImportError(
+        f"geocomm.integrations.torchft needs torchft ({error}): pip install 'geocomm[torchft]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from geocomm._C import ProcessGroupGeocomm as NativeProcessGroup
+
+
+class ProcessGroupGeocomm(ProcessGroupWrapper):
+    """What torchft's ProcessGroupGloo is, over geocomm: the ranks of the same number in all replica groups.
+
+    GEOCOMM_SITE names the site of a replica group; those at one site talk through Gloo or NCCL. Each configuration
+    makes a new geocomm group of the ranks that are there, over new connections, in the same processes. A failed
+    operation raises geocomm's errors, which torchft's Manager takes for a step to be thrown away.
+
+    timeout: for meeting the others, and for every operation.
+    options: None: those of the environment, read at each configuration. Where `address` is not given, it is that of the
+    route to TORCHFT_LIGHTHOUSE, else to the store that torchft names.
+    """
+
+    def __init__(self, timeout: timedelta = timedelta(seconds=60), options: Options | None = None) -> None:
+        super().__init__(timeout)
+        self._options = options
+        self._backend: NativeProcessGroup | None = None
+        self._aborted = False
+
+    def getBackendName(self) -> str:
+        return "torchft-geocomm"
+
+    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        self._aborted = False
+        options = self._options or Options()
+        if options.address is None:
+            options = options.replace(address=own_address(_meeting_host(store)))
+        backend = create_elastic_backend(store, rank, world_size, self._timeout, options)
+        group = dist.ProcessGroup(store, rank, world_size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        self._backend = backend
+        return group
+
+    def abort(self, errored: bool = True) -> None:
+        """End the group; the next configuration makes another. Any thread may call it.
+
+        errored: at once, and operations in flight fail on all ranks. Else, as torchft does before a configuration,
+        what is in flight gets some seconds, so that a rank that is behind does not lose the step.
+        """
+        if errored:
+            self._aborted = True
+            super().abort(errored)
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the group in good order."""
+        backend, self._backend, self._pg = self._backend, None, None
+        if backend is not None:
+            backend.shutdown()
+
+    def errored(self) -> Exception | None:
+        """AbortedError between an `abort` and the next configuration; failed operations have raised their own."""
+        return AbortedError("the process group was aborted") if self._aborted else None
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self._pg is not None:
+            self._pg.set_timeout(timeout)
+
+
+def _meeting_host(store: dist.Store) -> str:
+    return urlsplit(os.environ.get("TORCHFT_LIGHTHOUSE", "")).hostname or store_host(store)

@@ -1,0 +1,142 @@
+"""What happened in this process, as lines that are the same in every file: a checkpoint, a codec that was given up.
+
+Whoever does such a thing records it here. The stats file, metrics.jsonl and events.jsonl take the events from here,
+each through a reader of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from geocomm.metrics import sources
+
+CAPACITY = 1000
+"""How many events are kept for readers that come late; older ones are dropped."""
+
+KINDS = {
+    "checkpoint": {"step": "steps done", "path": "its folder", "seconds": "that writing it took"},
+    "codec_fallback": {
+        "hook": "kind of the gradient hook",
+        "step": "first step with the finer codec",
+        "before": "codec until then",
+        "codec": "codec from then on",
+        "reason": "what the guard saw",
+    },
+    "policy_epoch": {
+        "epoch": "number of the policy that a process group follows from now on",
+        "ranks": "of the group",
+        "sites": "of the group",
+        "links": "where the rates of links come from",
+        "codecs": "pairs of least bytes and codec",
+    },
+    "operation_failed": {
+        "code": "of the error, such as PeerLost",
+        "message": "as the exception has it",
+        "peer": "who is blamed",
+        "op": "kind of the operation",
+        "seq": "its number",
+        "errno": "of the system",
+    },
+    "events_dropped": {"count": "events that were dropped before they could be written here"},
+}
+"""The fields of each kind of event. Those of operation_failed are the record of geocomm.last_error()."""
+COMMON = {
+    "kind": "what happened",
+    "time": "Unix seconds",
+    "site": "of the process that saw it",
+    "rank": "global rank of that process",
+}
+"""The fields that every event has."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    time: float
+    """Unix seconds."""
+    site: str
+    """The site of the process; empty where it has none, or none yet."""
+    rank: int | None
+    """Its global rank; None where it has none yet."""
+    kind: str
+    """One of KINDS."""
+    fields: dict[str, Any]
+
+    def line(self) -> dict[str, Any]:
+        """The event as one JSON object, which is the same wherever it is written."""
+        return {"kind": self.kind, "time": self.time, "site": self.site, "rank": self.rank, **self.fields}
+
+
+class EventLog:
+    """The last events of a process. Thread-safe; a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything."""
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque(maxlen=CAPACITY)
+        self._recorded = 0
+        self._site = ""
+        self._rank: int | None = None
+        self._last_error: dict[str, Any] | None = None
+
+    def identify(self, rank: int, site: str | None) -> None:
+        """Say who this process is, for the events from now on."""
+        with self._lock:
+            self._rank, self._site = rank, site or ""
+
+    def record(self, kind: str, **fields: Any) -> Event:
+        """Keep what happened just now. `fields` are what JSON has."""
+        if KINDS[kind].keys() != fields.keys():
+            raise ValueError(f"an event {kind} has the fields {', '.join(KINDS[kind])}")
+        with self._lock:
+            return self._keep(time.time(), kind, fields)
+
+    def since(self, number: int) -> tuple[list[Event], int]:
+        """The events from the `number`-th on, and the number of the next one."""
+        # Operations fail in native threads, which must not wait for Python's lock: the failure is fetched here.
+        error = sources.read("last error", None)
+        with self._lock:
+            if error is not None and error != self._last_error:
+                self._last_error = error
+                self._keep(error["time"], "operation_failed", {name: error[name] for name in KINDS["operation_failed"]})
+            first = self._recorded - len(self._events)
+            events = list(self._events)[max(0, number - first) :]
+            if number < first:
+                events.insert(0, self._event(events[0].time, "events_dropped", {"count": first - number}))
+            return events, self._recorded
+
+    def _event(self, when: float, kind: str, fields: dict[str, Any]) -> Event:
+        return Event(when, self._site, self._rank, kind, fields)
+
+    def _keep(self, when: float, kind: str, fields: dict[str, Any]) -> Event:
+        event = self._event(when, kind, fields)
+        self._events.append(event)
+        self._recorded += 1
+        return event
+
+
+class EventReader:
+    """Takes each event once; also those from before it was made, as far as they are kept."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._next = 0
+
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._next = self._log.since(self._next)
+        return events
+
+
+events = EventLog()
+"""This process's."""
+os.register_at_fork(after_in_child=events.begin)

@@ -1,0 +1,81 @@
+"""Counters on their way out of the process: the Prometheus endpoint and the stats file, as the options ask for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from geocomm.core.message_log import logger
+from geocomm.core.options import Options, metrics_listen_port
+from geocomm.metrics.counters import stats
+from geocomm.metrics.events import EventReader, events
+
+if TYPE_CHECKING:
+    from geocomm.metrics.prometheus_endpoint import MetricsServer
+    from geocomm.metrics.stats_file import StatsFile
+
+
+def check_reporting(options: Options) -> None:
+    """UnsupportedError for what is asked for and not installed."""
+    if options.metrics_port is not None:
+        from geocomm.metrics.prometheus_endpoint import require_prometheus_client
+
+        require_prometheus_client()
+
+
+class Reporting:
+    """At most one endpoint and one file in a process, from its first process group to its last."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Without any."""
+        self._lock = threading.Lock()
+        self._parts: list[MetricsServer | StatsFile] = []
+        self._events = EventReader(events)  # goes on where the last file ended
+
+    def start(self, options: Options, rank: int) -> None:
+        """Start what the options ask for, unless it runs already: the first group's count. Never raises OSError."""
+        with self._lock:
+            if self._parts:
+                return
+            site = options.site or ""
+            if options.metrics_port is not None:
+                self._serve(options, rank, site)
+            if options.stats_file is not None:
+                from geocomm.metrics.stats_file import StatsFile
+
+                interval_s = options.stats_interval.total_seconds()
+                self._parts.append(StatsFile(options.stats_file, interval_s, rank, site, stats, self._events))
+
+    def _serve(self, options: Options, rank: int, site: str) -> None:
+        from geocomm.metrics.prometheus_endpoint import MetricsServer
+
+        port = metrics_listen_port(options)
+        try:
+            self._parts.append(MetricsServer(options.metrics_address, port, rank, site, stats))
+        except (OSError, OverflowError) as error:
+            logger().warning(
+                f"rank {rank} has no metrics at {options.metrics_address}:{port}: {error}; the job "
+                "goes on without (GEOCOMM_METRICS_PORT + LOCAL_RANK, GEOCOMM_METRICS_ADDRESS)"
+            )
+
+    def stop(self) -> None:
+        """The last line, while there is something to count; then quiet."""
+        with self._lock:
+            parts, self._parts = self._parts, []
+            for part in parts:
+                part.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: lets go of what the parent has, and begins anew."""
+        for part in self._parts:
+            part.leave_to_parent()
+        self.begin()
+
+
+reporting = Reporting()
+"""This process's."""
+os.register_at_fork(after_in_child=reporting.leave_to_parent)

@@ -1,0 +1,49 @@
+"""The gradient hooks of this process that are alive, for `geocomm.stats()`. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Handle(Protocol):
+    """What a hook shows."""
+
+    def last_stats(self) -> dict[str, Any]:
+        """Of the last settled step; called from any thread."""
+        ...
+
+
+_lock = threading.Lock()
+_handles: list[weakref.ref[Handle]] = []
+
+
+def _after_fork() -> None:
+    """The hooks stay; another thread may have had the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def register_handle(handle: Handle) -> None:
+    """Show it as long as it lives."""
+    with _lock:
+        _handles[:] = [one for one in _handles if one() is not None]
+        _handles.append(weakref.ref(handle))
+
+
+def handle_stats() -> list[dict[str, Any]]:
+    """Of every living hook, in the order in which they were made."""
+    with _lock:
+        living = [one() for one in _handles]
+    return [handle.last_stats() for handle in living if handle is not None]
+
+
+def worst_nmse(stats: Mapping[str, Any]) -> float | None:
+    """Of a hook's `stats()`: what its codec lost in the last step, in the worst bucket; None where none was encoded."""
+    return max((bucket["nmse"] for bucket in stats["buckets"] if "nmse" in bucket), default=None)

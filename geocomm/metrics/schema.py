@@ -1,0 +1,322 @@
+"""Every number and word of `geocomm.stats()`: its name, unit, kind and meaning, each said once.
+
+`stats()` and its help, the Prometheus endpoint, the steps in metrics.jsonl and docs/reference/metrics.md are made from
+these tables. A test compares them with what the native module reports. Names and units are stable: dashboards are made
+of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """How the values of a metric follow each other."""
+
+    COUNTER = "counter"
+    """A total that never falls."""
+    GAUGE = "gauge"
+    """The value of now."""
+    TEXT = "text"
+    """A word, or a number that names something; None where it is not known."""
+    ROWS = "rows"
+    """A list of dicts, or a dict, with metrics of its own."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What metrics are about: the process, a link, a gradient hook."""
+
+    prefix: str
+    """How the Prometheus names of its metrics begin."""
+    labels: tuple[str, ...]
+    """The Prometheus labels of each of them."""
+
+
+PROCESS = Scope("geocomm", ("site", "rank"))
+LINK = Scope("geocomm_link", (*PROCESS.labels, "peer", "peer_site"))
+HOOK = Scope("geocomm_gradient", (*PROCESS.labels, "hook"))
+
+_MICROSECONDS = "microseconds"
+_SECONDS = "seconds"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number or word."""
+
+    name: str
+    """Its key in stats()."""
+    unit: str
+    kind: Kind
+    help: str
+    """What it is, as a phrase that begins in lower case."""
+    scope: Scope
+    in_prometheus: bool = True
+    """Whether the endpoint shows it: a number as a family of its own, a text as a label of the scope's info family."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The Prometheus labels of each of its samples."""
+        return self.scope.labels
+
+    @property
+    def prometheus(self) -> str | None:
+        """The name of its samples at the Prometheus endpoint; None where they are not there."""
+        if not self.in_prometheus:
+            return None
+        if self.kind is Kind.TEXT:
+            return info_family(self.scope)
+        return self.family + ("_total" if self.kind is Kind.COUNTER else "")
+
+    @property
+    def family(self) -> str:
+        """The name of its Prometheus family, which times in seconds."""
+        name = self.name.removesuffix("_us") + "_seconds" if self.unit == _MICROSECONDS else self.name
+        return f"{self.scope.prefix}_{name}"
+
+    @property
+    def factor(self) -> float:
+        """From its unit to that of the Prometheus family."""
+        return 1e-6 if self.unit == _MICROSECONDS else 1
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a duration."""
+        return self.unit in (_MICROSECONDS, _SECONDS)
+
+
+def info_family(scope: Scope) -> str:
+    """The Prometheus family that is always 1 and whose labels are the texts of a scope."""
+    return f"{scope.prefix}_info"
+
+
+COUNTERS = (
+    Metric("operations", "operations", Kind.COUNTER, "collectives that crossed sites", PROCESS),
+    Metric("raw_bytes_sent", "bytes", Kind.COUNTER, "tensor bytes that messages to other sites stood for", PROCESS),
+    Metric(
+        "wire_bytes_sent",
+        "bytes",
+        Kind.COUNTER,
+        "bytes of the messages to other sites, without TCP/IP headers; what is passed on between other sites included",
+        PROCESS,
+    ),
+    Metric(
+        "raw_bytes_received", "bytes", Kind.COUNTER, "tensor bytes that messages from other sites stood for", PROCESS
+    ),
+    Metric(
+        "wire_bytes_received",
+        "bytes",
+        Kind.COUNTER,
+        "bytes of the messages from other sites, without TCP/IP headers",
+        PROCESS,
+    ),
+    Metric(
+        "relayed_bytes",
+        "bytes",
+        Kind.COUNTER,
+        "of the bytes sent, those that are passed on between other sites",
+        PROCESS,
+    ),
+    Metric("exposed_seconds", _SECONDS, Kind.COUNTER, "time that callers spent waiting for collectives", PROCESS),
+)
+"""What each process group counts; of the process: since it started, ended groups included."""
+
+TOTALS = (
+    *COUNTERS,
+    Metric(
+        "ratio",
+        "",
+        Kind.GAUGE,
+        "raw by wire bytes, both ways together; None before the first",
+        PROCESS,
+        in_prometheus=False,
+    ),
+    Metric(
+        "groups",
+        "",
+        Kind.ROWS,
+        "per living process group that spans sites: the same counters, and policy",
+        PROCESS,
+        in_prometheus=False,
+    ),
+    Metric("peers", "", Kind.ROWS, "per peer process: its link", LINK, in_prometheus=False),
+    Metric(
+        "memory",
+        "",
+        Kind.ROWS,
+        "of messages on the host that were not acknowledged or not reduced yet; {} before there is a group that spans "
+        "sites",
+        PROCESS,
+        in_prometheus=False,
+    ),
+    Metric(
+        "gradients",
+        "",
+        Kind.ROWS,
+        "per living gradient hook: its stats() as of the last step that it has settled",
+        HOOK,
+        in_prometheus=False,
+    ),
+)
+"""What stats() holds of the process."""
+
+GROUPS = (
+    *COUNTERS,
+    Metric(
+        "policy",
+        "",
+        Kind.ROWS,
+        "epoch, links, codecs by size, relays (lists of from, over, to)",
+        PROCESS,
+        in_prometheus=False,
+    ),
+)
+"""What stats()["groups"] holds of a process group."""
+
+PEERS = (
+    Metric("peer", "", Kind.TEXT, "description of the peer", LINK, in_prometheus=False),
+    Metric("rank", "", Kind.TEXT, "its global rank; None where no living group has it", LINK, in_prometheus=False),
+    Metric("site", "", Kind.TEXT, "its site; None where no living group has it", LINK, in_prometheus=False),
+    Metric("bytes_sent", "bytes", Kind.COUNTER, "bytes sent to the peer, without those of TCP and IP", LINK),
+    Metric("bytes_received", "bytes", Kind.COUNTER, "bytes received from the peer, without those of TCP and IP", LINK),
+    Metric("payload_sent", "bytes", Kind.COUNTER, "of the bytes sent, those of collectives, as encoded", LINK),
+    Metric("payload_received", "bytes", Kind.COUNTER, "of the bytes received, those of collectives, as encoded", LINK),
+    Metric("retransmitted_segments", "segments", Kind.COUNTER, "segments that TCP sent again, as after loss", LINK),
+    Metric("resumes", "connections", Kind.COUNTER, "connections made again after a loss", LINK),
+    Metric(
+        "resent_segments",
+        "segments",
+        Kind.COUNTER,
+        "pieces that geocomm sent again because of lost connections",
+        LINK,
+    ),
+    Metric("acks", "messages", Kind.COUNTER, "acknowledgements received", LINK),
+    Metric(
+        "early_bytes_held",
+        "bytes",
+        Kind.GAUGE,
+        "received from the peer and kept now, since no operation here has asked for it yet",
+        LINK,
+        in_prometheus=False,
+    ),
+    Metric(
+        "early_bytes_sent",
+        "bytes",
+        Kind.GAUGE,
+        "sent to the peer before it asked, as far as is known now; at most 64 MiB at a time",
+        LINK,
+        in_prometheus=False,
+    ),
+    Metric(
+        "stalled_by_receiver_us",
+        _MICROSECONDS,
+        Kind.COUNTER,
+        "time in which the peer's receive window held back data, all streams together; 0 where the kernel does not "
+        "tell",
+        LINK,
+    ),
+    Metric(
+        "stalled_by_send_buffer_us",
+        _MICROSECONDS,
+        Kind.COUNTER,
+        "time in which the send buffers here held back data, all streams together; 0 where the kernel does not tell",
+        LINK,
+    ),
+    Metric("rtt_us", _MICROSECONDS, Kind.GAUGE, "round trip of the last heartbeat to the peer", LINK),
+    Metric("streams", "streams", Kind.GAUGE, "data streams that are connected now", LINK),
+    Metric("congestion_control", "", Kind.TEXT, "of the connections", LINK),
+    Metric("cipher", "", Kind.TEXT, "of TLS; empty: plaintext", LINK, in_prometheus=False),
+    Metric(
+        "transport",
+        "",
+        Kind.TEXT,
+        'of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover',
+        LINK,
+        in_prometheus=False,
+    ),
+)
+"""What stats()["peers"] holds of a peer process, since this process first met it."""
+
+MEMORY = (
+    Metric("asked_bytes", "bytes", Kind.GAUGE, "what the messages need", PROCESS, in_prometheus=False),
+    Metric(
+        "held_bytes",
+        "bytes",
+        Kind.GAUGE,
+        "what the pool has for them, idle memory included",
+        PROCESS,
+        in_prometheus=False,
+    ),
+    Metric("most_asked_bytes", "bytes", Kind.GAUGE, "the most that they ever needed", PROCESS, in_prometheus=False),
+    Metric("most_held_bytes", "bytes", Kind.GAUGE, "the most that the pool ever had", PROCESS, in_prometheus=False),
+)
+"""What stats()["memory"] holds."""
+
+GRADIENTS = (
+    Metric("kind", "", Kind.TEXT, "ddp, dgc, fsdp or driver", HOOK, in_prometheus=False),
+    Metric("steps", "steps", Kind.COUNTER, "steps begun", HOOK),
+    Metric("codec", "", Kind.TEXT, "codec of the next step", HOOK),
+    Metric(
+        "skipped_steps",
+        "steps",
+        Kind.COUNTER,
+        "steps whose residuals were put back, since a gradient was not finite or an operation failed",
+        HOOK,
+    ),
+    Metric(
+        "fallbacks",
+        "changes",
+        Kind.COUNTER,
+        "changes to a finer codec; stats() has a list with step, codec and reason of each",
+        HOOK,
+    ),
+    Metric("buckets", "", Kind.ROWS, "per bucket that was compressed in that step", HOOK, in_prometheus=False),
+)
+"""What stats()["gradients"] holds of a hook."""
+
+BUCKETS = (
+    Metric("index", "", Kind.TEXT, "number of the bucket", HOOK, in_prometheus=False),
+    Metric("parameters", "", Kind.TEXT, "names of the parameters in it", HOOK, in_prometheus=False),
+    Metric("elements", "elements", Kind.GAUGE, "elements of its residual on this rank", HOOK, in_prometheus=False),
+    Metric("ef_norm", "", Kind.GAUGE, "L2 norm of its residual", HOOK, in_prometheus=False),
+    Metric(
+        "nmse",
+        "",
+        Kind.GAUGE,
+        "what the codec lost in the last step, of the squares (0: nothing, 1: everything); Prometheus has the worst "
+        "bucket's",
+        HOOK,
+    ),
+    Metric("wire_bytes", "bytes", Kind.GAUGE, "bytes that this rank sent of it", HOOK, in_prometheus=False),
+)
+"""What a row of buckets of a hook holds; the last three only where the step counted."""
+
+TABLES: dict[str, tuple[Metric, ...]] = {
+    "stats()": TOTALS,
+    'stats()["groups"]': GROUPS,
+    'stats()["peers"]': PEERS,
+    'stats()["memory"]': MEMORY,
+    'stats()["gradients"]': GRADIENTS,
+    'stats()["gradients"][…]["buckets"]': BUCKETS,
+}
+"""All metrics, by where stats() has them."""
+
+
+def names(metrics: Sequence[Metric]) -> list[str]:
+    """Their keys in stats(), in order."""
+    return [metric.name for metric in metrics]
+
+
+def described() -> str:
+    """Every table in words, for the help of stats()."""
+    return "\n\n".join("\n".join(_lines(place, metrics)) for place, metrics in TABLES.items())
+
+
+def _lines(place: str, metrics: Sequence[Metric]) -> Iterator[str]:
+    yield f"    {place}:"
+    for metric in metrics:
+        if metrics is not GROUPS or metric not in COUNTERS:
+            yield f"    - {metric.name}: {metric.help}"

@@ -1,0 +1,1 @@
+"""The models that are trained: presets, and how they are built."""

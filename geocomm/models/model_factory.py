@@ -1,0 +1,126 @@
+"""From `ModelConfig` to a transformers model: configuration, identity, construction. Imports torch and transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
+
+from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.data.data_settings import DataConfig
+from geocomm.data.text_tokenizer import TextTokenizer
+from geocomm.models.model_presets import PRESETS
+from geocomm.models.model_settings import ModelConfig
+
+# Fields that say how a configuration was stored or is run, not which model it is.
+_NOT_IDENTITY = frozenset(
+    {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "_attn_implementation"}
+)
+
+
+def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer) -> PreTrainedConfig:
+    """The transformers configuration of the model, checked against the tokenizer and the sequence length."""
+    hf_config = _from_folder(config.path) if config.path is not None else _from_preset(config, tokenizer)
+    for name, value in config.overrides.items():
+        if not hasattr(hf_config, name):
+            raise BadInput(f"model.overrides: unknown field '{name}'{did_you_mean(name, hf_config.to_dict())}")
+        try:
+            setattr(hf_config, name, value)
+        except Exception as error:  # the strict dataclass of transformers has its own exception types
+            raise BadInput(f"model.overrides.{name}: {' '.join(str(error).split())}") from None
+    hf_config.use_cache = False
+    vocab_size = hf_config.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        raise BadInput(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {vocab_size}: use the model's own "
+            f"tokenizer (data.tokenizer) or set model.overrides.vocab_size"
+        )
+    limit = getattr(hf_config, "max_position_embeddings", None)
+    if limit is not None and data.sequence_length > limit:
+        raise BadInput(f"data.sequence_length is {data.sequence_length} but the model takes at most {limit} tokens")
+    return hf_config
+
+
+def _from_preset(config: ModelConfig, tokenizer: TextTokenizer) -> PreTrainedConfig:
+    if config.preset not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise BadInput(f"model.preset '{config.preset}' is unknown{did_you_mean(config.preset, PRESETS)} ({known})")
+    fields = dict(PRESETS[config.preset])
+    fields.setdefault("vocab_size", -(-tokenizer.vocab_size // 8) * 8)
+    return DeepseekV3Config(
+        **fields, num_mtp_layers=0, bos_token_id=None, eos_token_id=tokenizer.end_of_text, pad_token_id=None
+    )
+
+
+def _from_folder(path: Path) -> PreTrainedConfig:
+    if not (path / "config.json").is_file():
+        raise BadInput(f"model.path {path} is no transformers checkpoint: it has no config.json")
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"model.path {path} cannot be used: {' '.join(str(error).split())}") from None
+
+
+def model_identity(hf_config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields that make two configurations the same model; JSON values only."""
+    fields = json.loads(json.dumps(hf_config.to_dict(), default=str))
+    return {name: value for name, value in sorted(fields.items()) if name not in _NOT_IDENTITY}
+
+
+def identity_differences(expected: dict[str, Any], got: dict[str, Any], limit: int = 3) -> str:
+    """`"hidden_size is 256, here 320; …"` for up to `limit` differing fields; empty if there are none."""
+    names = [n for n in sorted(expected.keys() | got.keys()) if expected.get(n) != got.get(n)]
+    text = "; ".join(f"{n} is {expected.get(n)!r}, here {got.get(n)!r}" for n in names[:limit])
+    return text + ("; …" if len(names) > limit else "")
+
+
+def parameter_count(hf_config: PreTrainedConfig) -> int:
+    """Parameters of the model, counted without allocating them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_model(config: ModelConfig, hf_config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """The model in fp32 on the CPU, in training mode: weights of `config.path`, else drawn from `seed`."""
+    torch.manual_seed(seed)
+    if config.path is None:
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    else:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                config.path, config=hf_config, local_files_only=True, dtype=torch.float32
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BadInput(f"model.path {config.path} cannot be loaded: {' '.join(str(error).split())}") from None
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def build_partitioned_model(
+    config: ModelConfig, hf_config: PreTrainedConfig, seed: int, deepspeed_config: dict[str, Any]
+) -> PreTrainedModel:
+    """As `build_model` from a preset, but with every parameter partitioned over the ranks as soon as it exists.
+
+    Collective: all ranks call it after the process group exists.
+    """
+    import deepspeed
+
+    torch.manual_seed(seed)
+    with deepspeed.zero.Init(config_dict_or_path=deepspeed_config, dtype=torch.float32):
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    # transformers' own initialization saw empty placeholders; it runs again on the gathered parameters of each module.
+    for module in model.modules():
+        parameters = list(module.parameters(recurse=False))
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+            for parameter in parameters:
+                parameter._is_hf_initialized = False
+            module._is_hf_initialized = False
+            model._init_weights(module)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()

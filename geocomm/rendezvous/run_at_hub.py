@@ -1,0 +1,106 @@
+"""What `geocomm run` does: be the hub where that is here, else see that it lets this site in; then torchrun."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.rendezvous.hub import Hub
+from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.tunnel import probe
+from geocomm.security.keys import Keys
+
+MAX_STORES = 8
+"""Stores that a hub has at once: that of the agents, and those of the last rounds."""
+_LINGER_S = 30.0
+
+
+def environment_of_ranks(hub: HubAddress, keys: Keys) -> dict[str, str]:
+    """Variables that the ranks find: where they meet, and who they are."""
+    return {
+        "GEOCOMM_HUB": str(hub),
+        "GEOCOMM_KEYS": str(Path(keys.folder).resolve()),
+        "GEOCOMM_SITE": keys.identity.site,
+    }
+
+
+def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[str], wait_s: float) -> int:
+    """Run torchrun with `arguments` to its end; its exit status. On a node that is not the hub, does not return.
+
+    Raises OSError or HubAddressError where it cannot listen, KeysError, Refused or ConnectionError where the hub does
+    not let it in.
+    """
+    environment = os.environ | environment_of_ranks(hub, keys)
+    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
+    listener = hub.listen() if listen is None else listen_on(listen)
+    if listener is not None:
+        return asyncio.run(_be_hub(listener, keys, command, environment))
+    asyncio.run(probe(hub, keys, wait_s, log))
+    return os.execvpe(command[0], command, environment)
+
+
+async def _be_hub(listener: socket.socket, keys: Keys, command: list[str], environment: dict[str, str]) -> int:
+    stores = _Stores()
+    hub = Hub(listener, keys, stores.port, log)
+    serving = asyncio.create_task(hub.serve())
+    first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
+    with _passed_on(process):
+        status = await process.wait()
+        await hub.drained(_LINGER_S)  # other nodes may still say good-bye
+    first.cancel()
+    serving.cancel()
+    await asyncio.gather(first, serving, return_exceptions=True)
+    return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def _passed_on(process: asyncio.subprocess.Process) -> Any:
+    """Signals go to torchrun, which ends its workers; the hub stays until they are gone."""
+
+    def pass_on(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, pass_on, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _Stores:
+    """torch's stores on loopback, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._stores: OrderedDict[str, Any] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def port(self, name: str) -> int | None:
+        if name != "agents" and not name.startswith("round-"):
+            return None
+        async with self._turn:
+            if name not in self._stores:
+                self._stores[name] = await asyncio.to_thread(_new_store)
+                rounds = [other for other in self._stores if other != "agents"]
+                if len(self._stores) > MAX_STORES:
+                    await asyncio.to_thread(self._stores.pop, rounds[0])
+            return self._stores[name].port
+
+
+def _new_store() -> Any:
+    from geocomm.rendezvous.hub_rendezvous import loopback_store
+
+    return loopback_store()

@@ -1,0 +1,37 @@
+"""What a node says while it waits for others: one line every ten seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+INTERVAL_S = 10.0
+
+
+class Waiting:
+    """Says, at most once in INTERVAL_S and not at the very start, what is being waited for."""
+
+    def __init__(self, log: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._now = log, now
+        self._next = now() + INTERVAL_S
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """`what` is asked only where a line is due."""
+        if self._now() < self._next:
+            return
+        self._next = self._now() + INTERVAL_S
+        self._log(f"waiting for {what()}")
+
+
+def nodes_text(away: Sequence[int], nodes: int, sites: Mapping[int, str | None]) -> str:
+    """`node 1 of 2 (site virginia)`; the site where `sites` knows it, from a round before or from who is here."""
+    named = [f"{node} (site {sites[node]})" if sites.get(node) else str(node) for node in away]
+    if len(away) == 1:
+        word, _, site = named[0].partition(" ")
+        text = f"node {word} of {nodes}{site and ' ' + site}"
+    else:
+        text = f"nodes {', '.join(named)} of {nodes}"
+    if any(sites.get(node) for node in away):
+        return text
+    here = [f"node {node} (site {site})" for node, site in sorted(sites.items()) if node not in away and site]
+    return text + (f"; {', '.join(here)} {'is' if len(here) == 1 else 'are'} here" if here else "")

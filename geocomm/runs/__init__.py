@@ -1,0 +1,1 @@
+"""What a run writes about itself: its log and its metrics."""

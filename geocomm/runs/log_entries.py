@@ -1,0 +1,69 @@
+"""The entries of metrics.jsonl and events.jsonl: the fields of each kind, each said once.
+
+docs/reference/metrics.md is made from these tables; a test compares them with the entries of a real run.
+"""
+
+from __future__ import annotations
+
+from geocomm.metrics import schema
+from geocomm.metrics.events import COMMON, KINDS
+
+_STEP_NUMBER = "steps done"
+_COUNTED = {metric.name: metric.help for metric in schema.COUNTERS}
+
+SITE = {
+    "ranks": "how many ranks the site has",
+    "tokens": "that its ranks trained on",
+    "step_seconds": "mean of its ranks",
+    "tokens_per_second": "tokens by step_seconds",
+    **_COUNTED,
+}
+"""What `sites` of a step holds of a site: counters summed over its ranks, times as their mean."""
+
+ENTRIES: dict[str, dict[str, str]] = {
+    "start": {
+        "step": _STEP_NUMBER + " before",
+        "resumed": "whether it goes on from a checkpoint",
+        "ranks_before": "how many ranks wrote that checkpoint",
+        "backend": "of torch.distributed",
+        "codec": "of traffic between sites; null where the backend has none",
+        "device": "cpu or cuda",
+        "sites": "number of ranks by site",
+        "parameters": "of the model",
+        "train_sequences": "sequences to train on",
+        "held_out_sequences": "sequences for evaluation",
+        "config": "the whole run configuration",
+    },
+    "step": {
+        "step": "number of the step, from 1",
+        "loss": "mean over all ranks",
+        "lr": "learning rate",
+        "grad_norm": "norm of the gradients before clipping",
+        "loss_scale": "of fp16",
+        "skipped": "whether fp16 skipped the step",
+        "sync": "only with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
+        "fallbacks",
+        "step_seconds": "that the step took on rank 0",
+        "tokens": "that all ranks trained on",
+        "tokens_per_second": "tokens by step_seconds",
+        **_COUNTED,
+        "site": "of rank 0",
+        "codec": "of traffic between sites; null where the backend has none",
+        "backend": "of torch.distributed",
+        "sites": "the same per site: " + ", ".join(SITE),
+    },
+    "eval": {
+        "step": _STEP_NUMBER,
+        "loss": "on the held-out sequences",
+        "sequences": "how many",
+        "seconds": "that it took",
+    },
+    "end": {"step": _STEP_NUMBER, "complete": "false: a signal stopped the run"},
+}
+"""Fields by kind, besides kind and time, which every entry has. Events of rank 0 stand among these entries."""
+EVENTS: dict[str, dict[str, str]] = {
+    kind: {name: COMMON[name] for name in ("site", "rank")} | fields for kind, fields in KINDS.items()
+}
+"""Fields of events by kind, besides kind and time."""
+OPTIONAL = {"sync"}
+"""Fields that only some runs have."""

@@ -1,0 +1,68 @@
+"""The entry of a step in metrics.jsonl, made from what each site counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is the same in the entries of all steps of a run."""
+
+    site: str
+    """The site of the rank that writes."""
+    ranks_of_site: Mapping[str, int]
+    tokens_per_rank: int
+    """How many tokens a rank trains on in one step."""
+    backend: str
+    codec: str | None
+    """The codec of traffic between sites; None where the backend has none."""
+    counters: Sequence[str]
+    """Names of the whole numbers that a site counts."""
+    counts: bool
+    """Whether the backend has counters; else they are None in the entries."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks train together."""
+        return sum(self.ranks_of_site.values())
+
+
+def step_entry(
+    run: RunFacts, step: Mapping[str, Any], own_seconds: float, rows: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """`step`, what this rank knows of it, with times, speeds and counters, in total and by site.
+
+    own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, exposed_seconds, counters.
+    """
+    sites = {site: _site_entry(run, site, row) for site, row in rows.items()}
+    tokens = run.tokens_per_rank * run.ranks
+    exposed = sum(row["exposed_seconds"] for row in rows.values()) / run.ranks
+    return {
+        **step,
+        "step_seconds": own_seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / own_seconds,
+        **{name: sum(site[name] for site in sites.values()) if run.counts else None for name in run.counters},
+        "exposed_seconds": exposed if run.counts else None,
+        "site": run.site,
+        "codec": run.codec,
+        "backend": run.backend,
+        "sites": sites,
+    }
+
+
+def _site_entry(run: RunFacts, site: str, row: Mapping[str, float]) -> dict[str, Any]:
+    ranks = run.ranks_of_site[site]
+    seconds = row["step_seconds"] / ranks
+    tokens = run.tokens_per_rank * ranks
+    return {
+        "ranks": ranks,
+        "tokens": tokens,
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        **{name: int(row[name]) if run.counts else None for name in run.counters},
+        "exposed_seconds": row["exposed_seconds"] / ranks if run.counts else None,
+    }

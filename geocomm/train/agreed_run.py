@@ -1,0 +1,44 @@
+"""What the ranks of a run have found equal or settled before their process group: see `preflight`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from geocomm.core.place import Place
+from geocomm.data.packing import PackedSequences
+from geocomm.train.train_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A run, as this rank takes part in it."""
+
+    config: RunConfig
+    place: Place
+    device: str
+    resume_step: int | None
+    sites: dict[str, int]
+    """Ranks by the name of the site, in the same order on all ranks."""
+    data: PackedSequences
+    model_config: Any
+    """The configuration of transformers."""
+
+    @property
+    def shard_ranks(self) -> int:
+        """Over how many ranks ZeRO cuts what it shards."""
+        return self.sites[self.place.site] if self.config.shards_in_sites() else self.place.world_size
+
+    def manifest(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with the run that resumes it."""
+        from geocomm.models.model_factory import model_identity
+
+        return {
+            "model": model_identity(self.model_config),
+            "data": self.data.fingerprint,
+            "world_size": self.place.world_size,
+            "zero_stage": self.config.training.zero_stage,
+            "precision": self.config.training.precision,
+            "shard_ranks": self.shard_ranks,
+            "feedback": self.config.sync.codec is not None,
+        }

@@ -1,0 +1,241 @@
+"""Lost ranks, ranks that do not call, calls that do not match: an error on every survivor, and never a hang."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from support.harness import Outcome, Ranks
+
+LIMIT = 50
+"""Seconds in which a survivor must have its error: less than the operation's own timeout and the link deadline."""
+_model: torch.nn.Module | None = None  # of the rank process
+
+
+@pytest.fixture
+def three(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(["a", "a", "b"], time_limit=LIMIT) as ranks:
+        ranks.init(timeout=timedelta(seconds=120))
+        yield ranks
+
+
+def _all_reduce(elements: int = 300_000) -> float:
+    tensor = torch.ones(elements)
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def _all_reduce_by_future() -> float:
+    return dist.all_reduce(torch.ones(300_000), async_op=True).get_future().wait()[0][0].item()
+
+
+def _make_model() -> None:
+    global _model
+    torch.manual_seed(0)
+    _model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200))
+
+
+def _backward() -> None:
+    _model(torch.ones(4, 200)).sum().backward()
+
+
+def _error_state() -> tuple[str, str]:
+    import geocomm
+
+    record = geocomm.last_error()
+    return (record["code"], record["peer"]) if record else ("", "")
+
+
+def _require_lost(outcomes: list[Outcome], lost: int) -> None:
+    for outcome in outcomes:
+        failure = outcome.require("DistNetworkError")
+        assert "PeerLost" in failure.message, failure.traceback
+        assert f"rank {lost} (site " in failure.message
+
+
+@pytest.mark.parametrize(
+    ("sites", "lost"),
+    [
+        (["a", "b"], 0),
+        (["a", "b", "c"], 1),
+        (["a", "a", "b", "b"], 3),
+        (["a", "a", "b", "b"], 0),
+        (["a", "b", "a", "b", "a", "b"], 4),
+        (["a", "a", "b", "c", "c"], 2),
+    ],
+)
+def test_rank_that_dies_in_any_shape_of_sites_is_named_by_every_survivor(sites: list[str], lost: int) -> None:
+    """Also by those that never talk to it: they hear it from others, long before their own timeout."""
+    with Ranks(sites, time_limit=LIMIT) as ranks:
+        ranks.init(timeout=timedelta(seconds=120))
+        ranks.run(_all_reduce)
+        survivors = [rank for rank in range(len(sites)) if rank != lost]
+        ranks.begin(_all_reduce, ranks=survivors)
+        time.sleep(0.2)
+        ranks.signal(lost, signal.SIGKILL)
+        outcomes = ranks.finish(ranks=survivors)
+        _require_lost(outcomes, lost)
+        for outcome in outcomes:
+            outcome.require("PeerLostError")
+
+
+@pytest.mark.parametrize("call", [_all_reduce, _all_reduce_by_future, _backward])
+def test_call_in_flight_when_a_rank_dies_names_it_on_every_survivor(three: Ranks, call: object) -> None:
+    three.run(_make_model)
+    three.run(call)
+    three.begin(call, ranks=[0, 1])
+    time.sleep(0.3)
+    three.signal(2, signal.SIGKILL)
+    outcomes = three.finish(ranks=[0, 1])
+    _require_lost(outcomes, 2)
+    if call is _all_reduce:
+        for outcome in outcomes:
+            failure = outcome.require("PeerLostError")
+            assert failure.attributes["code"] == "PeerLost"
+            assert failure.attributes["peer"].startswith("rank 2 (site b")
+            assert failure.attributes["op"] == "all_reduce"
+            assert failure.attributes["seq"] > 0
+    for outcome in three.outcomes(_error_state, ranks=[0, 1]):
+        assert outcome.value[0] in ("PeerLost", "Aborted")
+
+
+def test_call_after_a_rank_died_fails_on_every_survivor(three: Ranks) -> None:
+    three.run(_all_reduce)
+    three.signal(2, signal.SIGKILL)
+    time.sleep(0.3)
+    _require_lost(three.outcomes(_all_reduce, ranks=[0, 1]), 2)
+    for outcome in three.outcomes(_all_reduce, ranks=[0, 1]):
+        outcome.require("AbortedError")
+
+
+def test_call_when_a_rank_of_the_own_site_dies_fails_on_every_survivor(three: Ranks) -> None:
+    three.run(_all_reduce)
+    three.begin(_all_reduce, ranks=[0, 2])
+    time.sleep(0.3)
+    three.signal(1, signal.SIGKILL)
+    inside, across = three.finish(ranks=[0, 2])
+    _require_lost([inside, across], 1)
+
+
+def _timed(seconds: float) -> float:
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(1000), group=dist.new_group(timeout=timedelta(seconds=seconds)))
+    finally:
+        elapsed = time.monotonic() - began
+        assert elapsed < 15, elapsed
+    return elapsed
+
+
+def _only_make_group(seconds: float) -> None:
+    dist.new_group(timeout=timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize("absent", [1, 2])
+def test_call_that_a_rank_does_not_make_times_out_on_the_others(three: Ranks, absent: int) -> None:
+    others = [rank for rank in range(3) if rank != absent]
+    three.begin(_timed, 2.0, ranks=others)
+    three.begin(_only_make_group, 2.0, ranks=[absent])
+    three.finish(ranks=[absent])
+    failures = [outcome.require("OperationTimeoutError") for outcome in three.finish(ranks=others)]
+    for failure in failures:
+        assert "TimeoutError" in failure.kinds
+        assert f"rank {absent}" in failure.message or absent == 1
+
+
+def _mismatched(kind: str) -> None:
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=120))
+    if kind == "collective":
+        tensor = torch.ones(1000)
+        dist.broadcast(tensor, 0, group=group) if rank == 2 else dist.all_reduce(tensor, group=group)
+    elif kind == "size":
+        dist.all_reduce(torch.ones(2000 if rank == 2 else 1000), group=group)
+    elif kind == "dtype":
+        dist.all_reduce(torch.ones(1000, dtype=torch.float64 if rank == 2 else torch.float32), group=group)
+
+
+@pytest.mark.parametrize("kind", ["collective", "size", "dtype"])
+def test_calls_that_do_not_match_fail_with_both_sides_in_the_message(three: Ranks, kind: str) -> None:
+    outcomes = three.outcomes(_mismatched, kind)
+    explained = [outcome.require("InvalidArgumentError") for outcome in outcomes]
+    words = {"collective": ["broadcast", "all_reduce"], "size": ["2000", "1000"], "dtype": ["float64", "float32"]}[kind]
+    for failure in explained:
+        for word in words:
+            assert word in failure.message
+
+
+def _abort_in_flight() -> list[str]:
+    """Rank 2 does not call: only abort ends the operation."""
+    group = dist.new_group(timeout=timedelta(seconds=120))
+    backend = group._get_backend(torch.device("cpu"))
+    if dist.get_rank() == 2:
+        dist.barrier()
+        return []
+    work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    threading.Timer(0.3, backend.abort).start()
+    names = []
+    try:
+        work.wait()
+    except Exception as error:
+        names = [kind.__name__ for kind in type(error).__mro__]
+    try:
+        dist.all_reduce(torch.ones(1000), group=group)
+    except Exception as error:
+        names.append(f"next {type(error).__name__}")
+    dist.barrier()  # the other groups live on
+    return names
+
+
+def test_abort_in_flight_ends_the_operation_and_spares_other_groups(three: Ranks) -> None:
+    first, second, absent = three.run(_abort_in_flight)
+    assert absent == []
+    for names in (first, second):
+        assert "AbortedError" in names
+        assert "next AbortedError" in names
+    three.destroy()
+
+
+def _leave_in_flight() -> float:
+    if dist.get_rank() != 2:
+        dist.all_reduce(torch.ones(1000), async_op=True)
+    began = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - began
+
+
+def test_destroy_with_an_operation_in_flight_does_not_hang(three: Ranks) -> None:
+    three.run(_all_reduce)
+    assert max(three.run(_leave_in_flight)) < 20
+
+
+def _recover() -> float:
+    dist.destroy_process_group()
+    return 0.0
+
+
+def test_survivors_of_a_lost_rank_make_a_new_group(three: Ranks) -> None:
+    three.run(_all_reduce)
+    three.signal(2, signal.SIGKILL)
+    for outcome in three.outcomes(_all_reduce, ranks=[0, 1]):
+        outcome.require("DistNetworkError")
+    for outcome in three.outcomes(_recover, ranks=[0, 1]):
+        assert outcome.failure is None
+    path = three.new_store()
+    for outcome in three.outcomes(_init_two, path, ranks=[0, 1]):
+        assert outcome.value == 2.0, outcome
+
+
+def _init_two(path: str) -> float:
+    import os
+
+    os.environ["GEOCOMM_SITE"] = f"new-{os.environ['RANK']}"
+    dist.init_process_group("geocomm", store=dist.FileStore(path), rank=int(os.environ["RANK"]), world_size=2)
+    return _all_reduce()

@@ -1,0 +1,198 @@
+"""What leaves a real job of two sites: a scraped endpoint, lines of JSON; and that neither can harm it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from support.harness import Ranks
+from support.local_jobs import free_ports
+
+ELEMENTS = 100_000
+RAW_BYTES = 4 * ELEMENTS
+LINK = {
+    "peer",
+    "rank",
+    "site",
+    "bytes_sent",
+    "bytes_received",
+    "payload_sent",
+    "payload_received",
+    "retransmitted_segments",
+    "resumes",
+    "resent_segments",
+    "acks",
+    "early_bytes_held",
+    "early_bytes_sent",
+    "stalled_by_receiver_us",
+    "stalled_by_send_buffer_us",
+    "rtt_us",
+    "streams",
+    "congestion_control",
+}
+
+
+def _reduce(count: int) -> float:
+    tensor = torch.ones(ELEMENTS)
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def _stats() -> dict[str, Any]:
+    import geocomm
+
+    return geocomm.stats()
+
+
+def _reporting_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "geocomm" in thread.name or "serve" in thread.name]
+
+
+def _hide_prometheus_client() -> None:
+    sys.modules["prometheus_client"] = None  # type: ignore[assignment]
+
+
+def _scrape(port: int) -> dict[str, tuple[float, dict[str, str]]]:
+    """Sample → (value, labels); names occur once where there is one peer."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        families = parser.text_string_to_metric_families(answer.read().decode())
+    return {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
+
+
+def _lines(path: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in (kinds or ("stats",))]
+
+
+def _refresh() -> None:
+    import geocomm
+
+    geocomm.refresh_links()
+
+
+def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> None:
+    ports = free_ports(2)
+    common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_STATS_INTERVAL": "100ms"}
+    each = {rank: {"GEOCOMM_METRICS_PORT": str(port)} for rank, port in enumerate(ports)}
+    with Ranks(["rome", "berlin"], environment=common | {"GEOCOMM_CODEC": "int8"}, environment_of=each) as ranks:
+        ranks.init()
+        assert ranks.run(_reduce, 3) == pytest.approx([8.0, 8.0], rel=0.01)
+        stats = ranks.run(_stats)
+        scraped = [_scrape(port) for port in ports]
+        ranks.destroy()
+        for port in ports:  # it ended with the last group
+            with pytest.raises(urllib.error.URLError):
+                _scrape(port)
+        assert ranks.run(_reporting_threads) == [[], []]
+
+        for rank, (site, other) in enumerate((("rome", "berlin"), ("berlin", "rome"))):
+            (peer,) = stats[rank]["peers"]
+            assert peer.keys() >= LINK
+            assert (peer["rank"], peer["site"]) == (1 - rank, other)
+            assert 3.5 < stats[rank]["ratio"] < 4
+            value, labels = scraped[rank]["geocomm_raw_bytes_sent_total"]
+            assert (value, labels) == (3 * RAW_BYTES, {"site": site, "rank": str(rank)})
+            value, labels = scraped[rank]["geocomm_link_payload_sent_total"]
+            assert labels == {"site": site, "rank": str(rank), "peer": str(1 - rank), "peer_site": other}
+            assert value >= peer["payload_sent"] > 3 * RAW_BYTES / 4
+            assert scraped[rank]["geocomm_link_streams"][0] == peer["streams"] > 0
+
+            lines = _lines(tmp_path / f"stats-{rank}.jsonl")
+            assert [line["final"] for line in lines] == [False] * (len(lines) - 1) + [True]
+            assert (lines[-1]["rank"], lines[-1]["site"], lines[-1]["operations"]) == (rank, site, 3)
+            assert lines[-1]["raw_bytes_sent"] == 3 * RAW_BYTES
+            assert lines[-1]["peers"][0]["bytes_sent"] >= peer["bytes_sent"]
+            assert lines[-1]["peers"][0]["rank"] == 1 - rank
+
+        ranks.init()  # once more in the same processes
+        ranks.run(_reduce, 1)
+        assert _scrape(ports[0])["geocomm_operations_total"][0] == 4
+        ranks.destroy()
+        assert _lines(tmp_path / "stats-0.jsonl")[-1]["operations"] == 4
+
+
+def test_full_disk_and_taken_port_leave_the_job_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        broken = {"GEOCOMM_STATS_FILE": "/dev/full", "GEOCOMM_STATS_INTERVAL": "0.1", "GEOCOMM_METRICS_PORT": port}
+        with Ranks(["rome", "berlin"], environment_of={0: broken}) as ranks:
+            ranks.init()
+            assert ranks.run(_reduce, 2) == [4.0, 4.0]
+            ranks.destroy()
+            while len(told := [line for line in ranks.output(0).splitlines() if "geocomm warning" in line]) < 2:
+                time.sleep(0.01)  # a thread of the native log writes them
+            assert len(told) == 2
+            assert port in told[0]
+            assert "/dev/full" in told[1]
+            assert ranks.output(1) == ""
+
+
+def test_missing_package_ends_the_start_on_all_ranks() -> None:
+    with Ranks(["rome", "berlin"], environment_of={1: {"GEOCOMM_METRICS_PORT": "9400"}}) as ranks:
+        ranks.run(_hide_prometheus_client)
+        here, there = ranks.try_init()
+        assert "geocomm[metrics]" in there.require("UnsupportedError").message
+        assert "geocomm[metrics]" in here.require("InvalidArgumentError").message
+
+
+def test_stats_file_tells_of_policy_epochs_and_of_a_lost_peer(tmp_path: Path) -> None:
+    common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_LINK_DEADLINE": "2"}
+    with Ranks(["rome", "berlin"], environment=common) as ranks:
+        ranks.init()
+        ranks.run(_reduce, 1)
+        ranks.run(_refresh)
+        ranks.begin(_reduce, 1, ranks=[0])
+        ranks.signal(1, signal.SIGKILL)
+        (outcome,) = ranks.finish(ranks=[0])
+        failure = outcome.require("PeerLostError")
+        ranks.begin(dist.destroy_process_group, ranks=[0])
+        ranks.finish(ranks=[0])
+    first, second = _lines(tmp_path / "stats-0.jsonl", "policy_epoch")
+    assert (first["epoch"], first["links"], second["epoch"], second["links"]) == (0, "assumed", 1, "measured")
+    assert (first["ranks"], first["sites"]) == (2, ["rome", "berlin"])
+    lost = _lines(tmp_path / "stats-0.jsonl", "operation_failed")
+    assert [(line["site"], line["rank"]) for line in lost] == [("rome", 0)] * len(lost)
+    assert lost[0]["code"] == "PeerLost"
+    assert lost[0]["message"] in failure.message
+
+
+PROGRAM = """
+import os
+os.environ["GEOCOMM_SITE"] = "site" + os.environ["RANK"]
+import torch
+import torch.distributed as dist
+dist.init_process_group("geocomm")
+dist.all_reduce(torch.ones(1000))
+dist.barrier()
+print("done", flush=True)
+"""
+
+
+def test_program_that_never_destroys_its_group_leaves_a_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEOCOMM_STATS_FILE", str(tmp_path / "stats-{rank}.jsonl"))
+    monkeypatch.setenv("GEOCOMM_STATS_INTERVAL", "3600")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        (line,) = _lines(tmp_path / f"stats-{rank}.jsonl")
+        assert line["final"]
+        assert line["operations"] >= 1
+        assert len(line["peers"]) == 1

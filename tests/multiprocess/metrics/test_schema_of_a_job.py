@@ -1,0 +1,45 @@
+"""The schema of metrics is what a real job reports: no counter is missing in it, and it promises no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from geocomm.metrics import schema
+from support import planned_gradients
+from support.harness import Ranks
+
+
+def _counted() -> dict[str, Any]:
+    """stats() after an operation, and after a step whose bucket was compressed; also what the native group reports."""
+    import geocomm
+    from geocomm.backend.runtime import runtime
+
+    dist.all_reduce(torch.ones(1000))
+    planned_gradients.make("balanced")
+    planned_gradients.run_steps(0, 2)
+    planned_gradients.handle().stats()  # settles the last step
+    assert runtime.world is not None
+    return geocomm.stats() | {"of the native group": runtime.world.backend.stats()}
+
+
+def test_job_of_two_sites_reports_what_the_schema_has_and_nothing_else() -> None:
+    with Ranks(["rome", "berlin"]) as ranks:
+        ranks.init()
+        for stats in ranks.run(_counted):
+            native = stats.pop("of the native group")
+            assert set(native) == set(schema.names(schema.COUNTERS))
+            assert set(stats) == set(schema.names(schema.TOTALS))
+            assert len(stats["groups"]) == 2
+            for group in stats["groups"]:
+                assert set(group) == set(schema.names(schema.GROUPS))
+            (peer,) = stats["peers"]
+            assert set(peer) == set(schema.names(schema.PEERS))
+            assert set(stats["memory"]) == set(schema.names(schema.MEMORY))
+            (hook,) = stats["gradients"]
+            assert set(hook) == set(schema.names(schema.GRADIENTS))
+            assert hook["buckets"]
+            for bucket in hook["buckets"]:
+                assert set(bucket) == set(schema.names(schema.BUCKETS))

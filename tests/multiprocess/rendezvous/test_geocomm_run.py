@@ -1,0 +1,345 @@
+"""`geocomm run` and init_method="geocomm://": whole jobs that meet at a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import hub_ranks
+from support.harness import Ranks
+from support.hub_support import HUB_HOST, SECURITY, make_keys
+from support.local_jobs import environment, free_port
+
+pytestmark = pytest.mark.timeout(280)
+RANKS = Path(hub_ranks.__file__)
+LIMIT_S = 200
+
+
+class Job:
+    """Processes of a job, each with its output in a file; ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, **variables: str) -> None:
+        with self.log(len(self.processes)).open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    env=environment(**variables),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def log(self, number: int) -> Path:
+        return self.folder / f"log{number}"
+
+    def output(self) -> str:
+        return "\n".join(
+            f"--- process {n}\n{self.log(n).read_text(errors='replace')[-5000:]}" for n in range(len(self.processes))
+        )
+
+    def fact(self, name: str) -> dict[str, Any]:
+        """What a rank reported under `name`."""
+        end = time.monotonic() + LIMIT_S
+        while not (path := self.folder / f"{name}.json").exists():
+            if time.monotonic() > end or any(process.poll() not in (None, 0) for process in self.processes):
+                pytest.fail(f"no {name}\n{self.output()}")
+            time.sleep(0.05)
+        return json.loads(path.read_text())
+
+    def wait_for_listener(self, host: str, port: int) -> None:
+        """Until one of the processes, or of their children, listens there."""
+        end = time.monotonic() + LIMIT_S
+        while (host, port) not in listeners(family([process.pid for process in self.processes])):
+            if time.monotonic() > end:
+                pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
+            time.sleep(0.05)
+
+    def end(self) -> list[int]:
+        """The exit statuses, once all are done."""
+        end = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in self.processes):
+            if time.monotonic() > end:
+                pytest.fail(f"still running\n{self.output()}")
+            time.sleep(0.05)
+        return [process.returncode for process in self.processes]
+
+    def kill(self, number: int) -> None:
+        """A process and all that it started, as when its machine loses power."""
+        for pid in family([self.processes[number].pid]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.processes[number].wait()
+
+
+def family(pids: list[int]) -> set[int]:
+    """The processes and all their descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    made = Job(folder)
+    yield made
+    for number in range(len(made.processes)):
+        made.kill(number)
+
+
+def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> None:
+    """Two sites of one node with one rank each, on this machine."""
+    for node in range(2):
+        start_node(job, keys, port, node, work, *torchrun)
+
+
+def start_node(
+    job: Job, keys: Path, port: int, node: int, work: str, *torchrun: str, sites: str = "ab", **variables: str
+) -> None:
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
+        *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
+        *(str(RANKS), work, str(job.folder)),
+        GEOCOMM_KEYS=str(keys / sites[node]),
+        GEOCOMM_SECURITY=SECURITY,
+        **variables,
+    )
+
+
+def listeners(pids: set[int]) -> set[tuple[str, int]]:
+    """(address, port) of every TCP socket that one of these processes listens on."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # processes and files come and go
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(link))
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                address, port = fields[1].split(":")
+                words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+                found.add((socket.inet_ntop(family, words), int(port, 16)))
+    return found
+
+
+def test_listeners_are_found_in_every_family() -> None:
+    with (
+        socket.create_server(("127.0.0.9", 0)) as four,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
+    ):
+        found = listeners({os.getpid()})
+        assert ("127.0.0.9", four.getsockname()[1]) in found
+        assert ("::1", six.getsockname()[1]) in found
+
+
+def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_the_job(
+    job: Job, tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    start_nodes(job, tmp_path / "keys", port, "stay")
+    ranks = [job.fact(f"rank{rank}") for rank in range(2)]
+    assert [rank["GEOCOMM_SITE"] for rank in ranks] == ["a", "b"]
+    assert [rank["total"] for rank in ranks] == [3.0, 3.0]
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
+    assert {rank["GEOCOMM_HUB"] for rank in ranks} == {f"{HUB_HOST}:{port}"}
+    found = listeners(family([process.pid for process in job.processes]))
+    channels = {rank["port"] for rank in ranks}
+    assert channels <= {number for _, number in found}  # the ranks themselves were looked at
+    others = {(host, number) for host, number in found if host != "127.0.0.1" and number not in channels}
+    assert others == {(HUB_HOST, port)}
+
+    make_keys(tmp_path / "other")  # of another CA: refused before torchrun starts
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}", "--", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "other/b"),
+    )
+    assert job.processes[-1].wait(LIMIT_S) == 2
+    assert "not signed by this job's CA" in " ".join(job.log(2).read_text().split())
+
+    (job.folder / "go").touch()
+    assert job.end() == [0, 0, 2], job.output()
+    assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
+
+
+def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    for node, declared in enumerate("01"):  # one node's word is not enough
+        start_node(job, tmp_path / "keys", port, node, "stay", sites="aa", GEOCOMM_ONE_SITE=declared)
+    assert job.end() == [2, 2], job.output()
+    for node in range(2):
+        (line,) = [line for line in job.log(node).read_text().splitlines() if line.startswith("geocomm run: ")]
+        assert "all 2 nodes have keys of site a" in line
+        assert "GEOCOMM_ONE_SITE=1" in line
+        assert "Traceback" not in job.log(node).read_text()
+    assert not list(job.folder.glob("rank*"))
+
+
+def test_run_of_nodes_that_declare_one_site_passes(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    (job.folder / "go").touch()
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", sites="aa", GEOCOMM_ONE_SITE="1")
+    assert job.end() == [0, 0], job.output()
+    assert [job.fact(f"rank{rank}")["GEOCOMM_SITE"] for rank in range(2)] == ["a", "a"]
+    assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    start_nodes(job, tmp_path / "keys", free_port(HUB_HOST), "fail_once", "--max-restarts", "1")
+    assert job.end() == [0, 0], job.output()
+    ranks = [job.fact(f"rank{rank}") for rank in range(2)]
+    assert [rank["total"] for rank in ranks] == [3.0, 3.0]
+    # The counts of the nodes differ, so they cannot tell one round's keys in the store from another's.
+    assert [rank["TORCHELASTIC_RESTART_COUNT"] for rank in ranks] == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    # The hub's address is both nodes' here, and the first to come is the hub, without which the job ends.
+    start_node(job, tmp_path / "keys", port, 0, "stay", "--max-restarts", "3")
+    job.wait_for_listener(HUB_HOST, port)
+    start_node(job, tmp_path / "keys", port, 1, "stay", "--max-restarts", "3")
+    for rank in range(2):
+        job.fact(f"rank{rank}")
+    job.kill(1)
+    for name in ("rank0", "rank1"):
+        (job.folder / f"{name}.json").unlink()
+    dead = job.processes.pop()
+    start_node(job, tmp_path / "keys", port, 1, "stay", "--max-restarts", "3")
+    for rank in range(2):
+        assert job.fact(f"rank{rank}")["total"] == 3.0
+    (job.folder / "go").touch()
+    assert job.end() == [0, 0], job.output()
+    assert dead.returncode == -signal.SIGKILL
+
+
+@contextlib.contextmanager
+def forwarder(port: int) -> Iterator[str]:
+    """Stands where a router with a translated address would: its own "host:port", leading to `port` of HUB_HOST."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection(HUB_HOST, port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+        writer.close()
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while content := await source.read(65536):
+                target.write(content)
+        target.close()
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.3", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.3:{server.sockets[0].getsockname()[1]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+@pytest.mark.parametrize("translated", [False, True], ids=["direct", "translated"])
+def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(tmp_path: Path, translated: bool) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    secure = {
+        rank: {"GEOCOMM_KEYS": str(tmp_path / "keys" / site), "GEOCOMM_SECURITY": SECURITY}
+        for rank, site in enumerate("ab")
+    }
+    with forwarder(port) as outside, Ranks(["a", "b"], environment_of=secure, time_limit=LIMIT_S) as ranks:
+        hub = f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
+        assert ranks.run(hub_ranks.meet_twice, f"geocomm://{hub}") == [[3.0, 3.0]] * 2
+
+
+def refused(job: Job, *arguments: str, **variables: str) -> str:
+    """The output of a `geocomm run` that must end with status 2."""
+    job.start("-m", "geocomm", "run", *arguments, **variables)
+    assert job.end()[-1] == 2, job.output()
+    return " ".join(job.log(len(job.processes) - 1).read_text().split())
+
+
+def test_run_without_keys_names_keys_create(job: Job) -> None:
+    assert "geocomm keys create" in refused(job, "--hub", f"{HUB_HOST}:29500", "--", "train.py")
+
+
+def test_run_with_keys_of_another_site_names_both(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    text = refused(
+        *(job, "--hub", f"{HUB_HOST}:29500", "--", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "keys/a"),
+        GEOCOMM_SITE="b",
+    )
+    assert "'b'" in text
+    assert "'a'" in text
+
+
+def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    text = refused(
+        *(job, "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--"),
+        *("--rdzv-backend", "c10d", "--master-port", "1234", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "keys/a"),
+    )
+    assert "--rdzv-backend, --master-port" in text
+
+
+def test_run_of_two_nodes_without_a_node_rank_is_refused(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    text = refused(
+        *(job, "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--", "--nnodes", "2", "train.py"),
+        GEOCOMM_KEYS=str(tmp_path / "keys/a"),
+    )
+    assert "--nnodes 2 needs --node-rank: 0 to 1" in text
+
+
+def test_a_node_that_waits_for_another_says_so_and_torch_is_silent(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    (job.folder / "go").touch()
+    port = free_port(HUB_HOST)
+    start_node(job, tmp_path / "keys", port, 0, "stay")
+    end = time.monotonic() + LIMIT_S
+    while "waiting for node 1 of 2; node 0 (site a) is here" not in job.log(0).read_text():
+        assert time.monotonic() < end, job.output()
+        time.sleep(0.1)
+    start_node(job, tmp_path / "keys", port, 1, "stay")
+    assert job.end() == [0, 0], job.output()
+    for number in range(2):
+        log = job.log(number).read_text()
+        assert "waitForInput" not in log
+        # torch writes the stack of each connection to a store that ended before it.
+        assert "Exception raised from" not in log, log

@@ -1,0 +1,298 @@
+"""Runs functions on persistent rank processes, so that many cases share one start.
+
+    with Ranks(["a", "a", "b"]) as ranks:
+        ranks.init()
+        hashes = ranks.run(function_of_a_test_module, argument)
+
+What most test modules want is a group for all their tests: `ranks = ranks_fixture({"2+1": ["a", "a", "b"]})`.
+
+A call has a hard time limit: where a rank does not answer, the stacks of all ranks are part of the failure, and the
+processes are killed. The processes are forked from a server that has imported torch, with what its collectives and
+wrappers import late, and nothing of geocomm.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"])
+
+
+class Hang(AssertionError):
+    """A rank that did not answer within the time limit."""
+
+
+@dataclass
+class Failure:
+    """An exception of a rank, in parts that survive pickling."""
+
+    kinds: list[str]
+    message: str
+    traceback: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What a call gave on one rank: a value, a failure, or the exit code of a process that died meanwhile."""
+
+    value: Any = None
+    failure: Failure | None = None
+    exit_code: int | None = None
+
+    def require(self, kind: str) -> Failure:
+        """The failure, which must be of that class (by name; base classes count)."""
+        assert self.failure is not None, f"expected {kind}, got {self}"
+        assert kind in self.failure.kinds, self.failure.traceback
+        return self.failure
+
+
+class Ranks:
+    """One process per entry of `sites`: the names that GEOCOMM_SITE gets (None: unset)."""
+
+    def __init__(
+        self,
+        sites: Sequence[str | None],
+        *,
+        environment: dict[str, str] | None = None,
+        environment_of: dict[int, dict[str, str]] | None = None,
+        time_limit: float = 120,
+    ) -> None:
+        self.sites = list(sites)
+        self.size = len(sites)
+        self.time_limit = time_limit
+        self._generation = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="geocomm-ranks-")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank, site in enumerate(sites):
+            ours, theirs = _CONTEXT.Pipe()
+            variables = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0", "GEOCOMM_THREADS": "1"}
+            variables |= {} if site is None else {"GEOCOMM_SITE": site}
+            variables |= (environment or {}) | (environment_of or {}).get(rank, {})
+            process = _CONTEXT.Process(target=_serve, args=(theirs, str(self._log(rank)), variables), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes, hard."""
+        self._kill()
+        self._folder.cleanup()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def init(self, **arguments: Any) -> None:
+        """`init_process_group("geocomm")` on all ranks; again after `destroy`."""
+        self.run(_init, self.new_store(), arguments)
+
+    def try_init(self, **arguments: Any) -> list[Outcome]:
+        """Like `init`, for tests of what goes wrong."""
+        return self.outcomes(_init, self.new_store(), arguments)
+
+    def destroy(self) -> None:
+        """`destroy_process_group` on all ranks."""
+        if any(process.is_alive() for process in self._processes):  # else a hang was reported already
+            self.run(_destroy)
+
+    def new_store(self) -> str:
+        """Path of a new FileStore, where the ranks meet (a TCPStore may wait for a name server at each connection)."""
+        self._generation += 1
+        return str(Path(self._folder.name) / f"store{self._generation}")
+
+    def run(self, function: Callable[..., Any], *arguments: Any, time_limit: float | None = None) -> list[Any]:
+        """function(*arguments) on every rank; their results in rank order. Fails with every rank's traceback."""
+        outcomes = self.outcomes(function, *arguments, time_limit=time_limit)
+        bad = [
+            (rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.failure or outcome.exit_code is not None
+        ]
+        if bad:
+            texts = [
+                f"rank {rank}: {outcome.failure.traceback if outcome.failure else outcome}\n{self._tail(rank)}"
+                for rank, outcome in bad
+            ]
+            raise AssertionError("\n".join(texts))
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        time_limit: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Outcome]:
+        """Like `run`, with failures as values; on some ranks only if `ranks` says so."""
+        self.begin(function, *arguments, ranks=ranks)
+        return self.finish(time_limit=time_limit, ranks=ranks)
+
+    def begin(self, function: Callable[..., Any], *arguments: Any, ranks: Sequence[int] | None = None) -> None:
+        for rank in range(self.size) if ranks is None else ranks:
+            self._pipes[rank].send((function, arguments))
+
+    def finish(self, *, time_limit: float | None = None, ranks: Sequence[int] | None = None) -> list[Outcome]:
+        """The outcomes of the calls begun, in the order of `ranks`."""
+        limit = self.time_limit if time_limit is None else time_limit
+        until = time.monotonic() + limit
+        order = list(range(self.size)) if ranks is None else list(ranks)
+        found: dict[int, Outcome] = {}
+        while len(found) < len(order):
+            waiting = {self._pipes[rank]: rank for rank in order if rank not in found}
+            ready = wait(list(waiting), timeout=max(until - time.monotonic(), 0))
+            if not ready:
+                stacks = self._stacks()
+                self._kill()  # nothing can be asked of them any more
+                raise Hang(f"ranks {sorted(waiting.values())} did not answer within {limit:g} s\n{stacks}")
+            for pipe in ready:
+                rank = waiting[pipe]
+                try:
+                    found[rank] = pipe.recv()
+                except (EOFError, ConnectionError):
+                    self._processes[rank].join()
+                    found[rank] = Outcome(exit_code=self._processes[rank].exitcode)
+        return [found[rank] for rank in order]
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self._processes[rank].pid, number)
+
+    def output(self, rank: int) -> str:
+        """What the rank wrote to stdout and stderr."""
+        return self._log(rank).read_text(errors="replace")
+
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"rank{rank}.log"
+
+    def _tail(self, rank: int, size: int = 6000) -> str:
+        return f"--- output of rank {rank}\n{self.output(rank)[-size:]}"
+
+    def _stacks(self) -> str:
+        for process in self._processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        return "\n".join(self._tail(rank) for rank in range(self.size))
+
+
+@contextmanager
+def joined(sites: Sequence[str | None], **arguments: Any) -> Iterator[Ranks]:
+    """Ranks(sites, **arguments) in a process group, which they destroy unless the body fails."""
+    with Ranks(sites, **arguments) as ranks:
+        ranks.init()
+        yield ranks
+        ranks.destroy()
+
+
+def ranks_fixture(layouts: Mapping[str, Sequence[str | None]], **arguments: Any) -> Any:
+    """A fixture for a test module, of its name there: `joined` ranks of each layout in turn, for all tests at once."""
+
+    @pytest.fixture(scope="module", params=layouts.values(), ids=layouts.keys())
+    def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+        with joined(request.param, **arguments) as made:
+            yield made
+
+    return ranks
+
+
+@functools.cache
+def gloo_group() -> dist.ProcessGroup:
+    """Of all ranks of the process group that this rank process joins, to compare with; they call it together first."""
+    return dist.new_group(backend="gloo")
+
+
+def links_over_b(folder: Path, rtt_s: Callable[[int, int], float]) -> str:
+    """A new file of the links of sites a, b and c, of which a and c hardly reach each other, so that they meet over b.
+
+    `rtt_s`: round trips by the sites' numbers.
+    """
+    from geocomm.planning.link_table import Links, table_of
+
+    links = Links(("a", "b", "c"), table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6), table_of(3, rtt_s))
+    assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
+    path = folder / "links.json"
+    path.write_text(json.dumps(links.to_dict()), encoding="utf-8")
+    return str(path)
+
+
+def hash_of(*tensors: torch.Tensor) -> str:
+    """Of all their bits."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
+    """A rank process: runs what comes until the pipe closes."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for name in [name for name in os.environ if name.startswith(("GEOCOMM_", "TORCH_DISTRIBUTED_"))]:
+        del os.environ[name]
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            sys.exit(0)
+        try:
+            outcome = Outcome(value=function(*arguments))
+        except Exception as error:
+            outcome = Outcome(failure=failure_of(error))
+        pipe.send(outcome)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The parts of an exception that tests look at."""
+    names = ("code", "peer", "op", "seq")
+    return Failure(
+        kinds=[kind.__name__ for kind in type(error).__mro__],
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        attributes={name: getattr(error, name) for name in names if hasattr(error, name)},
+    )
+
+
+def _init(path: str, arguments: dict[str, Any]) -> None:
+    defaults = {"backend": "geocomm", "timeout": timedelta(seconds=30)}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(**(defaults | arguments), store=dist.FileStore(path), rank=rank, world_size=size)
+
+
+def _destroy() -> None:
+    dist.destroy_process_group()

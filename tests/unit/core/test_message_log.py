@@ -1,0 +1,73 @@
+"""Where Python's own messages go: to stderr once, unless the application takes or filters them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+MESSAGE = "no more statistics"
+WARN = f"""
+from geocomm.core.message_log import logger
+logger().warning({MESSAGE!r})
+logger().info("a detail")
+"""
+NATIVE = """
+from geocomm.core.native import native
+native()
+"""
+
+
+def told(program: str, level: str | None = None) -> list[str]:
+    """What `program` writes to stderr, by line."""
+    environment = {name: value for name, value in os.environ.items() if name != "GEOCOMM_LOG"}
+    environment |= {} if level is None else {"GEOCOMM_LOG": level}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr.splitlines()
+
+
+def test_warning_is_one_line_on_stderr() -> None:
+    assert told(WARN) == [f"geocomm warning: {MESSAGE}"]
+
+
+def test_warning_goes_through_the_native_log_where_that_is_loaded() -> None:
+    assert told(NATIVE + WARN) == [f"geocomm warning: {MESSAGE}"]
+
+
+@pytest.mark.parametrize("before", ["", NATIVE])
+@pytest.mark.parametrize(
+    ("level", "lines"),
+    [
+        ("off", []),
+        ("error", []),
+        ("warning", ["geocomm warning: " + MESSAGE]),
+        ("info", ["geocomm warning: " + MESSAGE, "geocomm info: a detail"]),
+    ],
+)
+def test_level_of_the_environment_applies(before: str, level: str, lines: list[str]) -> None:
+    assert told(before + WARN, level) == lines
+
+
+def test_handler_of_the_application_takes_messages_instead_of_stderr() -> None:
+    own = 'import logging\nlogging.basicConfig(format="app %(name)s: %(message)s")\n'
+    assert told(own + WARN) == [f"app geocomm: {MESSAGE}"]
+
+
+def test_handler_at_the_logger_itself_takes_messages_too() -> None:
+    own = 'import logging\nlogging.getLogger("geocomm").addHandler(logging.NullHandler())\n'
+    assert told(own + WARN) == []
+
+
+@pytest.mark.parametrize("later", ["", WARN])
+def test_level_that_the_application_sets_stays(later: str) -> None:
+    own = 'import logging\nlogging.getLogger("geocomm").setLevel("ERROR")\n'
+    before = told(later)
+    assert told(later + own + WARN, "warning") == before
+
+
+def test_level_that_cannot_be_is_left_to_the_loader_of_the_native_module() -> None:
+    assert told(WARN, "loud") == [f"geocomm warning: {MESSAGE}"]

@@ -1,0 +1,84 @@
+"""Events of a process: who sees which, in which words, and how many are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from geocomm.metrics import events, sources
+from geocomm.metrics.events import COMMON, KINDS, EventLog, EventReader
+
+FAILURE = {"code": "PeerLost", "message": "gone", "peer": "rank 1", "op": "all_reduce", "seq": 3, "errno": 0}
+
+
+def checkpoint(log: EventLog, step: int) -> None:
+    log.record("checkpoint", step=step, path=f"run/{step}", seconds=0.5)
+
+
+def test_line_has_what_all_events_have_and_the_fields_of_its_kind() -> None:
+    log = EventLog()
+    log.identify(2, "rome")
+    line = log.record("checkpoint", step=4, path="run/4", seconds=0.5).line()
+    assert set(line) == {*COMMON, *KINDS["checkpoint"]}
+    assert (line["kind"], line["site"], line["rank"], line["step"]) == ("checkpoint", "rome", 2, 4)
+    assert json.loads(json.dumps(line)) == line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_of_a_kind_hides_what_all_events_have(kind: str) -> None:
+    assert not COMMON.keys() & KINDS[kind].keys()
+
+
+def test_event_with_other_fields_than_its_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="step, path, seconds"):
+        EventLog().record("checkpoint", step=4)
+    with pytest.raises(KeyError):
+        EventLog().record("no such kind")
+
+
+def test_each_reader_takes_each_event_once_also_those_from_before_it() -> None:
+    log = EventLog()
+    checkpoint(log, 1)
+    early = EventReader(log)
+    assert [one.fields["step"] for one in early.take()] == [1]
+    checkpoint(log, 2)
+    assert [one.fields["step"] for one in early.take()] == [2]
+    assert early.take() == []
+    assert [one.fields["step"] for one in EventReader(log).take()] == [1, 2]
+
+
+def test_reader_that_comes_late_is_told_how_many_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "CAPACITY", 3)
+    log = EventLog()
+    reader = EventReader(log)
+    for step in range(5):
+        checkpoint(log, step)
+    dropped, *kept = reader.take()
+    assert (dropped.kind, dropped.fields) == ("events_dropped", {"count": 2})
+    assert [one.fields["step"] for one in kept] == [2, 3, 4]
+    assert reader.take() == []
+
+
+def test_failed_operation_is_an_event_once_at_the_time_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_readers", {})
+    found: dict[str, Any] = {**FAILURE, "time": 12.5}
+    sources.register("last error", lambda: dict(found))
+    log = EventLog()
+    reader = EventReader(log)
+    (failed,) = reader.take()
+    assert (failed.kind, failed.time, failed.fields) == ("operation_failed", 12.5, FAILURE)
+    assert reader.take() == []
+    found["time"] = 13.0
+    assert [one.time for one in reader.take()] == [13.0]
+
+
+def test_forked_child_has_no_events_of_its_parent() -> None:
+    checkpoint(events.events, 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(EventReader(events.events).take()))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

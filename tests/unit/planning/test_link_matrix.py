@@ -1,0 +1,187 @@
+"""How people write an emulated WAN down: units, the matrix file, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.units import UnitError, parse_duration, parse_probability, parse_rate, parse_size
+from geocomm.emulator.emulated_wan import LinkReport, WanReport
+from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, link_changes
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"),
+    [("1gbit", 1e9), ("200Mbit", 200e6), ("64 kbit", 64e3), ("1.5gbit/s", 1.5e9), ("5000", 5e3), (1e6, 1e6)],
+)
+def test_parse_rate_known_units(text: str | float, bps: float) -> None:
+    assert parse_rate(text) == pytest.approx(bps)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("0.3s", 0.3), ("500us", 5e-4), ("0", 0.0), (0, 0.0)])
+def test_parse_duration_known_units(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "loss"), [("0.1%", 0.001), ("0.001", 0.001), (0.5, 0.5), ("100%", 1.0), (0, 0.0)])
+def test_parse_probability_percent_and_fraction(text: str | float, loss: float) -> None:
+    assert parse_probability(text) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4mb", 4_000_000), ("256KiB", 262_144), ("1500", 1500), (2000, 2000)])
+def test_parse_size_known_units(text: str | float, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_rate, "1gb"),
+        (parse_rate, "fast"),
+        (parse_rate, "-1gbit"),
+        (parse_rate, ""),
+        (parse_rate, "nan"),
+        (parse_rate, True),
+        (parse_duration, "100"),
+        (parse_duration, "1 hour"),
+        (parse_probability, "101%"),
+        (parse_probability, "-0.1%"),
+        (parse_probability, 1.5),
+        (parse_size, "4mbit"),
+    ],
+)
+def test_parse_bad_text_names_the_field(parse: type, text: object) -> None:
+    with pytest.raises(UnitError, match=r"^the field: "):
+        parse(text, "the field")
+
+
+def test_link_changes_hold_only_what_was_said() -> None:
+    assert link_changes() == {}
+    changes = link_changes(rtt="100ms", rate="1mbit", loss="1%", queue="3kb", up=False)
+    assert changes == {"delay_s": 0.05, "rate_bps": 1e6, "loss": 0.01, "queue_bytes": 3000, "up": False}
+    with pytest.raises(WanConfigError):
+        link_changes(rtt="1ms", delay="1ms")
+    assert link_changes(reorder="2%", duplicate=0.5, reset="0") == {"reorder": 0.02, "duplicate": 0.5, "reset": 0.0}
+    with pytest.raises(WanConfigError, match=r"^link a to b: rate: "):
+        link_changes(rate="fast", where="link a to b")
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        Link(rate_bps=10),
+        Link(rate_bps=float("nan")),
+        Link(delay_s=61),
+        Link(delay_s=-1),
+        Link(loss=1.1),
+        Link(reorder=1.1),
+        Link(duplicate=-0.1),
+        Link(reset=float("nan")),
+        Link(queue_bytes=100),
+    ],
+)
+def test_topology_impossible_link_is_refused(link: Link) -> None:
+    with pytest.raises(WanConfigError, match="site0 to site1"):
+        Topology.uniform(2, link)
+
+
+@pytest.mark.parametrize("sites", [1, 65, ["a", "a"], ["a", "b/c"], ["a", ""], ["a", "x" * 65], ["a", 7]])
+def test_topology_bad_sites_are_refused(sites: object) -> None:
+    with pytest.raises(WanConfigError, match=r"^sites: "):
+        Topology.uniform(sites)  # type: ignore[arg-type]
+
+
+def test_topology_missing_link_is_refused() -> None:
+    with pytest.raises(WanConfigError, match="b to a"):
+        Topology(("a", "b"), {("a", "b"): Link()})
+
+
+MATRIX = """
+sites = ["frankfurt", "virginia", "tokyo"]
+[default]
+rate = "500mbit"
+rtt = "100ms"
+loss = "0.1%"
+[[link]]
+between = ["frankfurt", "virginia"]
+rtt = "80ms"
+[[link]]
+from = "frankfurt"
+to = "tokyo"
+rate = "100mbit"
+delay = "120ms"
+queue = "1mb"
+up = false
+"""
+
+
+def _matrix(folder: Path, text: str) -> Path:
+    path = folder / "links.toml"
+    path.write_text(text)
+    return path
+
+
+def test_matrix_links_override_the_default(tmp_path: Path) -> None:
+    topology = Topology.from_toml(_matrix(tmp_path, MATRIX))
+    assert topology.sites == ("frankfurt", "virginia", "tokyo")
+    assert topology.links["frankfurt", "virginia"] == Link(500e6, 0.04, 0.001)
+    assert topology.links["virginia", "frankfurt"] == Link(500e6, 0.04, 0.001)
+    assert topology.links["frankfurt", "tokyo"] == Link(100e6, 0.12, 0.001, 1_000_000, up=False)
+    assert topology.links["tokyo", "frankfurt"] == Link(500e6, 0.05, 0.001)
+    assert len(topology.links) == 6
+
+
+def test_matrix_overrides_beat_its_default_but_not_its_links(tmp_path: Path) -> None:
+    topology = Topology.from_toml(_matrix(tmp_path, MATRIX), {"delay_s": 0.001, "rate_bps": 1e6})
+    assert topology.links["tokyo", "virginia"] == Link(1e6, 0.001, 0.001)
+    assert topology.links["frankfurt", "tokyo"].delay_s == 0.12
+    assert topology.links["frankfurt", "virginia"].rate_bps == 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("sites = [", "not TOML"),
+        ("", "sites"),
+        ("sites = 3", "sites"),
+        ('sites = ["a", "b"]\nrate = "1gbit"', "'rate'"),
+        ('sites = ["a", "b"]\n[default]\nspeed = "1gbit"', "'speed'"),
+        ('sites = ["a", "b"]\n[default]\nrate = "1gb"', r"\[default\]: rate"),
+        ('sites = ["a", "b"]\n[default]\nup = "no"', "up"),
+        ('sites = ["a", "b"]\n[link]\nrtt = "1ms"', "two brackets"),
+        ('sites = ["a", "b"]\n[[link]]\nrtt = "1ms"', "between"),
+        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "b"]\nfrom = "a"', "between"),
+        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "paris"]', "'paris'"),
+        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "a"]', "two different sites"),
+        ('sites = ["a", "b"]\n[[link]]\nfrom = "a"', "two different sites|unknown site"),
+        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "b"]\nrtt = "1ms"\ndelay = "1ms"', "rtt and delay"),
+    ],
+)
+def test_matrix_mistakes_are_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(WanConfigError, match=named):
+        Topology.from_toml(_matrix(tmp_path, text))
+
+
+def test_matrix_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WanConfigError, match=r"absent\.toml"):
+        Topology.from_toml(tmp_path / "absent.toml")
+
+
+def test_report_survives_json() -> None:
+    link = LinkReport("a", "b", True, 1e9, 0.05, 0.0, 262144, 10, 1, 1, 0, 0, 0, 10, 0.001, 0, 0.1, 0.0, 0.0, 1, 0, 0)
+    report = WanReport(("a", "b"), (0, None), 1.5, 0.001, 0, True, 0, (link,))
+    assert WanReport.from_json(report.to_json()) == report
+    assert report.link("a", "b") == link
+    with pytest.raises(KeyError):
+        report.link("b", "a")
+
+
+def test_report_of_another_version_is_read_as_far_as_it_is_known_or_refused_by_field() -> None:
+    report = WanReport(("a", "b"), (0, None), 1.5, 0.001, 0, True, 0, ())
+    document = json.loads(report.to_json())
+    assert WanReport.from_json(json.dumps(document | {"colour": "red"})) == report
+    del document["reliable"]
+    with pytest.raises(WanError, match="reliable is missing"):
+        WanReport.from_json(json.dumps(document))

@@ -1,0 +1,28 @@
+"""Which field is named where the backend refuses a codec."""
+
+from __future__ import annotations
+
+import pytest
+
+from geocomm.core.bad_input import BadInput
+from geocomm.train.config_text import load_config
+from geocomm.train.driver import _backend_options
+
+
+@pytest.mark.parametrize(
+    ("assignments", "field"),
+    [
+        (["distributed.codec=int9"], "distributed.codec"),
+        (["distributed.codec=tiny"], "distributed.codec"),
+        (["sync.codec=int9"], "sync.codec"),
+    ],
+)
+def test_a_codec_that_is_refused_is_that_of_a_field(assignments: list[str], field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{field}: "):
+        _backend_options(load_config(None, assignments))
+
+
+def test_a_codec_of_the_environment_is_that_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEOCOMM_CODEC", "int9")
+    with pytest.raises(BadInput, match=r"^GEOCOMM_CODEC: "):
+        _backend_options(load_config(None))

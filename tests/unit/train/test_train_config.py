@@ -1,0 +1,120 @@
+"""Configuration files, `--set`, and the text made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.bad_input import BadInput
+from geocomm.train.config_text import field_table, format_config, load_config
+from geocomm.train.train_config import RunConfig
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_load_config_without_file_gives_defaults() -> None:
+    assert load_config(None) == RunConfig()
+
+
+def test_load_config_set_beats_file_and_parses_yaml_values(tmp_path: Path) -> None:
+    path = _file(tmp_path, "training: {steps: 7}\noptimizer:\n  learning_rate: 1e-4\n")
+    config = load_config(
+        path,
+        ["training.steps=9", "data.source=text", "data.paths=[a.txt, b.txt]", "schedule.warmup_steps=0", "seed=3"],
+    )
+    assert config.training.steps == 9
+    assert config.optimizer.learning_rate == 1e-4
+    assert config.data.paths == (Path("a.txt"), Path("b.txt"))
+    assert config.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("assignments", "mentions"),
+    [
+        (["training.step=9"], "'training.steps'"),
+        (["optimizer.lerning_rate=1"], "'optimizer.learning_rate'"),
+        (["trainning.steps=1"], "'training'"),
+        (["zero_stage=1"], "'training.zero_stage'"),
+        (["training.micro_batch_size=many"], "training.micro_batch_size"),
+        (["training.zero_stage=4"], "training.zero_stage"),
+        (["seed.deep=1", "seed=1", "seed.deep=1"], "seed"),
+        (["justaword"], "key=value"),
+        (["data.source=text"], "paths"),
+        (["data.paths=[x]"], "source"),
+        (["schedule.warmup_steps=100"], "warmup_steps"),
+        (["deepspeed={fp16: {enabled: true}}"], "deepspeed.fp16"),
+        (["deepspeed={zero_optimization: {stage: 1}}"], "training.zero_stage"),
+        (["model.partitioned_init=true"], "zero_stage 3"),
+        (["training.precision=fp16", "training.zero_stage=0"], "training.zero_stage 1"),
+    ],
+)
+def test_load_config_wrong_field_is_refused_in_one_line_naming_the_right_one(
+    assignments: list[str], mentions: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_config(None, assignments)
+    assert mentions in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "mentions"),
+    [
+        (["training.zero_stage=3"], ["sync.codec", "zero_stage"]),
+        (["distributed.backend=gloo"], ["sync.codec", "gloo"]),
+        (["deepspeed.communication_data_type=fp16"], ["deepspeed.communication_data_type", "sync.codec"]),
+        (["deepspeed.zero_optimization.offload_optimizer.device=cpu"], ["offload_optimizer", "sync.codec"]),
+    ],
+)
+def test_feedback_with_what_it_cannot_go_with_is_refused(assignments: list[str], mentions: list[str]) -> None:
+    load_config(None, assignments)
+    with pytest.raises(BadInput) as caught:
+        load_config(None, ["sync.codec=balanced", *assignments])
+    assert all(mention in str(caught.value) for mention in mentions)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(8, 0), (20, 2), (100, 10), (5000, 10)])
+def test_warm_up_is_a_tenth_of_the_steps_and_at_most_ten(steps: int, warmup: int) -> None:
+    assert load_config(None, [f"training.steps={steps}"]).warmup_steps() == warmup
+    assert load_config(None, [f"training.steps={steps}", "schedule.warmup_steps=1"]).warmup_steps() == 1
+
+
+def test_what_is_wrong_on_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "training: {zero_stage: 1}\n")
+    with pytest.raises(BadInput, match=r"^--set: training\.steps: "):
+        load_config(path, ["training.steps=many"])
+    with pytest.raises(BadInput, match=r"^--set: unknown field 'training\.stepz'; did you mean 'training\.steps'\?"):
+        load_config(path, ["training.stepz=3"])
+    wrong = _file(tmp_path, "training: {steps: many}\n")
+    with pytest.raises(BadInput) as caught:
+        load_config(wrong, ["seed=1"])
+    assert str(caught.value).startswith(f"{wrong}: training.steps: ")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just text", "\x00"])
+def test_load_config_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_load_config_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"run\.yaml"):
+        load_config(tmp_path / "run.yaml")
+
+
+def test_format_config_read_back_gives_equal_config(tmp_path: Path) -> None:
+    config = load_config(None, ["data.source=jsonl", "data.paths=['a b.jsonl']", "model.overrides={vocab_size: 300}"])
+    assert load_config(_file(tmp_path, format_config(config))) == config
+
+
+def test_every_field_has_a_description() -> None:
+    for row in field_table().splitlines()[2:]:
+        assert len(row.split(" | ")[-1].removesuffix(" |")) > 5, row
