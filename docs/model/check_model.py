@@ -64,7 +64,7 @@ MISTAKES = [
         ("a chunk is freed when acked, though being written", "FREE_AT_ACK", "CONTROL_LOSSES=0 DATA_LOSSES=1"),
         ("the window counts numbers, not their span", "WINDOW_BY_COUNT", "CONTROL_LOSSES=0 DATA_LOSSES=1"),
         ("a new control stream begins without the acks", "NO_ACK_STATE", "CONTROL_LOSSES=1 DATA_LOSSES=0"),
-        ("an ended link is a lost one to who has said Goodbye", "ENDED_IS_LOST", "CONTROL_LOSSES=1 DATA_LOSSES=0"),
+        ("an ended link is a lost one to who has sent Close", "ENDED_IS_LOST", "CONTROL_LOSSES=1 DATA_LOSSES=0"),
     )
 ]
 

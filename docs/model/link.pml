@@ -1,4 +1,4 @@
-/* The link protocol of docs/wire-format.md, for spin. README.md says what is checked and what is left out.
+/* The protocol of docs/spec/channel.md, for spin. README.md says what is checked and what is left out.
  *
  * S sends segments to R; both send reliable control frames. One of the two, D, dials, the other one, A, accepts. Every
  * step is one that can be done a bounded number of times (losses, dials, frames), so every run is finite, and "all is
@@ -23,8 +23,8 @@
 #define SLOTS FIRST_NEWBORN
 #endif
 
-/* The last reliable control frame of a side. R's first one is Posted, for which chunk 1 waits. */
-#define GOODBYE(side) (side == S -> 1 : 2)
+/* The last reliable control frame of a side. R's first one is Grant, for which chunk 1 waits. */
+#define CLOSE(side) (side == S -> 1 : 2)
 
 /* Chunk 0 is segments 1 and 2, chunk 1 the others. */
 #define CHUNK(n) ((n) > 2)
@@ -423,14 +423,14 @@ proctype Side(bit side) {
   byte j;
 end:
   do
-  :: d_step { link[side] == Open && queued[side] < GOODBYE(side) && NOTHING_LEFT(side) -> queued[side]++ }
+  :: d_step { link[side] == Open && queued[side] < CLOSE(side) && NOTHING_LEFT(side) -> queued[side]++ }
   :: d_step {
-      link[side] == Open && received[side] == GOODBYE(1 - side) && acked[side] == GOODBYE(side) && !ack_due[side] ->
+      link[side] == Open && received[side] == CLOSE(1 - side) && acked[side] == CLOSE(side) && !ack_due[side] ->
       end_link(side, Good)
     }
-  /* Only Goodbyes, or their acks, may be missing: that is not waited for long. */
+  /* Only Close frames, or their acks, may be missing: that is not waited for long. */
   :: d_step {
-      link[side] == Open && received[side] == GOODBYE(1 - side) && queued[side] == GOODBYE(side) &&
+      link[side] == Open && received[side] == CLOSE(1 - side) && queued[side] == CLOSE(side) &&
           NOTHING_LEFT(side) && !control_up[side] ->
       end_link(side, Good)
     }
@@ -488,11 +488,11 @@ init {
   }
   timeout ->
   if
-  :: link[S] == Newborn -> assert(link[R] == Failed || (link[R] == Good && (arrived == ALL || queued[R] == GOODBYE(R))))
+  :: link[S] == Newborn -> assert(link[R] == Failed || (link[R] == Good && (arrived == ALL || queued[R] == CLOSE(R))))
   :: link[R] == Newborn -> assert(link[S] == Failed || (link[S] == Good && segments_acked == ALL))
   :: else ->
     assert(link[S] == Good && link[R] == Good);
     assert(arrived == ALL && delivered[0] && delivered[1] && segments_acked == ALL);
-    assert(handled[S] >= 1) /* R's Posted; a Goodbye may be missing where the peer said that the link has ended */
+    assert(handled[S] >= 1) /* R's Grant; a Close may be missing where the peer said that the link has ended */
   fi
 }

@@ -44,9 +44,9 @@
 #define IS_ANOTHER(newborn) (newborn || link[A] == Newborn)
 #endif
 #ifdef MUTATE_ENDED_IS_LOST
-#define IS_CLOSING(side) (received[side] == GOODBYE(1 - side))
+#define IS_CLOSING(side) (received[side] == CLOSE(1 - side))
 #else
-#define IS_CLOSING(side) (received[side] == GOODBYE(1 - side) || queued[side] == GOODBYE(side))
+#define IS_CLOSING(side) (received[side] == CLOSE(1 - side) || queued[side] == CLOSE(side))
 #endif
 #ifdef MUTATE_NO_ACK_STATE
 #define ACK_AT_ONCE 0
