@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.gradients.fsdp_hook import fsdp_hook as fsdp_hook
     from geocomm.gradients.gradient_hook import GradientHook as GradientHook
     from geocomm.gradients.power_sgd_hook import power_sgd_hook as power_sgd_hook
+    from geocomm.local_sgd.local_steps import LocalSteps as LocalSteps
+    from geocomm.local_sgd.local_steps import local_steps as local_steps
+    from geocomm.local_sgd.outer_step import Nesterov as Nesterov
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.planning.link_table import Links as Links
@@ -64,6 +67,9 @@ _MODULE_OF = {
     "power_sgd_hook": "gradients.power_sgd_hook",
     "reshard_feedback": "gradients.feedback_state",
     "GradientHook": "gradients.gradient_hook",
+    "local_steps": "local_sgd.local_steps",
+    "LocalSteps": "local_sgd.local_steps",
+    "Nesterov": "local_sgd.outer_step",
     "Links": "planning.link_table",
     "GeocommError": "core.errors",
     "InvalidArgumentError": "core.errors",

@@ -1,0 +1,88 @@
+"""The outer state of a site: anchor, outer momentum and error-feedback residual of every fragment, in host memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.outer_step import Nesterov, outer_step
+
+STATE_VERSION = 1
+
+
+class AnchoredFragment:
+    """The outer state of one fragment. Anchor and momentum have equal bits at every site; the residual is the site's.
+
+    float32: 4 bytes an element for the anchor, 4 for the momentum if there is one, and 4 for the residual of each
+    element that a codec compresses: 12 in all.
+    """
+
+    def __init__(self, fragment: Fragment, *, momentum: bool, residual: bool) -> None:
+        """Zeros, until the anchor is set."""
+        self.fragment = fragment
+        self.anchor = torch.zeros(fragment.numel)
+        self.momentum = torch.zeros(fragment.numel) if momentum else None
+        self.residual = torch.zeros(fragment.coded_elems) if residual and fragment.coded_elems else None
+        self.version = 0
+        """Outer steps that were taken."""
+
+    def step(self, outer: Nesterov, delta: torch.Tensor) -> None:
+        """Take an outer step with the averaged delta."""
+        outer_step(outer, self.anchor, self.momentum, delta)
+        self.version += 1
+
+    def digest(self) -> str:
+        """Of what is equal at every site: version, anchor and momentum."""
+        parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
+        return digest(parts, str(self.version))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies."""
+        return {
+            "version": self.version,
+            "anchor": self.anchor.clone(),
+            "momentum": _copy(self.momentum),
+            "residual": _copy(self.residual),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentError for the state of another fragment."""
+        for name, own in (("anchor", self.anchor), ("momentum", self.momentum), ("residual", self.residual)):
+            given = state[name]
+            if (None if own is None else own.shape) != (None if given is None else given.shape):
+                raise InvalidArgumentError(
+                    f"the state's {name} of fragment {self.fragment.index} has {_elements(given)}, and here it has "
+                    f"{_elements(own)}: codec, outer optimizer and fragments must be those of the run that was saved"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that was checked."""
+        self.version = int(state["version"])
+        for own, given in (
+            (self.anchor, state["anchor"]),
+            (self.momentum, state["momentum"]),
+            (self.residual, state["residual"]),
+        ):
+            if own is not None:
+                own.copy_(given)
+
+
+def digest(tensors: Sequence[torch.Tensor], text: str = "") -> str:
+    """BLAKE2b of the bytes of tensors on any device, and of a text, as 32 hexadecimal digits."""
+    found = hashlib.blake2b(text.encode(), digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
+    return None if values is None else values.clone()
+
+
+def _elements(values: torch.Tensor | None) -> str:
+    return "none" if values is None else f"{values.numel()} elements"

@@ -1,0 +1,74 @@
+"""The average of the sites' deltas, defined element by element, so that every site gets equal bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from geocomm.local_sgd.fragments import Fragment
+
+Averaging = Literal["auto", "mean", "radial"]
+_MOST_SITES_OF_A_MEAN = 4
+
+
+def average_deltas(
+    how: Averaging, fragment: Fragment, deltas: Sequence[torch.Tensor], weights: Sequence[float]
+) -> torch.Tensor:
+    """The average of the sites' deltas of a fragment: float32, 1-D, in the order of the sites.
+
+    weights: one for each delta, 0 or more, not all 0. how: "mean"; "radial", see `radial_directional`; "auto": the mean
+    of up to four sites, and radial of more.
+    """
+    counted = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight]
+    total = math.fsum(weight for _, weight in counted)
+    shares = [(delta, weight / total) for delta, weight in counted]
+    if how == "mean" or (how == "auto" and len(shares) <= _MOST_SITES_OF_A_MEAN):
+        return _mean(shares)
+    average = torch.empty_like(deltas[0])
+    for part, span in fragment.spans():
+        here = [(delta[span], share) for delta, share in shares]
+        average[span] = _mean(here) if part.table else radial_directional(here)
+    return average
+
+
+def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    """The mean length times the mean direction of deltas of one tensor, each with its share (Decoupled DiLoCo,
+    arXiv 2604.21428).
+
+    A plain mean of M nearly orthogonal deltas is shorter by the square root of M than each of them; this average is
+    not, so an outer learning rate stays right when the number of sites changes.
+    """
+    lengths = [_norm(delta) for delta, _ in shares]
+    length = math.fsum(share * one for (_, share), one in zip(shares, lengths, strict=True))
+    turned = [(delta, share / one) for (delta, share), one in zip(shares, lengths, strict=True) if one]
+    if not turned:
+        return torch.zeros_like(shares[0][0])
+    direction = _mean(turned)
+    norm = _norm(direction)
+    return direction.mul_(length / norm) if norm else direction
+
+
+def _mean(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    """The sum of each delta times its share: products and sums apart, in the order of the sites."""
+    (first, share), *others = shares
+    total = first.mul(share)
+    for delta, share in others:
+        total.add_(delta.mul(share))
+    return total
+
+
+def _norm(values: torch.Tensor) -> float:
+    """The length, by a sum whose order is defined: halves are added until one number is left.
+
+    `torch.sum` and `torch.linalg.norm` add in an order that depends on the vector width of the machine.
+    """
+    squares = values.double()
+    squares = squares.mul_(squares)
+    while squares.numel() > 1:
+        half = squares.numel() // 2
+        rest = squares[2 * half :]
+        squares = torch.cat([squares[:half] + squares[half : 2 * half], rest])
+    return math.sqrt(float(squares)) if squares.numel() else 0.0

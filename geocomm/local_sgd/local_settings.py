@@ -1,0 +1,109 @@
+"""What a run with local steps is given: presets, and the values that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.bad_input import did_you_mean
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.fragments import Tensor, automatic_count
+from geocomm.local_sgd.merge import Merge, check_merge
+from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.rounds import Coding
+from geocomm.local_sgd.schedule import Schedule
+
+Auto = Literal["auto"]
+Weights = Literal["steps", "tokens"]
+_EVERY = 30
+_OVERLAP = 5
+_INT4_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a kind of training begins with."""
+
+    outer: Nesterov
+    codec: str
+    decay: float
+
+
+PRESETS = {
+    "pretrain": Preset(Nesterov(lr=0.6, momentum=0.9), "int4", 1.0),  # DiLoCo's values for 2 and 4 sites
+    "finetune": Preset(Nesterov(lr=0.2, momentum=0.0), "int4", 1.0),
+    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "tiny", 0.95),  # SparseLoCo, arXiv 2508.15706
+}
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """The numbers of a run; `auto` has been resolved."""
+
+    schedule: Schedule
+    outer: Nesterov
+    coding: Coding
+    merge: Merge
+    weights: Weights
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[Tensor],
+        *,
+        preset: str,
+        every: int | Auto,
+        codec: str | None,
+        outer: Nesterov | None,
+        fragments: int | Auto,
+        merge: Merge,
+        overlap: int | Auto,
+        decay: float | None,
+        averaging: Averaging,
+        weights: Weights,
+    ) -> LocalSettings:
+        """Check what the user gave and fill in the rest. Raises InvalidArgumentError."""
+        if preset not in PRESETS:
+            raise InvalidArgumentError(f"there is no preset {preset!r}{did_you_mean(preset, PRESETS)}")
+        for name, value, known in (("averaging", averaging, Averaging), ("weights", weights, Weights)):
+            if value not in known.__args__:
+                raise InvalidArgumentError(f"{name} is {value!r}; it must be one of {', '.join(known.__args__)}")
+        base = PRESETS[preset]
+        decay = base.decay if decay is None else decay
+        if not 0 <= decay <= 1:
+            raise InvalidArgumentError(f"decay is {decay}; it must be from 0 to 1")
+        check_merge(merge)
+        every = _EVERY if every == "auto" else every
+        schedule = Schedule(
+            every=every,
+            fragments=automatic_count(tensors) if fragments == "auto" else fragments,
+            overlap=min(_OVERLAP, every) if overlap == "auto" else overlap,
+        )
+        coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
+        return cls(schedule, base.outer if outer is None else outer, coding, merge, weights)
+
+    def terms(self) -> dict[str, str]:
+        """As text, by the names that `geocomm.local_steps` gives them."""
+        return {
+            "every": str(self.schedule.every),
+            "fragments": str(self.schedule.fragments),
+            "overlap": str(self.schedule.overlap),
+            "outer lr": str(self.outer.lr),
+            "outer momentum": str(self.outer.momentum),
+            "codec": self.coding.codec,
+            "decay": str(self.coding.decay),
+            "averaging": self.coding.averaging,
+            "merge": str(self.merge),
+            "weights": self.weights,
+        }
+
+
+def codec_with_small_blocks(codec: str) -> str:
+    """The codec; four bits get blocks of 128 elements unless the string says otherwise: deltas of layers differ."""
+    spec = codec_spec(codec)
+    if spec.family == "int4" and "block" not in spec.given:
+        return str(spec.with_setting("block", str(_INT4_BLOCK)))
+    return codec

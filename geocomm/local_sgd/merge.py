@@ -1,0 +1,35 @@
+"""What a site makes of its own weights when a round's new anchor arrives."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+
+CARRY = "carry"
+Merge = float | Literal["carry"]
+
+
+def check_merge(merge: Merge) -> None:
+    """Raise InvalidArgumentError for a merge that there is not."""
+    if merge != CARRY and (isinstance(merge, str) or not 0 <= merge < 1):
+        raise InvalidArgumentError(f"merge is {merge!r}; it must be from 0 on and below 1, or '{CARRY}'")
+
+
+def merge_local(
+    merge: Merge, local: torch.Tensor, anchor: torch.Tensor, local_at_begin: torch.Tensor | None
+) -> torch.Tensor:
+    """The site's weights after a merge; all float32 and of the same shape.
+
+    local: its weights now, after the steps of the overlap. anchor: the new one. merge: the weight of `local` in the
+    mean of the two (Streaming DiLoCo, arXiv 2501.18512, takes 0.5); 0 takes over the anchor and drops the overlap's
+    steps; "carry" adds what the overlap's steps changed to the anchor, and needs the weights as they were when the
+    round began.
+    """
+    if merge == CARRY:
+        if local_at_begin is None:
+            raise InvalidArgumentError("merge='carry' needs the weights as they were when the round began")
+        return anchor + (local - local_at_begin)
+    return merge * local + (1 - merge) * anchor if merge else anchor.clone()

@@ -1,0 +1,50 @@
+"""The step of the outer optimizer, defined for each element by single float32 operations: equal bits at every site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+
+_CHUNK = 1 << 16  # elements: three buffers of so many stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """The outer optimizer: SGD with Nesterov momentum on averaged deltas (DiLoCo, arXiv 2311.08105, 2503.09799)."""
+
+    lr: float = 0.6
+    """Outer learning rate. The best depends on the number of sites and of local steps, not on the model's size."""
+    momentum: float = 0.9
+    """0: plain averaging steps, and no momentum is kept."""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for numbers that cannot be."""
+        if not 0 < self.lr <= 10:
+            raise InvalidArgumentError(f"the outer lr is {self.lr}; it must be above 0 and at most 10")
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgumentError(f"the outer momentum is {self.momentum}; it must be from 0 on and below 1")
+
+
+def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor) -> None:
+    """Move `anchor` by the averaged `delta`, in place; all are float32 on the CPU, 1-D, of the same length.
+
+    momentum: b, zeros at first; None where the optimizer has none. For each element, every operation rounded by itself
+    to float32, in this order:
+
+        b = mu * b + delta;  anchor = anchor - lr * (mu * b + delta)        without momentum: anchor - lr * delta
+
+    Products and sums are separate operations and never fused, so vector widths and machines make no difference. This
+    holds while all sites treat subnormal numbers alike (`torch.set_flush_denormal`).
+    """
+    for start in range(0, delta.numel(), _CHUNK):
+        span = slice(start, start + _CHUNK)
+        change = delta[span]
+        if momentum is not None:
+            velocity = momentum[span]
+            velocity.mul_(outer.momentum)
+            velocity.add_(change)
+            change = velocity.mul(outer.momentum).add_(delta[span])
+        anchor[span].sub_(change.mul(outer.lr))

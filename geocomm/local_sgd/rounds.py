@@ -1,0 +1,173 @@
+"""What the outer step asks of whatever carries deltas between the sites: it knows no sockets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
+from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.fragments import Fragment
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What must be the same at every site before a run begins or goes on."""
+
+    settings: Mapping[str, str]
+    """By name, as text."""
+    tensors: Mapping[str, str]
+    """By parameter: dtype, shape and a digest of the values."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A site's part of a round, without the delta."""
+
+    round: int
+    fragment: int
+    step: int
+    """Optimizer steps of the site when the round began."""
+    base: int
+    """Outer steps that the fragment's anchor has taken: the delta is the difference to that anchor."""
+    weight: int
+    """Steps, or tokens, that the delta stands for; 0: it does not count."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is decided about a round before bytes move."""
+
+    round: int
+    fragment: int
+    step: int
+    base: int
+    members: tuple[str, ...]
+    """Sites, in the order in which all of them add up the deltas."""
+    weights: tuple[int, ...]
+    """Of the members; 0: the site's delta is not finite and left out."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How deltas travel, and what becomes of them; equal at every site."""
+
+    codec: str
+    decay: float
+    """Of the residual of error feedback, in each round."""
+    averaging: Averaging
+
+
+@dataclass(frozen=True)
+class Average:
+    """The result of a round: everything but `residual` and `wire_bytes` has equal bits at every site."""
+
+    entry: Entry
+    values: torch.Tensor | None
+    """float32, 1-D, in the order of the fragment; None: no site's delta was finite, and there is no outer step."""
+    residual: torch.Tensor | None
+    """What the codec has lost of this site's delta by now; takes the old one's place when the round is committed."""
+    wire_bytes: int
+    """Compressed bytes of this site's delta, once."""
+
+
+class Reduction(Protocol):
+    """A round that is under way."""
+
+    def wait(self) -> Average:
+        """Block until the average is there. May be called again. Raises GeocommError."""
+        ...
+
+
+class Rounds(Protocol):
+    """Carries rounds between the sites. Calls come from one thread, in the order of the rounds, alike at every site.
+
+    A round: `propose`, `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
+    `wait` block. A round that fails at one site fails at all, and leaves anchors, residuals and weights as they were.
+    """
+
+    @property
+    def site(self) -> str:
+        """The name of this site."""
+        ...
+
+    def agree(self, terms: Terms) -> None:
+        """Compare the terms with those of the other sites (`check_terms`); raises at every site where they differ."""
+        ...
+
+    def propose(self, offer: Offer) -> None:
+        """Offer this site's part of a round."""
+        ...
+
+    def reduce(
+        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+    ) -> Reduction:
+        """Average `delta` (float32, CPU, 1-D, `fragment.numel` elements) of a round that was proposed.
+
+        The first `fragment.coded_elems` elements go through the codec, with `residual` (as many, or None), which is
+        read until the result is there and never written to; the others travel exactly. A site whose offer has weight 0
+        passes zeros, and keeps its residual. The caller leaves both tensors alone until the result is there.
+        """
+        ...
+
+    def commit(self, number: int, digest: str) -> None:
+        """Say what the fragment's state is after the round; a resumed site may commit what it reduced before.
+
+        Raises ReplicaMismatchError where another site's digest differs.
+        """
+        ...
+
+
+def check_terms(terms: Sequence[tuple[str, Terms]]) -> None:
+    """Compare the terms of the sites, given by name.
+
+    Raises InvalidArgumentError for a setting, ReplicaMismatchError for a tensor that is not the same at all of them;
+    both name it and two sites.
+    """
+    (first, expected), *others = terms
+    for site, found in others:
+        for name in [*expected.settings, *(found.settings.keys() - expected.settings.keys())]:
+            here, there = expected.settings.get(name, "nothing"), found.settings.get(name, "nothing")
+            if here != there:
+                raise InvalidArgumentError(
+                    f"local steps: {name} is {there} at site {site!r} and {here} at site {first!r}; start all sites "
+                    "with the same settings"
+                )
+        for name in [*expected.tensors, *(found.tensors.keys() - expected.tensors.keys())]:
+            here, there = expected.tensors.get(name, "not there"), found.tensors.get(name, "not there")
+            if here != there:
+                error = ReplicaMismatchError(
+                    f"local steps: {name} is {there} at site {site!r} and {here} at site {first!r}; start all sites "
+                    "with the same weights, for example from one seed or one checkpoint"
+                )
+                error.tensor = name
+                raise error
+
+
+def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
+    """The entry of a round from the offers of its members. Raises InvalidArgumentError for offers that do not fit."""
+    (first, expected), *others = offers
+    for site, offer in others:
+        for field in ("round", "fragment", "step", "base"):
+            here, there = getattr(expected, field), getattr(offer, field)
+            if here != there:
+                raise InvalidArgumentError(
+                    f"local steps: in round {expected.round}, {field} is {there} at site {site!r} and {here} at site "
+                    f"{first!r}; all sites take the same number of optimizer steps"
+                )
+    return Entry(
+        expected.round,
+        expected.fragment,
+        expected.step,
+        expected.base,
+        tuple(site for site, _ in offers),
+        tuple(offer.weight for _, offer in offers),
+    )
+
+
+def entry_fields(entry: Entry) -> dict[str, Any]:
+    """Of plain values, for a state dictionary; `Entry(**fields)` makes it again."""
+    return {**vars(entry), "members": tuple(entry.members), "weights": tuple(entry.weights)}

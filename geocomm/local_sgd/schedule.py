@@ -1,0 +1,50 @@
+"""When a round begins and when its result is merged: both follow from the number of optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geocomm.core.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later.
+
+    Fragments are due one after the other (Streaming DiLoCo, arXiv 2501.18512), at steps as far apart as whole numbers
+    allow; `every` need not be a multiple of their number. Rounds begin and end in the order of their numbers. Steps are
+    counted from 1: step s is the s-th optimizer step.
+    """
+
+    every: int
+    """Optimizer steps between two rounds of a fragment (H)."""
+    fragments: int
+    """Their number (P)."""
+    overlap: int
+    """Optimizer steps from the beginning of a round to the merge of its result (tau); 0: the site waits."""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for numbers that cannot be."""
+        if self.every < 1:
+            raise InvalidArgumentError(f"every is {self.every}; it must be 1 optimizer step or more")
+        if self.fragments < 1:
+            raise InvalidArgumentError(f"fragments is {self.fragments}; it must be 1 or more")
+        if not 0 <= self.overlap <= self.every:
+            raise InvalidArgumentError(
+                f"overlap is {self.overlap}; it must be from 0 to every ({self.every}): the result of a round is "
+                "merged before its fragment is due again"
+            )
+
+    def fragment_of(self, number: int) -> int:
+        """The fragment that round `number` averages."""
+        return number % self.fragments
+
+    def begins(self, number: int) -> int:
+        """The step after which round `number` begins."""
+        cycle, position = divmod(number, self.fragments)
+        return cycle * self.every - (-(position + 1) * self.every // self.fragments)
+
+    def begun_by(self, step: int) -> int:
+        """How many rounds have begun after `step` steps: rounds 0 … n - 1."""
+        cycle, rest = divmod(step, self.every)
+        return cycle * self.fragments + rest * self.fragments // self.every

@@ -1,0 +1,643 @@
+"""The handle of local steps, driven by simulated sites with the real codecs."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import geocomm
+from geocomm.core.errors import InvalidArgumentError, PeerLostError, ReplicaMismatchError, UnsupportedError
+from geocomm.local_sgd.local_steps import LocalSteps, local_steps
+from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.simulated_rounds import SimulatedSites
+
+SITES = ("a", "b")
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 20))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def batch(site: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * SITES.index(site[0]) + step)
+    return torch.randint(20, (4, 3), generator=generator), torch.randint(20, (4,), generator=generator)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, site: str, step: int) -> None:
+    inputs, targets = batch(site, step)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def values(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def anchor_of(handle: LocalSteps, model: nn.Module) -> torch.Tensor:
+    with handle.anchor():
+        return values(model)
+
+
+def equal_bits(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(
+            one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal_bits(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal_bits, one, other))
+    return one == other
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"every": 4, "overlap": 0, "codec": "none"},
+    {"every": 5, "overlap": 2, "codec": "int4", "fragments": 3},
+    {"every": 5, "overlap": 5, "codec": "int8", "fragments": 2, "merge": 0},
+    {"every": 6, "overlap": 3, "codec": "int4", "fragments": 4, "merge": "carry"},
+    {"every": 3, "overlap": 1, "preset": "loco", "fragments": 5},
+    {"every": 4, "overlap": 2, "codec": "int8:round=stochastic", "averaging": "radial"},
+    {"every": 4, "overlap": 1, "preset": "finetune"},
+]
+
+
+def train(rounds: Rounds, steps: int, **settings: Any) -> tuple[nn.Module, LocalSteps]:
+    model = make_model()
+    optimizer = adamw(model)
+    handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+    for step in range(steps):
+        train_step(model, optimizer, rounds.site, step)
+    return model, handle
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("sites", [("a", "b"), ("a", "b", "a2", "b2", "a3")])
+def test_anchors_of_all_sites_have_equal_bits(settings: dict[str, Any], sites: tuple[str, ...]) -> None:
+    def run(rounds: Rounds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        model, handle = train(rounds, 23, **settings)
+        before = anchor_of(handle, model)
+        local = values(model)
+        handle.finish()
+        return before, local, values(model)
+
+    simulation = SimulatedSites(sites)
+    results = simulation.run(run)
+    for before, _, after in results[1:]:
+        assert equal_bits(before, results[0][0])
+        assert equal_bits(after, results[0][2])
+    assert not torch.equal(results[0][1], results[1][1])  # their own weights differ between rounds
+    assert not torch.equal(results[0][0], values(make_model()))
+    assert [entry.round for entry in simulation.committed] == list(range(len(simulation.committed)))
+
+
+@pytest.mark.parametrize("sites", [1, 2, 4])
+def test_every_step_with_outer_sgd_is_data_parallel_training(sites: int) -> None:
+    names = [f"a{index}" for index in range(sites)]
+
+    def data(site: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(100 * names.index(site) + step)
+        return torch.randint(20, (4, 3), generator=generator), torch.randint(20, (4,), generator=generator)
+
+    def run(rounds: Rounds) -> torch.Tensor:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = local_steps(
+            model, optimizer, rounds=rounds, every=1, overlap=0, merge=0, codec="none", outer=Nesterov(1.0, 0.0)
+        )
+        for step in range(12):
+            inputs, targets = data(rounds.site, step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        handle.finish()
+        return values(model)
+
+    found = SimulatedSites(names).run(run)[0]
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(12):
+        optimizer.zero_grad()
+        for name in names:
+            inputs, targets = data(name, step)
+            (nn.functional.cross_entropy(model(inputs), targets) / sites).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, values(model), rtol=1e-5, atol=1e-6)
+    assert (found - values(make_model())).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("stop", [7, 10])
+def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(settings: dict[str, Any], stop: int) -> None:
+    def whole(rounds: Rounds) -> list[Any]:
+        model, handle = train(rounds, 21, **settings)
+        state = handle.state_dict()
+        handle.finish()
+        return [state, values(model)]
+
+    def first(rounds: Rounds) -> bytes:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+        for step in range(stop):
+            train_step(model, optimizer, rounds.site, step)
+        file = io.BytesIO()
+        torch.save([model.state_dict(), optimizer.state_dict(), handle.state_dict()], file)
+        return file.getvalue()
+
+    saved = dict(zip(SITES, SimulatedSites(SITES).run(first), strict=True))
+
+    def rest(rounds: Rounds) -> list[Any]:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+        states = torch.load(io.BytesIO(saved[rounds.site]), weights_only=True)
+        for target, state in zip((model, optimizer, handle), states, strict=True):
+            target.load_state_dict(state)
+        for step in range(stop, 21):
+            train_step(model, optimizer, rounds.site, step)
+        state = handle.state_dict()
+        handle.finish()
+        return [state, values(model)]
+
+    assert equal_bits(SimulatedSites(SITES).run(rest), SimulatedSites(SITES).run(whole))
+
+
+def test_state_is_a_copy() -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, fragments=2)
+        for step in range(5):
+            train_step(model, optimizer, "a", step)
+        state = handle.state_dict()
+        before = copy.deepcopy(state)
+        for step in range(5, 9):
+            train_step(model, optimizer, "a", step)
+        assert equal_bits(state, before)
+        assert not equal_bits(handle.state_dict(), before)
+
+    SimulatedSites(["a"]).run(run)
+
+
+def test_error_feedback_keeps_what_int4_loses() -> None:
+    """The sum of what was sent tends to the sum of what was learned; without feedback small changes are lost."""
+
+    def run(rounds: Rounds, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+        model = nn.Linear(64, 64, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        handle = local_steps(
+            model, optimizer, rounds=rounds, every=1, overlap=0, outer=Nesterov(1.0, 0.0), exact_below=0, decay=decay
+        )
+        generator = torch.Generator().manual_seed(5)
+        change = torch.randn(64, 64, generator=generator) ** 3
+        for _ in range(40):
+            model.weight.grad = -change
+            optimizer.step()
+        return anchor_of(handle, model), 40 * change.reshape(-1)
+
+    (kept, expected), _ = SimulatedSites(SITES).run(lambda rounds: run(rounds, 1.0))
+    (lost, _), _ = SimulatedSites(SITES).run(lambda rounds: run(rounds, 0.0))
+    assert (kept - expected).norm() < 0.05 * expected.norm()
+    assert (lost - expected).norm() > 2 * (kept - expected).norm()
+
+
+@pytest.mark.parametrize("merge", [0, 0.5, "carry"])
+def test_merge_is_applied_at_the_step_of_the_overlap(merge: float | str) -> None:
+    """Weights fall by 1 a step at one site and by 3 at the other, so that every number is known."""
+
+    def run(rounds: Rounds) -> list[float]:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        local_steps(
+            model, optimizer, rounds=rounds, every=4, overlap=2, merge=merge, codec="none", outer=Nesterov(1.0, 0.0)
+        )
+        seen = []
+        for _ in range(6):
+            model.weight.grad = torch.tensor([[1.0 if rounds.site == "a" else 3.0]])
+            optimizer.step()
+            seen.append(model.weight.item())
+        return seen
+
+    one, other = SimulatedSites(SITES).run(run)
+    assert one[:5] == [-1, -2, -3, -4, -5]
+    assert other[:5] == [-3, -6, -9, -12, -15]
+    assert (one[5], other[5]) == {0: (-8, -8), 0.5: (-7, -13), "carry": (-10, -14)}[merge]
+
+
+def test_weights_are_the_tokens_that_the_sites_counted() -> None:
+    def run(rounds: Rounds) -> float:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        handle = local_steps(
+            model,
+            optimizer,
+            rounds=rounds,
+            every=2,
+            overlap=0,
+            codec="none",
+            outer=Nesterov(1.0, 0.0),
+            weights="tokens",
+        )
+        for _ in range(2):
+            model.weight.grad = torch.tensor([[1.0 if rounds.site == "a" else 5.0]])
+            handle.count_tokens(300 if rounds.site == "a" else 100)
+            optimizer.step()
+        return model.weight.item()
+
+    assert SimulatedSites(SITES).run(run) == [-4.0, -4.0]
+
+
+def test_tokens_that_nobody_counted_are_an_error() -> None:
+    def run(rounds: Rounds) -> None:
+        train(rounds, 2, every=2, overlap=0, weights="tokens")
+
+    with pytest.raises(InvalidArgumentError, match="count_tokens"):
+        SimulatedSites(SITES).run(run)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_site_that_is_not_finite_does_not_count_and_takes_over_the_anchor(bad: float, overlap: int) -> None:
+    def run(rounds: Rounds) -> tuple[torch.Tensor, dict[str, Any]]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = local_steps(model, optimizer, rounds=rounds, every=3, overlap=overlap, exact_below=100)
+        for step in range(3 + overlap):
+            train_step(model, optimizer, rounds.site, step)
+            if rounds.site == "b" and step == 1:
+                with torch.no_grad():
+                    model[2].weight[0, 0] = bad
+        assert values(model).isfinite().all()
+        handle.finish()
+        return values(model), handle.stats()
+
+    simulation = SimulatedSites(SITES)
+    (one, stats), (other, other_stats) = simulation.run(run)
+    assert equal_bits(one, other)
+    assert simulation.committed[0].weights == (3, 0)
+    assert stats["rounds_not_finite"] == 0
+    assert other_stats["rounds_not_finite"] == 1
+
+
+def test_round_in_which_nobody_is_finite_is_void() -> None:
+    def run(rounds: Rounds) -> tuple[torch.Tensor, dict[str, Any]]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+        handle = local_steps(model, optimizer, rounds=rounds, every=1, overlap=0)
+        train_step(model, optimizer, rounds.site, 0)
+        return values(model), handle.stats()
+
+    for found, stats in SimulatedSites(SITES).run(run):
+        assert equal_bits(found, values(make_model()))
+        assert stats["rounds_void"] == 1
+
+
+def test_steps_that_a_grad_scaler_skips_do_not_count() -> None:
+    def run(rounds: Rounds) -> list[int]:
+        counts = []
+        for fused in (False, True):
+            model = make_model()
+            optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+            handle = local_steps(model, optimizer, rounds=rounds, every=100)
+            scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+            for scale in (1.0, float("inf"), 1.0):
+                optimizer.zero_grad()
+                inputs, targets = batch("a", 0)
+                loss = nn.functional.cross_entropy(model(inputs), targets) * scale
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            counts.append(handle.stats()["step"])
+        return counts
+
+    assert SimulatedSites(["a"]).run(run) == [[2, 2]]
+
+
+def test_anchor_gives_back_the_local_weights_and_refuses_steps() -> None:
+    def run(rounds: Rounds) -> None:
+        model, handle = train(rounds, 3, every=2, overlap=0)
+        local = values(model)
+        optimizer = adamw(model)
+        with handle.anchor():
+            assert not torch.equal(values(model), local)
+            with pytest.raises(InvalidArgumentError, match="entered already"), handle.anchor():
+                pass
+        assert equal_bits(values(model), local)
+        handle.finish()
+        optimizer.step()
+
+    SimulatedSites(SITES).run(run)
+
+
+def test_step_while_the_model_holds_the_anchor_is_refused() -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds)
+        with handle.anchor():
+            train_step(model, optimizer, "a", 0)
+
+    with pytest.raises(InvalidArgumentError, match=r"anchor\(\)"):
+        SimulatedSites(["a"]).run(run)
+
+
+def test_finished_run_leaves_an_ordinary_optimizer() -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, every=2)
+        train_step(model, optimizer, "a", 0)
+        handle.finish()
+        for step in range(5):
+            train_step(model, optimizer, "a", step)
+        assert handle.stats()["step"] == 1
+        with pytest.raises(InvalidArgumentError, match="has ended"):
+            handle.finish()
+
+    SimulatedSites(["a"]).run(run)
+
+
+def test_wire_bytes_are_those_of_the_frames() -> None:
+    def run(rounds: Rounds) -> dict[str, Any]:
+        model = nn.Linear(256, 256, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, codec="int4")
+        for _ in range(4):
+            model.weight.grad = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+            optimizer.step()
+        handle.finish()
+        return handle.stats()
+
+    stats = SimulatedSites(SITES).run(run)[0]
+    assert stats["rounds"] == 2
+    assert 2 * 256 * 256 / 2 < stats["wire_bytes"] < 2 * 256 * 256 * 0.54
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"every": 0}, "every is 0"),
+        ({"every": 4, "overlap": 5}, "overlap is 5"),
+        ({"fragments": 0}, "fragments is 0"),
+        ({"fragments": 100}, "fragments is 100"),
+        ({"merge": 1.5}, "merge is 1.5"),
+        ({"preset": "pretrian"}, "pretrain"),
+        ({"codec": "int5"}, "int5"),
+        ({"decay": 2}, "decay is 2"),
+        ({"averaging": "median"}, "averaging is 'median'"),
+        ({"weights": "bytes"}, "weights is 'bytes'"),
+        ({"buffers": "keep"}, "buffers is 'keep'"),
+        ({"exact": ["("]}, "regular expression"),
+    ],
+)
+def test_bad_argument_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        SimulatedSites(["a"]).run(lambda rounds: train(rounds, 0, **settings))
+
+
+def run_two_setups(make: Callable[[str], tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]]) -> None:
+    def run(rounds: Rounds) -> None:
+        model, optimizer, settings = make(rounds.site)
+        local_steps(model, optimizer, rounds=rounds, **settings)
+
+    SimulatedSites(SITES).run(run)
+
+
+@pytest.mark.parametrize(
+    ("setting", "values_", "named"),
+    [
+        ("every", (10, 20), "every is 20 at site 'b' and 10 at site 'a'"),
+        ("codec", ("int4", "int8"), "codec"),
+        ("outer", (Nesterov(0.6), Nesterov(0.7)), "outer lr"),
+        ("merge", (0.5, "carry"), "merge"),
+        ("exact_below", (4, 400), "layout"),
+    ],
+)
+def test_settings_that_differ_between_sites_are_refused_by_name(
+    setting: str, values_: tuple[Any, Any], named: str
+) -> None:
+    def make(site: str) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+        model = make_model()
+        return model, adamw(model), {setting: values_[SITES.index(site)]}
+
+    with pytest.raises(InvalidArgumentError, match=named):
+        run_two_setups(make)
+
+
+def test_another_optimizer_at_one_site_is_refused() -> None:
+    def make(site: str) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+        model = make_model()
+        return model, adamw(model) if site == "a" else torch.optim.SGD(model.parameters(), lr=1e-2), {}
+
+    with pytest.raises(InvalidArgumentError, match="optimizer is SGD at site 'b' and AdamW at site 'a'"):
+        run_two_setups(make)
+
+
+def test_weights_that_differ_between_sites_are_refused_by_name() -> None:
+    def make(site: str) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+        model = make_model()
+        if site == "b":
+            with torch.no_grad():
+                model[4].weight[3, 2] += 1e-7
+        return model, adamw(model), {}
+
+    with pytest.raises(ReplicaMismatchError, match=r"4\.weight") as caught:
+        run_two_setups(make)
+    assert caught.value.tensor == "4.weight"
+
+
+def test_frozen_parameter_of_another_dtype_at_one_site_is_refused() -> None:
+    def make(site: str) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+        model = make_model()
+        model[0].weight.requires_grad_(False)
+        if site == "b":
+            model[0].weight.data = model[0].weight.data.double()
+        return model, adamw(model), {}
+
+    with pytest.raises(ReplicaMismatchError, match=r"0\.weight is float64.* and float32"):
+        run_two_setups(make)
+
+
+def test_sites_with_other_numbers_of_steps_fail_by_name() -> None:
+    def run(rounds: Rounds) -> None:
+        _, handle = train(rounds, 3 if rounds.site == "a" else 4, every=100)
+        handle.finish()
+
+    with pytest.raises(InvalidArgumentError, match="step is 4 at site 'b' and 3 at site 'a'"):
+        SimulatedSites(SITES).run(run)
+
+
+def test_site_that_ends_early_is_named_to_the_others() -> None:
+    def run(rounds: Rounds) -> None:
+        train(rounds, 6 if rounds.site == "a" else 2, every=3, overlap=1)
+
+    with pytest.raises(PeerLostError, match="b"):
+        SimulatedSites(SITES).run(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_trained_parameter_that_is_not_float32_is_refused_by_name(dtype: torch.dtype) -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        model[2].to(dtype)
+        local_steps(model, adamw(model), rounds=rounds)
+
+    with pytest.raises(UnsupportedError, match=r"2\.weight"):
+        SimulatedSites(["a"]).run(run)
+
+
+def test_what_is_not_averaged_is_named_with_the_reason() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(30, 8)
+            self.head = nn.Linear(8, 30, bias=False)
+            self.head.weight = self.embed.weight
+            self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+            self.steps = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+            self.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+
+    def run(rounds: Rounds) -> dict[str, Any]:
+        model = Tied()
+        return local_steps(model, adamw(model), rounds=rounds).stats()
+
+    (stats,) = SimulatedSites(["a"]).run(run)
+    assert stats["elements"] == 240
+    assert stats["left_out"] == {
+        "scale": "frozen",
+        "steps": "frozen",
+        "head.weight": "the same as embed.weight",
+        "mask": "a buffer",
+    }
+
+
+@pytest.mark.parametrize("buffers", ["refuse", "local"])
+def test_buffer_that_changes_in_training_is_refused_unless_the_user_says_otherwise(buffers: str) -> None:
+    def run(rounds: Rounds) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, buffers=buffers)
+        for step in range(4):
+            model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+        handle.finish()
+
+    if buffers == "local":
+        SimulatedSites(SITES).run(run)
+    else:
+        with pytest.raises(UnsupportedError, match=r"1\.running_mean"):
+            SimulatedSites(SITES).run(run)
+
+
+@pytest.mark.parametrize("change", ["added", "replaced", "frozen"])
+def test_model_that_changes_its_parameters_is_refused_by_name(change: str) -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        local_steps(model, optimizer, rounds=rounds, every=2)
+        train_step(model, optimizer, "a", 0)
+        if change == "added":
+            model[4].register_parameter("extra", nn.Parameter(torch.zeros(3)))
+        elif change == "replaced":
+            model[4].bias = nn.Parameter(torch.zeros(20))
+        else:
+            model[4].bias.requires_grad_(False)
+        train_step(model, optimizer, "a", 1)
+
+    with pytest.raises(InvalidArgumentError, match=r"4\.(extra|bias)"):
+        SimulatedSites(["a"]).run(run)
+
+
+def test_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="group 0"):
+        SimulatedSites(["a"]).run(lambda rounds: local_steps(make_model(), adamw(make_model()), rounds=rounds))
+
+
+def test_model_without_trained_parameters_is_refused() -> None:
+    model = make_model().requires_grad_(False)
+    with pytest.raises(InvalidArgumentError, match="no parameter"):
+        SimulatedSites(["a"]).run(lambda rounds: local_steps(model, adamw(model), rounds=rounds))
+
+
+@pytest.mark.parametrize("kind", ["site", "settings", "version", "momentum"])
+def test_state_of_another_run_is_refused(kind: str) -> None:
+    def run(rounds: Rounds) -> None:
+        _, handle = train(rounds, 3, every=2)
+        state = handle.state_dict()
+        if kind == "site":
+            state["site"] = "elsewhere"
+        elif kind == "settings":
+            state["settings"]["every"] = "3"
+        elif kind == "version":
+            state["version"] = 99
+        else:
+            state["fragments"][0]["momentum"] = None
+        with pytest.raises(InvalidArgumentError):
+            handle.load_state_dict(state)
+
+    SimulatedSites(["a"]).run(run)
+
+
+def test_states_that_do_not_belong_together_are_refused() -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=0)
+        states = []
+        for step in range(4):
+            train_step(model, optimizer, rounds.site, step)
+            states.append(handle.state_dict())
+        handle.load_state_dict(states[3] if rounds.site == "a" else states[1])
+
+    with pytest.raises(InvalidArgumentError, match="step is 2 at site 'b' and 4 at site 'a'"):
+        SimulatedSites(SITES).run(run)
+
+
+def test_parameters_in_another_memory_order_are_averaged_too() -> None:
+    def run(rounds: Rounds) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Conv2d(4, 6, 3, bias=False).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        handle = local_steps(
+            model, optimizer, rounds=rounds, every=1, overlap=0, codec="none", outer=Nesterov(1.0, 0.0)
+        )
+        before = model.weight.detach().clone()
+        change = torch.arange(216.0).view(6, 4, 3, 3)
+        model.weight.grad = change * (1 if rounds.site == "a" else 3)
+        optimizer.step()
+        handle.finish()
+        torch.testing.assert_close(before - model.weight.detach(), 2 * change)
+        return model.weight.detach()
+
+    one, other = SimulatedSites(SITES).run(run)
+    assert torch.equal(one, other)
+
+
+def test_public_name_is_the_function() -> None:
+    assert geocomm.local_steps is local_steps

@@ -1,0 +1,43 @@
+"""When rounds begin."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.schedule import Schedule
+
+
+@given(every=st.integers(1, 60), fragments=st.integers(1, 30), data=st.data())
+def test_every_fragment_is_due_once_in_every_steps_and_rounds_are_in_order(
+    every: int, fragments: int, data: st.DataObject
+) -> None:
+    schedule = Schedule(every, fragments, data.draw(st.integers(0, every)))
+    begins = [schedule.begins(number) for number in range(4 * fragments)]
+    assert begins == sorted(begins)
+    assert begins[0] >= 1
+    assert begins[fragments - 1] == every
+    for number, step in enumerate(begins):
+        assert schedule.fragment_of(number) == number % fragments
+        assert schedule.begins(number + fragments) == step + every
+    gaps = [later - earlier for earlier, later in zip(begins, begins[1:], strict=False)]
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1
+
+
+@given(every=st.integers(1, 60), fragments=st.integers(1, 30), step=st.integers(0, 300))
+def test_rounds_begun_by_a_step_are_those_that_began_at_it_or_before(every: int, fragments: int, step: int) -> None:
+    schedule = Schedule(every, fragments, 0)
+    count = schedule.begun_by(step)
+    assert schedule.begins(count) > step
+    assert count == 0 or schedule.begins(count - 1) <= step
+
+
+@pytest.mark.parametrize(
+    ("every", "fragments", "overlap", "named"),
+    [(0, 1, 0, "every"), (-3, 1, 0, "every"), (5, 0, 0, "fragments"), (5, 1, 6, "overlap"), (5, 1, -1, "overlap")],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(every: int, fragments: int, overlap: int, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{named} is"):
+        Schedule(every, fragments, overlap)
