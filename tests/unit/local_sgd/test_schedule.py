@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_every_fragment_is_due_once_in_every_steps_and_rounds_are_in_order(
     for number, step in enumerate(begins):
         assert schedule.fragment_of(number) == number % fragments
         assert schedule.begins(number + fragments) == step + every
-    gaps = [later - earlier for earlier, later in zip(begins, begins[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(begins)]
     assert max(gaps, default=0) - min(gaps, default=0) <= 1
 
 
