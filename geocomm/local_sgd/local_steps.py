@@ -16,7 +16,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest
 from geocomm.local_sgd.averaging import Averaging
-from geocomm.local_sgd.fragments import make_fragments
+from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.outer_step import Nesterov
@@ -145,6 +145,11 @@ class LocalSteps:
         self._shows_anchor = False
         self._hook = optimizer.register_step_post_hook(self._after_step)
         self._open = True
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What the rounds average, one after the other."""
+        return tuple(held.fragment for held in self._state)
 
     def count_tokens(self, tokens: int) -> None:
         """With weights="tokens": say how many tokens were trained on since the last call; at the latest before the

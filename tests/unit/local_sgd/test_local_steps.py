@@ -142,6 +142,40 @@ def test_every_step_with_outer_sgd_is_data_parallel_training(sites: int) -> None
     assert (found - values(make_model())).abs().max() > 0.01
 
 
+def test_rounds_without_overlap_are_diloco_by_torchs_optimizers() -> None:
+    def run(rounds: Rounds) -> torch.Tensor:
+        model, handle = train(rounds, 24, every=4, overlap=0, codec="none", fragments=2, outer=Nesterov(0.7, 0.8))
+        return anchor_of(handle, model)
+
+    found = SimulatedSites(SITES).run(run)[0]
+    anchor = make_model()
+    outer = torch.optim.SGD(anchor.parameters(), lr=0.7, momentum=0.8, nesterov=True)
+    models = [make_model() for _ in SITES]
+    optimizers = [adamw(model) for model in models]
+    # Two fragments are due at different steps of each cycle; which parameter is in which, the packing says.
+    handle_fragments = SimulatedSites(["a"]).run(
+        lambda rounds: train(rounds, 0, every=4, overlap=0, fragments=2)[1].fragments
+    )[0]
+    due = {2: handle_fragments[0], 0: handle_fragments[1]}
+    for step in range(1, 25):
+        for site, model, optimizer in zip(SITES, models, optimizers, strict=True):
+            train_step(model, optimizer, site, step - 1)
+        if step % 4 not in due:
+            continue
+        names = {part.name for part in due[step % 4].ranges}
+        outer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, parameter in anchor.named_parameters():
+                if name in names:
+                    local = [dict(model.named_parameters())[name] for model in models]
+                    parameter.grad = parameter - sum(local) / len(local)
+            outer.step()
+            for name in names:
+                for model in models:
+                    dict(model.named_parameters())[name].copy_(dict(anchor.named_parameters())[name])
+    torch.testing.assert_close(found, values(anchor), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("stop", [7, 10])
 def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(settings: dict[str, Any], stop: int) -> None:
