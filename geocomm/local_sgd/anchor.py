@@ -36,6 +36,12 @@ class AnchoredFragment:
         outer_step(outer, self.anchor, self.momentum, delta)
         self.version += 1
 
+    def copy(self) -> AnchoredFragment:
+        """Another with the same values."""
+        made = AnchoredFragment(self.fragment, momentum=self.momentum is not None, residual=self.residual is not None)
+        made.load_state_dict(self.state_dict())
+        return made
+
     def digest(self) -> str:
         """Of what is equal at every site: version, anchor and momentum."""
         parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]

@@ -48,6 +48,7 @@ class LocalSettings:
     coding: Coding
     merge: Merge
     weights: Weights
+    deterministic: bool
 
     @classmethod
     def of(
@@ -64,6 +65,7 @@ class LocalSettings:
         decay: float | None,
         averaging: Averaging,
         weights: Weights,
+        deterministic: bool,
     ) -> LocalSettings:
         """Check what the user gave and fill in the rest. Raises InvalidArgumentError."""
         if preset not in PRESETS:
@@ -83,7 +85,7 @@ class LocalSettings:
             overlap=min(_OVERLAP, every) if overlap == "auto" else overlap,
         )
         coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
-        return cls(schedule, base.outer if outer is None else outer, coding, merge, weights)
+        return cls(schedule, base.outer if outer is None else outer, coding, merge, weights, deterministic)
 
     def terms(self) -> dict[str, str]:
         """As text, by the names that `geocomm.local_steps` gives them."""
@@ -98,6 +100,7 @@ class LocalSettings:
             "averaging": self.coding.averaging,
             "merge": str(self.merge),
             "weights": self.weights,
+            "deterministic": str(self.deterministic),
         }
 
 

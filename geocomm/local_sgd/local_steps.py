@@ -10,25 +10,28 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.fragments import Fragment, make_fragments
+from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.parameter_view import ParameterView, PlainParameters, read_fragment, write_fragment
-from geocomm.local_sgd.rounds import Average, Entry, Offer, Reduction, Rounds, Terms, entry_fields
+from geocomm.local_sgd.rounds import Average, Entry, Offer, Reduction, Rounds, Terms
 
 
 def local_steps(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    rounds: Rounds,
+    rounds: Rounds | None = None,
     preset: str = "pretrain",
     every: int | Auto = "auto",
     codec: str | None = None,
@@ -42,6 +45,7 @@ def local_steps(
     exact: Sequence[str] = ("norm",),
     exact_below: int = 4096,
     buffers: Literal["refuse", "local"] = "refuse",
+    deterministic: bool = False,
 ) -> LocalSteps:
     """Train with local steps: each site trains by itself, and every `every` optimizer steps the sites average.
 
@@ -51,7 +55,8 @@ def local_steps(
     fragment of the model after the other (Streaming DiLoCo, arXiv 2501.18512).
 
     model: whole parameters in float32, on any device; not FSDP or ZeRO-3. Inside a site DDP may train it.
-    rounds: what carries the deltas; today `SimulatedSites.run` alone makes one, for sites in one process.
+    rounds: what carries the deltas; default: `GroupRounds`, over the sites of the default process group, and then the
+    call is collective. `SimulatedSites.run` makes one for sites in one process.
     preset: "pretrain" (Nesterov with lr 0.6 and momentum 0.9, int4), "finetune" (lr 0.2, no momentum, int4) or "loco"
     (lr 1, no momentum, top-k of 64 in 4096 with residuals that decay by 0.95). codec, outer and decay replace its own.
     every: optimizer steps between two rounds of a fragment; "auto": 30.
@@ -60,6 +65,9 @@ def local_steps(
     merge: the weight of the site's own weights when a result arrives, 0 to below 1, or "carry" (`merge_local`).
     overlap: optimizer steps from a round's beginning to its merge; "auto": 5, at most `every`. 0: the site waits for
     the result and takes over the anchor, whatever `merge` is.
+    deterministic: what becomes of a result that is late. False: the site trains on and merges it when it comes, and
+    rounds that are due meanwhile begin later, so that a line that is down holds up no step. True: the step waits, and
+    equal runs have equal bits.
     decay: of the residual of error feedback, in each round.
     averaging: "mean", "radial" (`radial_directional`), or "auto": the mean up to four sites, radial beyond.
     weights: what a site's delta counts by: its "steps", or the "tokens" that it says with `count_tokens`.
@@ -71,23 +79,33 @@ def local_steps(
     (8 without momentum), and what rounds in flight hold.
     Raises InvalidArgumentError, UnsupportedError, and ReplicaMismatchError where the sites' weights differ.
     """
-    if buffers not in ("refuse", "local"):
-        raise InvalidArgumentError(f"buffers is {buffers!r}; it must be 'refuse' or 'local'")
-    view = PlainParameters(model, exact=exact, exact_below=exact_below, keep_buffers_local=buffers == "local")
-    settings = LocalSettings.of(
-        view.tensors,
-        preset=preset,
-        every=every,
-        codec=codec,
-        outer=outer,
-        fragments=fragments,
-        merge=merge,
-        overlap=overlap,
-        decay=decay,
-        averaging=averaging,
-        weights=weights,
-    )
-    return LocalSteps(view, optimizer, rounds, settings)
+    rounds = GroupRounds() if rounds is None else rounds
+    try:
+        if buffers not in ("refuse", "local"):
+            raise InvalidArgumentError(f"buffers is {buffers!r}; it must be 'refuse' or 'local'")
+        whole = model.module if isinstance(model, DistributedDataParallel) else model
+        view = PlainParameters(whole, exact=exact, exact_below=exact_below, keep_buffers_local=buffers == "local")
+        view.check_optimizer(optimizer)
+        settings = LocalSettings.of(
+            view.tensors,
+            preset=preset,
+            every=every,
+            codec=codec,
+            outer=outer,
+            fragments=fragments,
+            merge=merge,
+            overlap=overlap,
+            decay=decay,
+            averaging=averaging,
+            weights=weights,
+            deterministic=deterministic,
+        )
+        handle = LocalSteps(view, optimizer, rounds, settings)
+    except GeocommError as error:
+        rounds.refuse(str(error))
+        raise
+    handle.begin()
+    return handle
 
 
 @dataclass
@@ -108,6 +126,9 @@ class _Arrived:
 
     average: Average
 
+    def is_done(self) -> bool:
+        return True
+
     def wait(self) -> Average:
         return self.average
 
@@ -118,9 +139,9 @@ class LocalSteps:
     def __init__(
         self, view: ParameterView, optimizer: torch.optim.Optimizer, rounds: Rounds, settings: LocalSettings
     ) -> None:
-        """Compare everything with the other sites, and take the model's weights for the first anchor."""
-        view.check_optimizer(optimizer)
+        """Not begun yet."""
         self._view = view
+        self._optimizer = optimizer
         self._rounds = rounds
         self._settings = settings
         self._schedule = settings.schedule
@@ -131,9 +152,6 @@ class LocalSteps:
             for fragment in fragments
         ]
         self._layout = digest([], repr(fragments))
-        rounds.agree(Terms(settings.terms() | {"layout": self._layout} | _optimizer_terms(optimizer), view.digests()))
-        for held in self._state:
-            held.anchor.copy_(read_fragment(view, held.fragment))
         self._flights: deque[_Flight] = deque()
         self._step = 0
         self._next_round = 0
@@ -143,8 +161,17 @@ class LocalSteps:
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
         self._shows_anchor = False
-        self._hook = optimizer.register_step_post_hook(self._after_step)
-        self._open = True
+        self._held_back = 0  # steps for which a round that was due could not begin
+        self._hook: RemovableHandle | None = None
+
+    def begin(self) -> None:
+        """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
+        now on. `local_steps` has called it."""
+        terms = self._settings.terms() | {"layout": self._layout} | _optimizer_terms(self._optimizer)
+        self._rounds.agree(Terms(terms, self._view.digests()))
+        for held in self._state:
+            held.anchor.copy_(read_fragment(self._view, held.fragment))
+        self._hook = self._optimizer.register_step_post_hook(self._after_step)
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -166,16 +193,21 @@ class LocalSteps:
 
         All sites call it after the same step. The optimizer is an ordinary one afterwards.
         """
-        self._require_open()
-        self._merge_begun_by(self._step)
-        for fragment in range(len(self._state)):
-            if self._step > self._step_at_begin[fragment]:
-                self._begin(fragment)
-        self._merge_begun_by(self._step)
+        hook = self._require_open()
+        due = [index for index in range(len(self._state)) if self._step > self._step_at_begin[index]]
+        if not self._settings.deterministic:  # a site may be at another step, or in another round
+            self._catch_up()
+            number = self._next_round + bool(due)
+            due = [*range(len(self._state))] if self._rounds.furthest(number) > self._next_round else []
+        self._merge_begun_by(self._step, wait=True)
+        for fragment in due:
+            self._begin(fragment, last=True)
+        self._merge_begun_by(self._step, wait=True)
+        self._rounds.settle()
         for held in self._state:
             write_fragment(self._view, held.fragment, held.anchor)
-        self._hook.remove()
-        self._open = False
+        hook.remove()
+        self._hook = None
 
     @contextmanager
     def anchor(self) -> Iterator[None]:
@@ -199,10 +231,13 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything but model and optimizer, whose own states belong into the same checkpoint.
 
+        Every site calls it, before it takes the state of the model: where results were late, they are merged here.
         Waits for the results of rounds in flight. Anchor and momentum are equal at every site; the residual is this
         site's. torch.load(weights_only=True) reads it.
         """
         self._require_open()
+        if not self._settings.deterministic:
+            self._catch_up()
         return {
             "version": STATE_VERSION,
             "site": self._rounds.site,
@@ -210,6 +245,7 @@ class LocalSteps:
             "settings": self._settings.terms(),
             "step": self._step,
             "next_round": self._next_round,
+            "held_back": self._held_back,
             "weight": self._weight,
             "weight_at_begin": list(self._weight_at_begin),
             "step_at_begin": list(self._step_at_begin),
@@ -245,25 +281,28 @@ class LocalSteps:
             held.load_state_dict(saved)
         self._step = int(state["step"])
         self._next_round = int(state["next_round"])
+        self._held_back = int(state["held_back"])
         self._weight = int(state["weight"])
         self._weight_at_begin = list(state["weight_at_begin"])
         self._step_at_begin = list(state["step_at_begin"])
         self._counters = dict(state["counters"])
         self._flights = deque(_flight_of(saved) for saved in state["in_flight"])
-        terms = {"step": str(self._step), "next round": str(self._next_round)}
-        terms |= {f"state of fragment {index}": held.digest() for index, held in enumerate(self._state)}
+        terms = {"next round": str(self._next_round)}
+        terms |= {f"state of fragment {index}": text for index, text in enumerate(self._digests_to_come())}
         self._rounds.agree(Terms(terms, {}))
 
     def stats(self) -> dict[str, Any]:
         """What has happened here: optimizer steps (`step`), `rounds` merged, those in which this site's delta was not
         finite (`rounds_not_finite`) or nobody's was (`rounds_void`), compressed bytes of this site's deltas
-        (`wire_bytes`), seconds for which steps waited for results (`waited_s`), rounds `in_flight`; the settings; the
+        (`wire_bytes`), seconds for which steps waited for results (`waited_s`), steps for which a round that was due
+        could not begin since its fragment's last result was late (`held_back`), rounds `in_flight`; the settings; the
         `elements` that are averaged, and what is `left_out`, by name, with the reason."""
         return {
             **self._settings.terms(),
             "step": self._step,
             **self._counters,
             "waited_s": self._waited_s,
+            "held_back": self._held_back,
             "in_flight": len(self._flights),
             "elements": sum(held.fragment.numel for held in self._state),
             "left_out": dict(self._view.left_out),
@@ -281,24 +320,49 @@ class LocalSteps:
             self._weight += 1
         if self._step == 1:
             self._view.check()
-        self._merge_begun_by(self._step - self._schedule.overlap)
-        while self._next_round < self._schedule.begun_by(self._step):
-            self._begin(self._schedule.fragment_of(self._next_round))
+        self._merge_begun_by(self._step - self._schedule.overlap, wait=self._settings.deterministic)
+        while self._next_round < self._schedule.begun_by(self._step - self._held_back):
+            fragment = self._schedule.fragment_of(self._next_round)
+            if any(flight.fragment == fragment for flight in self._flights):
+                self._held_back += 1  # the schedule stands still: later rounds come as far apart as ever
+                break
+            self._begin(fragment)
         if self._schedule.overlap == 0:
-            self._merge_begun_by(self._step)
+            self._merge_begun_by(self._step, wait=True)
 
-    def _merge_begun_by(self, step: int) -> None:
-        """In the order of the rounds; one that fails stays the next."""
+    def _merge_begun_by(self, step: int, *, wait: bool) -> None:
+        """In the order of the rounds, as far as results are there; one that fails stays the next."""
         while self._flights and self._flights[0].begun <= step:
+            if not wait and not self._flights[0].reduction.is_done():
+                break
             self._merge(self._flights[0])
             self._flights.popleft()
 
-    def _begin(self, index: int) -> None:
-        """Begin the next round, with this fragment."""
+    def _catch_up(self) -> None:
+        """Begin the rounds that other sites have begun; without it a site whose results were late has begun fewer."""
+        furthest = self._rounds.furthest(self._next_round)
+        while self._next_round < furthest:
+            fragment = self._schedule.fragment_of(self._next_round)
+            while any(flight.fragment == fragment for flight in self._flights):
+                self._merge(self._flights[0])
+                self._flights.popleft()
+            self._begin(fragment)
+
+    def _digests_to_come(self) -> list[str]:
+        """Of each fragment's state once what is in flight is merged: another site may have merged it already."""
+        coming = [held.copy() for held in self._state]
+        for flight in self._flights:
+            values = flight.reduction.wait().values
+            if values is not None:
+                coming[flight.fragment].step(self._settings.outer, values)
+        return [held.digest() for held in coming]
+
+    def _begin(self, index: int, *, last: bool = False) -> None:
+        """Begin the next round, with this fragment. last: a site may have taken no step since the one before."""
         self._view.check()
         held, number = self._state[index], self._next_round
         weight = self._weight - self._weight_at_begin[index]
-        if weight < 1:
+        if weight < 1 and not last:
             raise InvalidArgumentError(
                 "weights='tokens': no tokens were counted for this round; call count_tokens() in every step"
             )
@@ -345,9 +409,10 @@ class LocalSteps:
             merged = merge_local(self._settings.merge, local, held.anchor, flight.local_at_begin)
         write_fragment(self._view, held.fragment, merged)
 
-    def _require_open(self) -> None:
-        if not self._open:
+    def _require_open(self) -> RemovableHandle:
+        if self._hook is None:
             raise InvalidArgumentError("finish() was called; the run with local steps has ended")
+        return self._hook
 
 
 def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
@@ -375,7 +440,7 @@ def _flight_state(flight: _Flight) -> dict[str, Any]:
         "begun": flight.begun,
         "counts": flight.counts,
         "local_at_begin": _copy(flight.local_at_begin),
-        "entry": entry_fields(average.entry),
+        "entry": dict(vars(average.entry)),
         "values": _copy(average.values),
         "residual": _copy(average.residual),
         "wire_bytes": average.wire_bytes,

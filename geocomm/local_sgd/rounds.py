@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -43,10 +43,11 @@ class Entry:
 
     round: int
     fragment: int
-    step: int
     base: int
     members: tuple[str, ...]
     """Sites, in the order in which all of them add up the deltas."""
+    steps: tuple[int, ...]
+    """Optimizer steps of the members when they began the round."""
     weights: tuple[int, ...]
     """Of the members; 0: the site's delta is not finite and left out."""
 
@@ -77,6 +78,10 @@ class Average:
 class Reduction(Protocol):
     """A round that is under way."""
 
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once, or raise. Where a site has several ranks, all of them ask together."""
+        ...
+
     def wait(self) -> Average:
         """Block until the average is there. May be called again. Raises GeocommError."""
         ...
@@ -98,6 +103,10 @@ class Rounds(Protocol):
         """Compare the terms with those of the other sites (`check_terms`); raises at every site where they differ."""
         ...
 
+    def refuse(self, reason: str) -> None:
+        """Say, in place of `agree`, that this site cannot begin: the others' `agree` raises with the reason."""
+        ...
+
     def propose(self, offer: Offer) -> None:
         """Offer this site's part of a round."""
         ...
@@ -116,8 +125,17 @@ class Rounds(Protocol):
     def commit(self, number: int, digest: str) -> None:
         """Say what the fragment's state is after the round; a resumed site may commit what it reduced before.
 
-        Raises ReplicaMismatchError where another site's digest differs.
+        The digests of the sites are compared at some later call, `settle` at the latest: ReplicaMismatchError where
+        they differ.
         """
+        ...
+
+    def furthest(self, number: int) -> int:
+        """The largest of the numbers that the sites give: each that of its next round. Every site calls it."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that was committed is compared. Nothing is under way then."""
         ...
 
 
@@ -134,7 +152,7 @@ def check_terms(terms: Sequence[tuple[str, Terms]]) -> None:
             if here != there:
                 raise InvalidArgumentError(
                     f"local steps: {name} is {there} at site {site!r} and {here} at site {first!r}; start all sites "
-                    "with the same settings"
+                    "with the same settings, or from states that were saved together"
                 )
         for name in [*expected.tensors, *(found.tensors.keys() - expected.tensors.keys())]:
             here, there = expected.tensors.get(name, "not there"), found.tensors.get(name, "not there")
@@ -151,23 +169,18 @@ def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
     """The entry of a round from the offers of its members. Raises InvalidArgumentError for offers that do not fit."""
     (first, expected), *others = offers
     for site, offer in others:
-        for field in ("round", "fragment", "step", "base"):
+        for field in ("round", "fragment", "base"):
             here, there = getattr(expected, field), getattr(offer, field)
             if here != there:
                 raise InvalidArgumentError(
                     f"local steps: in round {expected.round}, {field} is {there} at site {site!r} and {here} at site "
-                    f"{first!r}; all sites take the same number of optimizer steps"
+                    f"{first!r}; all sites begin with the same settings, or resume from the same checkpoint"
                 )
     return Entry(
         expected.round,
         expected.fragment,
-        expected.step,
         expected.base,
         tuple(site for site, _ in offers),
+        tuple(offer.step for _, offer in offers),
         tuple(offer.weight for _, offer in offers),
     )
-
-
-def entry_fields(entry: Entry) -> dict[str, Any]:
-    """Of plain values, for a state dictionary; `Entry(**fields)` makes it again."""
-    return {**vars(entry), "members": tuple(entry.members), "weights": tuple(entry.weights)}

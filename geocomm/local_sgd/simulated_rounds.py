@@ -9,33 +9,13 @@ from typing import TypeVar
 
 import torch
 
-from geocomm.codecs.tensor_codec import compress, decompress
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
+from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
 
 Result = TypeVar("Result")
-_EXACT = "none"
-
-
-@dataclass(frozen=True)
-class _Frames:
-    """What a site sends in a round."""
-
-    coded: torch.Tensor | None
-    exact: torch.Tensor | None
-
-    @property
-    def wire_bytes(self) -> int:
-        return sum(frame.numel() for frame in (self.coded, self.exact) if frame is not None)
-
-    def decode(self, fragment: Fragment) -> torch.Tensor:
-        delta, coded = torch.empty(fragment.numel), fragment.coded_elems
-        for frame, part in ((self.coded, delta[:coded]), (self.exact, delta[coded:])):
-            if frame is not None:
-                decompress(frame, out=part, threads=1)
-        return delta
 
 
 @dataclass
@@ -43,7 +23,7 @@ class _Board:
     """What the sites have said about one round."""
 
     offers: dict[str, Offer] = field(default_factory=dict)
-    frames: dict[str, _Frames] = field(default_factory=dict)
+    frames: dict[str, DeltaFrames] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
 
@@ -108,12 +88,12 @@ class SimulatedSites:
         """A site's offer."""
         self._board(offer.round).offers[site] = offer
 
-    def send(self, site: str, number: int, frames: _Frames) -> None:
+    def send(self, site: str, number: int, frames: DeltaFrames) -> None:
         """A site's frames."""
         self._board(number).frames[site] = frames
         self._turn.notify_all()
 
-    def receive(self, number: int) -> tuple[Entry, list[_Frames]]:
+    def receive(self, number: int) -> tuple[Entry, list[DeltaFrames]]:
         """The frames of all sites, in their order, once all are there."""
         board = self._board(number)
         self._wait_for(board.frames, f"round {number}")
@@ -138,7 +118,7 @@ class SimulatedSites:
     def _board(self, number: int) -> _Board:
         return self._boards.setdefault(number, _Board())
 
-    def _wait_for(self, said: dict[str, object] | dict[str, _Frames] | dict[str, Terms], what: str) -> None:
+    def _wait_for(self, said: dict[str, object] | dict[str, DeltaFrames] | dict[str, Terms], what: str) -> None:
         """Until every site has said something; the turn is another's meanwhile."""
         self._turn.notify_all()
 
@@ -173,6 +153,9 @@ class SimulatedRounds:
         self._agreements += 1
         self._sites.agree(self._site, self._agreements - 1, terms)
 
+    def refuse(self, reason: str) -> None:
+        """See `Rounds`; the others hear of it as this site ends."""
+
     def propose(self, offer: Offer) -> None:
         """See `Rounds`."""
         self._weights[offer.round] = offer.weight
@@ -182,25 +165,21 @@ class SimulatedRounds:
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
         """See `Rounds`."""
-        coded = fragment.coded_elems
         counts = self._weights.pop(number) > 0
-        new_residual = None if residual is None else residual.clone()
-        feedback = new_residual if counts else None
-        # What needs a residual gets zeros where the site does not count.
-        if feedback is None and residual is not None:
-            feedback = torch.zeros_like(residual)
-        frames = _Frames(
-            compress(delta[:coded], coding.codec, feedback, seed=number, decay=coding.decay, threads=1)
-            if coded
-            else None,
-            compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
-        )
+        frames, new_residual = encode_delta(number, fragment, delta, residual, coding, counts=counts)
         self._sites.send(self._site, number, frames)
         return SimulatedReduction(self._sites, number, fragment, new_residual, coding, frames.wire_bytes)
 
     def commit(self, number: int, digest: str) -> None:
         """See `Rounds`."""
         self._sites.commit(self._site, number, digest)
+
+    def furthest(self, number: int) -> int:
+        """See `Rounds`; no result is late here, so all sites that have taken as many steps have the same number."""
+        return number
+
+    def settle(self) -> None:
+        """See `Rounds`; digests were compared as they came."""
 
 
 class SimulatedReduction:
@@ -223,6 +202,10 @@ class SimulatedReduction:
         self._coding = coding
         self._wire_bytes = wire_bytes
         self._average: Average | None = None
+
+    def is_done(self) -> bool:
+        """True: the other sites run while this one waits, so no result is late here."""
+        return True
 
     def wait(self) -> Average:
         """See `Reduction`."""

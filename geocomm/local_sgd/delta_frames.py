@@ -1,0 +1,57 @@
+"""A delta as it travels: what a codec compressed, and what crosses exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.rounds import Coding
+
+_EXACT = "none"
+
+
+@dataclass(frozen=True)
+class DeltaFrames:
+    """What a site sends in a round: uint8 each; None where the fragment has nothing of the kind."""
+
+    coded: torch.Tensor | None
+    exact: torch.Tensor | None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of each."""
+        coded, exact = (0 if frame is None else frame.numel() for frame in (self.coded, self.exact))
+        return coded, exact
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of both."""
+        return sum(self.sizes)
+
+    def decode(self, fragment: Fragment) -> torch.Tensor:
+        """The delta: float32, `fragment.numel` elements. Raises CorruptDataError."""
+        delta, coded = torch.empty(fragment.numel), fragment.coded_elems
+        for frame, part in ((self.coded, delta[:coded]), (self.exact, delta[coded:])):
+            if frame is not None:
+                decompress(frame, out=part, threads=1)
+        return delta
+
+
+def encode_delta(
+    number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding, *, counts: bool
+) -> tuple[DeltaFrames, torch.Tensor | None]:
+    """The frames of a site's delta in round `number`, and the residual that it has once the round is committed.
+
+    counts: whether the site's weight is above 0; else the delta is zeros, and the residual stays as it is.
+    """
+    coded = fragment.coded_elems
+    new_residual = None if residual is None else residual.clone()
+    # What needs a residual gets zeros where the site does not count.
+    feedback = new_residual if counts or residual is None else torch.zeros_like(residual)
+    return DeltaFrames(
+        compress(delta[:coded], coding.codec, feedback, seed=number, decay=coding.decay, threads=1) if coded else None,
+        compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
+    ), new_residual

@@ -1,0 +1,386 @@
+"""Rounds over the geocomm backend: between the sites of the default process group."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from geocomm.backend.runtime import runtime
+from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
+from geocomm.local_sgd.averaging import average_deltas
+from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Reduction, Terms, check_terms, decide
+from geocomm.membership import roll_call
+
+Result = TypeVar("Result")
+_DIGEST_BYTES = 16
+
+
+class GroupRounds:
+    """The rounds of one rank. Every rank of the default process group makes one, at the same time (collective).
+
+    The ranks of a site hold the same weights: one rank, or several under DDP over the site's own group. Lane i has the
+    i-th rank of every site, as far as all sites have one, and round n takes lane n % lanes: so sites of several ranks
+    share the work. The other ranks of a site get the average from the one that has the lane.
+
+    A thread exchanges the frames of all sites, one round after the other, so that a round holds up no step. Every site
+    decodes the same frames in the same order: averages have equal bits everywhere, and equal those of SimulatedSites.
+    Each site sends its frame to every other one, which suits a few sites.
+    """
+
+    def __init__(self, *, timeout_s: float = 300.0) -> None:
+        """timeout_s: how long `agree` waits for the other ranks.
+
+        Raises InvalidArgumentError where the default process group is not geocomm's, or has one site only.
+        """
+        world = runtime.world
+        if world is None or world.backend.closed:
+            raise InvalidArgumentError(
+                'local steps need the default process group: init_process_group("geocomm") before local_steps()'
+            )
+        ranks_of: dict[str, list[int]] = {}
+        for info in world.infos:
+            ranks_of.setdefault(info.site or "", []).append(info.rank)
+        if len(ranks_of) < 2:
+            raise InvalidArgumentError(
+                "local steps need two sites or more, and all ranks are at one; GEOCOMM_SITE names the site of a rank"
+            )
+        self._world = world
+        self._rank = dist.get_rank()
+        self._sites = tuple(ranks_of)
+        self._site = world.infos[self._rank].site or ""
+        self._own = ranks_of[self._site]
+        self._timeout = timedelta(seconds=timeout_s)
+        lane_count = min(len(ranks) for ranks in ranks_of.values())
+        self._place = self._own.index(self._rank)
+        # Collective: every rank makes all groups, in the same order.
+        lanes = [_new_group([ranks[lane] for ranks in ranks_of.values()]) for lane in range(lane_count)]
+        self._lanes = lane_count
+        self._lane = lanes[self._place] if self._place < lane_count else None
+        inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
+        self._inner = next((group for group in inner if group is not None), None)
+        self._agreements = 0
+        self._offers: dict[int, Offer] = {}
+        self._digests = _Digests(self._sites)
+        self._thread = _OneThread("geocomm-rounds")
+
+    @property
+    def site(self) -> str:
+        """The name of this site."""
+        return self._site
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of all sites, in the order in which deltas are added."""
+        return self._sites
+
+    def agree(self, terms: Terms) -> None:
+        """See `Rounds`. Raises OperationTimeoutError for ranks that do not come."""
+        records = self._call({"settings": dict(terms.settings), "tensors": dict(terms.tensors)})
+        for info, record in zip(self._world.infos, records, strict=True):
+            if "error" in record:
+                raise InvalidArgumentError(f"local steps: {self._name(info.rank)} cannot begin: {record['error']}")
+        check_terms(
+            [(self._name(rank), Terms(record["settings"], record["tensors"])) for rank, record in enumerate(records)]
+        )
+
+    def refuse(self, reason: str) -> None:
+        """See `Rounds`."""
+        self._agreements += 1
+        roll_call.publish(self._world.store, self._call_name(), self._rank, {"error": reason})
+
+    def propose(self, offer: Offer) -> None:
+        """See `Rounds`."""
+        self._offers[offer.round] = offer
+
+    def reduce(
+        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+    ) -> Reduction:
+        """See `Rounds`."""
+        offer, lane = self._offers.pop(number), number % self._lanes
+        exchanged = None
+        if self._lane is not None and lane == self._place:
+            group, digest = self._lane, self._digests.latest
+            exchanged = self._thread.submit(
+                lambda: self._exchange(group, offer, digest, fragment, delta, residual, coding)
+            )
+            if self._inner is None:
+                return LaneReduction(exchanged)
+        return SharedReduction(self._inner, self._own[lane], number, fragment, self._sites, exchanged)
+
+    def furthest(self, number: int) -> int:
+        """See `Rounds`."""
+        said = torch.tensor([number])
+        if self._place == 0:
+            said = torch.stack(self._on_first_lane(said)).max().reshape(1)
+        if self._inner is not None:
+            dist.broadcast(said, self._own[0], group=self._inner)
+        return int(said)
+
+    def commit(self, number: int, digest: str) -> None:
+        """See `Rounds`."""
+        self._digests.add(number, digest)
+
+    def settle(self) -> None:
+        """See `Rounds`."""
+        if self._place == 0:
+            for site, said in zip(
+                self._sites, self._on_first_lane(_header_of_digest(self._digests.latest)), strict=True
+            ):
+                self._digests.check(site, *_digest_of_header(said))
+
+    def _on_first_lane(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """What the first ranks of all sites have said, after the rounds that are under way."""
+        group = self._lane
+        return [] if group is None else self._thread.submit(lambda: _all_gather(group, own)).result()
+
+    def _exchange(
+        self,
+        group: dist.ProcessGroup,
+        offer: Offer,
+        digest: tuple[int, str] | None,
+        fragment: Fragment,
+        delta: torch.Tensor,
+        residual: torch.Tensor | None,
+        coding: Coding,
+    ) -> Average:
+        """A round between the ranks of a lane. Runs in the thread of the rounds."""
+        frames, new_residual = encode_delta(offer.round, fragment, delta, residual, coding, counts=offer.weight > 0)
+        header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.int64)
+        headers = _all_gather(group, torch.cat([header.view(torch.uint8), _header_of_digest(digest)]))
+        offers: list[tuple[str, Offer]] = []
+        sizes: list[tuple[int, int]] = []
+        for site, said in zip(self._sites, headers, strict=True):
+            numbers = said[: header.nbytes].view(torch.int64).tolist()
+            offers.append((site, Offer(*numbers[:-2])))
+            sizes.append((numbers[-2], numbers[-1]))
+            self._digests.check(site, *_digest_of_header(said[header.nbytes :]))
+        entry = decide(offers)
+        longest = max(map(sum, sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        own = [frame for frame in (frames.coded, frames.exact) if frame is not None]
+        torch.cat(own, out=padded[: frames.wire_bytes])
+        values = None
+        gathered = _all_gather(group, padded)
+        if any(entry.weights):
+            deltas = [
+                DeltaFrames(
+                    said[:coded] if coded else None,
+                    said[coded : coded + exact] if exact else None,
+                ).decode(fragment)
+                for said, (coded, exact) in zip(gathered, sizes, strict=True)
+            ]
+            values = average_deltas(coding.averaging, fragment, deltas, entry.weights)
+        return Average(entry, values, new_residual, frames.wire_bytes)
+
+    def _call(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        self._agreements += 1
+        size = len(self._world.infos)
+        try:
+            return roll_call.exchange(self._world.store, self._call_name(), self._rank, size, record, self._timeout)
+        except roll_call.Absent as absent:
+            missing = ", ".join(self._name(rank) for rank in absent.ranks)
+            raise OperationTimeoutError(
+                f"local steps: {missing} did not call local_steps() within {self._timeout.total_seconds():g} s; every "
+                "rank of every site calls it"
+            ) from absent
+
+    def _call_name(self) -> str:
+        return f"local_steps/{self._agreements}"
+
+    def _name(self, rank: int) -> str:
+        site = self._world.infos[rank].site or ""
+        alone = sum(info.site == site for info in self._world.infos) == 1
+        return site if alone else f"{site} (rank {rank})"
+
+
+class LaneReduction:
+    """A round that is under way, of a site with one rank."""
+
+    def __init__(self, exchanged: Future[Average]) -> None:
+        self._exchanged = exchanged
+
+    def is_done(self) -> bool:
+        """See `Reduction`."""
+        return self._exchanged.done()
+
+    def wait(self) -> Average:
+        """See `Reduction`."""
+        return self._exchanged.result()
+
+
+class SharedReduction:
+    """A round that is under way, of a site with several ranks: the one that has the lane tells the others."""
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup | None,
+        owner: int,
+        number: int,
+        fragment: Fragment,
+        sites: tuple[str, ...],
+        exchanged: Future[Average] | None,
+    ) -> None:
+        """inner: the ranks of the site; owner: the one that has the lane; exchanged: what it waits for."""
+        self._inner = inner
+        self._owner = owner
+        self._number = number
+        self._fragment = fragment
+        self._sites = sites
+        self._exchanged = exchanged
+        self._average: Average | None = None
+
+    def is_done(self) -> bool:
+        """See `Reduction`."""
+        flag = torch.tensor([int(self._exchanged is None or self._exchanged.done())])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._inner)
+        return bool(flag)
+
+    def wait(self) -> Average:
+        """See `Reduction`."""
+        if self._average is None:
+            self._average = self._hear() if self._exchanged is None else self._tell(self._exchanged)
+        return self._average
+
+    def _tell(self, exchanged: Future[Average]) -> Average:
+        try:
+            average = exchanged.result()
+        except Exception:  # every rank of the site has to hear of it
+            dist.broadcast(self._header(None), self._owner, group=self._inner)
+            raise
+        dist.broadcast(self._header(average), self._owner, group=self._inner)
+        if average.values is not None:
+            dist.broadcast(average.values, self._owner, group=self._inner)
+        return average
+
+    def _hear(self) -> Average:
+        header = self._header(None)
+        dist.broadcast(header, self._owner, group=self._inner)
+        ended_well, has_values, base, *rest = header.tolist()
+        if not ended_well:
+            raise PeerLostError(
+                f"local steps: round {self._number} failed; the error is that of rank {self._owner} of this site"
+            )
+        values = None
+        if has_values:
+            values = torch.empty(self._fragment.numel)
+            dist.broadcast(values, self._owner, group=self._inner)
+        count = len(self._sites)
+        entry = Entry(
+            self._number,
+            self._fragment.index,
+            base,
+            self._sites,
+            steps=tuple(rest[:count]),
+            weights=tuple(rest[count:]),
+        )
+        return Average(entry, values, None, 0)
+
+    def _header(self, average: Average | None) -> torch.Tensor:
+        """int64: whether it ended well, whether there are values, the base, the steps and the weights of the sites."""
+        if average is None:
+            return torch.zeros(3 + 2 * len(self._sites), dtype=torch.int64)
+        entry = average.entry
+        return torch.tensor([1, int(average.values is not None), entry.base, *entry.steps, *entry.weights])
+
+
+class _Digests:
+    """What this rank has committed, compared with what the other sites say in the headers of later rounds."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._own: dict[int, str] = {}
+        self._said: dict[int, list[tuple[str, str]]] = {}
+        self._keep = 64  # a site is never so many rounds behind: a fragment has one round under way
+        self.latest: tuple[int, str] | None = None
+
+    def add(self, number: int, digest: str) -> None:
+        """Raises ReplicaMismatchError where a site has said something else."""
+        with self._lock:
+            self._own[number] = digest
+            self._own.pop(number - self._keep, None)
+            self.latest = (number, digest)
+            said = self._said.pop(number, [])
+        for site, other in said:
+            self._compare(site, number, other, digest)
+
+    def check(self, site: str, number: int, digest: str) -> None:
+        """What a site has said; number -1: nothing yet."""
+        if number < 0:
+            return
+        with self._lock:
+            own = self._own.get(number)
+            if own is None and (self.latest is None or number > self.latest[0]):
+                self._said.setdefault(number, []).append((site, digest))
+        if own is not None:
+            self._compare(site, number, digest, own)
+
+    @staticmethod
+    def _compare(site: str, number: int, digest: str, own: str) -> None:
+        if digest != own:
+            raise ReplicaMismatchError(
+                f"local steps: after round {number} the anchor of site {site!r} is {digest}, and here it is {own}. "
+                "Resume from a checkpoint; if it comes again, a machine computes wrongly"
+            )
+
+
+class _OneThread:
+    """Runs calls one after the other. It is a daemon: a process that ends does not wait for a line that is down."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._name = name
+        self._started = False
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        self._calls.put((call, future))
+        if not self._started:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._started = True
+        return future
+
+    def _run(self) -> None:
+        while True:
+            call, future = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:  # it is raised where the result is asked for
+                future.set_exception(error)
+
+
+def _new_group(ranks: list[int]) -> dist.ProcessGroup | None:
+    """None at ranks that are not in it."""
+    group = dist.new_group(ranks)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _all_gather(group: dist.ProcessGroup, own: torch.Tensor) -> list[torch.Tensor]:
+    """The 1-D tensors of all ranks of the group, which are as long as this one, in their order."""
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
+    return found
+
+
+def _header_of_digest(latest: tuple[int, str] | None) -> torch.Tensor:
+    number, digest = latest or (-1, "00" * _DIGEST_BYTES)
+    return torch.cat(
+        [
+            torch.tensor([number], dtype=torch.int64).view(torch.uint8),
+            torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8),
+        ]
+    )
+
+
+def _digest_of_header(header: torch.Tensor) -> tuple[int, str]:
+    number = int(header[:8].clone().view(torch.int64))
+    return number, bytes(header[8 : 8 + _DIGEST_BYTES].tolist()).hex()
