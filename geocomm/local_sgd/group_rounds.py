@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -23,14 +24,16 @@ from geocomm.membership import roll_call
 
 Result = TypeVar("Result")
 _DIGEST_BYTES = 16
+# All ranks make their rounds together, so the n-th of one belongs to the n-th of another.
+_NUMBERS = itertools.count()
 
 
 class GroupRounds:
     """The rounds of one rank. Every rank of the default process group makes one, at the same time (collective).
 
     The ranks of a site hold the same weights: one rank, or several under DDP over the site's own group. Lane i has the
-    i-th rank of every site, as far as all sites have one, and round n takes lane n % lanes: so sites of several ranks
-    share the work. The other ranks of a site get the average from the one that has the lane.
+    i-th rank of every site, as far as all sites have one. Fragment f takes lane f % lanes, where its residual stays: so
+    the ranks of a site share the work. The others get the average from the one that has the lane.
 
     A thread exchanges the frames of all sites, one round after the other, so that a round holds up no step. Every site
     decodes the same frames in the same order: averages have equal bits everywhere, and equal those of SimulatedSites.
@@ -66,8 +69,11 @@ class GroupRounds:
         lanes = [_new_group([ranks[lane] for ranks in ranks_of.values()]) for lane in range(lane_count)]
         self._lanes = lane_count
         self._lane = lanes[self._place] if self._place < lane_count else None
+        # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
+        self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
         inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
         self._inner = next((group for group in inner if group is not None), None)
+        self._number = next(_NUMBERS)
         self._agreements = 0
         self._offers: dict[int, Offer] = {}
         self._digests = _Digests(self._sites)
@@ -106,7 +112,7 @@ class GroupRounds:
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> Reduction:
         """See `Rounds`."""
-        offer, lane = self._offers.pop(number), number % self._lanes
+        offer, lane = self._offers.pop(number), fragment.index % self._lanes
         exchanged = None
         if self._lane is not None and lane == self._place:
             group, digest = self._lane, self._digests.latest
@@ -120,8 +126,8 @@ class GroupRounds:
     def furthest(self, number: int) -> int:
         """See `Rounds`."""
         said = torch.tensor([number])
-        if self._place == 0:
-            said = torch.stack(self._on_first_lane(said)).max().reshape(1)
+        if self._first_ranks is not None:
+            dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._first_ranks)
         if self._inner is not None:
             dist.broadcast(said, self._own[0], group=self._inner)
         return int(said)
@@ -132,16 +138,10 @@ class GroupRounds:
 
     def settle(self) -> None:
         """See `Rounds`."""
-        if self._place == 0:
-            for site, said in zip(
-                self._sites, self._on_first_lane(_header_of_digest(self._digests.latest)), strict=True
-            ):
+        if self._first_ranks is not None:
+            latest = _all_gather(self._first_ranks, _header_of_digest(self._digests.latest))
+            for site, said in zip(self._sites, latest, strict=True):
                 self._digests.check(site, *_digest_of_header(said))
-
-    def _on_first_lane(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """What the first ranks of all sites have said, after the rounds that are under way."""
-        group = self._lane
-        return [] if group is None else self._thread.submit(lambda: _all_gather(group, own)).result()
 
     def _exchange(
         self,
@@ -195,7 +195,7 @@ class GroupRounds:
             ) from absent
 
     def _call_name(self) -> str:
-        return f"local_steps/{self._agreements}"
+        return f"local_steps/{self._number}/{self._agreements}"
 
     def _name(self, rank: int) -> str:
         site = self._world.infos[rank].site or ""
