@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 
@@ -22,6 +23,9 @@ from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.parameter_view import ParameterView, PlainParameters, read_fragment, write_fragment
 from geocomm.local_sgd.rounds import Average, Entry, Offer, Reduction, Rounds, Terms, entry_fields
+
+_IN_USE: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimizers that are the clock of a run: with two handles every step would count for both."""
 
 
 def local_steps(
@@ -120,7 +124,10 @@ class LocalSteps:
     ) -> None:
         """Compare everything with the other sites, and take the model's weights for the first anchor."""
         view.check_optimizer(optimizer)
+        if optimizer in _IN_USE:
+            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
         self._view = view
+        self._optimizer = optimizer
         self._rounds = rounds
         self._settings = settings
         self._schedule = settings.schedule
@@ -144,6 +151,7 @@ class LocalSteps:
         self._waited_s = 0.0
         self._shows_anchor = False
         self._hook = optimizer.register_step_post_hook(self._after_step)
+        _IN_USE.add(optimizer)
         self._open = True
 
     @property
@@ -175,6 +183,7 @@ class LocalSteps:
         for held in self._state:
             write_fragment(self._view, held.fragment, held.anchor)
         self._hook.remove()
+        _IN_USE.discard(self._optimizer)
         self._open = False
 
     @contextmanager

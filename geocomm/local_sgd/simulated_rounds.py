@@ -189,8 +189,10 @@ class SimulatedRounds:
         # What needs a residual gets zeros where the site does not count.
         if feedback is None and residual is not None:
             feedback = torch.zeros_like(residual)
+        names = self._sites.names
+        seed = number * len(names) + names.index(self._site)  # stochastic rounding: errors of sites are independent
         frames = _Frames(
-            compress(delta[:coded], coding.codec, feedback, seed=number, decay=coding.decay, threads=1)
+            compress(delta[:coded], coding.codec, feedback, seed=seed, decay=coding.decay, threads=1)
             if coded
             else None,
             compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
