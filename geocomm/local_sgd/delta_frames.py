@@ -41,17 +41,26 @@ class DeltaFrames:
 
 
 def encode_delta(
-    number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding, *, counts: bool
+    number: int,
+    fragment: Fragment,
+    delta: torch.Tensor,
+    residual: torch.Tensor | None,
+    coding: Coding,
+    *,
+    place: tuple[int, int],
+    counts: bool,
 ) -> tuple[DeltaFrames, torch.Tensor | None]:
     """The frames of a site's delta in round `number`, and the residual that it has once the round is committed.
 
-    counts: whether the site's weight is above 0; else the delta is zeros, and the residual stays as it is.
+    place: of the site among the sites, and their number. counts: whether the site's weight is above 0; else the delta
+    is zeros, and the residual stays as it is.
     """
     coded = fragment.coded_elems
+    seed = number * place[1] + place[0]  # stochastic rounding: errors of sites are independent
     new_residual = None if residual is None else residual.clone()
     # What needs a residual gets zeros where the site does not count.
     feedback = new_residual if counts or residual is None else torch.zeros_like(residual)
     return DeltaFrames(
-        compress(delta[:coded], coding.codec, feedback, seed=number, decay=coding.decay, threads=1) if coded else None,
+        compress(delta[:coded], coding.codec, feedback, seed=seed, decay=coding.decay, threads=1) if coded else None,
         compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
     ), new_residual

@@ -154,7 +154,10 @@ class GroupRounds:
         coding: Coding,
     ) -> Average:
         """A round between the ranks of a lane. Runs in the thread of the rounds."""
-        frames, new_residual = encode_delta(offer.round, fragment, delta, residual, coding, counts=offer.weight > 0)
+        place = (self._sites.index(self._site), len(self._sites))
+        frames, new_residual = encode_delta(
+            offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
+        )
         header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.int64)
         headers = _all_gather(group, torch.cat([header.view(torch.uint8), _header_of_digest(digest)]))
         offers: list[tuple[str, Offer]] = []

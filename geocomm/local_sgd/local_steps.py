@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,9 @@ from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.parameter_view import ParameterView, PlainParameters, read_fragment, write_fragment
 from geocomm.local_sgd.rounds import Average, Entry, Offer, Reduction, Rounds, Terms
+
+_IN_USE: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimizers that are the clock of a run: with two handles every step would count for both."""
 
 
 def local_steps(
@@ -140,6 +144,8 @@ class LocalSteps:
         self, view: ParameterView, optimizer: torch.optim.Optimizer, rounds: Rounds, settings: LocalSettings
     ) -> None:
         """Not begun yet."""
+        if optimizer in _IN_USE:
+            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
         self._view = view
         self._optimizer = optimizer
         self._rounds = rounds
@@ -172,6 +178,7 @@ class LocalSteps:
         for held in self._state:
             held.anchor.copy_(read_fragment(self._view, held.fragment))
         self._hook = self._optimizer.register_step_post_hook(self._after_step)
+        _IN_USE.add(self._optimizer)
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -208,6 +215,7 @@ class LocalSteps:
             write_fragment(self._view, held.fragment, held.anchor)
         hook.remove()
         self._hook = None
+        _IN_USE.discard(self._optimizer)
 
     @contextmanager
     def anchor(self) -> Iterator[None]:

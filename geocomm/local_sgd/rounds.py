@@ -117,8 +117,10 @@ class Rounds(Protocol):
         """Average `delta` (float32, CPU, 1-D, `fragment.numel` elements) of a round that was proposed.
 
         The first `fragment.coded_elems` elements go through the codec, with `residual` (as many, or None), which is
-        read until the result is there and never written to; the others travel exactly. A site whose offer has weight 0
-        passes zeros, and keeps its residual. The caller leaves both tensors alone until the result is there.
+        read until the result is there and never written to; the others travel exactly. The residual is in units of the
+        site's own delta, before its weight, so it stays right when weights or the number of sites change. A site whose
+        offer has weight 0 passes zeros, and keeps its residual. The caller leaves both tensors alone until the result
+        is there.
         """
         ...
 

@@ -166,7 +166,8 @@ class SimulatedRounds:
     ) -> SimulatedReduction:
         """See `Rounds`."""
         counts = self._weights.pop(number) > 0
-        frames, new_residual = encode_delta(number, fragment, delta, residual, coding, counts=counts)
+        place = (self._sites.names.index(self._site), len(self._sites.names))
+        frames, new_residual = encode_delta(number, fragment, delta, residual, coding, place=place, counts=counts)
         self._sites.send(self._site, number, frames)
         return SimulatedReduction(self._sites, number, fragment, new_residual, coding, frames.wire_bytes)
 

@@ -612,6 +612,19 @@ def test_model_that_changes_its_parameters_is_refused_by_name(change: str) -> No
         SimulatedSites(["a"]).run(run)
 
 
+def test_second_handle_of_an_optimizer_is_refused_until_the_first_has_finished() -> None:
+    def run(rounds: Rounds) -> None:
+        model = make_model()
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds)
+        with pytest.raises(InvalidArgumentError, match="finish"):
+            local_steps(model, optimizer, rounds=rounds)
+        handle.finish()
+        local_steps(model, optimizer, rounds=rounds)
+
+    SimulatedSites(["a"]).run(run)
+
+
 def test_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="group 0"):
         SimulatedSites(["a"]).run(lambda rounds: local_steps(make_model(), adamw(make_model()), rounds=rounds))
