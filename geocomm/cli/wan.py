@@ -43,8 +43,9 @@ MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
 The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
 Change links while it runs with `geocomm wan set`; read counters with `geocomm wan stats`.
 
-With --secure or --keys, each site also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the
-rendezvous, which is then at a hub:
+Without keys, the sites find GEOCOMM_SECURITY=insecure, unless it is set already. With --secure or --keys, each site
+also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the rendezvous, which is then at a
+hub:
 
     geocomm wan run --secure -- bash -c '
       geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
@@ -89,16 +90,10 @@ def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -
 
 
 def _environment() -> dict[str, str]:
-    """The sites' environment: this one, and insecure mode, loudly, where there are no keys to be secure with."""
+    """The sites' environment: this one, and insecure mode, of which the backend warns, where there are no keys."""
     environment = dict(os.environ)
-    if "GEOCOMM_KEYS" not in environment and "GEOCOMM_SECURITY" not in environment:
-        environment["GEOCOMM_SECURITY"] = "insecure"
-        Console(stderr=True, soft_wrap=True).print(
-            "geocomm wan: neither --secure nor --keys: GEOCOMM_SECURITY=insecure for this run, "
-            "traffic between the emulated sites is NOT encrypted",
-            style="bold yellow",
-            highlight=False,
-        )
+    if "GEOCOMM_KEYS" not in environment:
+        environment.setdefault("GEOCOMM_SECURITY", "insecure")
     return environment
 
 
