@@ -62,5 +62,5 @@ def run(
     except (KeysError, HubAddressError) as error:
         fail("run", str(error))
     except OSError as error:
-        fail("run", f"{hub}: {error}")
+        fail("run", f"{hub}: {error.strerror or error}")
     raise typer.Exit(status)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_duration
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_wan import (
@@ -25,7 +25,7 @@ from geocomm.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, link_changes
+from geocomm.planning.link_matrix import MAX_SITES, Link, Topology, WanConfigError, WanError, link_changes
 from geocomm.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,7 +99,9 @@ def _environment() -> dict[str, str]:
 
 def wan_run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
-    sites: Annotated[int | None, typer.Option(help="Number of sites.", show_default="2, or those of --matrix")] = None,
+    sites: Annotated[
+        int | None, typer.Option(min=2, max=MAX_SITES, help="Number of sites.", show_default="2, or those of --matrix")
+    ] = None,
     rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link.", show_default="100ms")] = None,
     rate: Annotated[
         str | None, typer.Option(help="Rate of each direction, headers included.", show_default="1gbit")
@@ -131,6 +133,7 @@ def wan_run(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
 ) -> None:
     """See _RUN_HELP."""
+    require_writable("wan", "--json", json_path)
     # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with contextlib.ExitStack() as held:
@@ -244,9 +247,10 @@ def wan_set(
         if len(ends) != 2:
             raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
         up = None if state is None else state == "up"
-        client = WanControl(control or find_control())
         changes: dict[str, Any] = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
         changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
+        link_changes(**changes)  # a wrong option is one also where no emulator runs
+        client = WanControl(control or find_control())
         client.set_link(ends[0], ends[1], **changes, one_way=one_way)
         report = client.stats()
     except WanError as error:
