@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.bench.wan_bench import EXACT, GLOO, Effort, bench_link
-from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
 from geocomm.planning.link_matrix import Link, WanConfigError
 from geocomm.security.job_ca import JobCa
 from support.wan_support import geocomm, require_wan
@@ -32,6 +32,15 @@ def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
     for site in ("site0", "site1"):
         assert any(line.endswith(f"/{site}") for line in stdout.splitlines() if "keys=" in line), stdout
     assert not Path(found["keys"]).exists()
+
+
+def test_secure_run_at_a_hub_has_no_lines_of_torch_about_names() -> None:
+    require_wan()
+    run = geocomm("wan", "run", "--secure", "--rtt", "2ms", "--", *hub_command([__file__]))
+    stdout, stderr = run.communicate(timeout=160)
+    assert run.returncode == 0, stderr
+    assert stdout.count("sum=3.0") == 2
+    assert "[c10d]" not in stderr  # a site's network has no name server: no address has a name
 
 
 def test_run_without_keys_is_told_of_plaintext_once() -> None:
@@ -85,6 +94,8 @@ def site_program() -> None:
     torch.set_num_threads(1)
     scheme = "geocomm" if "GEOCOMM_KEYS" in os.environ else "tcp"
     place = f"{scheme}://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if "GEOCOMM_HUB" in os.environ:
+        place = "env://"
     dist.init_process_group(
         "geocomm", init_method=place, rank=int(os.environ["NODE_RANK"]), world_size=int(os.environ["NNODES"])
     )
