@@ -18,8 +18,6 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export UBSAN_OPTIONS ?= print_stacktrace=1
-# DeepSpeed compiles an operator at its first use: in this tree, not in a folder shared with other environments.
-export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/build/torch_extensions
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
 .PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak wheel ecosystem emulated model clean ucx-came-later
@@ -45,7 +43,7 @@ $(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@touch $@
 
 # DeepSpeed compiles an operator at its first use: here, so that the first training does not wait for it.
-OPERATOR := $(TORCH_EXTENSIONS_DIR)/.deepspeed_shm_comm-built
+OPERATOR := .venv/torch_extensions/.deepspeed_shm_comm-built
 
 $(OPERATOR): $(ENVIRONMENT) | $(NATIVE)
 	@echo "build: DeepSpeed's operator (a minute or two)"

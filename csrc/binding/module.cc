@@ -119,6 +119,8 @@ py::list channel_stats(const PyEndpoint& self) {
     row["payload_received"] = stats.payload_received;
     row["retransmitted_segments"] = stats.retransmitted_segments;
     row["resumes"] = stats.resumes;
+    row["outages"] = stats.outages;
+    row["outage_us"] = stats.outage_us;
     row["resent_segments"] = stats.resent_segments;
     row["acks"] = stats.acks;
     row["early_bytes_held"] = stats.early_bytes_held;

@@ -92,6 +92,7 @@ void GrowingExecutor::submit(Task task) {
   }
   waiting_.push_back(std::move(task));
   ++threads_;
+  idle_.reserve(threads_);  // a thread that has nothing to do takes its place without memory
   if (auto thread = start_thread([this] { run(); }, "until then tasks wait for each other")) {
     thread->detach();
   } else if (--threads_ == 0) {  // nobody will ever take it

@@ -76,6 +76,8 @@ struct ChannelStats {
   std::uint64_t payload_received = 0;
   std::uint64_t retransmitted_segments = 0;  // TCP's count, all streams
   std::uint64_t resumes = 0;                 // connections that took the place of others
+  std::uint64_t outages = 0;                 // times that connections were lost and all are there again
+  std::uint64_t outage_us = 0;               // from the first loss to the last connection, summed over these
   std::uint64_t resent_segments = 0;         // ours (up to 256 KiB), since a connection was lost or slow
   std::uint64_t acks = 0;                    // frames received
   std::uint64_t early_bytes_held = 0;        // received now, of operations that nobody has posted here

@@ -40,7 +40,19 @@ Stream& StreamSet::put(std::unique_ptr<Stream> stream) {
   if (std::exchange(slot.connected_before, true)) ++resumes_;
   slot.opened = IoLoop::Clock::now();
   slot.stream = std::move(stream);
+  note_complete();
   return *slot.stream;
+}
+
+// A stream that never had a connection has not lost one.
+void StreamSet::note_complete() {
+  if (!incomplete_since_) return;
+  const bool complete = std::none_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.connected_before && slot.stream == nullptr;
+  });
+  if (!complete) return;
+  ++outages_;
+  outage_time_ += IoLoop::Clock::now() - *std::exchange(incomplete_since_, std::nullopt);
 }
 
 void StreamSet::close(Stream& stream) {
@@ -57,6 +69,7 @@ void StreamSet::close(Stream& stream) {
     slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
     gone = std::move(slot.stream);
     gone->close();
+    if (!incomplete_since_) incomplete_since_ = IoLoop::Clock::now();
   }
   loop_->post([gone = std::shared_ptr<Stream>(std::move(gone))] {});
 }
@@ -74,6 +87,9 @@ std::chrono::milliseconds StreamSet::pause_before_redial(std::uint16_t index) co
 void StreamSet::add_stats(ChannelStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.resumes = resumes_;
+  stats.outages = outages_;
+  stats.outage_us =
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(outage_time_).count());
   stats.retransmitted_segments = closed_.retransmitted_segments;
   stats.stalled_by_receiver_us = closed_.stalled_by_receiver_us;
   stats.stalled_by_send_buffer_us = closed_.stalled_by_send_buffer_us;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,8 @@ class StreamSet {
   void add_stats(ChannelStats& stats) const;
 
  private:
+  void note_complete();
+
   struct Slot {
     std::unique_ptr<Stream> stream;
     std::uint32_t generation = 0;
@@ -62,7 +65,10 @@ class StreamSet {
   mutable std::mutex mutex_;  // the IO thread holds it to change what is below, others to look at it
   std::vector<Slot> slots_;
   std::uint64_t resumes_ = 0;
-  LinkStats closed_;  // sums over the connections that are gone
+  std::uint64_t outages_ = 0;
+  IoLoop::Clock::duration outage_time_{};
+  std::optional<IoLoop::Clock::time_point> incomplete_since_;  // a connection was lost and not made again
+  LinkStats closed_;                                           // sums over the connections that are gone
 };
 
 }  // namespace geocomm::transport

@@ -117,18 +117,20 @@ class TlsConnection final : public Connection {
   static long bio_control(BIO* bio, int command, long number, void* pointer);
 
   Step step_of(int returned);
-  Status why_failed() const;
+  Status lost(std::string_view what);
+  Status why_failed();
   Status check_peer();
   Status handshake_failure();
   Status rekey_if_due();
   Result<bool> flush();
-  std::string peer_text() const;
+  const std::string& peer_text();
 
   const SslPtr ssl_;
   const TlsName own_;
   const RekeyLimits rekey_;
   std::string_view cipher_;
-  bool session_ = false;  // OpenSSL's handshake is done
+  std::string peer_text_;  // its address, once connected
+  bool session_ = false;   // OpenSSL's handshake is done
   bool wants_write_ = false;
   bool has_more_ = false;
   bool end_of_socket_ = false;
@@ -248,17 +250,25 @@ TlsConnection::Step TlsConnection::step_of(int returned) {
   }
 }
 
-Status TlsConnection::why_failed() const {
-  if (errno_ != 0) return errno_status(errno_);
+// The system's error, and whose connection it is.
+Status TlsConnection::lost(std::string_view what) {
+  const Status why = errno_status(errno_);
+  return Status(why.code(), core::str(what, peer_text(), ": ", why.message())).with_errno(errno_);
+}
+
+Status TlsConnection::why_failed() {
+  if (errno_ != 0) return lost("TLS with ");
   const char* reason = error_ == 0 ? nullptr : ERR_reason_error_string(error_);
   // Not CorruptData: bytes that were changed on the way are no more the peer's doing than a reset.
-  return {StatusCode::Network, core::str("TLS: ", reason == nullptr ? "unknown error" : reason)};
+  return {StatusCode::Network,
+          core::str("TLS with ", peer_text(), ": ", reason == nullptr ? "unknown error" : reason)};
 }
 
 // ---- authentication ----
 
-std::string TlsConnection::peer_text() const {
-  return SocketAddress::peer_of(fd()).to_string();
+const std::string& TlsConnection::peer_text() {
+  if (peer_text_.empty()) peer_text_ = SocketAddress::peer_of(fd()).to_string();
+  return peer_text_;
 }
 
 void TlsConnection::note_untrusted(const X509* certificate, int error) {
@@ -269,6 +279,7 @@ void TlsConnection::note_untrusted(const X509* certificate, int error) {
 }
 
 Result<bool> TlsConnection::handshake() {
+  (void)peer_text();  // which the kernel forgets when the peer resets the connection
   ERR_clear_error();
   switch (step_of(SSL_do_handshake(ssl_.get()))) {
     case Step::Done:
@@ -312,7 +323,7 @@ Status TlsConnection::handshake_failure() {
     return {StatusCode::Authentication,
             "it answers in plaintext, while this side has keys: set GEOCOMM_KEYS on all sites, or on none"};
   }
-  if (errno_ != 0) return errno_status(errno_);
+  if (errno_ != 0) return lost("the TLS handshake with ");
   const int reason = ERR_GET_REASON(error_);
   if (ERR_GET_LIB(error_) == ERR_LIB_SSL && reason > SSL_AD_REASON_OFFSET) {
     if (const auto trouble = alert_trouble(reason - SSL_AD_REASON_OFFSET)) {
@@ -321,7 +332,9 @@ Status TlsConnection::handshake_failure() {
                         *trouble)};
     }
   }
-  if (end_of_socket_) return {StatusCode::Network, "the connection was closed during the TLS handshake"};
+  if (end_of_socket_) {
+    return {StatusCode::Network, core::str(peer_text(), " closed the connection during the TLS handshake")};
+  }
   const char* text = ERR_reason_error_string(error_);
   return {StatusCode::Network, core::str("no TLS 1.3 handshake with ", peer_text(), ": ",
                                          text == nullptr ? "unknown error" : text)};

@@ -6,15 +6,17 @@ transport costs on top of the kernel, and on top of encryption.
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from pydantic import TypeAdapter, ValidationError
+
+from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.security.job_ca import JobCa
 
 PROGRAM = Path(__file__).resolve().parents[1] / "_bin" / "link_bench"
@@ -52,6 +54,16 @@ class Sample:
     gbit_s: float
     cpu_a: float
     cpu_b: float
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> Self:
+        """What the program said of case `name`. LinkBenchError: another version's program said it."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise LinkBenchError(
+                f"{name}: what {PROGRAM} says cannot be read: {problem_text(first_problem(error))}; build it anew"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -151,7 +163,7 @@ def _measure(case: Case, keys: Sequence[Path], seconds: float, streams: int | No
         raise LinkBenchError(f"{case.name}: no end after {seconds + _GRACE_S:g} s") from None
     if done.returncode != 0:
         raise LinkBenchError(f"{case.name}: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return Sample(**json.loads(done.stdout))
+    return Sample.from_json(done.stdout, case.name)
 
 
 HEADINGS = ("what", "n", "Gbit/s", "min", "max", "cores", "per core", "ratio")

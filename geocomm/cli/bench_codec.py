@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail, write_plot
+from geocomm.cli.command_end import fail, require_writable, write_plot
 
 
 def bench_codec(
@@ -44,6 +44,7 @@ def bench_codec(
     from geocomm.core.errors import GeocommError
     from geocomm.core.native import native
 
+    require_writable("bench", "--plot", plot)
     try:
         data = gaussian(elements, seed) if file is None else from_file(file, elements)
         rows = measure(codec or default_codecs(), data, rounds=rounds, threads=threads)

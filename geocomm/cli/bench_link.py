@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, require_writable
 
 
 def bench_link(
@@ -34,6 +34,7 @@ def bench_link(
     from geocomm.bench.bench_report import Conditions, write_pair
     from geocomm.bench.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
 
+    require_writable("bench", "--out", out)
     console = Console(stderr=True)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     measured = cases((False, True) if both_ways else (False,))

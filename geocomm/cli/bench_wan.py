@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_size
 from geocomm.emulator.emulated_keys import site_keys
 from geocomm.planning.link_matrix import Link, WanConfigError, WanError, link_changes
@@ -69,6 +69,7 @@ def bench_wan(
     )
     from geocomm.bench.wan_bench_report import Section, rich_tables, write_results
 
+    require_writable("bench", "--out", out)
     try:
         link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
         sizes_bytes = [parse_size(text, "sizes") // 4 * 4 for text in sizes.split(",")]

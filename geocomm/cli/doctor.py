@@ -68,8 +68,8 @@ def doctor(
         options = Options()
         target = HubAddress.parse(peer) if peer is not None else None
         question = Question(
-            rate_bps=parse_rate(rate),
-            rtt_s=parse_duration(rtt),
+            rate_bps=parse_rate(rate, "--rate"),
+            rtt_s=parse_duration(rtt, "--rtt"),
             peers=peers or world_size() - 1 or 15,
             local_ranks=local_world_size(),
             options=options,

@@ -74,8 +74,9 @@ def plan(
     try:
         if element_bytes == 3:
             raise ValueError("--element-bytes is 4 (float32) or 2 (bfloat16)")
-        work = Workload(_parameters(parameters, model), ranks, parse_duration(step_time), element_bytes, hidden, price)
-        if work.compute_s <= 0:
+        compute_s = parse_duration(step_time, "--step-time")
+        work = Workload(_parameters(parameters, model), ranks, compute_s, element_bytes, hidden, price)
+        if compute_s <= 0:
             raise ValueError("--step-time: it must be more than 0")
         share = efficiency or _usual_efficiency(links)
         table = scaled(_nominal_links(links, sites, rate, access, rtt), share)
@@ -150,8 +151,8 @@ def _nominal_links(path: Path | None, sites: int, rate: str, access: str | None,
     if path is not None:
         return Links.from_file(path)
     names = [f"site{index}" for index in range(sites)]
-    limit = None if access is None else (parse_rate(access),) * sites
-    return Links.uniform(names, parse_rate(rate), parse_duration(rtt), up_bps=limit, down_bps=limit)
+    limit = None if access is None else (parse_rate(access, "--access"),) * sites
+    return Links.uniform(names, parse_rate(rate, "--rate"), parse_duration(rtt, "--rtt"), up_bps=limit, down_bps=limit)
 
 
 def _usual_efficiency(path: Path | None) -> float:

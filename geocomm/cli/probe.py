@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail, write_plot
+from geocomm.cli.command_end import fail, require_writable, write_plot
 
 if TYPE_CHECKING:
     from geocomm.planning.link_table import Links
@@ -44,12 +44,16 @@ def probe(
 ) -> None:
     """See _HELP."""
     from geocomm.core.bad_input import BadInput
-    from geocomm.core.place import require_rank
+    from geocomm.core.place import rank_and_world_size, require_rank
 
     try:
         require_rank(os.environ)
-    except BadInput as error:
+        rank, _ = rank_and_world_size()
+    except (BadInput, ValueError) as error:
         fail("probe", f"{error} (see --help)", 2)
+    if rank == 0:
+        require_writable("probe", "--out", out)
+        require_writable("probe", "--plot", plot)
 
     import torch.distributed as dist
 

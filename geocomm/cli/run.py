@@ -17,7 +17,8 @@ meet:
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
 The node that has the host's address is the hub, besides its ranks; the others only dial out to it. The site's name
-comes from its keys (geocomm keys). The exit status is torchrun's; 2: it could not begin.
+comes from its keys (geocomm keys). torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
+status is torchrun's; 2: it could not begin.
 """
 
 
@@ -62,5 +63,5 @@ def run(
     except (KeysError, HubAddressError) as error:
         fail("run", str(error))
     except OSError as error:
-        fail("run", f"{hub}: {error}")
+        fail("run", f"{hub}: {error.strerror or error}")
     raise typer.Exit(status)

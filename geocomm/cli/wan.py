@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_duration
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_wan import (
@@ -25,7 +25,7 @@ from geocomm.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, link_changes
+from geocomm.planning.link_matrix import MAX_SITES, Link, Topology, WanConfigError, WanError, link_changes
 from geocomm.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,8 +43,9 @@ MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
 The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
 Change links while it runs with `geocomm wan set`; read counters with `geocomm wan stats`.
 
-With --secure or --keys, each site also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the
-rendezvous, which is then at a hub:
+Without keys, the sites find GEOCOMM_SECURITY=insecure, unless it is set already. With --secure or --keys, each site
+also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the rendezvous, which is then at a
+hub:
 
     geocomm wan run --secure -- bash -c '
       geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
@@ -89,22 +90,18 @@ def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -
 
 
 def _environment() -> dict[str, str]:
-    """The sites' environment: this one, and insecure mode, loudly, where there are no keys to be secure with."""
+    """The sites' environment: this one, and insecure mode, of which the backend warns, where there are no keys."""
     environment = dict(os.environ)
-    if "GEOCOMM_KEYS" not in environment and "GEOCOMM_SECURITY" not in environment:
-        environment["GEOCOMM_SECURITY"] = "insecure"
-        Console(stderr=True, soft_wrap=True).print(
-            "geocomm wan: neither --secure nor --keys: GEOCOMM_SECURITY=insecure for this run, "
-            "traffic between the emulated sites is NOT encrypted",
-            style="bold yellow",
-            highlight=False,
-        )
+    if "GEOCOMM_KEYS" not in environment:
+        environment.setdefault("GEOCOMM_SECURITY", "insecure")
     return environment
 
 
 def wan_run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
-    sites: Annotated[int | None, typer.Option(help="Number of sites.", show_default="2, or those of --matrix")] = None,
+    sites: Annotated[
+        int | None, typer.Option(min=2, max=MAX_SITES, help="Number of sites.", show_default="2, or those of --matrix")
+    ] = None,
     rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link.", show_default="100ms")] = None,
     rate: Annotated[
         str | None, typer.Option(help="Rate of each direction, headers included.", show_default="1gbit")
@@ -136,6 +133,7 @@ def wan_run(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
 ) -> None:
     """See _RUN_HELP."""
+    require_writable("wan", "--json", json_path)
     # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with contextlib.ExitStack() as held:
@@ -249,9 +247,10 @@ def wan_set(
         if len(ends) != 2:
             raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
         up = None if state is None else state == "up"
-        client = WanControl(control or find_control())
         changes: dict[str, Any] = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
         changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
+        link_changes(**changes)  # a wrong option is one also where no emulator runs
+        client = WanControl(control or find_control())
         client.set_link(ends[0], ends[1], **changes, one_way=one_way)
         report = client.stats()
     except WanError as error:

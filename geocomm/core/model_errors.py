@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,11 +17,17 @@ def first_problem(error: ValidationError) -> Any:
     return error.errors(include_url=False)[0]
 
 
-def problem_text(problem: Any, known: Iterable[str] = ()) -> str:
-    """Field and what is wrong with it: "rate: 'fast' is not ...". `known`: the fields where an unknown one stands."""
+def problem_text(problem: Any, known: Iterable[str] = (), suggest: Callable[[Location], str] | None = None) -> str:
+    """Field and what is wrong with it: "rate: 'fast' is not ...".
+
+    known: the fields where an unknown one stands, all named. suggest: for a document of too many fields to name, what
+    to say after an unknown one, such as "; did you mean 'training.steps'?".
+    """
     location: Location = problem["loc"]
     name = location_text(location)
     if problem["type"] == "extra_forbidden":
+        if suggest is not None:
+            return f"unknown field '{name}'{suggest(location)}"
         last = str(location[-1])
         return f"unknown key {last!r}{did_you_mean(last, known)}; possible are {', '.join(known)}"
     if problem["type"] == "missing":

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from geocomm.core.errors import UnsupportedError
 from geocomm.gradients.hook_settings import Shard
 
-CHECKED_TORCH = ("2.13",)
+CHECKED_TORCH = ("2.11", "2.13")
 """The minor versions of torch whose private parts were looked at and run."""
 
 
@@ -96,6 +96,13 @@ class ReduceUnit:
         self._group._all_reduce_hook = all_reduce
 
 
+def _param_groups(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    one = state._fsdp_param_group  # torch 2.11: a module has one mesh
+    return [] if one is None else [one]
+
+
 def reduce_units(model: torch.nn.Module) -> Iterator[ReduceUnit]:
     """All groups of parameters of the model, in the order of its modules; none before `fully_shard`.
 
@@ -104,7 +111,7 @@ def reduce_units(model: torch.nn.Module) -> Iterator[ReduceUnit]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
+        groups = _param_groups(module._get_fsdp_state())
         if len(groups) > 1:
             raise UnsupportedError("fsdp_hook takes modules with one mesh for all of their parameters")
         yield from (ReduceUnit(group) for group in groups if group.fsdp_params)

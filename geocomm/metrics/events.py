@@ -34,6 +34,14 @@ KINDS = {
         "links": "where the rates of links come from",
         "codecs": "pairs of least bytes and codec",
     },
+    "link_resumed": {
+        "peer": "description of the peer",
+        "peer_rank": "its global rank; null where no living group has it",
+        "peer_site": "its site; null where no living group has it",
+        "outages": "times that connections were lost and all are there again, since the last such event of this peer",
+        "seconds": "from the first loss to the last connection, summed over these",
+        "connections": "made again in that time",
+    },
     "operation_failed": {
         "code": "of the error, such as PeerLost",
         "message": "as the exception has it",
@@ -87,6 +95,7 @@ class EventLog:
         self._site = ""
         self._rank: int | None = None
         self._last_error: dict[str, Any] | None = None
+        self._told: dict[str, dict[str, int]] = {}  # by peer, the counters up to its last link_resumed
 
     def identify(self, rank: int, site: str | None) -> None:
         """Say who this process is, for the events from now on."""
@@ -104,7 +113,10 @@ class EventLog:
         """The events from the `number`-th on, and the number of the next one."""
         # Operations fail in native threads, which must not wait for Python's lock: the failure is fetched here.
         error = sources.read("last error", None)
+        peers = sources.read("peers", [])  # links resume in native threads too
         with self._lock:
+            for peer in peers:
+                self._note_resumed(peer)
             if error is not None and error != self._last_error:
                 self._last_error = error
                 self._keep(error["time"], "operation_failed", {name: error[name] for name in KINDS["operation_failed"]})
@@ -113,6 +125,24 @@ class EventLog:
             if number < first:
                 events.insert(0, self._event(events[0].time, "events_dropped", {"count": first - number}))
             return events, self._recorded
+
+    def _note_resumed(self, peer: dict[str, Any]) -> None:
+        now = {name: peer[name] for name in ("outages", "outage_us", "resumes")}
+        before = self._told.get(peer["peer"])
+        if before is None or now["outages"] < before["outages"]:  # a new channel, perhaps to the same address
+            before = self._told[peer["peer"]] = dict.fromkeys(now, 0)
+        if now["outages"] == before["outages"]:
+            return
+        self._told[peer["peer"]] = now
+        fields = {
+            "peer": peer["peer"],
+            "peer_rank": peer["rank"],
+            "peer_site": peer["site"],
+            "outages": now["outages"] - before["outages"],
+            "seconds": (now["outage_us"] - before["outage_us"]) / 1e6,
+            "connections": now["resumes"] - before["resumes"],
+        }
+        self._keep(time.time(), "link_resumed", fields)
 
     def _event(self, when: float, kind: str, fields: dict[str, Any]) -> Event:
         return Event(when, self._site, self._rank, kind, fields)

@@ -186,6 +186,15 @@ PEERS = (
     Metric("payload_received", "bytes", Kind.COUNTER, "of the bytes received, those of collectives, as encoded", LINK),
     Metric("retransmitted_segments", "segments", Kind.COUNTER, "segments that TCP sent again, as after loss", LINK),
     Metric("resumes", "connections", Kind.COUNTER, "connections made again after a loss", LINK),
+    Metric("outages", "outages", Kind.COUNTER, "times that connections were lost and all are there again", LINK),
+    Metric(
+        "outage_us",
+        _MICROSECONDS,
+        Kind.COUNTER,
+        "from the first lost connection to the last one made again, summed over the outages; the link may have carried "
+        "data meanwhile",
+        LINK,
+    ),
     Metric(
         "resent_segments",
         "segments",

@@ -10,11 +10,13 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
@@ -165,12 +167,17 @@ class HubRendezvous(RendezvousHandler):
 
     A node takes part in a round by setting ROUND/NODE in the agents' store to what it says of itself; "round" is the
     highest round that somebody called for. A node joins no round twice, so one that was restarted calls for the next,
-    and the others follow.
+    and the others follow. One that follows and finds its number taken there is not the only node of that number. Before
+    its first round that ends the job ("duplicate" says so to all). Later it gives way: it may have been cut off and
+    replaced.
     """
 
     def __init__(self, hub: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta) -> None:
         self._hub, self._keys, self._node, self._nodes = hub, keys, node, nodes
         self._run_id, self._limit = run_id, limit
+        self._own = json.dumps(
+            {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
+        )
         self._round = 0
         self._called = 0
         self._sites: dict[int, str | None] = {}  # of the nodes of the last round
@@ -237,19 +244,24 @@ class HubRendezvous(RendezvousHandler):
 
     def _join(self, store: dist.Store) -> int:
         """Take part in the next round; returns its number once every node does."""
-        own = {"site": site_name(), "one_site": one_site()}
         end = time.monotonic() + self._limit.total_seconds()
         waiting = Waiting(log)
         mine = max(self._round + 1, _called_for(store))
+        # Of a round before this process came, the number may be that of a process that is gone.
+        joined = self._round > 0
         while True:
-            while store.check([f"{mine}/{self._node}"]):
-                mine += 1
-            mine = max(mine, _call_for(store, mine))
-            store.set(f"{mine}/{self._node}", json.dumps(own))
+            while (holder := store.compare_set(f"{mine}/{self._node}", "", self._own)).decode() != self._own:
+                if joined:
+                    self._refuse_number(store, json.loads(holder))
+                mine = max(mine + 1, _called_for(store))
+            joined = True
+            _call_for(store, mine)
             while _called_for(store) == mine:
                 # Not store.wait(), which writes lines of its own to the terminal at each time-out.
                 if store.check([f"{mine}/{node}" for node in range(self._nodes)]):
                     return mine
+                if store.check(["duplicate"]):
+                    raise InvalidArgumentError(store.get("duplicate").decode())
                 if store.check(["closed"]):
                     raise RendezvousClosedError("the job has ended on another node")
                 if time.monotonic() > end:
@@ -257,6 +269,17 @@ class HubRendezvous(RendezvousHandler):
                 waiting.tell(functools.partial(self._awaited, store, mine))
                 time.sleep(_POLL_S)
             mine = _called_for(store)
+
+    def _refuse_number(self, store: dist.Store, other: Mapping[str, Any]) -> NoReturn:
+        """Another node that lives has this one's number. Raises InvalidArgumentError, on all nodes before round 1."""
+        own = json.loads(self._own)
+        message = (
+            f"two nodes have --node-rank {self._node}: {own['machine']} (site {own['site']}) and {other['machine']} "
+            f"(site {other['site']}); give each of the {self._nodes} nodes one of its own, 0 to {self._nodes - 1}"
+        )
+        if self._round == 0:
+            store.set("duplicate", message)
+        raise InvalidArgumentError(message)
 
     def _check_nodes(self, store: dist.Store) -> None:
         nodes = [json.loads(store.get(f"{self._round}/{node}")) for node in range(self._nodes)]

@@ -38,6 +38,9 @@ def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[
     Raises OSError or HubAddressError where it cannot listen, KeysError, Refused or ConnectionError where the hub does
     not let it in.
     """
+    # torch warns of each connection to its store whose address has no name, as loopback's has none in many places.
+    # Here, where torch is not imported yet, and in the agent and its ranks.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment = os.environ | environment_of_ranks(hub, keys)
     command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)

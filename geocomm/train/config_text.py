@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.core.model_errors import Location, location_text, problem_text
 from geocomm.train.train_config import RunConfig
 
 
@@ -27,7 +28,9 @@ def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig
         return RunConfig.model_validate(values)
     except ValidationError as error:
         assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
-        wrong = [f"{_origin(item, path, assigned)}: {_explain(item)}" for item in error.errors()]
+        wrong = [
+            f"{_origin(item, path, assigned)}: {problem_text(item, suggest=_suggestion)}" for item in error.errors()
+        ]
         raise BadInput("; ".join(wrong)) from None
 
 
@@ -77,27 +80,18 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     values[name] = value
 
 
-def _explain(item: Any) -> str:
-    location = [str(part) for part in item["loc"]]
-    dotted = ".".join(location)
-    if item["type"] == "extra_forbidden":
-        section: type[BaseModel] = RunConfig
-        for part in location[:-1]:
-            section = _section(section.model_fields[part]) or section
-        suggestion = did_you_mean(location[-1], section.model_fields)
-        suggestion = suggestion.replace("mean '", "mean '" + "".join(f"{part}." for part in location[:-1]))
-        if not suggestion:
-            by_name = {key.rpartition(".")[2]: key for key, _ in _leaves(RunConfig)}
-            match = by_name.get(location[-1])
-            suggestion = (
-                f"; did you mean '{match}'?" if match else did_you_mean(dotted, (k for k, _ in _leaves(RunConfig)))
-            )
-        return f"unknown field '{dotted}'{suggestion}"
-    message = item["msg"].removeprefix("Value error, ")
-    if not dotted:
-        return message
-    given = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
-    return f"{dotted}: {message}{given}"
+def _suggestion(location: Location) -> str:
+    """The field that was meant: in the same section, of the same name in another, or of a like name anywhere."""
+    *parents, last = map(str, location)
+    section: type[BaseModel] = RunConfig
+    for part in parents:
+        section = _section(section.model_fields[part]) or section
+    prefix = "".join(f"{part}." for part in parents)
+    if near := did_you_mean(last, section.model_fields, prefix):
+        return near
+    names = [name for name, _ in _leaves(RunConfig)]
+    same = next((name for name in names if name.rpartition(".")[2] == last), None)
+    return f"; did you mean '{same}'?" if same else did_you_mean(location_text(location), names)
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

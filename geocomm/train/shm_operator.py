@@ -44,6 +44,7 @@ def load_operator(say: Say) -> None:
     `say` gets a line when it compiles or waits, and every 15 s until that is over. Raises BadInput if it cannot be
     compiled.
     """
+    _build_inside_environment()
     # DeepSpeed looks for the ninja of this environment, which need not be activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     import deepspeed
@@ -63,6 +64,15 @@ def load_operator(say: Say) -> None:
                 f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
                 f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
             ) from error
+
+
+def _build_inside_environment() -> None:
+    """Have torch build in the virtual environment, unless the user has chosen a folder.
+
+    The result fits one torch and one DeepSpeed, and torch's own choice is a folder that all environments share.
+    """
+    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
 
 @contextlib.contextmanager

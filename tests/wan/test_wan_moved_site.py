@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
+import json
 import os
 import socket
 import struct
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,12 @@ def test_site_whose_address_changes_amid_all_reduces_is_found_again(mover: str) 
     assert outcome.values("later") == ["2000.0"] * len(SITES)
     assert outcome.values("address") == ["10.91.1.2"]
     assert all(int(count) > 0 for count in outcome.values("resumes"))
+    found = [json.loads(text) for text in outcome.values("resumed")]
+    assert {(event["site"], event["peer_site"], event["peer_rank"]) for event in found} == {
+        (SITES[0], SITES[1], 1),
+        (SITES[1], SITES[0], 0),
+    }
+    assert all(event["outages"] > 0 and event["seconds"] > 0 and event["connections"] > 0 for event in found)
 
 
 def inputs(rank: int, operation: int) -> list[int]:
@@ -89,6 +97,18 @@ def make_group(mover: str, rank: int) -> None:
         dist.destroy_process_group()
 
 
+def resumed() -> list[dict[str, Any]]:
+    """The events of links that resumed; there is one, once all connections are there again."""
+    from geocomm.metrics.events import EventReader, events
+
+    end = time.monotonic() + 60
+    while True:
+        found = [event.line() for event in EventReader(events).take() if event.kind == "link_resumed"]
+        if found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
 def site_program(mover: str) -> None:
     """At each site: all-reduces, during one of which site 1 moves."""
     import torch
@@ -119,6 +139,8 @@ def site_program(mover: str) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((os.environ["MASTER_ADDR"], 9))
             print(f"address={probe.getsockname()[0]}")
+    for event in resumed():
+        print(f"resumed={json.dumps(event)}")
     _, endpoint = runtime._endpoint
     print(f"sums={digest.hexdigest()}", f"resumes={sum(c['resumes'] for c in endpoint.channel_stats())}", sep="\n")
     sys.stdout.flush()

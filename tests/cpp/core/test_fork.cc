@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -104,6 +105,11 @@ TEST(Fork, test_child_writes_log_lines_although_the_parent_was_writing_one) {
 void take_all_threads() {
   auto& taken = *new std::vector<std::thread>();
   taken.reserve(10'000);
+  // What is allocated from here on comes out of what the heap has.
+  ASSERT_EQ(::mallopt(M_TRIM_THRESHOLD, 1 << 30), 1);
+  {
+    const std::vector<std::string> room(1000, std::string(1000, ' '));
+  }
   const rlimit none{1, 1};  // of memory: no stacks any more
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &none), 0);
   try {
@@ -137,12 +143,13 @@ TEST(ThreadLimit, test_task_waits_for_a_thread_that_is_busy) {
     auto executor = std::make_unique<GrowingExecutor>("test");
     std::promise<void> begun;
     std::promise<void> release;
+    const std::future<void> released = release.get_future();
     std::thread::id busy;
     std::thread::id waited;
     executor->submit([&] {
       busy = std::this_thread::get_id();
       begun.set_value();
-      release.get_future().wait();
+      released.wait();
     });
     begun.get_future().wait();
     take_all_threads();

@@ -134,6 +134,7 @@ TEST_F(LinkCopies, test_newer_connection_replaces_an_older_one_that_lives) {
   EXPECT_TRUE(control.closed_by_peer());
   wait_acknowledged(newest_control, 2);  // the whole state is told again
   EXPECT_EQ(channel_->stats().resumes, 2U);
+  EXPECT_EQ(channel_->stats().outages, 2U);
 }
 
 TEST_F(LinkCopies, test_connections_that_do_not_fit_the_link_are_refused_and_harm_nothing) {

@@ -50,6 +50,11 @@ TEST(OutboundOnly, test_lost_connections_are_made_again) {
     expect_transfer(*pair.high_channel, *pair.low_channel, 2 * round + 1, 500'000, 4);
   }
   EXPECT_GT(pair.low_channel->stats().resumes, 0U);
+  // Nothing breaks a connection any more, so that in the end all are there.
+  const auto end = Deadline::after(20s);
+  while (pair.low_channel->stats().outages == 0 && !end.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_GT(pair.low_channel->stats().outages, 0U);
+  EXPECT_GT(pair.low_channel->stats().outage_us, 0U);
   pair.high.reset();  // before the proxy
   pair.low.reset();
 }

@@ -86,6 +86,38 @@ TEST_F(TlsClaims, test_acceptor_without_a_certificate_is_not_believed) {
   EXPECT_GE(refused, 1);
 }
 
+// What listens there ends the connection: in order when it has read what came, with a reset when it has not.
+TEST_F(TlsClaims, test_acceptor_that_ends_the_handshake_is_named_by_its_address) {
+  for (const bool reads : {true, false}) {
+    auto listener = std::move(listen_on(*SocketAddress::parse("127.0.0.1", 0))).value();
+    const std::uint16_t port = SocketAddress::local_of(listener.get()).port();
+    std::atomic<bool> stop{false};
+    std::thread impostor([&] {
+      while (!stop) {
+        pollfd waiting{listener.get(), POLLIN, 0};
+        if (::poll(&waiting, 1, 20) != 1) continue;
+        const Fd fd(::accept(listener.get(), nullptr, nullptr));
+        pollfd readable{fd.get(), POLLIN, 0};
+        std::array<char, 16384> hello{};
+        if (::poll(&readable, 1, 5000) == 1 && reads) (void)::recv(fd.get(), hello.data(), hello.size(), 0);
+      }
+    });
+    EndpointOptions options = tls_options(pair_.keys_b);
+    options.link_deadline = 2s;
+    const auto endpoint = make_endpoint(options);
+    const auto channel = *endpoint->connect({ProcessId{}, "127.0.0.1", port, "nobody", "a"}, token(1));
+    const Status status = channel->wait_ready(patience());
+    const std::string there = core::str("127.0.0.1:", port);
+    const std::string words = reads
+                                  ? core::str(there, " closed the connection during the TLS handshake")
+                                  : core::str("the TLS handshake with ", there, ": Connection reset by peer");
+    EXPECT_EQ(status.code(), StatusCode::Network) << status.to_string();
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.to_string();
+    stop = true;
+    impostor.join();
+  }
+}
+
 TEST_F(TlsClaims, test_data_stream_without_a_binding_is_closed_without_a_word) {
   TlsStranger stranger(pair_.low->port(), &pair_.keys_b);
   stranger.say(hello_of_high(2));

@@ -33,6 +33,8 @@ LINK = {
     "payload_received",
     "retransmitted_segments",
     "resumes",
+    "outages",
+    "outage_us",
     "resent_segments",
     "acks",
     "early_bytes_held",

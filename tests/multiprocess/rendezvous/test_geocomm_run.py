@@ -119,11 +119,20 @@ def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> N
 
 
 def start_node(
-    job: Job, keys: Path, port: int, node: int, work: str, *torchrun: str, sites: str = "ab", **variables: str
+    job: Job,
+    keys: Path,
+    port: int,
+    node: int,
+    work: str,
+    *torchrun: str,
+    sites: str = "ab",
+    node_rank: int | None = None,
+    **variables: str,
 ) -> None:
+    number = node if node_rank is None else node_rank
     job.start(
         *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
-        *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", *torchrun),
+        *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1", *torchrun),
         *(str(RANKS), work, str(job.folder)),
         GEOCOMM_KEYS=str(keys / sites[node]),
         GEOCOMM_SECURITY=SECURITY,
@@ -201,6 +210,25 @@ def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_
         assert "all 2 nodes have keys of site a" in line
         assert "GEOCOMM_ONE_SITE=1" in line
         assert "Traceback" not in job.log(node).read_text()
+    assert not list(job.folder.glob("rank*"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_run_of_two_nodes_of_one_number_is_refused_on_both(job: Job, tmp_path: Path, number: int) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", node_rank=number)
+    assert job.end() == [2, 2], job.output()
+    said = []
+    for node in range(2):
+        (line,) = [line for line in job.log(node).read_text().splitlines() if line.startswith("geocomm run: ")]
+        assert f"two nodes have --node-rank {number}" in line
+        assert f"{socket.gethostname()} (site a)" in line
+        assert f"{socket.gethostname()} (site b)" in line
+        assert "Traceback" not in job.log(node).read_text()
+        said.append(line)
+    assert said[0] == said[1]
     assert not list(job.folder.glob("rank*"))
 
 

@@ -72,3 +72,17 @@ def test_bench_link_is_a_command() -> None:
     done = CliRunner().invoke(build_app(), ["bench", "link", "--help"])
     assert done.exit_code == 0
     assert "loopback" in done.output
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('{"gbit_s": 1.5, "cpu_a": 1}', "cpu_b is missing"),
+        ('{"gbit_s": "fast", "cpu_a": 1, "cpu_b": 1}', "gbit_s: "),
+        ("", "cannot be read"),
+    ],
+)
+def test_answer_of_another_program_is_refused_by_its_field(said: str, words: str) -> None:
+    with pytest.raises(LinkBenchError, match=words):
+        Sample.from_json(said, "channel")
+    assert Sample.from_json('{"gbit_s": 1.5, "cpu_a": 1, "cpu_b": 0.5}', "channel") == Sample(1.5, 1.0, 0.5)

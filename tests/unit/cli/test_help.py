@@ -5,27 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from geocomm._version import __version__
 from geocomm.cli.help_text import paragraphs
 from geocomm.cli.main import build_app
-
-
-def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    below = getattr(command, "commands", {})
-    if not below:
-        yield words, command
-    for name, each in below.items():
-        yield from _commands(each, (*words, name))
-
-
-COMMANDS = dict(_commands(typer.main.get_command(build_app())))
+from support.command_tree import COMMANDS
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -75,6 +75,29 @@ def test_failed_operation_is_an_event_once_at_the_time_of_the_failure(monkeypatc
     assert [one.time for one in reader.take()] == [13.0]
 
 
+def test_resumed_link_is_an_event_with_what_was_added_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_readers", {})
+    peer: dict[str, Any] = {"peer": "rank 1", "rank": 1, "site": "rome", "outages": 0, "outage_us": 0, "resumes": 0}
+    sources.register("peers", lambda: [dict(peer)])
+    reader = EventReader(EventLog())
+    assert reader.take() == []
+    peer |= {"resumes": 2}  # two of its connections are there again, others are not
+    assert reader.take() == []
+    peer |= {"outages": 1, "outage_us": 1_500_000, "resumes": 4}
+    (event,) = reader.take()
+    named = {"peer": "rank 1", "peer_rank": 1, "peer_site": "rome"}
+    assert (event.kind, event.fields) == ("link_resumed", named | {"outages": 1, "seconds": 1.5, "connections": 4})
+    assert reader.take() == []
+    peer |= {"outages": 3, "outage_us": 2_000_000, "resumes": 6}
+    (event,) = reader.take()
+    assert event.fields == named | {"outages": 2, "seconds": 0.5, "connections": 2}
+    peer |= {"outages": 0, "outage_us": 0, "resumes": 0}  # a new channel
+    assert reader.take() == []
+    peer |= {"outages": 3, "outage_us": 250_000, "resumes": 3}  # as many as the old one had
+    (event,) = reader.take()
+    assert event.fields == named | {"outages": 3, "seconds": 0.25, "connections": 3}
+
+
 def test_forked_child_has_no_events_of_its_parent() -> None:
     checkpoint(events.events, 1)
     child = os.fork()

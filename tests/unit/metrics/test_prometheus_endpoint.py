@@ -28,6 +28,8 @@ ROW = {
     "payload_received": 180,
     "retransmitted_segments": 7,
     "resumes": 1,
+    "outages": 1,
+    "outage_us": 1_250_000,
     "resent_segments": 3,
     "acks": 11,
     "stalled_by_receiver_us": 2_500_000,
@@ -95,8 +97,9 @@ def test_scrape_has_every_counter_under_its_name_and_labels(server: MetricsServe
     }
     for name in ("bytes_sent", "bytes_received", "payload_sent", "payload_received", "retransmitted_segments"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
-    for name in ("resumes", "resent_segments", "acks"):
+    for name in ("resumes", "outages", "resent_segments", "acks"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
+    expected[key("geocomm_link_outage_seconds_total", **link)] = 1.25
     expected[key("geocomm_link_stalled_by_receiver_seconds_total", **link)] = 2.5
     expected[key("geocomm_link_stalled_by_send_buffer_seconds_total", **link)] = 0.5
     expected[key("geocomm_link_rtt_seconds", **link)] = 0.08

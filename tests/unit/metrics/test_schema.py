@@ -27,6 +27,8 @@ AT_THE_ENDPOINT = {
     "geocomm_link_payload_received_total",
     "geocomm_link_retransmitted_segments_total",
     "geocomm_link_resumes_total",
+    "geocomm_link_outages_total",
+    "geocomm_link_outage_seconds_total",
     "geocomm_link_resent_segments_total",
     "geocomm_link_acks_total",
     "geocomm_link_stalled_by_receiver_seconds_total",

@@ -90,6 +90,8 @@ def test_what_is_wrong_on_the_command_line_is_not_blamed_on_the_file(tmp_path: P
         load_config(path, ["training.steps=many"])
     with pytest.raises(BadInput, match=r"^--set: unknown field 'training\.stepz'; did you mean 'training\.steps'\?"):
         load_config(path, ["training.stepz=3"])
+    with pytest.raises(BadInput, match=r"^--set: data\.paths\[0\]: "):
+        load_config(path, ["data.paths=[3]"])
     wrong = _file(tmp_path, "training: {steps: many}\n")
     with pytest.raises(BadInput) as caught:
         load_config(wrong, ["seed=1"])

@@ -1,0 +1,152 @@
+"""Every command with what it cannot use: the exit status that its --help tells, and one line that says what is wrong.
+
+The commands run in this process, whose other tests have paid for their imports; none gets as far as to start another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from geocomm.cli.main import build_app
+from geocomm.core.place import VARIABLES
+from support.command_tree import COMMANDS
+
+# (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {away}: none of either.
+CASES = [
+    ("demo --rtt fast", 2, "rtt: 'fast'"),
+    ("demo --steps 1", 2, "--steps"),
+    ("demo --out {folder}", 2, "exists already"),
+    ("train --config {away}", 2, "does not exist"),
+    ("train --config {folder}", 2, "cannot be read"),
+    ("train --set nonsense", 2, "--set nonsense"),
+    ("train --set model.preset=nope", 2, "model.preset"),
+    ("train --set output_dir={file}/run", 2, "output_dir"),
+    ("train --print-config --set training.stepz=1", 2, "training.steps"),
+    ("run -- train.py", 2, "--hub"),
+    ("run --hub hub:29400 -- train.py", 2, "no keys"),
+    ("run --hub hub:29400 --keys {away} -- train.py", 2, "cannot read {away}/ca.pem"),
+    ("run --hub nowhere --keys {keys}/a -- train.py", 2, "'nowhere' is not an address"),
+    ("run --hub nowhere.invalid:29400 --wait 0 --keys {keys}/a -- train.py", 2, "geocomm run: nowhere.invalid:29400: "),
+    ("doctor --rate fast", 2, "--rate"),
+    ("doctor --rtt fast", 2, "--rtt"),
+    ("doctor --peer nowhere", 2, "'nowhere' is not an address"),
+    ("doctor --peers 0", 2, "--peers"),
+    ("doctor --listen 99999", 2, "--listen"),
+    ("probe", 2, "RANK is not set"),
+    ("probe --seconds 0", 2, "--seconds"),
+    ("plan", 2, "--parameters or --model"),
+    ("plan --parameters many", 2, "--parameters many"),
+    ("plan --model nope", 2, "--model nope"),
+    ("plan --parameters 7b --links {away}", 2, "cannot read {away}"),
+    ("plan --parameters 7b --links {file}", 2, "{file}"),
+    ("plan --parameters 7b --codec nope", 2, "'nope' is not a known codec"),
+    ("plan --parameters 7b --step-time fast", 2, "--step-time: 'fast'"),
+    ("plan --parameters 7b --access fast", 2, "--access: 'fast'"),
+    ("plan --parameters 7b --rate fast", 2, "--rate: 'fast'"),
+    ("plan --parameters 7b --rtt fast", 2, "--rtt: 'fast'"),
+    ("keys create a/b --out {away}", 2, "'a/b'"),
+    ("keys create a --out {file}/keys", 2, "cannot write"),
+    ("keys create a --out {keys}", 2, "exists already"),
+    ("keys create a --days 0 --out {away}", 2, "days: 0"),
+    ("keys add c --out {away}", 2, "holds no CA"),
+    ("keys add a --out {keys}", 2, "exists already"),
+    ("keys renew a --out {away}", 2, "holds no CA"),
+    ("keys renew c --out {keys}", 2, "c"),
+    ("keys revoke a --out {away}", 2, "holds no CA"),
+    ("keys revoke c --out {keys}", 2, "c"),
+    ("wan run", 2, "COMMAND"),
+    ("wan run --sites 1 -- true", 2, "--sites"),
+    ("wan run --sites 65 -- true", 2, "--sites"),
+    ("wan run --rtt fast -- true", 2, "rtt: 'fast'"),
+    ("wan run --grace fast -- true", 2, "grace: 'fast'"),
+    ("wan run --matrix {away} -- true", 2, "cannot read {away}"),
+    ("wan run --matrix {file} -- true", 2, "{file} is not TOML"),
+    ("wan run --keys {away} -- true", 2, "cannot read {away}"),
+    ("wan run --json {file}/x.json -- true", 2, "--json {file}/x.json"),
+    ("wan run --json {folder} -- true", 2, "--json {folder}: it is a folder"),
+    ("wan run --master-port 0 -- true", 2, "master_port: 0"),
+    ("wan set up", 2, "--link"),
+    ("wan set --link a up", 2, "A:B"),
+    ("wan set --link a:b sideways", 2, "'sideways'"),
+    ("wan set --link a:b --rate fast", 2, "rate: 'fast'"),
+    ("wan set --link a:b --control {away} up", 125, "no emulated WAN answers at {away}"),
+    ("wan stats --control {away}", 125, "no emulated WAN answers at {away}"),
+    ("wan stats --control {file}", 125, "no emulated WAN answers at {file}"),
+    ("bench wan --rtt fast", 2, "rtt: 'fast'"),
+    ("bench wan --sizes 1", 2, "sizes: '1'"),
+    ("bench wan --codecs nope", 2, "'nope' is not a known codec"),
+    ("bench wan --keys {away}", 2, "cannot read {away}"),
+    ("bench wan --out {file}/x.md", 2, "--out {file}/x.md"),
+    ("bench link --rounds 0", 2, "--rounds"),
+    ("bench link --out {file}/x.md", 2, "--out {file}/x.md"),
+    ("bench codec --codec nope", 2, "'nope' is not a known codec"),
+    ("bench codec --file {away}", 2, "{away}"),
+    ("bench codec --file {folder}", 2, "{folder}"),
+    ("bench codec --plot {file}/x.png", 2, "--plot {file}/x.png"),
+    ("nonsense", 2, "nonsense"),
+    ("wan nonsense", 2, "nonsense"),
+]
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What stands for the names in CASES; and an environment that no launcher has been at."""
+    from geocomm.security.job_ca import JobCa
+
+    for name in (*VARIABLES, "MASTER_ADDR", "MASTER_PORT", "GEOCOMM_KEYS", "GEOCOMM_SITE", "GEOCOMM_WAN_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("neither TOML nor JSON\n", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    JobCa.create(tmp_path / "keys", "job", ["a"], 30)
+    return {name: str(tmp_path / name) for name in ("file", "folder", "keys", "away")}
+
+
+def _require_refusal(result: Result, status: int, words: str) -> None:
+    assert result.exit_code == status, result.output
+    assert isinstance(result.exception, SystemExit), result.exception  # any other would be a traceback
+    assert result.stdout == ""
+    said = result.stderr.replace("\n", "").replace("│", "")  # a long path is broken at the end of a line
+    assert words in said
+    if said.startswith("geocomm"):
+        assert len(result.stderr.splitlines()) == 1
+    else:
+        assert "Usage: " in said  # typer's own, of an option that it checks
+
+
+@pytest.mark.parametrize(("line", "status", "words"), CASES, ids=[case[0] for case in CASES])
+def test_bad_input_ends_with_the_status_of_the_help_and_one_line(
+    line: str, status: int, words: str, places: dict[str, str]
+) -> None:
+    arguments = [word.format(**places) for word in line.split()]
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), arguments)
+    _require_refusal(result, status, words.format(**places))
+
+
+def test_every_command_has_a_bad_input() -> None:
+    tried = [case[0] for case in CASES]
+    assert [words for words in COMMANDS if not any(line.startswith(" ".join(words)) for line in tried)] == []
+
+
+def test_probe_whose_result_could_not_be_written_ends_before_it_waits_for_ranks(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    path = f"{places['file']}/links.json"
+    _require_refusal(CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), ["probe", "--out", path]), 2, path)
+
+
+def test_links_of_a_file_are_refused_by_field(places: dict[str, str]) -> None:
+    path = Path(places["folder"]) / "links.json"
+    path.write_text(
+        json.dumps(
+            {"geocomm_links": 1, "sites": ["a", "b"], "rate_bps": [[0, "x"], [1e9, 0]], "rtt_s": [[0, 0], [0, 0]]}
+        )
+    )
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), ["plan", "--parameters", "7b", "--links", str(path)])
+    _require_refusal(result, 2, f"{path}: rate_bps[0][1]")
