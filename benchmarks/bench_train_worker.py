@@ -7,6 +7,7 @@ backward, AdamW, the same for every method.
 
 # Annotations are evaluated here: DDP compares those of a hook with the classes themselves.
 
+import contextlib
 import json
 import os
 import statistics
@@ -32,6 +33,7 @@ from geocomm.models.model_settings import ModelConfig
 SLICES = 8
 PACED = "-paced"
 """Ends the name of a method whose rate `bench_train` caps."""
+LOCAL, ALONE = "local-", "alone"
 _LR_WARMUP = 40
 _FINAL_LR = 0.1
 
@@ -41,7 +43,8 @@ class Plan:
     """What to train. Every rank gets the same."""
 
     method: str
-    """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook; PACED may follow."""
+    """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook; PACED may follow. LOCAL and
+    a codec: local steps, with `every` steps between rounds. ALONE: each site by itself."""
     seed: int
     steps: int
     warmup_steps: int
@@ -59,6 +62,8 @@ class Plan:
     held_out: int
     """Sequences."""
     bucket_mib: float
+    every: int = 30
+    """Of local steps."""
 
 
 class Trainer:
@@ -84,13 +89,17 @@ class Trainer:
         # them: there every parameter gets one.
         self._touch_all = self._method == "powersgd"
         # The model's buffers are constants; to send them in every forward would cost each step one way over the line.
-        self._model = DistributedDataParallel(
-            bare,
-            bucket_cap_mb=plan.bucket_mib,
-            find_unused_parameters=not self._touch_all,
-            broadcast_buffers=False,
-        )
+        self._by_itself = self._method == ALONE or self._method.startswith(LOCAL)
+        self._model: Any = bare
+        if not self._by_itself:
+            self._model = DistributedDataParallel(
+                bare,
+                bucket_cap_mb=plan.bucket_mib,
+                find_unused_parameters=not self._touch_all,
+                broadcast_buffers=False,
+            )
         self._optimizer = torch.optim.AdamW(bare.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95))
+        self._local: Any = None
         self._attach_method()
 
     def run(self) -> dict[str, Any]:
@@ -104,6 +113,9 @@ class Trainer:
                 held_out.append((step + 1, self._held_out_loss()))
 
         times = _seconds_of_each(plan.steps, step_and_evaluate)[plan.untimed_steps :]
+        rounds = {} if self._local is None else self._local.stats()
+        if self._local is not None:
+            self._local.finish()
         compute_s, backward_s = self._compute_seconds() if times else (None, None)
         return {
             "parameters": self.parameters,
@@ -111,8 +123,9 @@ class Trainer:
             "steps_s": times,
             "compute_s": compute_s,
             "backward_s": backward_s,
-            "communication_s": self._communication_seconds() if times and not gloo else None,
+            "communication_s": self._communication_seconds() if times and not gloo and not self._by_itself else None,
             "held_out": held_out,
+            "rounds": rounds,
         }
 
     def _attach_method(self) -> None:
@@ -123,7 +136,13 @@ class Trainer:
             import geocomm
 
             geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
-        elif method not in ("gloo", "exact", "lossless"):
+        elif method.startswith(LOCAL):
+            import geocomm
+
+            self._local = geocomm.local_steps(
+                self._model, self._optimizer, codec=method.removeprefix(LOCAL), every=self._plan.every
+            )
+        elif method not in (ALONE, "gloo", "exact", "lossless"):
             import geocomm
 
             geocomm.ddp_hook(self._model, codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
@@ -168,7 +187,7 @@ class Trainer:
         for step in range(7):
             dist.barrier()
             start = time.monotonic()
-            with self._model.no_sync():
+            with contextlib.nullcontext() if self._by_itself else self._model.no_sync():
                 backward_times.append(self._step(self._plan.steps - 1 + step))
             times.append(time.monotonic() - start)
         return statistics.median(times[2:]), statistics.median(backward_times[2:])

@@ -24,6 +24,8 @@ from geocomm.membership import roll_call
 
 Result = TypeVar("Result")
 _DIGEST_BYTES = 16
+_UNDER_WAY = 4
+"""Rounds of a lane that are exchanged at a time. Fragments may be due four times in the time that a round takes."""
 # All ranks make their rounds together, so the n-th of one belongs to the n-th of another.
 _NUMBERS = itertools.count()
 
@@ -35,7 +37,8 @@ class GroupRounds:
     i-th rank of every site, as far as all sites have one. Fragment f takes lane f % lanes, where its residual stays: so
     the ranks of a site share the work. The others get the average from the one that has the lane.
 
-    A thread exchanges the frames of all sites, one round after the other, so that a round holds up no step. Every site
+    Threads exchange the frames of all sites, so that a round holds up no step; several rounds of a lane are under way
+    at a time, each in a process group of its own, since every one takes two round trips at least. Every site
     decodes the same frames in the same order: averages have equal bits everywhere, and equal those of SimulatedSites.
     Each site sends its frame to every other one, which suits a few sites.
     """
@@ -66,9 +69,13 @@ class GroupRounds:
         lane_count = min(len(ranks) for ranks in ranks_of.values())
         self._place = self._own.index(self._rank)
         # Collective: every rank makes all groups, in the same order.
-        lanes = [_new_group([ranks[lane] for ranks in ranks_of.values()]) for lane in range(lane_count)]
+        lanes = [
+            [_new_group([ranks[lane] for ranks in ranks_of.values()]) for _ in range(_UNDER_WAY)]
+            for lane in range(lane_count)
+        ]
         self._lanes = lane_count
-        self._lane = lanes[self._place] if self._place < lane_count else None
+        own = lanes[self._place] if self._place < lane_count else []
+        self._exchanges = [_Exchange(group, f"geocomm-rounds{i}") for i, group in enumerate(own) if group is not None]
         # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
         self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
         inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
@@ -77,7 +84,6 @@ class GroupRounds:
         self._agreements = 0
         self._offers: dict[int, Offer] = {}
         self._digests = _Digests(self._sites)
-        self._thread = _OneThread("geocomm-rounds")
 
     @property
     def site(self) -> str:
@@ -114,10 +120,10 @@ class GroupRounds:
         """See `Rounds`."""
         offer, lane = self._offers.pop(number), fragment.index % self._lanes
         exchanged = None
-        if self._lane is not None and lane == self._place:
-            group, digest = self._lane, self._digests.latest
-            exchanged = self._thread.submit(
-                lambda: self._exchange(group, offer, digest, fragment, delta, residual, coding)
+        if lane == self._place:
+            exchange, digest = self._exchanges[number % _UNDER_WAY], self._digests.latest
+            exchanged = exchange.submit(
+                lambda group: self._exchange(group, offer, digest, fragment, delta, residual, coding)
             )
             if self._inner is None:
                 return LaneReduction(exchanged)
@@ -153,7 +159,7 @@ class GroupRounds:
         residual: torch.Tensor | None,
         coding: Coding,
     ) -> Average:
-        """A round between the ranks of a lane. Runs in the thread of the rounds."""
+        """A round between the ranks of a lane. Runs in a thread of an `_Exchange`."""
         place = (self._sites.index(self._site), len(self._sites))
         frames, new_residual = encode_delta(
             offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
@@ -336,15 +342,19 @@ class _Digests:
             )
 
 
-class _OneThread:
-    """Runs calls one after the other. It is a daemon: a process that ends does not wait for a line that is down."""
+class _Exchange:
+    """Runs exchanges over one process group, one after the other, in a thread of their own.
 
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+    The thread is a daemon: a process that ends does not wait for a line that is down.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self._group = group
         self._name = name
+        self._calls: queue.SimpleQueue[tuple[Callable[[dist.ProcessGroup], Any], Future[Any]]] = queue.SimpleQueue()
         self._started = False
 
-    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+    def submit(self, call: Callable[[dist.ProcessGroup], Result]) -> Future[Result]:
         future: Future[Result] = Future()
         self._calls.put((call, future))
         if not self._started:
@@ -356,7 +366,7 @@ class _OneThread:
         while True:
             call, future = self._calls.get()
             try:
-                future.set_result(call())
+                future.set_result(call(self._group))
             except BaseException as error:  # it is raised where the result is asked for
                 future.set_exception(error)
 

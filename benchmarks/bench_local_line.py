@@ -1,0 +1,212 @@
+"""Local steps over an emulated line: `python benchmarks/bench_local_line.py`, about half an hour on two cores.
+
+(1) Seconds of a step, for each site training by itself, with local steps, and with a reduction in every step: over
+lines of several rates, round trips and losses. utilisation: the mean step of the same loop without rounds, over the
+mean step with them. exposed: what steps waited for results; stolen: the rest, which is what rounds take from the
+trainer's core (reading and writing the model, codec, outer step, and the emulator's own work where cores are few).
+(2) The longest step while the line is down for a minute in the middle of the training, over the median.
+(3) Bytes that a site sends for a step, as a product: interval x dtype x codec.
+
+The model, the data and the loop are those of bench_train.py. Results: benchmarks/results/<date>-local-line.md, .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench_train import ROOT, TIMED, WORKER, Runs
+from bench_train_worker import ALONE, LOCAL
+
+from geocomm.bench.bench_report import Conditions, write_pair
+from geocomm.emulator.emulated_keys import site_environment
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.emulator.local_job import bare_environment
+from geocomm.planning.link_matrix import Link, Topology
+
+LINES = {
+    "200 Mbit/s, 300 ms, 0.1 % loss": Link(rate_bps=2e8, delay_s=0.15, loss=0.001),
+    "50 Mbit/s, 100 ms, 0.5 % loss": Link(rate_bps=5e7, delay_s=0.05, loss=0.005),
+}
+METHODS = (ALONE, LOCAL + "int4", LOCAL + "none", "balanced", "gloo")
+# Steps of some seconds: a few are enough.
+SHORT = {"gloo": 10, "balanced": 36}
+LOCAL_PLAN = replace(TIMED, steps=TIMED.untimed_steps + 120)
+CUT_PLAN = replace(TIMED, method=LOCAL + "int4", steps=TIMED.untimed_steps + 480)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method over a line."""
+
+    line: str
+    method: str
+    parameters: int
+    steps: int
+    mean_s: float
+    median_s: float
+    longest_s: float
+    alone_s: float
+    """Mean step of the loop without rounds, in a run of its own."""
+    rounds: dict[str, Any]
+
+    @property
+    def exposed(self) -> float:
+        """Part of the time of the steps."""
+        return self.rounds.get("waited_s", 0.0) / (self.mean_s * self.steps)
+
+
+def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
+    """All methods over one line."""
+    found, alone_s = [], 0.0
+    for method in methods:
+        steps = SHORT.get(method, LOCAL_PLAN.steps)
+        result = runs.result(replace(LOCAL_PLAN, method=method, steps=steps), LINES[line])
+        times = result["steps_s"]
+        if method == ALONE:
+            alone_s = statistics.mean(times)
+        found.append(
+            Row(
+                line,
+                method,
+                result["parameters"],
+                len(times),
+                statistics.mean(times),
+                statistics.median(times),
+                max(times),
+                alone_s,
+                result["rounds"],
+            )
+        )
+    return found
+
+
+def measure_cut(line: str, seconds: float) -> dict[str, Any]:
+    """The times of the steps of a run whose line is down for so long in the middle."""
+    with tempfile.TemporaryDirectory(prefix="geocomm-local-") as scratch, tempfile.TemporaryFile("w+") as log:
+        plan, out = Path(scratch) / "plan.json", Path(scratch) / "out.json"
+        plan.write_text(json.dumps(asdict(CUT_PLAN)), encoding="utf-8")
+        command = [sys.executable, str(WORKER), str(plan), str(out)]
+        environment = site_environment(bare_environment(), None) | {"GEOCOMM_LINK_DEADLINE": str(4 * seconds)}
+        with WanRun(
+            Topology.uniform(2, LINES[line]),
+            command,
+            environment=environment,
+            stdout=log,
+            stderr=log,
+            master_port=29523,
+        ) as run:
+            cut = threading.Thread(target=_cut, args=(run, seconds), daemon=True)
+            cut.start()
+            status = run.wait()
+        if status != 0:
+            log.seek(0)
+            raise SystemExit(f"the run with a line that is down ended with {status}:\n{''.join(log.readlines()[-25:])}")
+        return json.loads(out.read_text(encoding="utf-8"))
+
+
+def _cut(run: WanRun, seconds: float) -> None:
+    time.sleep(40)
+    run.control.set_link("site0", "site1", up=False)
+    time.sleep(seconds)
+    run.control.set_link("site0", "site1", up=True)
+
+
+def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, cut_s: float) -> str:
+    """Markdown."""
+    lines = ["# Local steps over an emulated line", "", *_about(conditions), ""]
+    for name in dict.fromkeys(row.line for row in rows):
+        lines += [
+            f"## {name}",
+            "",
+            f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 + error "
+            "feedback unless the row says otherwise. alone: no communication, the same loop.",
+            "",
+            "| method | steps | mean step s | longest s | utilisation | exposed | stolen | rounds | steps held back |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for row in (row for row in rows if row.line == name):
+            used = row.alone_s / row.mean_s
+            local = row.method.startswith(LOCAL)
+            stolen = f"{1 - used - row.exposed:.1%}" if local else ""
+            lines.append(
+                f"| {row.method} | {row.steps} | {row.mean_s:.3f} | {row.longest_s:.2f} | {used:.1%} "
+                f"| {f'{row.exposed:.1%}' if local else ''} | {stolen} | {row.rounds.get('rounds', '')} "
+                f"| {row.rounds.get('held_back', '')} |"
+            )
+        lines.append("")
+    products = [row for row in rows if row.rounds.get("rounds")]
+    if products:
+        lines += [
+            "## Bytes",
+            "",
+            "Bytes of a site's frames for a step, against 4 bytes an element in every step.",
+            "",
+            "| method | interval | dtype and codec, against fp32 | product | line |",
+            "|---|---:|---:|---:|---|",
+        ]
+        for row in products:
+            elements, rounds = row.rounds["elements"], row.rounds["rounds"] / int(row.rounds["fragments"])
+            codec = 4 * elements * rounds / row.rounds["wire_bytes"]
+            lines.append(
+                f"| {row.method} | {LOCAL_PLAN.every} | {codec:.2f} | {LOCAL_PLAN.every * codec:.0f} | {row.line} |"
+            )
+        lines.append("")
+    if cut is not None:
+        times, rounds = cut["steps_s"], cut["rounds"]
+        median = statistics.median(times)
+        lines += [
+            f"## A line that is down for {cut_s:.0f} s",
+            "",
+            f"{len(times)} steps; median {median:.3f} s, 99th of 100 {sorted(times)[int(0.99 * len(times))]:.3f} s, "
+            f"longest {max(times):.3f} s: {max(times) / median:.2f} x the median. Rounds: {rounds['rounds']}; steps "
+            f"for which a round was held back: {rounds['held_back']}; waited for results: {rounds['waited_s']:.3f} s. "
+            "Both sites ended with equal bits (`finish` compares them).",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _about(conditions: Conditions) -> list[str]:
+    return [
+        f"- date: {conditions.date}",
+        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
+        f"- software: {conditions.software}; system's TCP congestion control (Gloo's): {conditions.congestion_control}",
+        f"- commit: {conditions.commit}",
+        f"- command: `{conditions.command}`",
+    ]
+
+
+def main() -> int:
+    """Run what is missing, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(METHODS), help="by commas; the first is always 'alone'")
+    parser.add_argument("--lines", type=int, default=len(LINES), help="how many of the lines")
+    parser.add_argument("--cut", type=float, default=60.0, help="seconds for which the line is down; 0: leave it out")
+    parser.add_argument("--fresh", action="store_true", help="run again what has been run")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    arguments = parser.parse_args()
+    conditions = Conditions.here(shlex.join(["python", *sys.argv]))
+    runs = Runs(ROOT / "build" / "bench-train", ROOT / "build" / "bench-train", fresh=arguments.fresh)
+    methods = (ALONE, *(method for method in arguments.methods.split(",") if method != ALONE))
+    rows = [row for line in list(LINES)[: arguments.lines] for row in measure(runs, line, methods)]
+    cut = measure_cut(next(iter(LINES)), arguments.cut) if arguments.cut else None
+    text = report(conditions, rows, cut, arguments.cut)
+    path = arguments.out / f"{date.today().isoformat()}-local-line.md"
+    write_pair(path, text, {"rows": [asdict(row) for row in rows], "cut": cut})
+    print(text, f"written: {path}", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
