@@ -7,11 +7,11 @@
 #include <cstring>
 
 #include "codec/block_layout.h"
+#include "codec/block_scale.h"
 #include "codec/kernels/block_kernels.h"
 #include "codec/payload_codec.h"
 #include "codec/plain_codec.h"
 #include "codec/plane.h"
-#include "codec/quantize.h"
 #include "codec/random_bits.h"
 #include "codec/thread_scratch.h"
 #include "core/str.h"

@@ -9,12 +9,12 @@
 
 #include "codec/bitmap.h"
 #include "codec/block_layout.h"
+#include "codec/block_scale.h"
 #include "codec/dead_zone_rms.h"
 #include "codec/kernels/dead_zone_kernels.h"
 #include "codec/payload_codec.h"
 #include "codec/plain_codec.h"
 #include "codec/plane.h"
-#include "codec/quantize.h"
 #include "codec/thread_scratch.h"
 #include "core/half.h"
 #include "core/str.h"

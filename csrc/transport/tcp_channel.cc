@@ -5,6 +5,7 @@
 
 #include "core/log.h"
 #include "core/str.h"
+#include "transport/heartbeat.h"
 
 namespace geocomm::transport {
 
@@ -14,9 +15,6 @@ using core::StatusCode;
 
 namespace {
 
-constexpr std::chrono::milliseconds kHeartbeatInterval{3000};
-// Intervals without a byte from the peer after which its connections count as dead.
-constexpr int kSilentTicks = 3;
 constexpr std::size_t kMaxPullSegments = 15;
 // A peer that does not read what it is told is told no more: neither replies nor acknowledgements.
 constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
@@ -159,8 +157,7 @@ void TcpChannel::tick() {
   send_heartbeat();
   if (phase_ != Phase::Ready) return;
   schedule_flush();  // for acknowledgements that did not fit
-  const auto interval = std::min<IoLoop::Clock::duration>(kHeartbeatInterval, deadline / (2 * kSilentTicks));
-  timer_ = context_->loop->add_timer(now + interval, [this] { tick(); });
+  timer_ = context_->loop->add_timer(now + heartbeat_interval(deadline), [this] { tick(); });
 }
 
 void TcpChannel::send_heartbeat() {

@@ -49,9 +49,9 @@ def demo(
     if missing:
         fail("demo", f"{', '.join(missing)} not installed; pip install 'geocomm[train]'")
     from geocomm.bench.wan_bench import describe_link
-    from geocomm.demo.demo_report import draw, lateness_note, summary_table, write_summary
+    from geocomm.demo.demo_progress import DemoView
     from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant
-    from geocomm.demo.demo_view import DemoView
+    from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
     from geocomm.emulator.emulated_keys import site_keys
     from geocomm.emulator.emulated_wan import check_wan
     from geocomm.planning.link_matrix import Link, WanConfigError, WanError, link_changes

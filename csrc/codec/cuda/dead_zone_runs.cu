@@ -1,5 +1,6 @@
 // Where each block's codes and raw elements lie among those of its frame, found from their counts; and their
 // way there.
+#include "codec/block_scale.h"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/dead_zone_stages.h"
@@ -7,7 +8,6 @@
 #include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/plain_store.cuh"
 #include "codec/cuda/verdict.h"
-#include "codec/quantize.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "codec/block_scale.h"
 #include "codec/codec_spec.h"
 #include "codec/elements.h"
-#include "codec/quantize.h"
 
 namespace geocomm::codec {
 

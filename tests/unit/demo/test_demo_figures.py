@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
-from geocomm.demo.demo_report import draw, lateness_note, summary_table, write_summary
+from geocomm.demo.demo_progress import DemoView
 from geocomm.demo.demo_run import (
     DEFAULT_STEPS,
     VARIANTS,
@@ -25,7 +25,7 @@ from geocomm.demo.demo_run import (
     read_outcome,
     train_config,
 )
-from geocomm.demo.demo_view import DemoView
+from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
 from geocomm.emulator.emulated_wan import WanReport
 from geocomm.train.train_config import RunConfig
 
