@@ -76,6 +76,7 @@ class GroupRounds:
         self._lanes = lane_count
         own = lanes[self._place] if self._place < lane_count else []
         self._exchanges = [_Exchange(group, f"geocomm-rounds{i}") for i, group in enumerate(own) if group is not None]
+        self._turns = itertools.cycle(self._exchanges)
         # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
         self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
         inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
@@ -89,11 +90,6 @@ class GroupRounds:
     def site(self) -> str:
         """The name of this site."""
         return self._site
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The names of all sites, in the order in which deltas are added."""
-        return self._sites
 
     def agree(self, terms: Terms) -> None:
         """See `Rounds`. Raises OperationTimeoutError for ranks that do not come."""
@@ -121,7 +117,7 @@ class GroupRounds:
         offer, lane = self._offers.pop(number), fragment.index % self._lanes
         exchanged = None
         if lane == self._place:
-            exchange, digest = self._exchanges[number % _UNDER_WAY], self._digests.latest
+            exchange, digest = next(self._turns), self._digests.latest
             exchanged = exchange.submit(
                 lambda group: self._exchange(group, offer, digest, fragment, delta, residual, coding)
             )
@@ -142,12 +138,19 @@ class GroupRounds:
         """See `Rounds`."""
         self._digests.add(number, digest)
 
-    def settle(self) -> None:
-        """See `Rounds`."""
-        if self._first_ranks is not None:
-            latest = _all_gather(self._first_ranks, _header_of_digest(self._digests.latest))
-            for site, said in zip(self._sites, latest, strict=True):
-                self._digests.check(site, *_digest_of_header(said))
+    def close(self) -> None:
+        """See `Rounds`. Ends the threads and the process groups."""
+        try:
+            if self._first_ranks is not None:
+                latest = _all_gather(self._first_ranks, _header_of_digest(self._digests.latest))
+                for site, said in zip(self._sites, latest, strict=True):
+                    self._digests.check(site, *_digest_of_header(said))
+        finally:
+            for exchange in self._exchanges:
+                exchange.end()
+            for group in (self._first_ranks, self._inner, *(exchange.group for exchange in self._exchanges)):
+                if group is not None:
+                    dist.destroy_process_group(group)
 
     def _exchange(
         self,
@@ -349,9 +352,10 @@ class _Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
-        self._group = group
+        self.group = group
         self._name = name
-        self._calls: queue.SimpleQueue[tuple[Callable[[dist.ProcessGroup], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[dist.ProcessGroup], Any], Future[Any]] | None]
+        self._calls = queue.SimpleQueue()
         self._started = False
 
     def submit(self, call: Callable[[dist.ProcessGroup], Result]) -> Future[Result]:
@@ -362,11 +366,15 @@ class _Exchange:
             self._started = True
         return future
 
+    def end(self) -> None:
+        """After what was submitted."""
+        self._calls.put(None)
+
     def _run(self) -> None:
-        while True:
-            call, future = self._calls.get()
+        while (submitted := self._calls.get()) is not None:
+            call, future = submitted
             try:
-                future.set_result(call(self._group))
+                future.set_result(call(self.group))
             except BaseException as error:  # it is raised where the result is asked for
                 future.set_exception(error)
 

@@ -210,7 +210,7 @@ class LocalSteps:
         for fragment in due:
             self._begin(fragment, last=True)
         self._merge_begun_by(self._step, wait=True)
-        self._rounds.settle()
+        self._rounds.close()
         for held in self._state:
             write_fragment(self._view, held.fragment, held.anchor)
         hook.remove()

@@ -127,7 +127,7 @@ class Rounds(Protocol):
     def commit(self, number: int, digest: str) -> None:
         """Say what the fragment's state is after the round; a resumed site may commit what it reduced before.
 
-        The digests of the sites are compared at some later call, `settle` at the latest: ReplicaMismatchError where
+        The digests of the sites are compared at some later call, `close` at the latest: ReplicaMismatchError where
         they differ.
         """
         ...
@@ -136,8 +136,8 @@ class Rounds(Protocol):
         """The largest of the numbers that the sites give: each that of its next round. Every site calls it."""
         ...
 
-    def settle(self) -> None:
-        """Wait until all that was committed is compared. Nothing is under way then."""
+    def close(self) -> None:
+        """Compare all that was committed, and let go of everything. Nothing is under way then."""
         ...
 
 

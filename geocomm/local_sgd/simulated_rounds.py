@@ -179,7 +179,7 @@ class SimulatedRounds:
         """See `Rounds`; no result is late here, so all sites that have taken as many steps have the same number."""
         return number
 
-    def settle(self) -> None:
+    def close(self) -> None:
         """See `Rounds`; digests were compared as they came."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,6 +126,24 @@ def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes])
     train_steps(model, optimizer, sites[dist.get_rank()], range(8, STEPS))
     handle.finish()
     return hash_of(values(model))
+
+
+def _left_behind(sites: list[str]) -> tuple[int, int]:
+    """Threads of rounds, and process groups, that a run leaves."""
+    groups = len(dist.distributed_c10d._world.pg_map)
+    model = make_model()
+    handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1)
+    train_steps(model, optimizer, sites[dist.get_rank()], range(4))
+    handle.finish()
+    for thread in threading.enumerate():
+        if thread.name.startswith("geocomm-rounds"):
+            thread.join(10)
+    left = sum(thread.name.startswith("geocomm-rounds") for thread in threading.enumerate())
+    return left, len(dist.distributed_c10d._world.pg_map) - groups
+
+
+def test_finished_run_leaves_neither_threads_nor_groups(ranks: Ranks) -> None:
+    assert ranks.run(_left_behind, ranks.sites) == [(0, 0)] * ranks.size
 
 
 def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks: Ranks) -> None:
