@@ -291,7 +291,7 @@ def main() -> int:
                     runs.run(plan.per_step())
                     runs.run(plan)
     rows = [(Plan(**row["plan"]), row) for row in runs.rows]
-    write_report(path, rows, parts_of, Conditions.here(shlex.join(["python", *sys.argv])))
+    write_report(path, rows, parts_of, SIZES, Conditions.here(shlex.join(["python", *sys.argv])))
     print(f"written: {path}")
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +40,11 @@ Rows = Sequence[tuple[Any, Mapping[str, Any]]]
 
 
 def write_report(
-    path: Path, rows: Rows, parts_of: Callable[[Any], Mapping[str, Sequence[Any]]], conditions: Conditions
+    path: Path,
+    rows: Rows,
+    parts_of: Callable[[Any], Mapping[str, Sequence[Any]]],
+    sizes: Iterable[str],
+    conditions: Conditions,
 ) -> None:
     """Write the Markdown file; what was not run has no row and is listed at the end."""
     loads = [row["load"] for _, row in rows]
@@ -63,7 +67,9 @@ def write_report(
         if loads
         else "- no runs",
         "",
-        "Every number is the loss over that of the same seed's per-step run, in percent: the mean, and each seed's.",
+        "Every number is the loss over that of the same seed's per-step run, in percent: the mean over the seeds that "
+        "ran, and each seed's. Where rows have other seeds, compare these and not the means. The runs are short: they "
+        "rank methods, and say little of what longer training ends at.",
     ]
     found = dict(rows)
     for size, steps in sorted({(plan.size, plan.steps) for plan in found}):
@@ -72,7 +78,7 @@ def write_report(
         lines += ["", f"## {size} parameters, {steps} steps", "", *_baselines(here, found)]
         for part in parts_of(_template(base)):
             lines += _table(part, here, found, parts_of)
-    lines += ["", "## Not run", "", *_missing(found, parts_of)]
+    lines += ["", "## Not run", "", *_missing(found, parts_of, sizes)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -106,7 +112,7 @@ def _table(
             if plan.every is not None and plan in found and plan.per_step() in found:
                 over = 100 * (found[plan]["loss"] / found[plan.per_step()]["loss"] - 1)
                 rows.setdefault(plan.name, []).append((seed, over, found[plan]))
-    if len(rows) < 2:
+    if rows.keys() <= {_template(plans[0]).name}:
         return []
     lines = [
         "",
@@ -124,7 +130,7 @@ def _table(
 
 
 def _missing(
-    found: Mapping[Any, Mapping[str, Any]], parts_of: Callable[[Any], Mapping[str, Sequence[Any]]]
+    found: Mapping[Any, Mapping[str, Any]], parts_of: Callable[[Any], Mapping[str, Sequence[Any]]], sizes: Iterable[str]
 ) -> list[str]:
     lines = []
     for size, steps in sorted({(plan.size, plan.steps) for plan in found}):
@@ -135,6 +141,8 @@ def _missing(
         lines += [f"- {size}, {steps} steps: {name}" for name in missing]
     return [
         *lines,
-        "- 10 M parameters; 3000 steps; per-step with a lossy codec; torchft's DiLoCo; an inner rate tuned for "
+        *(f"- {size}" for size in sizes if size not in {plan.size for plan in found}),
+        "- H=100, which needs 3000 steps for 30 rounds",
+        "- 10 M parameters; more seeds; per-step with a lossy codec; torchft's DiLoCo; an inner rate tuned for "
         "each method",
     ]
