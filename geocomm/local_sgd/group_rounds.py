@@ -91,6 +91,16 @@ class GroupRounds:
         """The name of this site."""
         return self._site
 
+    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
+        """See `Rounds`."""
+        sites = {self._world.infos[rank].site or "" for rank in dist.get_process_group_ranks(group)}
+        if len(sites) > 1:
+            raise InvalidArgumentError(
+                f"local steps: DDP reduces every gradient between the sites {', '.join(sorted(sites))}; give it the "
+                "ranks of this site, DistributedDataParallel(model, process_group=...), or leave it out where a site "
+                "has one rank"
+            )
+
     def agree(self, terms: Terms) -> None:
         """See `Rounds`. Raises OperationTimeoutError for ranks that do not come."""
         records = self._call({"settings": dict(terms.settings), "tensors": dict(terms.tensors)})

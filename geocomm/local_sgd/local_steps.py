@@ -87,7 +87,10 @@ def local_steps(
     try:
         if buffers not in ("refuse", "local"):
             raise InvalidArgumentError(f"buffers is {buffers!r}; it must be 'refuse' or 'local'")
-        whole = model.module if isinstance(model, DistributedDataParallel) else model
+        whole = model
+        if isinstance(model, DistributedDataParallel):
+            rounds.check_inside_site(model.process_group)
+            whole = model.module
         view = PlainParameters(whole, exact=exact, exact_below=exact_below, keep_buffers_local=buffers == "local")
         view.check_optimizer(optimizer)
         settings = LocalSettings.of(
@@ -198,7 +201,7 @@ class LocalSteps:
     def finish(self) -> None:
         """End the run: merge what is in flight, average what was learned since, and leave the anchor in the model.
 
-        All sites call it after the same step. The optimizer is an ordinary one afterwards.
+        All sites call it, with `deterministic` after the same step. The optimizer is an ordinary one afterwards.
         """
         hook = self._require_open()
         due = [index for index in range(len(self._state)) if self._step > self._step_at_begin[index]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import Averaging
@@ -97,6 +98,10 @@ class Rounds(Protocol):
     @property
     def site(self) -> str:
         """The name of this site."""
+        ...
+
+    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
+        """Raise InvalidArgumentError for a group of DDP that has ranks of other sites."""
         ...
 
     def agree(self, terms: Terms) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
@@ -147,6 +148,9 @@ class SimulatedRounds:
     def site(self) -> str:
         """The name of this site."""
         return self._site
+
+    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
+        """See `Rounds`; any group is this process's affair."""
 
     def agree(self, terms: Terms) -> None:
         """See `Rounds`."""

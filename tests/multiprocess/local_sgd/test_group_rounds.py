@@ -186,6 +186,8 @@ def test_site_whose_results_are_late_trains_on_and_catches_up(ranks: Ranks) -> N
 def _refusal(sites: list[str], change: str) -> str:
     site = sites[dist.get_rank()]
     model = make_model()
+    if change == "DDP over all":
+        model = DistributedDataParallel(model)
     settings: dict[str, Any] = {"every": 4}
     if site == sites[-1]:
         if change == "weights":
@@ -213,6 +215,7 @@ def _refusal(sites: list[str], change: str) -> str:
         ("every", ["InvalidArgumentError", "every is 5"]),
         ("optimizer", ["InvalidArgumentError", "optimizer is SGD", "AdamW"]),
         ("bad argument", ["InvalidArgumentError", "every is 0"]),
+        ("DDP over all", ["InvalidArgumentError", "DDP reduces every gradient between the sites a, b"]),
     ],
 )
 def test_what_differs_between_sites_is_refused_on_every_rank_by_name(
