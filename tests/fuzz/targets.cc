@@ -28,6 +28,7 @@ std::span<const Target> targets() {
       {"encode_plane", fuzz_encode_plane},
       {"wire_header", fuzz_wire_header},
       {"opening_frame", fuzz_opening_frame},
+      {"link_mark", fuzz_link_mark},
   };
   return kTargets;
 }

@@ -4,6 +4,7 @@
 #include "core/crc32c.h"
 #include "fuzz_target.h"
 #include "transport/handshake.h"
+#include "transport/link_mark.h"
 #include "transport/wire.h"
 
 namespace geocomm::fuzz {
@@ -80,6 +81,17 @@ void fuzz_opening_frame(Input input) {
     const auto byte = static_cast<unsigned char>(c);
     require(byte >= 0x20 && byte != 0x7F, "a control character is shown");
   }
+}
+
+// The first bytes of a TLS connection of a stranger: a mark that is found stands there as its dialer writes
+// it.
+void fuzz_link_mark(Input input) {
+  const std::string_view hello(reinterpret_cast<const char*>(input.data()), input.size());
+  const auto mark = transport::find_mark(hello);
+  if (!mark) return;
+  const std::string name = transport::server_name(*mark);
+  require(hello.find(name) != std::string_view::npos, "a mark that is not there");
+  require(transport::find_mark(name) == mark, "a mark that does not survive its writer");
 }
 
 }  // namespace geocomm::fuzz
