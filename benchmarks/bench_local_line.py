@@ -130,7 +130,9 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             f"## {name}",
             "",
             f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 + error "
-            "feedback unless the row says otherwise. alone: no communication, the same loop.",
+            "feedback unless the row says otherwise. alone: no communication, the same loop, in a run of its own. "
+            "Where equal runs differ by more than the rounds take, utilisation and stolen say no more than that "
+            "(negative: the run alone was slower).",
             "",
             "| method | steps | mean step s | longest s | utilisation | exposed | stolen | rounds | steps held back |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
