@@ -36,12 +36,6 @@ class AnchoredFragment:
         outer_step(outer, self.anchor, self.momentum, delta)
         self.version += 1
 
-    def copy(self) -> AnchoredFragment:
-        """Another with the same values."""
-        made = AnchoredFragment(self.fragment, momentum=self.momentum is not None, residual=self.residual is not None)
-        made.load_state_dict(self.state_dict())
-        return made
-
     def digest(self) -> str:
         """Of what is equal at every site: version, anchor and momentum."""
         parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
@@ -52,8 +46,8 @@ class AnchoredFragment:
         return {
             "version": self.version,
             "anchor": self.anchor.clone(),
-            "momentum": _copy(self.momentum),
-            "residual": _copy(self.residual),
+            "momentum": copy_of(self.momentum),
+            "residual": copy_of(self.residual),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -86,7 +80,8 @@ def digest(tensors: Sequence[torch.Tensor], text: str = "") -> str:
     return found.hexdigest()
 
 
-def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
+def copy_of(values: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of its own, of what there is."""
     return None if values is None else values.clone()
 
 

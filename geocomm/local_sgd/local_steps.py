@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
-from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest
+from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, copy_of, digest
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.group_rounds import GroupRounds
@@ -334,7 +335,7 @@ class LocalSteps:
         self._merge_begun_by(self._step - self._schedule.overlap, wait=self._settings.deterministic)
         while self._next_round < self._schedule.begun_by(self._step - self._held_back):
             fragment = self._schedule.fragment_of(self._next_round)
-            if any(flight.fragment == fragment for flight in self._flights):
+            if self._is_in_flight(fragment):
                 self._held_back += 1  # the schedule stands still: later rounds come as far apart as ever
                 break
             self._begin(fragment)
@@ -342,26 +343,32 @@ class LocalSteps:
             self._merge_begun_by(self._step, wait=True)
 
     def _merge_begun_by(self, step: int, *, wait: bool) -> None:
-        """In the order of the rounds, as far as results are there; one that fails stays the next."""
+        """In the order of the rounds, as far as results are there."""
         while self._flights and self._flights[0].begun <= step:
             if not wait and not self._flights[0].reduction.is_done():
                 break
-            self._merge(self._flights[0])
-            self._flights.popleft()
+            self._merge_next()
+
+    def _merge_next(self) -> None:
+        """It stays the next if it fails."""
+        self._merge(self._flights[0])
+        self._flights.popleft()
+
+    def _is_in_flight(self, fragment: int) -> bool:
+        return any(flight.fragment == fragment for flight in self._flights)
 
     def _catch_up(self) -> None:
         """Begin the rounds that other sites have begun; without it a site whose results were late has begun fewer."""
         furthest = self._rounds.furthest(self._next_round)
         while self._next_round < furthest:
             fragment = self._schedule.fragment_of(self._next_round)
-            while any(flight.fragment == fragment for flight in self._flights):
-                self._merge(self._flights[0])
-                self._flights.popleft()
+            while self._is_in_flight(fragment):
+                self._merge_next()
             self._begin(fragment)
 
     def _digests_to_come(self) -> list[str]:
         """Of each fragment's state once what is in flight is merged: another site may have merged it already."""
-        coming = [held.copy() for held in self._state]
+        coming = copy.deepcopy(self._state)
         for flight in self._flights:
             values = flight.reduction.wait().values
             if values is not None:
@@ -450,26 +457,22 @@ def _flight_state(flight: _Flight) -> dict[str, Any]:
         "fragment": flight.fragment,
         "begun": flight.begun,
         "counts": flight.counts,
-        "local_at_begin": _copy(flight.local_at_begin),
+        "local_at_begin": copy_of(flight.local_at_begin),
         "entry": dict(vars(average.entry)),
-        "values": _copy(average.values),
-        "residual": _copy(average.residual),
+        "values": copy_of(average.values),
+        "residual": copy_of(average.residual),
         "wire_bytes": average.wire_bytes,
     }
 
 
 def _flight_of(state: Mapping[str, Any]) -> _Flight:
     entry = Entry(**state["entry"])
-    average = Average(entry, _copy(state["values"]), _copy(state["residual"]), state["wire_bytes"])
+    average = Average(entry, copy_of(state["values"]), copy_of(state["residual"]), state["wire_bytes"])
     return _Flight(
         state["number"],
         state["fragment"],
         state["begun"],
         state["counts"],
-        _copy(state["local_at_begin"]),
+        copy_of(state["local_at_begin"]),
         _Arrived(average),
     )
-
-
-def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
-    return None if values is None else values.clone()
