@@ -6,7 +6,7 @@ baseline averages exactly, which is the same as training on that union. The loss
 
 Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the last.
 `--parts` says what to compare, in this order: merge, codec, int8, every, sites, alone, fragments, joint, outer, rate
-(`parts_of`).
+(`parts_of`). Runs are compared inside of one regime: `--size`, `--steps` and `--batch`.
 One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md and .jsonl.
 """
 
@@ -93,6 +93,11 @@ class Plan:
         """The run that this one is compared with."""
         defaults = {name: Plan.__dataclass_fields__[name].default for name in _LOCAL_FIELDS}
         return replace(self, **defaults, every=None)
+
+    @property
+    def regime(self) -> tuple[str, int, int]:
+        """Model, steps and batch: runs of one regime are compared."""
+        return self.size, self.steps, self.micro_batch
 
     @property
     def name(self) -> str:
@@ -274,6 +279,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.4m", help="of the model (default 0.4m)")
     parser.add_argument("--steps", type=int, default=960, help="optimizer steps of every site (default 960)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences for each site and step (default 4)")
+    parser.add_argument("--warmup", type=int, default=40, help="steps of warm-up (default 40)")
+    parser.add_argument("--rate", type=float, default=2e-3, help="inner learning rate (default 2e-3)")
+    parser.add_argument("--joint", type=int, default=0, help="first steps that are per-step (default 0)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default 3)")
     parser.add_argument("--parts", default="merge,codec", help="by commas (default merge,codec), or 'all'")
     parser.add_argument("--report", action="store_true", help="only write the report of what has been run")
@@ -285,13 +294,22 @@ def main() -> int:
     runs = Runs(path.with_suffix(".jsonl"))
     if not arguments.report:
         for seed in range(1, arguments.seeds + 1):
-            parts = parts_of(Plan(arguments.size, seed, arguments.steps))
+            base = Plan(
+                arguments.size,
+                seed,
+                arguments.steps,
+                joint_steps=arguments.joint,
+                learning_rate=arguments.rate,
+                warmup_steps=arguments.warmup,
+                micro_batch=arguments.batch,
+            )
+            parts = parts_of(base)
             for part in parts if arguments.parts == "all" else arguments.parts.split(","):
                 for plan in parts[part]:
                     runs.run(plan.per_step())
                     runs.run(plan)
     rows = [(Plan(**row["plan"]), row) for row in runs.rows]
-    write_report(path, rows, parts_of, SIZES, Conditions.here(shlex.join(["python", *sys.argv])))
+    write_report(path, rows, Conditions.here(shlex.join(["python", *sys.argv])))
     print(f"written: {path}")
     return 0
 
