@@ -160,11 +160,7 @@ def markdown(kernels: Sequence[KernelRow], rates: Sequence[RateRow], conditions:
     lines = [
         "# Codecs on the CPU",
         "",
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
-        f"- software: {conditions.software}",
-        f"- commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
+        *conditions.lines(),
         "",
     ]
     if kernels:

@@ -107,12 +107,8 @@ def main() -> None:
     lines = [
         "# geocomm.compress with and without out=",
         "",
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
+        *conditions.lines(),
         f"- huge pages: {Path('/sys/kernel/mm/transparent_hugepage/enabled').read_text().strip()}",
-        f"- software: {conditions.software}",
-        f"- commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
         "",
         f"{options.elements / 2**20:g} Mi float32 (normal numbers), one thread, {options.rounds} rounds; CPU time over",
         "that of a memcpy of the tensor in the same round (median). out=: into memory that is there. touch: a byte to",

@@ -211,10 +211,7 @@ def markdown(
     lines = [
         "# What geocomm costs without a WAN",
         "",
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
-        f"- software: {conditions.software}; commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
+        *conditions.lines(),
         "",
         "Two ranks on loopback, fp32, no compression, plaintext. Seconds of one operation: latest end minus earliest "
         "start of a sample of operations one after the other, over their number. ratio: geocomm over Gloo, median (and "

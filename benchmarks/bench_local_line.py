@@ -124,7 +124,7 @@ def _cut(run: WanRun, seconds: float) -> None:
 
 def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, cut_s: float) -> str:
     """Markdown."""
-    lines = ["# Local steps over an emulated line", "", *_about(conditions), ""]
+    lines = ["# Local steps over an emulated line", "", *conditions.lines(), ""]
     for name in dict.fromkeys(row.line for row in rows):
         lines += [
             f"## {name}",
@@ -177,16 +177,6 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             "",
         ]
     return "\n".join(lines)
-
-
-def _about(conditions: Conditions) -> list[str]:
-    return [
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
-        f"- software: {conditions.software}; system's TCP congestion control (Gloo's): {conditions.congestion_control}",
-        f"- commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
-    ]
 
 
 def main() -> int:

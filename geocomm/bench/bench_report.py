@@ -48,6 +48,14 @@ class Conditions:
             load=" ".join(f"{load:.1f}" for load in os.getloadavg()),
         )
 
+    def lines(self) -> list[str]:
+        """A Markdown list."""
+        return [
+            f"- {self.date}, commit {self.commit}, `{self.command}`",
+            f"- {self.machine}; load averages at the start: {self.load}",
+            f"- {self.software}; system's TCP congestion control (Gloo's): {self.congestion_control}",
+        ]
+
 
 def write_pair(path: Path, text: str, document: Mapping[str, Any]) -> Path:
     """Write PATH, a Markdown file in a folder that is made, and `document` in JSON beside it; returns `path`."""

@@ -128,13 +128,10 @@ def markdown(sections: Sequence[Section]) -> str:
     """The whole report."""
     lines = ["# All-reduce over an emulated WAN", ""]
     for section in sections:
-        conditions = section.conditions
         lines += [
             f"## {section.title}",
             "",
-            f"- {conditions.date}, commit {conditions.commit}, `{conditions.command}`",
-            f"- {conditions.machine}; load averages at the start: {conditions.load}",
-            f"- {conditions.software}; system's TCP congestion control (Gloo's): {conditions.congestion_control}",
+            *section.conditions.lines(),
             "",
             "| " + " | ".join(_HEADINGS) + " |",
             "|" + "|".join("---" if heading in _LEFT else "---:" for heading in _HEADINGS) + "|",

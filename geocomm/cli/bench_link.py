@@ -51,11 +51,5 @@ def bench_link(
     Console().print(table)
     if out is None:
         return
-    header = [
-        f"- date: {conditions.date}",
-        f"- machine: {conditions.machine}; load averages at the start: {conditions.load}",
-        f"- commit: {conditions.commit}",
-        f"- command: `{conditions.command}`",
-    ]
     document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}
-    console.print(f"written: {write_pair(out, markdown(rows, header), document)}", highlight=False)
+    console.print(f"written: {write_pair(out, markdown(rows, conditions.lines()), document)}", highlight=False)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from geocomm.local_sgd.cache_chunks import cache_chunks
 from geocomm.local_sgd.fragments import Fragment
 
 Averaging = Literal["auto", "mean", "radial"]
@@ -53,10 +54,12 @@ def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Te
 
 def _mean(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
     """The sum of each delta times its share: products and sums apart, in the order of the sites."""
-    (first, share), *others = shares
-    total = first.mul(share)
-    for delta, share in others:
-        total.add_(delta.mul(share))
+    (first, first_share), *others = shares
+    total = torch.empty_like(first)
+    for span in cache_chunks(first.numel()):
+        sums = torch.mul(first[span], first_share, out=total[span])
+        for delta, share in others:
+            sums.add_(delta[span].mul(share))
     return total
 
 

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
-from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, copy_of, digest
+from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, copy_of, digest, take_delta
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.group_rounds import GroupRounds
@@ -384,23 +384,21 @@ class LocalSteps:
             raise InvalidArgumentError(
                 "weights='tokens': no tokens were counted for this round; call count_tokens() in every step"
             )
-        local = read_fragment(self._view, held.fragment)
-        delta = held.anchor - local
-        finite = bool(torch.isfinite(delta).all())
+        delta = read_fragment(self._view, held.fragment)
+        keeps_local = self._settings.merge == CARRY and self._schedule.overlap
+        local = delta.clone() if keeps_local else None
+        finite = take_delta(held.anchor, delta)
         if not finite:
             logger().warning(
                 f"local steps, round {number}: the weights of this site have NaN or Inf after {self._step} steps; "
                 "it does not count in this round and takes over the other sites' result"
             )
             self._counters["rounds_not_finite"] += 1
-            delta = torch.zeros_like(delta)
+            delta.zero_()
         offer = Offer(number, index, self._step, held.version, weight if finite else 0)
         self._rounds.propose(offer)
         reduction = self._rounds.reduce(number, held.fragment, delta, held.residual, self._settings.coding)
-        keeps_local = self._settings.merge == CARRY and self._schedule.overlap
-        self._flights.append(
-            _Flight(number, index, self._step, finite, local if keeps_local else None, reduction),
-        )
+        self._flights.append(_Flight(number, index, self._step, finite, local, reduction))
         self._weight_at_begin[index] = self._weight
         self._step_at_begin[index] = self._step
         self._next_round = number + 1
@@ -423,8 +421,8 @@ class LocalSteps:
         if flight.begun == self._step or not flight.counts:  # nothing of the site's own to keep
             merged = held.anchor
         else:
-            local = read_fragment(self._view, held.fragment)
-            merged = merge_local(self._settings.merge, local, held.anchor, flight.local_at_begin)
+            merged = read_fragment(self._view, held.fragment)
+            merge_local(self._settings.merge, merged, held.anchor, flight.local_at_begin)
         write_fragment(self._view, held.fragment, merged)
 
     def _require_open(self) -> RemovableHandle:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-
-_CHUNK = 1 << 16  # elements: three buffers of so many stay in a core's cache
+from geocomm.local_sgd.cache_chunks import cache_chunks
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | N
     Products and sums are separate operations and never fused, so vector widths and machines make no difference. This
     holds while all sites treat subnormal numbers alike (`torch.set_flush_denormal`).
     """
-    for start in range(0, delta.numel(), _CHUNK):
-        span = slice(start, start + _CHUNK)
+    for span in cache_chunks(delta.numel()):
         change = delta[span]
         if momentum is not None:
             velocity = momentum[span]

@@ -89,13 +89,17 @@ def test_site_of_weight_zero_has_no_part() -> None:
 
 
 def test_merge_weighs_local_and_anchor() -> None:
-    local, anchor = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])
-    assert merge_local(0.25, local, anchor, None).tolist() == [2.5, 5.0]
-    assert merge_local(0, local, anchor, None).tolist() == [3.0, 6.0]
+    generator = torch.Generator().manual_seed(1)
+    local, anchor = (torch.randn(3 * 65536 + 1, generator=generator) for _ in range(2))
+    for weight in (0.25, 0.5, 0):
+        merged = local.clone()
+        merge_local(weight, merged, anchor, None)
+        assert torch.equal(merged, weight * local + (1 - weight) * anchor)
 
 
 def test_carry_adds_the_steps_of_the_overlap_to_the_anchor() -> None:
-    merged = merge_local("carry", torch.tensor([1.5]), torch.tensor([3.0]), torch.tensor([1.0]))
+    merged = torch.tensor([1.5])
+    merge_local("carry", merged, torch.tensor([3.0]), torch.tensor([1.0]))
     assert merged.tolist() == [3.5]
     with pytest.raises(InvalidArgumentError, match="when the round began"):
         merge_local("carry", torch.tensor([1.5]), torch.tensor([3.0]), None)
