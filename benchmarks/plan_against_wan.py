@@ -100,7 +100,7 @@ def compare(sections: Sequence[Section]) -> list[Compared]:
     for row in sorted(rows, key=lambda row: (row.sites, row.ranks_per_site)):
         links, remarks = links_of(row)
         work = Workload(row.size_bytes / 4, row.ranks_per_site, compute_s=1.0)
-        plan = estimate(work, scaled(links, NOMINAL_EFFICIENCY), row.case, 1, Speed(*speeds[row.case]))
+        plan = estimate(work, scaled(links, NOMINAL_EFFICIENCY), row.case, Speed(*speeds[row.case]))
         compared.append(Compared(row, links, remarks, plan.exchange_s, plan.egress_bytes_per_step / row.sites))
     return compared
 

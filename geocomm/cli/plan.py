@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,21 @@ from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.planning.link_table import Links
+    from geocomm.planning.local_estimate import LocalEstimate
     from geocomm.planning.run_estimate import Estimate
+
+_STEP_CODECS = ("none", "int8", "int4", "balanced", "small")
+_LOCAL_CODECS = ("int8", "int4")
+_WORTHWHILE = 1.05
+"""Local steps cost quality, so per-step reduction may take longer by this factor and is still what a plan names."""
+
+
+class Mode(StrEnum):
+    """When the sites reduce."""
+
+    AUTO = "auto"
+    STEP = "step"
+    LOCAL = "local"
 
 
 def register(app: typer.Typer) -> None:
@@ -44,10 +58,16 @@ def plan(
         typer.Option(min=0.01, max=1.0, help="Share of those rates that tensors get.", show_default="0.9; probe: 1"),
     ] = None,
     codec: Annotated[list[str] | None, typer.Option(help="May be repeated.", show_default="a choice")] = None,
-    sync_every: Annotated[list[int] | None, typer.Option(help="Steps from exchange to exchange; repeatable.")] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="step: reduce in every step. local: local steps. auto: both, and which wins.")
+    ] = Mode.AUTO,
+    every: Annotated[
+        int | None,
+        typer.Option(help="Local steps between two rounds of a fragment.", show_default="what the links allow"),
+    ] = None,
     step_time: Annotated[str, typer.Option(help="Compute time of one step.")] = "1s",
     hidden: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of the compute time that an exchange may hide under.")
+        float, typer.Option(min=0.0, max=1.0, help="Part of a step's compute time that its exchange may hide under.")
     ] = 0.0,
     element_bytes: Annotated[int, typer.Option(min=2, max=4, help="Of what is exchanged: 4 or 2.")] = 4,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,
@@ -62,13 +82,13 @@ def plan(
     Example:
 
         geocomm plan --parameters 7b --sites 3 --rate 1gbit --access 2gbit
-        geocomm plan --model deepseek-v3 --links links.json --codec int8
+        geocomm plan --model deepseek-v3 --links links.json --codec int8 --mode step
     """
-    from geocomm.codecs.codec_spec import codec_spec
     from geocomm.core.errors import GeocommError
     from geocomm.core.units import parse_duration
     from geocomm.planning.codec_choice import Speed, measure
     from geocomm.planning.link_report import relay_lines
+    from geocomm.planning.local_estimate import local_estimate
     from geocomm.planning.run_estimate import Workload, estimate, scaled
 
     try:
@@ -80,22 +100,19 @@ def plan(
             raise ValueError("--step-time: it must be more than 0")
         share = efficiency or _usual_efficiency(links)
         table = scaled(_nominal_links(links, sites, rate, access, rtt), share)
-        codecs: list[str] = []
-        refused: list[str] = []
-        for name in codec or ("none", "int8", "int4", "balanced", "small"):
-            (refused if codec_spec(name).needs_feedback else codecs).append(name)
-        if not codecs:
+        steps, refused = _step_codecs(codec) if mode != Mode.LOCAL else ([], [])
+        local = (codec or [*_LOCAL_CODECS]) if mode != Mode.STEP else []
+        if mode == Mode.STEP and not steps:
             raise ValueError(_refusal(refused))
-        intervals = sync_every or [1, 100]
-        if min(intervals) < 1:
-            raise ValueError("--sync-every: it must be 1 or more")
-        speeds = measure(tuple(codecs), threads)
-        rows = [estimate(work, table, name, every, Speed(*speeds[name])) for every in intervals for name in codecs]
+        speeds = {name: Speed(*one) for name, one in measure((*dict.fromkeys([*steps, *local]),), threads).items()}
+        rows = [estimate(work, table, name, speeds[name]) for name in steps]
+        local_rows = [local_estimate(work, table, name, speeds[name], every=every) for name in local]
     except (GeocommError, ValueError) as error:
         fail("plan", str(error))
     if as_json:
         conditions = {"parameters": work.parameters, "ranks_per_site": ranks, "compute_s": work.compute_s}
-        document = {"conditions": conditions | {"links": table.to_dict()}, "rows": [row.to_dict() for row in rows]}
+        document = {"conditions": conditions | {"links": table.to_dict()}}
+        document |= {"rows": [row.to_dict() for row in rows], "local_rows": [row.to_dict() for row in local_rows]}
         print(json.dumps(document, indent=1))
         return
     console = Console()
@@ -110,8 +127,12 @@ def plan(
             style="bold yellow",
             highlight=False,
         )
-    for each in _tables(rows, price):
-        console.print(each)
+    if rows:
+        console.print(_step_table(rows, price))
+    if local_rows:
+        console.print(_local_table(local_rows, price))
+    for line in _verdict(rows, local_rows):
+        console.print(line, highlight=False)
     if refused:
         console.print(_refusal(refused), style="bold yellow", highlight=False)
     for line in relay_lines(table):
@@ -166,47 +187,95 @@ def _line(access: str | None) -> str:
     return "no limit of a site's own line" if access is None else f"{access} a site's own line"
 
 
+def _step_codecs(given: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Those that the backend takes in every step, and those that it refuses."""
+    from geocomm.codecs.codec_spec import codec_spec
+
+    codecs: list[str] = []
+    refused: list[str] = []
+    for name in given or _STEP_CODECS:
+        (refused if codec_spec(name).needs_feedback else codecs).append(name)
+    return codecs, refused
+
+
 def _refusal(codecs: list[str]) -> str:
     return (
-        f"not listed: {', '.join(codecs)}; the backend refuses codecs that need error feedback "
+        f"not listed for every step: {', '.join(codecs)}; the backend refuses codecs that need error feedback "
         "(docs/explanation/error-feedback.md)"
     )
 
 
-def _tables(rows: list[Estimate], price: float | None) -> Iterator[Table]:
-    """One for each interval between exchanges; 80 columns hold it."""
-    for every, group in itertools.groupby(rows, lambda row: row.sync_every):
-        title = "An exchange at every step" if every == 1 else f"An exchange every {every} steps"
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-        names = [
-            "codec",
-            "way",
-            "site\nsends",
-            "rank\nsends",
-            "exchange",
-            "step",
-            "com-\nputing",
-            "link",
-            "egress\na day",
+def _step_table(rows: Sequence[Estimate], price: float | None) -> Table:
+    names = ["codec", "way", "site\nsends", "rank\nsends", "exchange", "step", "com-\nputing", "link", "egress\na day"]
+    table = _table("An exchange at every step", names, price)
+    for row in rows:
+        cells = [
+            row.codec,
+            ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
+            _bytes(row.sent_bytes),
+            _bytes(row.sent_per_rank_bytes),
+            _seconds(row.exchange_s),
+            _seconds(row.step_s),
+            f"{row.compute_share:.1%}",
+            f"{row.link_share:.1%}",
+            _bytes(row.egress_bytes_per_day),
         ]
-        for name in names + ["$\na day"] * (price is not None):
-            # A codec's name may be of any length; a number that is cut is a wrong one.
-            folds = name in ("codec", "way")
-            table.add_column(name, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
-        for row in group:
-            cells = [
-                row.codec,
-                ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
-                _bytes(row.sent_bytes),
-                _bytes(row.sent_per_rank_bytes),
-                _seconds(row.exchange_s),
-                _seconds(row.step_s),
-                f"{row.compute_share:.1%}",
-                f"{row.link_share:.1%}",
-                _bytes(row.egress_bytes_per_day),
-            ]
-            table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
-        yield table
+        table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
+    return table
+
+
+def _local_table(rows: Sequence[LocalEstimate], price: float | None) -> Table:
+    names = ["codec", "every", "frag-\nments", "over-\nlap", "round", "step", "link", "fewer\nbytes", "egress\na day"]
+    table = _table("Local steps", names, price)
+    for row in rows:
+        cells = [
+            row.codec,
+            str(row.every),
+            str(row.fragments),
+            str(row.overlap),
+            _seconds(row.round_s),
+            _seconds(row.step_s),
+            f"{row.link_share:.1%}",
+            f"{row.fewer_bytes:,.0f} x",
+            _bytes(row.egress_bytes_per_day),
+        ]
+        table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
+    return table
+
+
+def _table(title: str, names: Sequence[str], price: float | None) -> Table:
+    """80 columns hold it."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in [*names] + ["$\na day"] * (price is not None):
+        # A codec's name may be of any length; a number that is cut is a wrong one.
+        folds = name in ("codec", "way")
+        table.add_column(name, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
+    return table
+
+
+def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> list[str]:
+    """Which way of training to take, and what to know of it."""
+    lines = [
+        f"{row.codec}: the line is too slow for a round every {row.every} steps; rounds begin later, and steps do not "
+        "wait"
+        for row in local_rows
+        if not row.fits
+    ]
+    if not rows or not local_rows:
+        return lines
+    step = min(rows, key=lambda row: row.step_s)
+    local = min(local_rows, key=lambda row: (not row.fits, row.sent_bytes_per_step))
+    if step.step_s <= _WORTHWHILE * local.step_s:
+        line = (
+            f"Reduce in every step, with {step.codec}: a step takes {_seconds(step.step_s)}, and {local.codec} local "
+            f"steps {_seconds(local.step_s)}. Local steps cost quality."
+        )
+    else:
+        line = (
+            f"Local steps, {local.codec} every {local.every}: a step takes {_seconds(local.step_s)} in place of "
+            f"{_seconds(step.step_s)} with {step.codec}. What they cost in quality: docs/explanation/local-steps.md"
+        )
+    return [*lines, line]
 
 
 def _seconds(duration_s: float) -> str:

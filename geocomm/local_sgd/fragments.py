@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.planning.local_estimate import LEAST_FRAGMENT_BYTES, MOST_FRAGMENTS
 
 BYTES_PER_ELEMENT = 4
 """Of a delta and of an anchor: both are float32."""
@@ -69,10 +70,12 @@ class Fragment:
         return found
 
 
-def automatic_count(tensors: Sequence[Tensor], least_bytes: int = 4 << 20, most: int = 24) -> int:
-    """As many fragments as have `least_bytes` each, from 1 to `most`."""
+def automatic_count(tensors: Sequence[Tensor]) -> int:
+    """As many fragments as have `LEAST_FRAGMENT_BYTES` each, from 1 to `MOST_FRAGMENTS`."""
     total = BYTES_PER_ELEMENT * sum(tensor.numel for tensor in tensors)
-    return max(1, min(most, total // least_bytes, len([tensor for tensor in tensors if tensor.numel])))
+    return max(
+        1, min(MOST_FRAGMENTS, total // LEAST_FRAGMENT_BYTES, len([tensor for tensor in tensors if tensor.numel]))
+    )
 
 
 def make_fragments(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:

@@ -1,4 +1,4 @@
-"""What training across sites will cost, before anyone rents them: bytes, step time, use of the links, egress.
+"""What training that reduces in every step will cost, before anyone rents it: bytes, time, use of the links, egress.
 
 The times are the native cost model's, which the backend itself decides by, plus what was measured of each operation.
 Ranks inside a site hold shards (FSDP, ZeRO, HSDP), so that each exchanges its own part; what a site does inside is part
@@ -22,12 +22,12 @@ OPERATION_S = 0.001
 BUCKET_BYTES = 64 << 20
 NOMINAL_EFFICIENCY = 0.9
 """Share of a line's rate that tensors get, where the rate is the line's and not `geocomm probe`'s."""
-_DAY_S = 86400
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, and how often its sites meet."""
+    """What is trained."""
 
     parameters: float
     ranks_per_site: int
@@ -36,16 +36,15 @@ class Workload:
     element_bytes: int = 4
     """Of what is exchanged: 4 for float32 gradients or weight changes."""
     hidden: float = 0.0
-    """Part of the compute time between two exchanges under which an exchange may hide."""
+    """Part of the compute time under which an exchange may hide."""
     dollars_per_gb: float | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one codec and one interval. Bytes are those of messages between sites, TCP/IP headers left out."""
+    """Of one codec. Bytes are those of messages between sites, TCP/IP headers left out."""
 
     codec: str
-    sync_every: int
     raw_bytes: float
     """Exchanged by each site, uncompressed."""
     wire_bytes: float
@@ -61,7 +60,6 @@ class Estimate:
     exposed_s: float
     """Of it, what no computing hides."""
     step_s: float
-    """Mean over all steps."""
     compute_share: float
     link_share: float
     """Of the rate of the busiest link or access line."""
@@ -75,25 +73,24 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(work: Workload, links: Links, codec: str, sync_every: int, speed: Speed) -> Estimate:
+def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate:
     """Raises InvalidArgumentError for a codec or links that cannot be."""
     count = len(links.sites)
     raw = work.parameters * work.element_bytes
-    wire = raw / work.element_bytes * _bytes_per_element(codec, work.element_bytes)
+    wire = raw / work.element_bytes * bytes_per_element(codec, work.element_bytes)
     operations = math.ceil(raw / work.ranks_per_site / BUCKET_BYTES)
     exchange_s = operations * OPERATION_S
     exchange_s += ReduceTime(links, work.ranks_per_site, work.element_bytes).seconds(raw, codec, speed)
-    exposed_s = max(0.0, exchange_s - work.hidden * sync_every * work.compute_s)
-    step_s = work.compute_s + exposed_s / sync_every
+    exposed_s = max(0.0, exchange_s - work.hidden * work.compute_s)
+    step_s = work.compute_s + exposed_s
     choice = native().CostModel(count, links.for_native()).choice(wire)
     loads = [choice["loads"][site * count : (site + 1) * count] for site in range(count)]
     relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in choice["relays"])
     sent = wire * max(sum(row) for row in loads)
-    egress = wire * sum(sum(row) for row in loads) / sync_every
-    per_day = egress * _DAY_S / step_s
+    egress = wire * sum(sum(row) for row in loads)
+    per_day = egress * DAY_S / step_s
     return Estimate(
         codec=codec,
-        sync_every=sync_every,
         raw_bytes=raw,
         wire_bytes=wire,
         owners=bool(choice["shares"]),
@@ -104,18 +101,19 @@ def estimate(work: Workload, links: Links, codec: str, sync_every: int, speed: S
         exposed_s=exposed_s,
         step_s=step_s,
         compute_share=work.compute_s / step_s,
-        link_share=_busiest(links, loads) * wire / (sync_every * step_s),
+        link_share=seconds_per_byte(links, loads) * wire / step_s,
         egress_bytes_per_step=egress,
         egress_bytes_per_day=per_day,
         dollars_per_day=None if work.dollars_per_gb is None else per_day / 1e9 * work.dollars_per_gb,
     )
 
 
-def _bytes_per_element(codec: str, element_bytes: int) -> float:
+def bytes_per_element(codec: str, element_bytes: int) -> float:
+    """Expected of normal numbers, compressed. element_bytes: 4 (float32) or 2 (bfloat16)."""
     return codec_spec(codec).expected_bytes_per_element("float32" if element_bytes == 4 else "bfloat16")
 
 
-def _busiest(links: Links, loads: Sequence[Sequence[float]]) -> float:
+def seconds_per_byte(links: Links, loads: Sequence[Sequence[float]]) -> float:
     """Seconds that the busiest link, or a site's access line, carries data, per byte of a site."""
     most = 0.0
     for site, row in enumerate(loads):

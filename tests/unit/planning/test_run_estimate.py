@@ -27,7 +27,7 @@ def links(sites: int = 2, rate_bps: float = 1e9, rtt_s: float = 0.1) -> Links:
 
 def test_two_sites_take_the_bytes_over_the_rate_and_a_latency() -> None:
     work = Workload(parameters=125e6, ranks_per_site=1, compute_s=1.0)
-    row = estimate(work, links(), "none", 1, INSTANT)
+    row = estimate(work, links(), "none", INSTANT)
     assert row.sent_bytes == row.wire_bytes == 500e6
     assert row.exchange_s == pytest.approx(4.05 + 8 * OPERATION_S)
     assert row.step_s == pytest.approx(1 + row.exchange_s)
@@ -40,7 +40,7 @@ def test_two_sites_take_the_bytes_over_the_rate_and_a_latency() -> None:
 
 def test_owners_move_two_thirds_of_what_broadcasting_would_with_three_sites() -> None:
     work = Workload(parameters=1e9, ranks_per_site=1000, compute_s=1.0, dollars_per_gb=0.05)
-    row = estimate(work, links(3), "none", 1, INSTANT)
+    row = estimate(work, links(3), "none", INSTANT)
     assert row.owners
     assert row.sent_bytes == pytest.approx(4e9 * 4 / 3, rel=1e-3)
     assert row.sent_per_rank_bytes == row.sent_bytes / 1000
@@ -48,28 +48,26 @@ def test_owners_move_two_thirds_of_what_broadcasting_would_with_three_sites() ->
     assert row.dollars_per_day == pytest.approx(row.egress_bytes_per_day / 1e9 * 0.05)
 
 
-def test_syncing_less_often_and_hiding_shorten_the_step() -> None:
-    work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
-    often, seldom = (estimate(work, links(), "int8", every, INSTANT) for every in (1, 100))
-    assert seldom.exchange_s == often.exchange_s
-    assert seldom.step_s == pytest.approx(1 + often.exchange_s / 100)
-    assert seldom.egress_bytes_per_step == pytest.approx(often.egress_bytes_per_step / 100)
-    hidden = estimate(Workload(1e9, 8, 1.0, hidden=1.0), links(), "int8", 100, INSTANT)
+def test_hiding_shortens_the_step() -> None:
+    plain, half = (estimate(Workload(1e9, 8, 10.0, hidden=part), links(), "int8", INSTANT) for part in (0.0, 0.5))
+    assert half.exchange_s == plain.exchange_s
+    assert half.step_s == pytest.approx(plain.step_s - 5)
+    hidden = estimate(Workload(1e9, 8, 10.0, hidden=1.0), links(), "int8", INSTANT)
     assert hidden.exposed_s == 0
     assert hidden.compute_share == 1
 
 
 def test_slow_coding_takes_longer_than_the_link() -> None:
     work = Workload(parameters=1e9, ranks_per_site=1, compute_s=1.0)
-    assert estimate(work, links(), "int8", 1, Speed(1e-8, 1e-8)).exchange_s > 4e9 * 3e-8
+    assert estimate(work, links(), "int8", Speed(1e-8, 1e-8)).exchange_s > 4e9 * 3e-8
     many = Workload(parameters=1e9, ranks_per_site=1000, compute_s=1.0)
-    assert estimate(many, links(), "int8", 1, Speed(1e-8, 1e-8)).exchange_s < 10
+    assert estimate(many, links(), "int8", Speed(1e-8, 1e-8)).exchange_s < 10
 
 
 def test_use_of_an_access_line_counts_what_goes_over_all_links() -> None:
     work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
     shared = Links.uniform(("a", "b", "c"), 1e12, 0.1, up_bps=(1e9,) * 3, down_bps=(1e9,) * 3)
-    row = estimate(work, shared, "none", 1, INSTANT)
+    row = estimate(work, shared, "none", INSTANT)
     assert row.link_share == pytest.approx(8 * row.sent_bytes / 1e9 / row.step_s)
     assert 0.9 < row.link_share < 1
 
@@ -96,15 +94,17 @@ def test_command_prints_16_sites_of_1000_ranks_as_json() -> None:
         "--price",
         "0.02",
     ]
-    result = CliRunner().invoke(build_app(), [*arguments, "--sync-every", "1", "--sync-every", "50", "--json"])
+    result = CliRunner().invoke(build_app(), [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert len(document["conditions"]["links"]["sites"]) == 16
-    rows = {(row["codec"], row["sync_every"]): row for row in document["rows"]}
-    assert len(rows) == 10
-    assert rows["int8", 1]["wire_bytes"] == pytest.approx(7e9 * 1.0078, rel=1e-3)
-    assert rows["small", 50]["step_s"] < rows["none", 1]["step_s"]
-    assert rows["none", 1]["dollars_per_day"] > 0
+    rows = {row["codec"]: row for row in document["rows"]}
+    assert len(rows) == 5
+    assert rows["int8"]["wire_bytes"] == pytest.approx(7e9 * 1.0078, rel=1e-3)
+    assert rows["small"]["step_s"] < rows["none"]["step_s"]
+    assert rows["none"]["dollars_per_day"] > 0
+    local = {row["codec"]: row for row in document["local_rows"]}
+    assert 0 < local["int4"]["dollars_per_day"] < rows["small"]["dollars_per_day"]
 
 
 def test_command_prints_a_table() -> None:
@@ -138,16 +138,19 @@ def test_a_table_of_80_columns_cuts_no_heading_and_no_number(size: str) -> None:
     text = _plan(*arguments)
     assert "…" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
-    cells = [line.split() for line in text.splitlines() if line.startswith("none")]
+    cells = [line.split() for line in text.splitlines() if line.startswith("none ")]
     assert cells
     # With room to spare each row has the same words.
-    assert cells == [line.split() for line in _plan(*arguments, columns=200).splitlines() if line.startswith("none")]
+    assert cells == [line.split() for line in _plan(*arguments, columns=200).splitlines() if line.startswith("none ")]
 
 
 def test_codecs_that_the_backend_refuses_are_not_listed() -> None:
-    text = _plan("--parameters", "7b", "--codec", "int8", "--codec", "tiny", columns=200)
+    codecs = ("--codec", "int8", "--codec", "tiny")
+    text = _plan("--parameters", "7b", *codecs, "--mode", "step", columns=200)
     assert not [line for line in text.splitlines() if line.startswith("tiny")]
-    assert "not listed: tiny" in text
+    assert "not listed for every step: tiny" in text
+    text = _plan("--parameters", "7b", *codecs, columns=200)
+    assert len([line for line in text.splitlines() if line.startswith("tiny ")]) == 1, "local steps have error feedback"
     assert "not listed" not in _plan("--parameters", "7b")
 
 
@@ -155,7 +158,7 @@ def test_codecs_that_the_backend_refuses_are_not_listed() -> None:
     "arguments",
     [
         [],
-        ["--parameters", "7b", "--codec", "tiny"],
+        ["--parameters", "7b", "--codec", "tiny", "--mode", "step"],
         ["--parameters", "7b", "--model", "tiny"],
         ["--parameters", "many"],
         ["--parameters", "0"],
@@ -163,7 +166,8 @@ def test_codecs_that_the_backend_refuses_are_not_listed() -> None:
         ["--parameters", "7b", "--codec", "int9"],
         ["--parameters", "7b", "--rate", "fast"],
         ["--parameters", "7b", "--step-time", "0s"],
-        ["--parameters", "7b", "--sync-every", "0"],
+        ["--parameters", "7b", "--every", "0"],
+        ["--parameters", "7b", "--mode", "never"],
         ["--parameters", "7b", "--element-bytes", "3"],
         ["--parameters", "7b", "--links", "/nowhere.json"],
     ],
@@ -179,13 +183,13 @@ def test_a_slow_pair_meets_over_a_third_site_and_its_bytes_count_there() -> None
     table = Links(("a", "b", "c", "d"), rates, links(4).rtt_s)
     assert ("a", "c", "b") in table.relays()
     work = Workload(parameters=1e9, ranks_per_site=8, compute_s=1.0)
-    row = estimate(work, table, "none", 1, INSTANT)
+    row = estimate(work, table, "none", INSTANT)
     assert ("a", "c", "b") in row.relays
     assert row.link_share < 1
     # The relay sends more than equal owners would, and no link is busier than the time says.
     assert row.sent_bytes > 4e9 * 1.5
     assert row.exchange_s < 4e9 * 8 / fast + 0.5
-    assert estimate(work, links(4), "none", 1, INSTANT).relays == ()
+    assert estimate(work, links(4), "none", INSTANT).relays == ()
 
 
 def measured(link: str, sites: int, case: str, seconds: float, **changes: Any) -> Row:
