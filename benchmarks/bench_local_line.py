@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_train import ROOT, TIMED, WORKER, Runs
-from bench_train_worker import ALONE, LOCAL
+from bench_train_worker import ALONE, LOCAL, TORCHFT, TORCHFT_OVERLAP
 
 from geocomm.bench.bench_report import Conditions, write_pair
 from geocomm.emulator.emulated_keys import site_environment
@@ -38,7 +38,7 @@ LINES = {
     "200 Mbit/s, 300 ms, 0.1 % loss": Link(rate_bps=2e8, delay_s=0.15, loss=0.001),
     "50 Mbit/s, 100 ms, 0.5 % loss": Link(rate_bps=5e7, delay_s=0.05, loss=0.005),
 }
-METHODS = (ALONE, LOCAL + "int4", LOCAL + "none", "balanced", "gloo")
+METHODS = (ALONE, LOCAL + "int4", LOCAL + "none", TORCHFT, TORCHFT_OVERLAP, "balanced", "gloo")
 # Steps of some seconds: a few are enough.
 SHORT = {"gloo": 10, "balanced": 36}
 LOCAL_PLAN = replace(TIMED, steps=TIMED.untimed_steps + 120)
@@ -130,7 +130,8 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             f"## {name}",
             "",
             f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 + error "
-            "feedback unless the row says otherwise. alone: no communication, the same loop, in a run of its own. "
+            "feedback unless the row says otherwise. torchft: its DiLoCo over Gloo, with the same H, one fragment in "
+            "float32, and no overlap, or 5 steps of it. alone: no communication, the same loop, in a run of its own. "
             "Where equal runs differ by more than the rounds take, utilisation and stolen say no more than that "
             "(negative: the run alone was slower).",
             "",

@@ -34,6 +34,7 @@ SLICES = 8
 PACED = "-paced"
 """Ends the name of a method whose rate `bench_train` caps."""
 LOCAL, ALONE = "local-", "alone"
+TORCHFT, TORCHFT_OVERLAP = "torchft", "torchft-overlap"
 _LR_WARMUP = 40
 _FINAL_LR = 0.1
 
@@ -44,7 +45,8 @@ class Plan:
 
     method: str
     """gloo, gloo8, exact, lossless (DDP alone), powersgd, or a codec for geocomm.ddp_hook; PACED may follow. LOCAL and
-    a codec: local steps, with `every` steps between rounds. ALONE: each site by itself."""
+    a codec: local steps, with `every` steps between rounds. TORCHFT: its DiLoCo over Gloo. ALONE: each site by
+    itself."""
     seed: int
     steps: int
     warmup_steps: int
@@ -77,7 +79,7 @@ class Trainer:
             os.environ["GLOO_SOCKET_IFNAME"] = ",".join([os.environ["GLOO_SOCKET_IFNAME"]] * SLICES)
         if self._method == "lossless":
             os.environ["GEOCOMM_CODEC"] = self._method
-        dist.init_process_group("gloo" if self._method.startswith("gloo") else "geocomm")
+        dist.init_process_group("gloo" if self._method.startswith(("gloo", TORCHFT)) else "geocomm")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         data_config = DataConfig(sequence_length=plan.sequence_length, held_out_fraction=0.05)
         model_settings = ModelConfig(preset="tiny", overrides=plan.overrides)
@@ -89,7 +91,7 @@ class Trainer:
         # them: there every parameter gets one.
         self._touch_all = self._method == "powersgd"
         # The model's buffers are constants; to send them in every forward would cost each step one way over the line.
-        self._by_itself = self._method == ALONE or self._method.startswith(LOCAL)
+        self._by_itself = self._method == ALONE or self._method.startswith((LOCAL, TORCHFT))
         self._model: Any = bare
         if not self._by_itself:
             self._model = DistributedDataParallel(
@@ -142,6 +144,11 @@ class Trainer:
             self._local = geocomm.local_steps(
                 self._model, self._optimizer, codec=method.removeprefix(LOCAL), every=self._plan.every
             )
+        elif method.startswith(TORCHFT):
+            from torchft_peer import TorchftDiloco
+
+            overlap = 5 if method == TORCHFT_OVERLAP else 0
+            self._local = TorchftDiloco(self._model, self._optimizer, self._plan.every, overlap)
         elif method not in (ALONE, "gloo", "exact", "lossless"):
             import geocomm
 
