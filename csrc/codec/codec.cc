@@ -143,6 +143,8 @@ const PayloadCodec& payload_codec(CodecId id) {
       return kTopKCodec;
     case CodecId::Lossless:
       return kLosslessCodec;
+    case CodecId::Loco:
+      return kLocoCodec;
   }
   return kPlainCodec;
 }

@@ -82,8 +82,8 @@ enum class Accumulate : std::uint8_t { Assign, Add };
 
 // Decodes a frame of a Float32, Float16 or BFloat16 source to float, assigning to `dst` or adding to it in
 // one pass. The decoded values are those that decompress() gives *before* rounding to a 16-bit dtype; for
-// None and Lossless they are exact. TopK adds only what it carries: the other elements are not touched. On
-// error `dst` is as it was. Errors as decompress(), and Unsupported for a frame of another dtype.
+// None and Lossless they are exact. TopK and Loco add only what they carry: the other elements are not
+// touched. On error `dst` is as it was. Errors as decompress(), and Unsupported for a frame of another dtype.
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode);
 
 }  // namespace geocomm::codec

@@ -17,8 +17,9 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-constexpr std::array<std::string_view, kCodecCount> kNames = {
-    "none", "fp16", "bf16", "int8", "int4", "bit2", "ternary", "bit1", "deadzone", "topk", "lossless"};
+constexpr std::array<std::string_view, kCodecCount> kNames = {"none",     "fp16", "bf16",     "int8",
+                                                              "int4",     "bit2", "ternary",  "bit1",
+                                                              "deadzone", "topk", "lossless", "loco"};
 constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"int8", "int8"},
                                              {"int4", "int4"},
@@ -107,6 +108,7 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
   if (spec.has_blocks()) keys.push_back("block");
   if (spec.has_rounding()) keys.push_back("round");
   if (spec.id == CodecId::DeadZone) keys.insert(keys.end(), {"step", "scale"});
+  if (spec.id == CodecId::Loco) keys.push_back("k");
   if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "select", "values"});
   return keys;
 }
@@ -167,6 +169,11 @@ Status apply_stage(std::string_view whole, std::string_view stage, CodecSpec& sp
   if (spec.id == CodecId::TopK && spec.entropy == Entropy::None) {
     return {StatusCode::InvalidArgument,
             core::str("codec ", quoted(whole), ": 'topk' packs its places; write 'topk' or 'topk+zstd'")};
+  }
+  if (spec.id == CodecId::Loco && spec.entropy != Entropy::None) {
+    return {StatusCode::InvalidArgument,
+            core::str("codec ", quoted(whole),
+                      ": 'loco' takes no stage, its bits are packed already; write 'loco'")};
   }
   return Status::ok();
 }

@@ -23,9 +23,10 @@ enum class CodecId : std::uint8_t {
   Bit1 = 7,      // per block: bf16 scale = mean magnitude, the sign, eight per byte
   DeadZone = 8,  // per block: bf16 step = f * rms, a wide zero bin; a bitmap and the values that are not zero
   TopK = 9,      // the largest elements: their places, and their values in a codec of their own
-  Lossless = 10  // byte planes of the element's bits
+  Lossless = 10,  // byte planes of the element's bits
+  Loco = 11  // the k largest of each 4096 at a fixed rate: 12 bits of place, one of two magnitudes, the sign
 };
-inline constexpr std::uint8_t kCodecCount = 11;
+inline constexpr std::uint8_t kCodecCount = 12;
 
 // Elements per scale: a power of two in this range.
 inline constexpr std::uint32_t kMinBlock = 64;
@@ -56,18 +57,20 @@ struct Setting {
 };
 
 // Grammar: name[:key=value,...][+stage].
-//   name   a codec: none, fp16, bf16, int8, int4, bit2, ternary, bit1, deadzone, topk, lossless; or a preset,
+//   name   a codec: none, fp16, bf16, int8, int4, bit2, ternary, bit1, deadzone, topk, lossless, loco; or a
+//   preset,
 //          which takes neither settings nor a stage (presets())
 //   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone 4096.
 //          int8, int4, bit2, ternary, bit1, deadzone
 //   round  nearest (default) | stochastic. int8, int4
 //   step   step of deadzone in units of the rms, 0.05 to 8; default 0.7
 //   scale  what has the rms: block (default) | tensor, which costs another pass. deadzone
-//   k      elements kept of each 4096, 1 to 2048; default 64. topk
+//   k      elements kept of each 4096, 1 to 2048; default 64. topk, loco
 //   select chunk (default) | global. topk
 //   values fp32 | bf16 | int8 (default) | bit2. topk
 //   stage  none | huffman | zstd. Default huffman for deadzone, topk and lossless, none for the others. The
-//          codec none takes no stage: lossless is what it would be. topk has no stage none.
+//          codec none takes no stage: lossless is what it would be. topk has no stage none; loco has no
+//          other.
 // What is not known, a key that the codec does not take, or a bad value is InvalidArgument with the nearest
 // right spelling and the list of the right ones.
 struct CodecSpec {
@@ -77,7 +80,7 @@ struct CodecSpec {
   std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
   float step = 0.7f;                    // DeadZone; not in frames
   Scale scale = Scale::Block;           // DeadZone; not in frames
-  std::uint32_t k = 64;                 // TopK; not in frames
+  std::uint32_t k = 64;                 // TopK, Loco; not in the header of frames
   Select select = Select::Chunk;        // TopK; not in frames
   Values values = Values::Int8;         // TopK; not in frames
 
@@ -97,7 +100,7 @@ struct CodecSpec {
   bool has_blocks() const { return id >= CodecId::Int8 && id <= CodecId::DeadZone; }
   bool has_rounding() const { return id == CodecId::Int8 || id == CodecId::Int4; }
   // Drops so much that only error feedback keeps what it drops.
-  bool needs_feedback() const { return id == CodecId::TopK; }
+  bool needs_feedback() const { return id == CodecId::TopK || id == CodecId::Loco; }
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "codec/loco_format.h"
+
 namespace geocomm::codec {
 
 using core::DType;
@@ -59,6 +61,10 @@ double top_k_bytes(const CodecSpec& spec) {
   return kept * (kPlaceBytes + kValueBytes[static_cast<std::size_t>(spec.values)]);
 }
 
+double loco_bytes(const CodecSpec& spec) {
+  return static_cast<double>(loco_record_bytes(spec.k)) / kTopKChunk;
+}
+
 }  // namespace
 
 double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
@@ -85,6 +91,8 @@ double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
       return scale + dead_zone_bytes(spec.step);
     case CodecId::TopK:
       return top_k_bytes(spec);
+    case CodecId::Loco:
+      return loco_bytes(spec);
     case CodecId::None:
     case CodecId::Lossless:
       break;

@@ -53,7 +53,8 @@ Status check_fields(const FrameHeader& header) {
     return corrupt("codec ", spec.to_string(), " has no rounding");
   }
   if ((spec.id == CodecId::None && spec.entropy != Entropy::None) ||
-      (spec.id == CodecId::TopK && spec.entropy == Entropy::None)) {
+      (spec.id == CodecId::TopK && spec.entropy == Entropy::None) ||
+      (spec.id == CodecId::Loco && spec.entropy != Entropy::None)) {
     return corrupt("codec ", int{header.codec}, " with flags ", int{header.flags});
   }
   if (spec.has_blocks() ? !is_valid_block(header.block) : header.block != 0) {

@@ -51,5 +51,6 @@ extern const PayloadCodec kBlockCodec;     // Int8, Int4, Bit2, Ternary, Bit1
 extern const PayloadCodec kDeadZoneCodec;  // DeadZone
 extern const PayloadCodec kTopKCodec;      // TopK
 extern const PayloadCodec kLosslessCodec;  // Lossless
+extern const PayloadCodec kLocoCodec;      // Loco
 
 }  // namespace geocomm::codec

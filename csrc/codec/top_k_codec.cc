@@ -41,14 +41,6 @@ std::size_t bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
   return payload_bound(spec.entropy, {&spec.values, 1}, frame_limit(spec, elements), elements);
 }
 
-void keep_lost(const ErrorFeedback& feedback, const Chosen& chosen) {
-  with_residual(residual_kind(feedback), [&]<Residual kResidual>() {
-    for (std::size_t i = 0; i < chosen.count; ++i) {
-      store_residual<kResidual>(feedback.residual, chosen.places[i], chosen.lost[i], 0.0f);
-    }
-  });
-}
-
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   std::optional<GlobalThreshold> threshold;
   if (input.spec.select == Select::Global) {

@@ -189,4 +189,12 @@ Chosen choose_elements(const FrameInput& input, float threshold) {
   return {values, values + room, places, count};
 }
 
+void keep_lost(const ErrorFeedback& feedback, const Chosen& chosen) {
+  with_residual(residual_kind(feedback), [&]<Residual kResidual>() {
+    for (std::size_t i = 0; i < chosen.count; ++i) {
+      store_residual<kResidual>(feedback.residual, chosen.places[i], chosen.lost[i], 0.0f);
+    }
+  });
+}
+
 }  // namespace geocomm::codec

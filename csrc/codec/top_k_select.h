@@ -1,4 +1,4 @@
-// Which elements of a frame TopK takes.
+// Which elements of a frame TopK and Loco take.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,9 @@ inline constexpr std::int32_t kCanonicalNan = 0x7FC00000;
 // than the largest chunk_limit(). Of equal magnitudes the first. `threshold` is finite and not negative.
 // The residual becomes v, 0 where that is not finite; the places of chosen elements are still to be set.
 Chosen choose_elements(const FrameInput& input, float threshold);
+
+// Sets them, to `chosen.lost`. Nothing without a residual.
+void keep_lost(const ErrorFeedback& feedback, const Chosen& chosen);
 
 // A bound that leaves exactly the `k` largest magnitudes of `values` (1 <= k < count): all above it, and the
 // first `equal` of those that equal it. Magnitudes are at most kCanonicalNan.

@@ -106,12 +106,15 @@ const CodecFamily& family_of(const CodecSpec& spec) {
       return kTopKFamily;
     case CodecId::Lossless:
       return kLosslessFamily;
+    case CodecId::Loco:
+      break;
   }
   return kElementFamily;
 }
 
 bool is_supported(const CodecSpec& spec, DType dtype) {
   if (spec.id != CodecId::None && !core::is_compressible(dtype)) return false;
+  if (spec.id == CodecId::Loco) return false;
   return family_of(spec).is_supported(spec);
 }
 

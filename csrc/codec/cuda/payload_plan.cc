@@ -77,6 +77,8 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
       least = sizeof(TopKHead);
       most = most_of_top_k(spec.entropy, elements);
       break;
+    case CodecId::Loco:
+      break;
     case CodecId::Lossless:
       least = 2;
       most = std::max<std::size_t>(plain, 1) - 1;

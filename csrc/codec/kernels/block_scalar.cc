@@ -6,6 +6,7 @@
 
 #include "codec/block_layout.h"
 #include "codec/kernels/block_kernels.h"
+#include "codec/kernels/partial_sums.h"
 #include "core/cpu.h"
 #include "core/philox.h"
 
@@ -28,23 +29,13 @@ std::int32_t load(const std::byte* __restrict src, const std::byte* __restrict r
   return peak;
 }
 
-constexpr std::size_t kPartialSums = 128;
-
 template <bool kSquares>
 float sum(const std::byte* values, std::size_t count, float factor) {
-  std::array<float, kPartialSums> sums{};
-  for (std::size_t first = 0; first < count; first += kPartialSums) {
-    const std::size_t end = std::min(kPartialSums, count - first);
-    for (std::size_t i = 0; i < end; ++i) {
-      const float value = load_element<DType::Float32>(values, first + i) * factor;
-      sums[i] += kSquares ? value * value
-                          : std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & ~core::kFloatSignBit);
-    }
-  }
-  for (std::size_t half = kPartialSums / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-  }
-  return sums[0];
+  return sum_terms(count, [&](std::size_t i) {
+    const float value = load_element<DType::Float32>(values, i) * factor;
+    return kSquares ? value * value
+                    : std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & ~core::kFloatSignBit);
+  });
 }
 
 // 1.5 * 2^23: adding it rounds |v| < 2^22 to an integer, nearest even, that stands in the low bits.

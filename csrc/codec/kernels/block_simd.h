@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "codec/kernels/block_kernels.h"
+#include "codec/kernels/partial_sums.h"
 #include "codec/kernels/prefetch.h"
 #include "codec/kernels/vector_elements.h"
 
@@ -33,32 +34,13 @@ std::int32_t load(const std::byte* src, const std::byte* residual, float decay, 
   return V::largest(V::max(V::max(peaks[0], peaks[1]), V::max(peaks[2], peaks[3])));
 }
 
-// The partial sums 64 to 127 are added to the sums 0 to 63 as soon as both are there.
 template <typename V, bool kSquares>
 float sum(const std::byte* values, std::size_t count, float factor) {
-  constexpr std::size_t kHalf = 64;
-  constexpr std::size_t kVectors = kHalf / V::kLanes;
   const auto scale = V::set(factor);
-  const auto term = [&](std::size_t index) {
+  return sum_vectors<V>(count, [&](std::size_t index) {
     const auto value = V::load(values + 4 * index) * scale;
     return kSquares ? value * value : V::floats(magnitude_bits<V>(value));
-  };
-  typename V::Floats sums[kVectors];
-  for (std::size_t vector = 0; vector < kVectors; ++vector) {
-    const std::size_t at = vector * V::kLanes;
-    auto low = term(at);
-    for (std::size_t i = 2 * kHalf; i < count; i += 2 * kHalf) low = low + term(i + at);
-    if (count > kHalf) {
-      auto high = term(kHalf + at);
-      for (std::size_t i = 3 * kHalf; i < count; i += 2 * kHalf) high = high + term(i + at);
-      low = low + high;
-    }
-    sums[vector] = low;
-  }
-  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
-  }
-  return V::fold(sums[0]);
+  });
 }
 
 // Runs over n bytes in steps of 16, the last of which may overlap the one before; n is 16 or more.

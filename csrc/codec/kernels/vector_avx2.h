@@ -97,6 +97,12 @@ struct Avx2 {
     const __m256i at_top = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
     return _mm256_or_ps(magnitude, _mm256_and_ps(floats(at_top), _mm256_set1_ps(-0.0f)));
   }
+  // Two bits per lane, the first in the lowest; above them anything.
+  static Ints load_pairs(const std::byte* from) {
+    std::uint16_t bits;
+    __builtin_memcpy(&bits, from, sizeof(bits));
+    return _mm256_srlv_epi32(_mm256_set1_epi32(bits), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+  }
   // table[code & 3]
   static Floats look_up(Floats table, Ints codes) { return _mm256_permutevar_ps(table, codes); }
   static Floats set_table(float a, float b, float c, float d) {

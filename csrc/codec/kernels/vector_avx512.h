@@ -93,6 +93,12 @@ struct Avx512 {
     const Ints m = bits(magnitude);
     return floats(_mm512_mask_or_epi32(m, signs, m, set_int(INT32_MIN)));
   }
+  static Ints load_pairs(const std::byte* from) {
+    std::int32_t bits;
+    __builtin_memcpy(&bits, from, sizeof(bits));
+    return _mm512_srlv_epi32(set_int(bits),
+                             _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+  }
   // table[code & 3]
   static Floats look_up(Floats table, Ints codes) { return _mm512_permutevar_ps(table, codes); }
   static Floats set_table(float a, float b, float c, float d) {

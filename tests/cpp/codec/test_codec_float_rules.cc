@@ -28,7 +28,8 @@ const std::string_view kConditionSpecs[] = {"none",
                                             "deadzone:scale=tensor",
                                             "topk:k=64,values=int8",
                                             "topk:k=64,values=bit2",
-                                            "topk:k=41,select=global"};
+                                            "topk:k=41,select=global",
+                                            "loco"};
 
 // Magnitudes around the least normal one, of every mantissa; every seventh element is larger.
 std::vector<float> near_subnormal(std::size_t count, std::uint32_t seed) {

@@ -25,7 +25,7 @@ TEST(CodecSpec, test_parse_of_each_name_gives_its_codec) {
     EXPECT_EQ(static_cast<std::size_t>(spec.id), i);
     EXPECT_EQ(spec.to_string(), names[i]);
     EXPECT_EQ(spec.is_exact(), names[i] == "none" || names[i] == "lossless");
-    EXPECT_EQ(spec.needs_feedback(), names[i] == "topk");
+    EXPECT_EQ(spec.needs_feedback(), names[i] == "topk" || names[i] == "loco");
   }
 }
 
@@ -38,6 +38,7 @@ TEST(CodecSpec, test_parts_of_a_spec_are_those_of_its_string) {
             (std::vector<Setting>{{"block", "4096"}, {"step", "1"}, {"scale", "block"}}));
   EXPECT_EQ(parsed("topk").settings(),
             (std::vector<Setting>{{"k", "64"}, {"select", "chunk"}, {"values", "int8"}}));
+  EXPECT_EQ(parsed("loco").settings(), (std::vector<Setting>{{"k", "64"}}));
   EXPECT_TRUE(parsed("none").settings().empty());
 }
 
@@ -99,6 +100,11 @@ TEST(CodecSpec, test_parse_of_settings_and_stage_sets_them) {
   EXPECT_EQ(top_k.select, Select::Global);
   EXPECT_EQ(top_k.k, 41u);
   EXPECT_EQ(top_k.to_string(), "topk:k=41,select=global,values=bf16");
+
+  const CodecSpec loco = parsed("loco:k=41+none");
+  EXPECT_EQ(loco.id, CodecId::Loco);
+  EXPECT_EQ(loco.k, 41u);
+  EXPECT_EQ(loco.to_string(), "loco:k=41");
 }
 
 TEST(CodecSpec, test_parse_takes_the_ends_of_each_range) {
@@ -127,6 +133,7 @@ std::vector<CodecSpec> many_specs() {
     for (const Entropy stage : {Entropy::None, Entropy::Huffman, Entropy::Zstd}) {
       if (spec.id == CodecId::None && stage != Entropy::None) continue;
       if (spec.id == CodecId::TopK && stage == Entropy::None) continue;
+      if (spec.id == CodecId::Loco && stage != Entropy::None) continue;
       spec.entropy = stage;
       specs.push_back(spec);
     }
@@ -143,6 +150,13 @@ std::vector<CodecSpec> many_specs() {
             add_stages(spec);
           }
         }
+      }
+      continue;
+    }
+    if (spec.id == CodecId::Loco) {
+      for (const std::uint32_t k : {1u, 64u, 100u, 2048u}) {
+        spec.k = k;
+        add_stages(spec);
       }
       continue;
     }
@@ -239,7 +253,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, BadSpec,
                          testing::Values("int8+", "+huffman", "int8+huff", "int8++huffman",
                                          "int8+huffman+zstd", "int8+huffman:block=64", "int8:+huffman",
                                          "int8:block=64+", "int8+HUFFMAN", "int8+" + std::string(9999, 'z'),
-                                         "none+huffman", "none+zstd", "topk+none", "topk:k=5+none"));
+                                         "none+huffman", "none+zstd", "topk+none", "topk:k=5+none",
+                                         "loco+huffman", "loco:k=5+zstd"));
 
 INSTANTIATE_TEST_SUITE_P(Settings, BadSpec,
                          testing::Values("bit2:round=stochastic", "ternary:step=1", "bit1:k=3", "int8:step=1",
@@ -248,6 +263,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, BadSpec,
                                          "deadzone:step=inf", "deadzone:step=1x", "deadzone:step=1e99",
                                          "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=frame",
                                          "int8:scale=tensor", "topk:block=64", "topk:k=0", "topk:k=2049",
+                                         "loco:k=0", "loco:k=2049", "loco:values=bit2", "loco:block=64",
                                          "topk:k=-1", "topk:k=1.5", "topk:k=", "topk:k=3,k=3",
                                          "topk:select=all", "topk:values=int4",
                                          "topk:values=", "topk:round=nearest", "lossless:block=64"));
@@ -272,8 +288,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Misspelling{"bfp16", "fp16"}, Misspelling{"non", "none"}, Misspelling{"2bit", "bit2"},
                     Misspelling{"terneary", "ternary"}, Misspelling{"dead-zone", "deadzone"},
                     Misspelling{"top-k", "topk"}, Misspelling{"losless", "lossless"},
-                    Misspelling{"balance", "balanced"}, Misspelling{"Tiny", "tiny"},
-                    Misspelling{"int8:blcok=64", "block"}, Misspelling{"int8:rounding=nearest", "round"},
+                    Misspelling{"locco", "loco"}, Misspelling{"balance", "balanced"},
+                    Misspelling{"Tiny", "tiny"}, Misspelling{"int8:blcok=64", "block"},
+                    Misspelling{"int8:rounding=nearest", "round"},
                     Misspelling{"int8:round=stochastik", "stochastic"}, Misspelling{"int8:block=250", "256"},
                     Misspelling{"int8+hufman", "huffman"}, Misspelling{"int8+zstandard", "zstd"},
                     Misspelling{"topk:value=int8", "values"}, Misspelling{"topk:select=chunks", "chunk"},

@@ -47,7 +47,9 @@ TEST(ExpectedSize, of_every_codec_is_within_3_percent_of_a_frame_of_normal_numbe
                              "deadzone:step=2.8",
                              "tiny",
                              "topk:k=41",
-                             "topk:k=64,values=fp32"}) {
+                             "topk:k=64,values=fp32",
+                             "loco",
+                             "loco:k=500"}) {
       const CodecSpec spec = spec_of(text);
       std::vector<float> residual(kElements, 0.0f);
       CompressOptions options;

@@ -68,7 +68,7 @@ std::vector<float> golden_values(const CodecSpec& spec, Kind kind) {
     }
   }
   std::fill(values.begin() + 256, values.begin() + 320, 0.0f);
-  if (spec.has_blocks() || spec.id == CodecId::TopK || spec.id == CodecId::Lossless) {
+  if (spec.has_blocks() || spec.needs_feedback() || spec.id == CodecId::Lossless) {
     const std::size_t odd = kind == Kind::Few ? 330 : 8500;
     values[odd] = kNan;
     values[odd + 10] = -kInf;
@@ -143,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
                     GoldenCase{"deadzone+zstd", Kind::Many}, GoldenCase{"topk:k=900", Kind::Many},
                     GoldenCase{"topk:k=300+zstd", Kind::Many}, GoldenCase{"lossless", Kind::Many},
                     GoldenCase{"lossless", Kind::Bf16}, GoldenCase{"lossless", Kind::Mostly},
-                    GoldenCase{"lossless+zstd", Kind::Mostly}),
+                    GoldenCase{"lossless+zstd", Kind::Mostly}, GoldenCase{"loco:k=301"},
+                    GoldenCase{"loco", Kind::Many}),
     [](const testing::TestParamInfo<GoldenCase>& info) { return Golden::golden_name(info.param); });
 
 struct GoldenData {
@@ -191,7 +192,8 @@ TEST(GoldenSizes, test_sizes_of_fixed_data_are_those_of_the_table) {
                                            "topk:k=41,select=global",
                                            "topk:values=bit2",
                                            "lossless",
-                                           "lossless+none"}) {
+                                           "lossless+none",
+                                           "loco"}) {
         table << name << ',' << core::to_string(dtype) << ',' << codec << ',' << src.size() << ','
               << compressed(spec_of(codec), dtype, src).size() << '\n';
       }

@@ -77,7 +77,8 @@ TEST_P(Payload, test_any_number_of_threads_gives_the_same_bytes_and_residual) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, Payload,
-                         testing::Values("none", "fp16", "int8", "int4:block=64,round=stochastic", "topk"),
+                         testing::Values("none", "fp16", "int8", "int4:block=64,round=stochastic", "topk",
+                                         "loco"),
                          case_name);
 
 // The caller does the work itself where the pool's threads are all taken, by itself or by others.

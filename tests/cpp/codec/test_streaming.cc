@@ -37,7 +37,7 @@ Bytes decoded_at(std::size_t offset, std::span<const std::byte> payload, std::si
   return decoded;
 }
 
-Bytes payload_of(const CodecSpec& spec, DType dtype, std::span<const std::byte> src) {
+Bytes whole_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src) {
   Bytes dst(payload_bound(spec, dtype, src.size() / core::size_of(dtype)));
   const auto size = compress_payload(spec, dtype, src, dst);
   EXPECT_TRUE(size.is_ok());
@@ -50,7 +50,7 @@ class Streaming : public testing::TestWithParam<std::string_view> {
   // Streamed to addresses of every kind, at every level, it is what the caches give.
   void expect_same(DType dtype, std::span<const std::byte> src, std::initializer_list<std::size_t> offsets,
                    core::ThreadPool* pool = nullptr) {
-    const Bytes payload = payload_of(spec_of(GetParam()), dtype, src);
+    const Bytes payload = whole_payload(spec_of(GetParam()), dtype, src);
     at_every_cpu_level([&] {
       const Bytes expected = decoded_at(0, payload, src.size());  // too small to stream
       const StreamFrom all(0);
@@ -83,7 +83,7 @@ TEST_P(Streaming, test_decompress_of_raw_blocks_and_many_frames_streams_the_same
 INSTANTIATE_TEST_SUITE_P(, Streaming,
                          testing::Values("none", "fp16", "bf16", "bf16+huffman", "int8", "int4", "bit2",
                                          "ternary", "bit1", "bit1:block=64", "deadzone+none", "balanced",
-                                         "lossless", "topk:k=41"),
+                                         "lossless", "topk:k=41", "loco", "loco:k=2048"),
                          [](const auto& info) {
                            std::string name(info.param);
                            for (char& letter : name) letter = std::isalnum(letter) != 0 ? letter : '_';

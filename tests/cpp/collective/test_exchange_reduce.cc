@@ -64,7 +64,8 @@ double codec_error(const CodecSpec& codec, double absmax) {
       return absmax * 1.6;  // what is clipped
     case CodecId::None:
     case CodecId::Lossless:
-    case CodecId::TopK:  // refused by the backend: it has no residual
+    case CodecId::TopK:  // these two are refused by the backend: there is no residual
+    case CodecId::Loco:
       break;
   }
   return 0;
