@@ -51,5 +51,6 @@ extern const CodecFamily kBlockFamily;      // Int8, Int4, Bit2, Ternary, Bit1
 extern const CodecFamily kDeadZoneFamily;
 extern const CodecFamily kTopKFamily;
 extern const CodecFamily kLosslessFamily;
+extern const CodecFamily kLocoFamily;
 
 }  // namespace geocomm::codec::cuda

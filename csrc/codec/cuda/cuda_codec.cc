@@ -107,14 +107,13 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::Lossless:
       return kLosslessFamily;
     case CodecId::Loco:
-      break;
+      return kLocoFamily;
   }
   return kElementFamily;
 }
 
 bool is_supported(const CodecSpec& spec, DType dtype) {
   if (spec.id != CodecId::None && !core::is_compressible(dtype)) return false;
-  if (spec.id == CodecId::Loco) return false;
   return family_of(spec).is_supported(spec);
 }
 
@@ -236,8 +235,10 @@ Status to_status(std::uint64_t verdict) {
       return corrupt("a bitmap with bits of elements that have no codes");
     case Fault::TopKHead:
       return corrupt("a head of topk that its elements cannot have");
+    case Fault::LocoHead:
+      return corrupt("a head of loco that no sender writes");
     case Fault::Places:
-      return corrupt("places outside of the frame, or another number of them than said");
+      return corrupt("places outside of the frame or not in order, or another number of them than said");
     case Fault::None:
       break;
   }

@@ -52,6 +52,20 @@ __device__ __forceinline__ void put_quad(std::uint8_t* dst, std::uint64_t elemen
   }
 }
 
+// Stores, or adds, one.
+template <Sink kSink>
+__device__ __forceinline__ void put_value(std::uint8_t* dst, std::uint64_t element, float value) {
+  constexpr core::DType kType = kSink == Sink::Float16    ? core::DType::Float16
+                                : kSink == Sink::BFloat16 ? core::DType::BFloat16
+                                                          : core::DType::Float32;
+  if constexpr (kType != core::DType::Float32) {
+    reinterpret_cast<std::uint16_t*>(dst)[element] = narrow_saturated<kType>(value);
+  } else {
+    float& to = reinterpret_cast<float*>(dst)[element];
+    to = kSink == Sink::AddToFloat32 ? __fadd_rn(to, value) : value;
+  }
+}
+
 // Four plain elements from received bytes to the sink. To their own dtype they go bit for bit.
 template <Sink kSink>
 __device__ __forceinline__ void put_plain(core::DType dtype, const std::uint8_t* from, std::uint8_t* dst,

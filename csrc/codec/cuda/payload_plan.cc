@@ -5,6 +5,7 @@
 
 #include "codec/block_layout.h"
 #include "codec/huffman/plane_format.h"
+#include "codec/loco_format.h"
 #include "codec/payload.h"
 #include "codec/payload_codec.h"
 #include "codec/plane.h"
@@ -78,6 +79,9 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
       most = most_of_top_k(spec.entropy, elements);
       break;
     case CodecId::Loco:
+      bytes = bound_of(spec, dtype, elements);
+      least = LocoLayout(1, elements).bytes();
+      most = LocoLayout(kLocoMaxK, elements).most_bytes();
       break;
     case CodecId::Lossless:
       least = 2;

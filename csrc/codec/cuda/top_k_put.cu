@@ -12,15 +12,15 @@ static_assert(kPayloadFrameBytes / 4 % kFillTile == 0, "a tile lies in one frame
 
 // Where nothing is added, zeros are put everywhere.
 template <Sink kSink>
-__global__ void __launch_bounds__(kTileThreads) fill(TopKDecode args) {
-  if (*args.frames.verdict != 0) return;
+__global__ void __launch_bounds__(kTileThreads) fill(Decode args) {
+  if (*args.verdict != 0) return;
   const std::uint64_t first = std::uint64_t{blockIdx.x} * kFillTile;
-  const std::uint32_t frame = args.frames.plan.frame_of_element(first);
-  const FrameRecord& record = args.frames.workspace.records[frame];
+  const std::uint32_t frame = args.plan.frame_of_element(first);
+  const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain == 0 && kSink == Sink::AddToFloat32) return;
-  const std::uint64_t frame_first = frame * args.frames.plan.frame_elements;
-  const std::uint32_t elements = args.frames.plan.extent(frame).elements;
-  const std::uint8_t* plain = args.frames.payload + record.offset + sizeof(FrameHeader);
+  const std::uint64_t frame_first = frame * args.plan.frame_elements;
+  const std::uint32_t elements = args.plan.extent(frame).elements;
+  const std::uint8_t* plain = args.payload + record.offset + sizeof(FrameHeader);
 #pragma unroll
   for (unsigned q = 0; q < kQuads; ++q) {
     const auto at =
@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kTileThreads) fill(TopKDecode args) {
     if (at >= elements) break;
     const unsigned count = elements - at < 4 ? elements - at : 4;
     if (record.is_plain != 0) {
-      put_plain<kSink>(args.frames.dtype, plain + std::uint64_t{at} * args.frames.plan.element_bytes,
-                       args.frames.dst, frame_first + at, count);
+      put_plain<kSink>(args.dtype, plain + std::uint64_t{at} * args.plan.element_bytes, args.dst,
+                       frame_first + at, count);
     } else {
-      put_quad<kSink>(args.frames.dst, frame_first + at, Quad{}, count);
+      put_quad<kSink>(args.dst, frame_first + at, Quad{}, count);
     }
   }
 }
@@ -87,19 +87,6 @@ __device__ ReceivedValues received_values(const TopKDecode& args, std::uint32_t 
 }
 
 template <Sink kSink>
-__device__ void put_value(std::uint8_t* dst, std::uint64_t element, float value) {
-  constexpr core::DType kType = kSink == Sink::Float16    ? core::DType::Float16
-                                : kSink == Sink::BFloat16 ? core::DType::BFloat16
-                                                          : core::DType::Float32;
-  if constexpr (kType != core::DType::Float32) {
-    reinterpret_cast<std::uint16_t*>(dst)[element] = narrow_saturated<kType>(value);
-  } else {
-    float& to = reinterpret_cast<float*>(dst)[element];
-    to = kSink == Sink::AddToFloat32 ? __fadd_rn(to, value) : value;
-  }
-}
-
-template <Sink kSink>
 __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::uint32_t blocks_per_frame) {
   if (*args.frames.verdict != 0) return;
   const std::uint32_t frame = blockIdx.x / blocks_per_frame;
@@ -142,10 +129,16 @@ __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::ui
 
 }  // namespace
 
+core::Status fill_unchosen(const Decode& args, Stream stream) {
+  return with_sink(args.sink, [&]<Sink kSink>() {
+    const Grid all{(args.plan.elements + kFillTile - 1) / kFillTile, kTileThreads};
+    return launch(fill<kSink>, all, stream, args);
+  });
+}
+
 core::Status put_chosen(const TopKDecode& args, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(fill_unchosen(args.frames, stream));
   return with_sink(args.frames.sink, [&]<Sink kSink>() {
-    const Grid all{(args.frames.plan.elements + kFillTile - 1) / kFillTile, kTileThreads};
-    GEOCOMM_RETURN_IF_ERROR(launch(fill<kSink>, all, stream, args));
     const std::uint32_t per_frame = blocks_for_tiles(args);
     const Grid tiles{std::uint64_t{args.frames.plan.frames} * per_frame, kTileThreads};
     return launch(scatter<kSink>, tiles, stream, args, per_frame);

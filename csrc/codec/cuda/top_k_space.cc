@@ -2,35 +2,11 @@
 
 #include <algorithm>
 
+#include "codec/cuda/space_cutter.h"
 #include "codec/top_k_sampling.h"
 
 namespace geocomm::codec::cuda {
 namespace {
-
-constexpr std::uint64_t kAlignment = 16;
-
-// Hands out memory from `room` on; from a room of nullptr it tells how much that would be.
-class Cutter {
- public:
-  explicit Cutter(std::uint8_t* room) : begin_(reinterpret_cast<std::uintptr_t>(room)) {}
-
-  template <typename T>
-  T* take(std::uint64_t count) {
-    T* memory = reinterpret_cast<T*>(begin_ + bytes_);
-    bytes_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    return memory;
-  }
-  std::size_t bytes() const { return bytes_; }
-  std::uint8_t* rest() const { return reinterpret_cast<std::uint8_t*>(begin_ + bytes_); }
-
- private:
-  const std::uintptr_t begin_;
-  std::size_t bytes_ = 0;
-};
-
-constexpr std::uint32_t parts_of(std::uint64_t count, std::uint64_t part) {
-  return static_cast<std::uint32_t>((count + part - 1) / part);
-}
 
 std::uint32_t most_elements(const PayloadPlan& plan) {
   return plan.frames > 1 ? plan.full.elements : plan.last.elements;
@@ -69,10 +45,11 @@ std::size_t cut(const CodecSpec& spec, const PayloadPlan& plan, std::uint8_t* ro
   const std::size_t limit = frame_limit(spec, most_elements(plan));
   space.chunks_per_frame = parts_of(most_elements(plan), kTopKChunk);
   space.chunk_limit = static_cast<std::uint32_t>(chunk_limit(spec));
-  space.values_per_frame = static_cast<std::uint32_t>(parts_of(limit, kAlignment) * kAlignment);
+  space.values_per_frame =
+      static_cast<std::uint32_t>(parts_of(limit, SpaceCutter::kAlignment) * SpaceCutter::kAlignment);
   space.blocks_per_frame = parts_of(limit, kValueBlock);
   const std::uint64_t values = std::uint64_t{plan.frames} * space.values_per_frame;
-  Cutter cutter(room);
+  SpaceCutter cutter(room);
   space.chunks = cutter.take<ChunkRecord>(std::uint64_t{plan.frames} * space.chunks_per_frame);
   space.frames = cutter.take<ChosenFrame>(plan.frames);
   space.values = cutter.take<float>(values);
@@ -93,7 +70,7 @@ std::size_t cut(const PayloadPlan& plan, std::uint8_t* room, TopKDecodeSpace& sp
   const SectionShape shape = decoding_shape(plan);
   space.tiles_per_frame = parts_of(shape.bytes[TopKSection::Index], kIndexTile);
   space.blocks_per_frame = parts_of(most_elements(plan), kValueBlock);
-  Cutter cutter(room);
+  SpaceCutter cutter(room);
   space.heads = cutter.take<TopKHead>(plan.frames);
   space.tiles = cutter.take<IndexTile>(std::uint64_t{plan.frames} * space.tiles_per_frame);
   space.raw_before = cutter.take<std::uint32_t>(std::uint64_t{plan.frames} * space.blocks_per_frame);

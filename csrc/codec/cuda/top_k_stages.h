@@ -56,7 +56,8 @@ core::Status read_heads(const TopKDecode& args, Stream stream);
 core::Status check_scales(const TopKDecode& args, Stream stream);
 // Whether places lie in their frame and are as many as said.
 core::Status check_places(const TopKDecode& args, Stream stream);
-// All has been checked.
+// Where nothing is added, zeros everywhere; and frames of None. All has been checked, as in what follows.
+core::Status fill_unchosen(const Decode& args, Stream stream);
 core::Status put_chosen(const TopKDecode& args, Stream stream);
 
 }  // namespace geocomm::codec::cuda

@@ -27,7 +27,8 @@ enum class Fault : std::uint8_t {
   SectionSize,
   Bitmap,
   TopKHead,
-  Places
+  Places,
+  LocoHead
 };
 
 // A verdict: 0, or the complement of the frame's number, then the fault, so that the larger one has the

@@ -40,7 +40,8 @@ TEST_P(CudaTopK, test_all_data_gives_the_bytes_of_the_cpu) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaTopK,
                          testing::Values("topk:k=64,values=bit2", "topk:k=1,values=bf16", "topk:k=300",
-                                         "topk:k=342,values=fp32", "topk:k=2048,values=bit2"),
+                                         "topk:k=342,values=fp32", "topk:k=2048,values=bit2", "loco",
+                                         "loco:k=1", "loco:k=41", "loco:k=300", "loco:k=2048"),
                          case_name);
 
 TEST(CudaTopKFrames, test_order_of_threads_does_not_matter) {
@@ -48,6 +49,8 @@ TEST(CudaTopKFrames, test_order_of_threads_does_not_matter) {
   CudaCase test = single_frame("topk:k=500", make_data(Data::Ties, 9000));
   test.residual = to_bytes(gaussian(9000, 0.5f, 3));
   expect_same_frames(test, "backward");
+  test.spec = spec_of("loco:k=500");
+  expect_same_frames(test, "backward, loco");
   simt::set_order(simt::Order::Forward);
 }
 
@@ -56,16 +59,21 @@ TEST(CudaTopKFrames, test_order_of_threads_does_not_matter) {
 TEST(CudaTopKFrames, test_large_frames) {
   auto values = gaussian((std::size_t{258} << 12) + 77);
   expect_same_frames(single_frame("topk:k=2,values=bit2", values), "many chunks");
+  values[1 << 19] = kNan;
+  values[1 << 13] = kInf;
+  expect_same_frames(single_frame("loco:k=2", values), "many chunks, loco");
   values.resize((std::size_t{14} << 12) + 3);
   expect_same_frames(single_frame("topk:k=340", values), "several tiles");
 }
 
 // Of 16-bit elements, two whole frames and a short one. The device takes frames of None between others.
-TEST(CudaTopKFrames, test_payloads_of_several_frames) {
+class CudaTopKPayloads : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(CudaTopKPayloads, test_payloads_of_several_frames) {
   constexpr std::size_t kFrame = kPayloadFrameBytes / sizeof(std::uint16_t);
   const std::size_t elements = 2 * kFrame + 1001;
   const auto values = gaussian(elements);
-  CudaCase test{spec_of("tiny"), DType::Float16, to_bytes(values, DType::Float16)};
+  CudaCase test{spec_of(GetParam()), DType::Float16, to_bytes(values, DType::Float16)};
   test.residual = to_bytes(gaussian(elements, 0.3f, 8));
   expect_same_frames(test, "payload");
 
@@ -84,19 +92,23 @@ TEST(CudaTopKFrames, test_payloads_of_several_frames) {
   ASSERT_TRUE(decoded.elements == expected);
 }
 
+INSTANTIATE_TEST_SUITE_P(Specs, CudaTopKPayloads, testing::Values("tiny", "loco"), case_name);
+
 // The settings of a sender are not those of the receiver.
 TEST(CudaTopKFrames, test_frames_of_any_settings_are_read) {
   auto values = make_data(Data::Special, 5000);
-  for (const std::string_view text : {"topk:k=900,values=fp32", "topk:k=3,values=bf16", "topk:k=700",
-                                      "topk:k=2000,values=bit2", "topk:select=global,k=40"}) {
+  for (const std::string_view text :
+       {"topk:k=900,values=fp32", "topk:k=3,values=bf16", "topk:k=700", "topk:k=2000,values=bit2",
+        "topk:select=global,k=40", "loco:k=1", "loco:k=900"}) {
     const Bytes frame = compressed(spec_of(text), DType::Float32, to_bytes(values));
     for (const Sink sink : {Sink::Float32, Sink::AddToFloat32}) {
       auto expected = gaussian(5000, 2.0f, 4);
       const Bytes old = to_bytes(expected);
       const auto mode = sink == Sink::Float32 ? Accumulate::Assign : Accumulate::Add;
       ASSERT_TRUE(decompress_accumulate(frame, expected, mode).is_ok());
-      const Decoded decoded = decode_on_device(spec_of("tiny"), DType::Float32, frame, old, 5000, sink,
-                                               {cuda::Framing::SingleFrame}, 3);
+      const Decoded decoded =
+          decode_on_device(spec_of(text).id == CodecId::Loco ? spec_of("loco") : spec_of("tiny"),
+                           DType::Float32, frame, old, 5000, sink, {cuda::Framing::SingleFrame}, 3);
       ASSERT_EQ(decoded.verdict, 0u) << text;
       const auto got = to_floats(decoded.elements);
       for (std::size_t i = 0; i < got.size(); ++i) {
@@ -117,12 +129,13 @@ TEST(CudaTopKFrames, test_gaps_may_name_every_element) {
 }
 
 // Whatever the frame is, the device says what the CPU says, and where it refuses has written nothing.
-void expect_same_verdict(const Bytes& frame, std::uint32_t elements, const std::string& what) {
+void expect_same_verdict(const Bytes& frame, std::uint32_t elements, const std::string& what,
+                         const CodecSpec& spec = spec_of("topk")) {
   auto expected = gaussian(elements, 2.0f, 4);
   const Bytes old = to_bytes(expected);
   const bool is_sound = decompress_accumulate(frame, expected, Accumulate::Add).is_ok();
-  const Decoded decoded = decode_on_device(spec_of("topk"), DType::Float32, frame, old, elements,
-                                           Sink::AddToFloat32, {cuda::Framing::SingleFrame});
+  const Decoded decoded = decode_on_device(spec, DType::Float32, frame, old, elements, Sink::AddToFloat32,
+                                           {cuda::Framing::SingleFrame});
   ASSERT_EQ(decoded.verdict == 0, is_sound) << what << ": " << cuda::to_status(decoded.verdict).to_string();
   if (!is_sound) {
     ASSERT_EQ(cuda::to_status(decoded.verdict).code(), StatusCode::CorruptData) << what;
@@ -188,7 +201,7 @@ TEST_P(CudaTopKDamage, test_damaged_bytes_do_no_harm) {
     Bytes bad = frame;
     bad[at] ^= at % 3 == 0 ? std::byte{0x80} : at % 3 == 1 ? std::byte{0x01} : std::byte{0xFF};
     reseal(bad);
-    expect_same_verdict(bad, kElements, "byte " + std::to_string(at));
+    expect_same_verdict(bad, kElements, "byte " + std::to_string(at), spec_of(GetParam()));
   }
 }
 
@@ -197,18 +210,20 @@ TEST_P(CudaTopKDamage, test_payloads_of_other_lengths_are_refused) {
   const auto payload = std::span(frame).subspan(sizeof(FrameHeader));
   for (std::size_t size = 0; size < payload.size(); size += 1 + size / 12) {
     expect_same_verdict(frame_of(spec_of(GetParam()), kElements, payload.first(size)), kElements,
-                        "cut to " + std::to_string(size));
+                        "cut to " + std::to_string(size), spec_of(GetParam()));
   }
   for (const std::size_t more : {1, 4, 64}) {
     Bytes longer(payload.size() + more);
     std::ranges::copy(payload, longer.begin());
-    expect_same_verdict(frame_of(spec_of(GetParam()), kElements, longer), kElements, "longer");
+    expect_same_verdict(frame_of(spec_of(GetParam()), kElements, longer), kElements, "longer",
+                        spec_of(GetParam()));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaTopKDamage,
                          testing::Values("topk:values=fp32", "topk:values=bf16", "topk:k=1000",
-                                         "topk:k=300,values=bit2", "topk:k=2000,values=bit2"),
+                                         "topk:k=300,values=bit2", "topk:k=2000,values=bit2", "loco:k=700",
+                                         "loco:k=2048"),
                          case_name);
 
 TEST(CudaTopKForged, test_levels_out_of_range_are_refused) {

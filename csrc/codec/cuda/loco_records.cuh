@@ -1,0 +1,62 @@
+// A chunk of Loco and its record, as the device finds them: a warp per chunk.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/device.h"
+#include "codec/cuda/payload_plan.h"
+#include "codec/loco_format.h"
+
+namespace geocomm::codec::cuda {
+
+inline constexpr unsigned kLocoThreads = 256;
+inline constexpr unsigned kLocoWarps = kLocoThreads / kWarp;
+
+__device__ __forceinline__ std::uint32_t loco_share(std::uint32_t k, std::uint32_t length) {
+  return (k * length + kTopKChunk - 1) / kTopKChunk;
+}
+// Bytes of `count` places, of as many codes, of a record.
+__device__ __forceinline__ std::uint32_t place_bytes_of(std::uint32_t count) {
+  return (3 * count + 1) / 2;
+}
+__device__ __forceinline__ std::uint32_t code_bytes_of(std::uint32_t count) {
+  return (count + 3) / 4;
+}
+__device__ __forceinline__ std::uint32_t record_bytes_of(std::uint32_t count) {
+  return static_cast<std::uint32_t>(sizeof(LocoLevels)) + place_bytes_of(count) + code_bytes_of(count);
+}
+
+// Of all records of a frame.
+__device__ __forceinline__ std::uint32_t records_bytes_of(std::uint32_t k, std::uint32_t elements) {
+  const std::uint32_t rest = elements % kTopKChunk;
+  return elements / kTopKChunk * record_bytes_of(k) + (rest == 0 ? 0 : record_bytes_of(loco_share(k, rest)));
+}
+
+struct LocoChunk {
+  std::uint32_t frame;
+  std::uint32_t index;   // in the frame
+  std::uint32_t length;  // elements
+  std::uint64_t first;   // element, of the payload
+};
+
+// This warp's. False for all its lanes: there is none.
+__device__ __forceinline__ bool find_chunk(const PayloadPlan& plan, LocoChunk& chunk) {
+  chunk.first = (std::uint64_t{blockIdx.x} * kLocoWarps + threadIdx.x / kWarp) * kTopKChunk;
+  if (chunk.first >= plan.elements) return false;
+  chunk.frame = plan.frame_of_element(chunk.first);
+  const auto in_frame = static_cast<std::uint32_t>(chunk.first - chunk.frame * plan.frame_elements);
+  chunk.index = in_frame / kTopKChunk;
+  const std::uint32_t left = plan.extent(chunk.frame).elements - in_frame;
+  chunk.length = left < kTopKChunk ? left : kTopKChunk;
+  return true;
+}
+
+inline Grid grid_of_chunks(const PayloadPlan& plan) {
+  constexpr std::uint64_t kElements = std::uint64_t{kLocoWarps} * kTopKChunk;
+  return {(plan.elements + kElements - 1) / kElements, kLocoThreads};
+}
+inline Grid grid_of_frames(const PayloadPlan& plan) {
+  return {(std::uint64_t{plan.frames} + kLocoThreads - 1) / kLocoThreads, kLocoThreads};
+}
+
+}  // namespace geocomm::codec::cuda
