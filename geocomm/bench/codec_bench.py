@@ -29,6 +29,7 @@ OTHERS = (
     "bit1",
     "topk:k=41",
     "topk:k=41,select=global",
+    "loco",
 )
 """What is shown beside the presets."""
 _MIB = 1 << 20

@@ -28,7 +28,7 @@ def compress(
     docs/how-to/choose-a-codec.md). Lossy ones take float32, float16 and bfloat16, "none" and "lossless" every dtype.
     residual: error feedback (Seide et al. 2014). float32 or bfloat16, contiguous, as many elements, zeros at first:
     decay * residual is added before quantizing, and what was lost is left in it, in place. Keep one per tensor, from
-    call to call. "tiny" and "topk" refuse to work without.
+    call to call. "tiny", "topk" and "loco" refuse to work without.
     seed: of stochastic rounding; the same seed gives the same bytes.
     threshold: one float32, 0 at first, carried from call to call by "topk:select=global".
     out: uint8, contiguous, of at least `compress_bound(tensor, codec)` bytes: the result is a view of its beginning.
@@ -62,7 +62,7 @@ def decompress(
     """Decode what `compress` gave: into `out` (same dtype and number of elements, any shape), else a new 1-D tensor.
 
     add: add it to `out`, which is float32 and contiguous, in one pass; the payload's dtype may be float32, float16 or
-    bfloat16. What "topk" left out is not touched.
+    bfloat16. What "topk" and "loco" left out is not touched.
     max_elems: refuse a payload of more elements. Without it, and without `out`, the payload alone decides how much
     memory the result takes, and 44 bytes of "topk" or of zeros stand for 1 MiB. Give one of the two where you do not
     trust the payload's maker.

@@ -99,7 +99,7 @@ class BucketReducer:
         for start, values in self.residuals.leftovers(reduction.bucket):
             buffer[start : start + values.numel()].add_(values, alpha=self._settings.decay)
         exact = _ExactSlices(buffer, layout) if codec != EXACT else None
-        is_sparse = codec_spec(codec).family == "topk"
+        is_sparse = codec_spec(codec).family in ("topk", "loco")
         # float16 has no room for what a small scale makes of a large value.
         adapts = self._settings.adaptive and buffer.dtype != torch.float16 and not is_sparse
         scale = self.scales.scale_of(reduction.bucket, layout, span, buffer.device) if adapts else None

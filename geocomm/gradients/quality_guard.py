@@ -15,6 +15,7 @@ from geocomm.gradients.device_order import device_of_group
 _LADDER = ("tiny", "small", "balanced", "int4", "int8", "lossless")
 _FINER_THAN_FAMILY = {
     "topk": "small",
+    "loco": "small",
     "deadzone": "int4",
     "bit1": "int4",
     "ternary": "int4",

@@ -35,7 +35,7 @@ class Preset:
 PRESETS = {
     "pretrain": Preset(Nesterov(lr=0.6, momentum=0.9), "int4", 1.0),  # DiLoCo's values for 2 and 4 sites
     "finetune": Preset(Nesterov(lr=0.2, momentum=0.0), "int4", 1.0),
-    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "tiny", 0.95),  # SparseLoCo, arXiv 2508.15706
+    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "loco", 0.95),  # SparseLoCo, arXiv 2508.15706
 }
 
 

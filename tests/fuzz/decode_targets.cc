@@ -75,5 +75,8 @@ void fuzz_decode_top_k(Input input) {
 void fuzz_decode_lossless(Input input) {
   fuzz_decoder(kLosslessCodecs, input);
 }
+void fuzz_decode_loco(Input input) {
+  fuzz_decoder(kLocoCodecs, input);
+}
 
 }  // namespace geocomm::fuzz

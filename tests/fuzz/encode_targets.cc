@@ -122,7 +122,7 @@ float value_at(const EncodeCase& made, std::size_t index) {
 }
 
 void require_kind_kept(const CodecSpec& spec, float value, float decoded) {
-  if (spec.id == CodecId::TopK && decoded == 0.0f) return;
+  if (spec.needs_feedback() && decoded == 0.0f) return;
   require(std::isfinite(decoded) || !std::isfinite(value), "a finite value became NaN or Inf");
   require(std::isnan(decoded) == std::isnan(value), "NaN did not arrive, or came from Inf");
   require(std::isnan(value) || std::isfinite(value) || value == decoded, "Inf did not arrive");
@@ -199,6 +199,10 @@ CodecSpec spec_of(std::span<const CodecId> codecs, const EncodeHead& head) {
     spec.select = static_cast<codec::Select>(head.choices >> 1 & 1);
     spec.values = static_cast<codec::Values>(head.choices >> 2 & 3);
   }
+  if (spec.id == CodecId::Loco) {
+    spec.entropy = codec::Entropy::None;
+    spec.k = 1u + head.k % 2048u;
+  }
   if (spec.has_blocks()) spec.block = codec::kMinBlock << head.block % 7u;
   if (spec.id == CodecId::DeadZone) {
     spec.step = 0.05f + static_cast<float>(head.step) * (7.95f / 256);
@@ -231,6 +235,9 @@ void fuzz_encode_top_k(Input input) {
 }
 void fuzz_encode_lossless(Input input) {
   fuzz_encoder(kLosslessCodecs, input);
+}
+void fuzz_encode_loco(Input input) {
+  fuzz_encoder(kLocoCodecs, input);
 }
 
 }  // namespace geocomm::fuzz

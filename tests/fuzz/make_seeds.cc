@@ -57,7 +57,10 @@ constexpr std::string_view kSpecs[] = {"none",
                                        "lossless+zstd",
                                        "balanced",
                                        "small",
-                                       "tiny"};
+                                       "tiny",
+                                       "loco",
+                                       "loco:k=7",
+                                       "loco:k=2048"};
 
 constexpr std::size_t kMaxSeedBytes = 49152;
 // Few seeds have more: they are slow.
@@ -135,7 +138,8 @@ struct Family {
 Family family_of(codec::CodecId id) {
   const Family families[] = {{"cast", kCastCodecs},  {"int", kIntCodecs},
                              {"bits", kBitsCodecs},  {"dead_zone", kDeadZoneCodecs},
-                             {"top_k", kTopKCodecs}, {"lossless", kLosslessCodecs}};
+                             {"top_k", kTopKCodecs}, {"lossless", kLosslessCodecs},
+                             {"loco", kLocoCodecs}};
   for (const Family& family : families) {
     for (const auto member : family.codecs) {
       if (member == id) return family;
@@ -200,7 +204,7 @@ void add_codec_seeds(SeedFolder& seeds) {
       Bytes payload;
       for (const std::string_view text : kSpecs) {
         const CodecSpec spec = *CodecSpec::parse(text);
-        if (is_large && spec.entropy != Entropy::Huffman) continue;
+        if (is_large && spec.entropy != Entropy::Huffman && spec.id != codec::CodecId::Loco) continue;
         const Family family = family_of(spec.id);
         EncodeHead head = encode_head(family, spec, dtype, content);
         const Bytes rest = specials(dtype, content);

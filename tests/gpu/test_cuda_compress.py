@@ -24,6 +24,7 @@ CODECS = (
     "topk:k=400",
     "topk:k=41,values=bf16",
     "topk:k=41,select=global",
+    "loco",
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 4097, 600_001)
@@ -68,7 +69,7 @@ def test_payloads_decode_as_on_the_cpu(codec: str, dtype: torch.dtype) -> None:
     assert torch.equal(device_sum.cpu().nan_to_num(), host_sum.nan_to_num())
 
 
-@pytest.mark.parametrize("codec", ["int8", "tiny", "topk:k=400"])
+@pytest.mark.parametrize("codec", ["int8", "tiny", "topk:k=400", "loco"])
 def test_damaged_payloads_are_refused_and_sums_left_alone(codec: str) -> None:
     payload = geocomm.compress(tensor(200_001, torch.float32, 9), codec, torch.zeros(200_001))
     payload[payload.numel() // 2] ^= 0x20

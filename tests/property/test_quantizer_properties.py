@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -190,6 +191,26 @@ def test_top_k_keeps_the_largest_of_every_chunk(k: int, values: str, elements: i
 
 
 @small
+@given(st.integers(1, 2048), sizes(4, 5 * 16384), st.integers(0, 99))
+def test_loco_keeps_the_largest_of_every_chunk_as_two_magnitudes(k: int, elements: int, seed: int) -> None:
+    tensor = Data(torch.float32, elements, seed=seed).tensor()
+    decoded = geocomm.decompress(pack(tensor, f"loco:k={k}"))
+    for before, after in zip(tensor.split(4096), decoded.split(4096), strict=True):
+        kept = after != 0
+        assert kept.sum() == -(-k * before.numel() // 4096)
+        assert torch.equal(before[kept].sign(), after[kept].sign())
+        if not kept.any():
+            continue
+        if not kept.all():
+            assert before[kept].abs().min() >= before[~kept].abs().max()
+        magnitudes = after[kept].abs()
+        assert magnitudes.unique().numel() <= 2
+        for level in magnitudes.unique():
+            members = before[kept].abs()[magnitudes == level]
+            assert float(level) == pytest.approx(float(members.double().mean()), rel=2**-8)
+
+
+@small
 @given(st.sampled_from((1, 41, 64, 700)), sizes(4, 2 * FRAME_BYTES), st.integers(0, 99))
 def test_global_top_k_keeps_all_above_one_magnitude(k: int, elements: int, seed: int) -> None:
     tensor = Data(torch.float32, elements, seed=seed).tensor()
@@ -212,10 +233,13 @@ def test_carried_threshold_converges_to_k() -> None:
 
 
 @large
-@given(st.sampled_from(("chunk", "global")), inputs(FLOATS, kinds=("special",), exponents=(-4, 4)))
-def test_top_k_of_16_or_more_carries_nan_and_inf_before_all_else(select: str, data: Data) -> None:
+@given(
+    st.sampled_from(("topk:k=64", "topk:k=64,select=global", "loco:k=64")),
+    inputs(FLOATS, kinds=("special",), exponents=(-4, 4)),
+)
+def test_top_k_of_16_or_more_carries_nan_and_inf_before_all_else(codec: str, data: Data) -> None:
     tensor = data.tensor()
-    decoded = geocomm.decompress(pack(tensor, f"topk:k=64,select={select}"))
+    decoded = geocomm.decompress(pack(tensor, codec))
     large_enough = tensor.numel() >= 1024  # then each chunk has room for all seven extremes
     if large_enough:
         assert torch.equal(decoded.isnan(), tensor.isnan())

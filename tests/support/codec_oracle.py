@@ -140,7 +140,8 @@ _plain_codecs = st.one_of(cast_codecs, block_codecs.map(str), level_codecs, dead
 lossy_codecs = st.one_of(_plain_codecs, st.builds("{}+{}".format, _plain_codecs, stages))
 """Without those that need error feedback."""
 exact_codecs = st.one_of(st.just("none"), st.builds("lossless+{}".format, stages))
-feedback_codecs = st.builds("{}+{}".format, top_k_codecs, st.sampled_from(STAGES))
+loco_codecs = st.builds("loco:k={}".format, st.sampled_from((1, 16, 64, 700, 2048)))
+feedback_codecs = st.one_of(st.builds("{}+{}".format, top_k_codecs, st.sampled_from(STAGES)), loco_codecs)
 codecs = st.one_of(exact_codecs, lossy_codecs)
 all_codecs = st.one_of(codecs, feedback_codecs, st.sampled_from(("balanced", "small", "tiny")))
 

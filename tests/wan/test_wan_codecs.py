@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_names, codec_presets
 from geocomm.planning.link_matrix import Link, Topology
 from support.wan_support import emulate, require_wan
@@ -18,7 +19,7 @@ ELEMENTS = 1_200_007  # several chunks, and enough for chunks to have owners
 def codecs() -> list[str]:
     """Every preset and codec that the backend takes."""
     names = dict.fromkeys([*codec_presets(), *codec_names(), "int8+huffman", "int4+zstd"])
-    return [name for name in names if name not in ("tiny", "topk")]
+    return [name for name in names if not codec_spec(name).needs_feedback]
 
 
 def test_all_reduce_with_every_preset_over_the_wan_leaves_replicas_identical() -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from support.harness import Ranks, hash_of, joined, ranks_fixture
 
 LAYOUTS = {"1+1": ["a", "b"], "2+1": ["a", "b", "a"], "1+1+1": ["a", "b", "c"], "2+2+1": ["a", "b", "a", "b", "c"]}
-CODECS = ["int8", "int4", "balanced", "topk", "tiny", "bit1", "fp16"]
+CODECS = ["int8", "int4", "balanced", "topk", "tiny", "loco", "bit1", "fp16"]
 ELEMENTS = 60_013
 OPERATIONS = 4
 

@@ -96,7 +96,7 @@ def test_all_reduce_with_residual_over_a_relay_gives_the_same_bits(ranks: Ranks,
     _assert_equal_but_for_the_way(ranks, *ways)
 
 
-@pytest.mark.parametrize("codec", ["int4", "tiny"])
+@pytest.mark.parametrize("codec", ["int4", "tiny", "loco"])
 def test_ddp_hook_over_a_relay_gives_the_same_bits(ranks: Ranks, table: str, codec: str) -> None:
     ways = (ranks.run(_train_with_hook, way, codec) for way in (None, table))
     _assert_equal_but_for_the_way(ranks, *ways)

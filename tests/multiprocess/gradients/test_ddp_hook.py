@@ -16,7 +16,7 @@ from support.harness import Ranks, ranks_fixture
 from support.planned_gradients import assert_same_bits
 
 LAYOUTS = {"2+1": ["a", "a", "b"], "1+1+1": ["a", "b", "c"]}
-CODECS = ["int8", "int4", "balanced", "topk:k=64", "bit1", "tiny"]
+CODECS = ["int8", "int4", "balanced", "topk:k=64", "bit1", "tiny", "loco"]
 
 
 ranks = ranks_fixture(LAYOUTS, time_limit=60)

@@ -28,7 +28,7 @@ def test_codec_spec_of_a_preset_is_that_of_what_it_stands_for() -> None:
 
 
 def test_codec_spec_as_text_gives_the_same_again() -> None:
-    for codec in (*codec_names(), *codec_presets(), "topk:k=9,select=global,values=fp32+zstd"):
+    for codec in (*codec_names(), *codec_presets(), "topk:k=9,select=global,values=fp32+zstd", "loco:k=9"):
         spec = codec_spec(codec)
         assert codec_spec(str(spec)) == spec
 
@@ -55,7 +55,7 @@ def test_codec_spec_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "key", "value"), [("int8", "k", "64"), ("int8", "block", "9"), ("none", "block", "64")]
+    ("codec", "key", "value"), [("loco", "values", "bit2"), ("loco", "k", "2049"), ("int8", "k", "64"), ("int8", "block", "9"), ("none", "block", "64")]
 )
 def test_with_setting_that_cannot_be_is_refused(codec: str, key: str, value: str) -> None:
     with pytest.raises(InvalidArgumentError, match=codec):

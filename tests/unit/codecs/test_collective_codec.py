@@ -35,7 +35,7 @@ def test_collective_codec_unknown_name_is_refused() -> None:
         collective_codec("int5")
 
 
-@pytest.mark.parametrize("codec", ["tiny", "topk", "topk:k=2048,values=fp32"])
+@pytest.mark.parametrize("codec", ["tiny", "topk", "topk:k=2048,values=fp32", "loco"])
 def test_collective_codec_that_needs_error_feedback_is_refused(codec: str) -> None:
     with pytest.raises(UnsupportedError, match="residual"):
         collective_codec(codec)

@@ -32,7 +32,7 @@ def test_presets_are_codecs_and_none_needs_more_than_its_name() -> None:
         geocomm.compress(torch.ones(300), preset, torch.zeros(300))
 
 
-@pytest.mark.parametrize("codec", ["tiny", "topk"])
+@pytest.mark.parametrize("codec", ["tiny", "topk", "loco"])
 def test_codec_that_needs_error_feedback_without_residual_says_what_to_pass(codec: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"residual=torch\.zeros\(5\)"):
         geocomm.compress(torch.ones(5), codec)

@@ -26,7 +26,7 @@ def simulate(codec: str, steps: int, gradient_of_step: object, window: int = 20)
     return found
 
 
-@pytest.mark.parametrize("codec", ["tiny", "small", "balanced", "int4", "int8", "bit1", "topk:k=41"])
+@pytest.mark.parametrize("codec", ["tiny", "small", "balanced", "int4", "int8", "bit1", "topk:k=41", "loco"])
 @pytest.mark.parametrize("kind", ["noise", "constant", "shrinking"])
 def test_feedback_that_works_raises_no_alarm(codec: str, kind: str) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -75,7 +75,7 @@ def test_ladder_ends_in_an_exact_codec() -> None:
 
 
 @pytest.mark.parametrize(
-    "codec", ["topk:k=9", "bit1", "bit2+zstd", "ternary", "deadzone:step=2", "int4:block=64", "fp16"]
+    "codec", ["topk:k=9", "loco", "bit1", "bit2+zstd", "ternary", "deadzone:step=2", "int4:block=64", "fp16"]
 )
 def test_codec_without_a_place_on_the_ladder_leads_to_it(codec: str) -> None:
     seen = []
