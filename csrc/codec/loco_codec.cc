@@ -2,9 +2,9 @@
 // and a sign, so that nothing but raw chunks makes a frame longer. After SparseLoCo (arXiv 2508.15706).
 //
 // The magnitudes are the means of the chunk's values on either side of the sum of squares over the sum: of
-// what is cheap to find it comes closest to the best bound. That one tensor's chunks have magnitudes of their
-// own costs 3 % of a frame: the error of heavy-tailed values becomes a fifth of that of shared ones, and no
-// layer of large values hides another.
+// what is cheap to find it comes closest to the best bound. That chunks have magnitudes of their own costs 3
+// % of a frame. Of a gradient the values that are kept then lose 2 % of their energy; with magnitudes that a
+// frame's chunks share it was 36 % (benchmarks/results/2026-11-23-loco.md).
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -74,7 +74,7 @@ def _facts(
     return codec, CodecFacts(codec, *(Measured(*one) for one in measured), largest=largest, sum_nmse=sum_nmse)
 
 
-# benchmarks/results/2026-11-21-codecs.md; `geocomm bench codec` measures them again.
+# benchmarks/results/2026-11-21-codecs.md and 2026-11-23-loco.md; `geocomm bench codec` measures them again.
 FACTS: Mapping[str, CodecFacts] = dict(
     [
         _facts("none", *[(1.0, 0.0)] * 4, largest=0.0, sum_nmse=0.0),
@@ -104,6 +104,7 @@ FACTS: Mapping[str, CodecFacts] = dict(
         _facts("bit1", (30.09, 0.362), (30.09, 0.491), (30.09, 0.491), (30.09, 0.354), largest=1.0),
         _facts("topk:k=41", (205.65, 0.916), (204.91, 0.659), (205.03, 0.659), (203.02, 0.905)),
         _facts("topk:k=41,select=global", (212.48, 0.918), (333.51, 0.197), (331.37, 0.197), (218.82, 0.884)),
+        _facts("loco", (140.56, 0.881), (140.54, 0.584), (140.54, 0.584), (140.54, 0.868)),
     ]
 )
 """The facts by codec, as people write it."""

@@ -74,7 +74,7 @@ TEST_P(ExchangeFeedback, nothing_is_lost_over_operations_and_replicas_are_equal)
   constexpr std::uint64_t kOperations = 6;
   for (const auto& sizes : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 1, 1}, {2, 1, 2}}) {
     for (const std::string_view text :
-         {"int8", "int4", "int4:round=stochastic", "balanced", "topk", "tiny", "bit1", "fp16"}) {
+         {"int8", "int4", "int4:round=stochastic", "balanced", "topk", "tiny", "loco", "bit1", "fp16"}) {
       for (const DType dtype : {DType::Float32, DType::BFloat16}) {
         for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
           FeedbackGroup feedback(sizes, GetParam());

@@ -14,7 +14,7 @@ from geocomm.codecs.codec_facts import FACTS, facts_of, preset_rows
 from geocomm.core.errors import InvalidArgumentError
 
 ROOT = Path(__file__).resolve().parents[3]
-MEASURED = ROOT / "benchmarks" / "results" / "2026-11-21-codecs.md"
+MEASURED = [ROOT / "benchmarks" / "results" / name for name in ("2026-11-21-codecs.md", "2026-11-23-loco.md")]
 _ROW = re.compile(r"^\| `([^`]+)` \|.*×.*\|$", re.MULTILINE)
 _CELL = re.compile(r"×[\d.]+, [\d.e-]+")
 
@@ -61,7 +61,7 @@ def test_bench_takes_codecs_whose_sums_have_a_bound() -> None:
 
 
 def test_facts_are_what_was_measured() -> None:
-    rows = _ROW.finditer(MEASURED.read_text(encoding="utf-8"))
+    rows = _ROW.finditer("\n".join(report.read_text(encoding="utf-8") for report in MEASURED))
     measured = {row[1]: cells for row in rows if (cells := _CELL.findall(row[0]))}
     assert measured == {name: [*map(str, facts.measured)] for name, facts in FACTS.items() if name in measured}
     assert FACTS.keys() - measured.keys() == {"none", "fp16"}
