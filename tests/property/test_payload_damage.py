@@ -141,7 +141,9 @@ def test_decompress_of_frames_that_stand_for_far_more_than_they_take_is_refused_
     codec: str,
 ) -> None:
     elements = FRAME_BYTES // 4
-    frame = geocomm.compress(torch.zeros(elements), codec, torch.zeros(elements) if codec_spec(codec).needs_feedback else None)
+    frame = geocomm.compress(
+        torch.zeros(elements), codec, torch.zeros(elements) if codec_spec(codec).needs_feedback else None
+    )
     frames = 2**40 // FRAME_BYTES // 8
     payload = frame.repeat(frames)
     assert frames * FRAME_BYTES > 500 * payload.numel()

@@ -55,7 +55,14 @@ def test_codec_spec_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "key", "value"), [("loco", "values", "bit2"), ("loco", "k", "2049"), ("int8", "k", "64"), ("int8", "block", "9"), ("none", "block", "64")]
+    ("codec", "key", "value"),
+    [
+        ("loco", "values", "bit2"),
+        ("loco", "k", "2049"),
+        ("int8", "k", "64"),
+        ("int8", "block", "9"),
+        ("none", "block", "64"),
+    ],
 )
 def test_with_setting_that_cannot_be_is_refused(codec: str, key: str, value: str) -> None:
     with pytest.raises(InvalidArgumentError, match=codec):
