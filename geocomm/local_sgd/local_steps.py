@@ -63,7 +63,8 @@ def local_steps(
     rounds: what carries the deltas; default: `GroupRounds`, over the sites of the default process group, and then the
     call is collective. `SimulatedSites.run` makes one for sites in one process.
     preset: "pretrain" (Nesterov with lr 0.6 and momentum 0.9, int4), "finetune" (lr 0.2, no momentum, int4) or "loco"
-    (lr 1, no momentum, the codec loco, residuals that decay by 0.95; SparseLoCo, arXiv 2508.15706). codec, outer and decay replace its own.
+    (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the codec loco, residuals that decay by 0.95). codec, outer and
+    decay replace its own.
     every: optimizer steps between two rounds of a fragment; "auto": 30.
     codec: of the deltas, with error feedback; "none" sends float32. int4 has blocks of 128 unless it says otherwise.
     fragments: how many; "auto": as many as have 4 MiB each, at most 24.
