@@ -69,6 +69,7 @@ ONE_THREAD = [
     Case("pack", "topk:k=41,select=global", feedback=True, peer="torch.topk", target=1.1, peer_target=40),
     Case("pack", "topk:k=41", feedback=True, peer="torch.topk"),
     Case("pack", "tiny", feedback=True),
+    Case("pack", "loco", feedback=True),
     Case("unpack", "none"),
     Case("unpack", "int8", peer="torch int8 blocks"),
     Case("add", "int8", target=0.7),
@@ -79,6 +80,7 @@ ONE_THREAD = [
     Case("unpack", "bit1"),
     Case("unpack", "deadzone+none", target=0.77),
     Case("add", "topk:k=41", feedback=True),
+    Case("add", "loco", feedback=True),
 ]
 STAGES = [
     Case(work, codec, data=data, peer=peer)
