@@ -12,9 +12,10 @@ import xxhash
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.cache_chunks import cache_chunks
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.host_memory import host_zeros
 from geocomm.local_sgd.outer_step import Nesterov, outer_step
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class AnchoredFragment:
@@ -24,10 +25,10 @@ class AnchoredFragment:
     element that a codec compresses: 12 in all.
     """
 
-    def __init__(self, fragment: Fragment, *, momentum: bool, residual: bool) -> None:
-        """Zeros, until the anchor is set."""
+    def __init__(self, fragment: Fragment, *, momentum: bool, residual: bool, pinned: bool) -> None:
+        """Zeros, until the anchor is set. pinned: see `host_zeros`; only the anchor is ever copied to a GPU."""
         self.fragment = fragment
-        self.anchor = torch.zeros(fragment.numel)
+        self.anchor = host_zeros(fragment.numel, pinned=pinned)
         self.momentum = torch.zeros(fragment.numel) if momentum else None
         self.residual = torch.zeros(fragment.coded_elems) if residual and fragment.coded_elems else None
         self.version = 0

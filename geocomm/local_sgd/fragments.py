@@ -38,10 +38,17 @@ class Range:
     table: bool = False
     exact: bool = False
 
+    whole: bool = True
+    """Whether these are all elements of the parameter."""
+
     @property
     def numel(self) -> int:
         """How many elements."""
         return self.stop - self.start
+
+    def __str__(self) -> str:
+        """As messages have it."""
+        return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
 
 
 @dataclass(frozen=True)
@@ -120,4 +127,7 @@ def _pieces(tensor: Tensor, mean: float) -> list[Range]:
     rows = tensor.numel // tensor.row_numel
     parts = min(math.ceil(tensor.numel / mean), rows) if tensor.table else 1
     bounds = [rows * part // parts * tensor.row_numel for part in range(parts)] + [tensor.numel]
-    return [Range(tensor.name, start, stop, tensor.table, tensor.exact) for start, stop in itertools.pairwise(bounds)]
+    return [
+        Range(tensor.name, start, stop, tensor.table, tensor.exact, whole=parts == 1)
+        for start, stop in itertools.pairwise(bounds)
+    ]

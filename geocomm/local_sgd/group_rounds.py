@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from geocomm.backend.runtime import runtime
-from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
+from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Reduction, Terms, check_terms, decide
+from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms, decide
+from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.membership import roll_call
 
 Result = TypeVar("Result")
@@ -33,9 +34,8 @@ _NUMBERS = itertools.count()
 class GroupRounds:
     """The rounds of one rank. Every rank of the default process group makes one, at the same time (collective).
 
-    The ranks of a site hold the same weights: one rank, or several under DDP over the site's own group. Lane i has the
-    i-th rank of every site, as far as all sites have one. Fragment f takes lane f % lanes, where its residual stays: so
-    the ranks of a site share the work. The others get the average from the one that has the lane.
+    The ranks of a site train one model. Lane i has the i-th rank of every site, as far as all sites have one. Fragment
+    f takes lane f % lanes, whose ranks own it: so the ranks of a site share the work and the memory.
 
     Threads exchange the frames of all sites, so that a round holds up no step; several rounds of a lane are under way
     at a time, each in a process group of its own, since every one takes two round trips at least. Every site
@@ -64,23 +64,22 @@ class GroupRounds:
         self._rank = dist.get_rank()
         self._sites = tuple(ranks_of)
         self._site = world.infos[self._rank].site or ""
-        self._own = ranks_of[self._site]
         self._timeout = timedelta(seconds=timeout_s)
         lane_count = min(len(ranks) for ranks in ranks_of.values())
-        self._place = self._own.index(self._rank)
+        place = ranks_of[self._site].index(self._rank)
         # Collective: every rank makes all groups, in the same order.
         lanes = [
             [_new_group([ranks[lane] for ranks in ranks_of.values()]) for _ in range(_UNDER_WAY)]
             for lane in range(lane_count)
         ]
-        self._lanes = lane_count
-        own = lanes[self._place] if self._place < lane_count else []
+        own = lanes[place] if place < lane_count else []
         self._exchanges = [_Exchange(group, f"geocomm-rounds{i}") for i, group in enumerate(own) if group is not None]
         self._turns = itertools.cycle(self._exchanges)
         # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
         self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
         inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
         self._inner = next((group for group in inner if group is not None), None)
+        self.ranks = SiteRanks(self._inner, place, lane_count)
         self._number = next(_NUMBERS)
         self._agreements = 0
         self._offers: dict[int, Offer] = {}
@@ -91,25 +90,17 @@ class GroupRounds:
         """The name of this site."""
         return self._site
 
-    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """See `Rounds`."""
-        sites = {self._world.infos[rank].site or "" for rank in dist.get_process_group_ranks(group)}
-        if len(sites) > 1:
-            raise InvalidArgumentError(
-                f"local steps: DDP reduces every gradient between the sites {', '.join(sorted(sites))}; give it the "
-                "ranks of this site, DistributedDataParallel(model, process_group=...), or leave it out where a site "
-                "has one rank"
-            )
+        return tuple(dict.fromkeys(self._world.infos[rank].site or "" for rank in ranks))
 
     def agree(self, terms: Terms) -> None:
         """See `Rounds`. Raises OperationTimeoutError for ranks that do not come."""
-        records = self._call({"settings": dict(terms.settings), "tensors": dict(terms.tensors)})
+        records = self._call({name: dict(value) for name, value in vars(terms).items()})
         for info, record in zip(self._world.infos, records, strict=True):
             if "error" in record:
                 raise InvalidArgumentError(f"local steps: {self._name(info.rank)} cannot begin: {record['error']}")
-        check_terms(
-            [(self._name(rank), Terms(record["settings"], record["tensors"])) for rank, record in enumerate(records)]
-        )
+        check_terms([(self._name(rank), Terms(**record)) for rank, record in enumerate(records)])
 
     def refuse(self, reason: str) -> None:
         """See `Rounds`."""
@@ -122,18 +113,13 @@ class GroupRounds:
 
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
-    ) -> Reduction:
+    ) -> LaneReduction:
         """See `Rounds`."""
-        offer, lane = self._offers.pop(number), fragment.index % self._lanes
-        exchanged = None
-        if lane == self._place:
-            exchange, digest = next(self._turns), self._digests.latest
-            exchanged = exchange.submit(
-                lambda group: self._exchange(group, offer, digest, fragment, delta, residual, coding)
-            )
-            if self._inner is None:
-                return LaneReduction(exchanged)
-        return SharedReduction(self._inner, self._own[lane], number, fragment, self._sites, exchanged)
+        offer, digest = self._offers.pop(number), self._digests.latest
+        exchanged = next(self._turns).submit(
+            lambda group: self._exchange(group, offer, digest, fragment, delta, residual, coding)
+        )
+        return LaneReduction(exchanged)
 
     def furthest(self, number: int) -> int:
         """See `Rounds`."""
@@ -141,7 +127,7 @@ class GroupRounds:
         if self._first_ranks is not None:
             dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._first_ranks)
         if self._inner is not None:
-            dist.broadcast(said, self._own[0], group=self._inner)
+            dist.broadcast(said, group=self._inner, group_src=0)
         return int(said)
 
     def commit(self, number: int, digest: str) -> None:
@@ -226,7 +212,7 @@ class GroupRounds:
 
 
 class LaneReduction:
-    """A round that is under way, of a site with one rank."""
+    """A round that is under way."""
 
     def __init__(self, exchanged: Future[Average]) -> None:
         self._exchanged = exchanged
@@ -238,81 +224,6 @@ class LaneReduction:
     def wait(self) -> Average:
         """See `Reduction`."""
         return self._exchanged.result()
-
-
-class SharedReduction:
-    """A round that is under way, of a site with several ranks: the one that has the lane tells the others."""
-
-    def __init__(
-        self,
-        inner: dist.ProcessGroup | None,
-        owner: int,
-        number: int,
-        fragment: Fragment,
-        sites: tuple[str, ...],
-        exchanged: Future[Average] | None,
-    ) -> None:
-        """inner: the ranks of the site; owner: the one that has the lane; exchanged: what it waits for."""
-        self._inner = inner
-        self._owner = owner
-        self._number = number
-        self._fragment = fragment
-        self._sites = sites
-        self._exchanged = exchanged
-        self._average: Average | None = None
-
-    def is_done(self) -> bool:
-        """See `Reduction`."""
-        flag = torch.tensor([int(self._exchanged is None or self._exchanged.done())])
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._inner)
-        return bool(flag)
-
-    def wait(self) -> Average:
-        """See `Reduction`."""
-        if self._average is None:
-            self._average = self._hear() if self._exchanged is None else self._tell(self._exchanged)
-        return self._average
-
-    def _tell(self, exchanged: Future[Average]) -> Average:
-        try:
-            average = exchanged.result()
-        except Exception:  # every rank of the site has to hear of it
-            dist.broadcast(self._header(None), self._owner, group=self._inner)
-            raise
-        dist.broadcast(self._header(average), self._owner, group=self._inner)
-        if average.values is not None:
-            dist.broadcast(average.values, self._owner, group=self._inner)
-        return average
-
-    def _hear(self) -> Average:
-        header = self._header(None)
-        dist.broadcast(header, self._owner, group=self._inner)
-        ended_well, has_values, base, *rest = header.tolist()
-        if not ended_well:
-            raise PeerLostError(
-                f"local steps: round {self._number} failed; the error is that of rank {self._owner} of this site"
-            )
-        values = None
-        if has_values:
-            values = torch.empty(self._fragment.numel)
-            dist.broadcast(values, self._owner, group=self._inner)
-        count = len(self._sites)
-        entry = Entry(
-            self._number,
-            self._fragment.index,
-            base,
-            self._sites,
-            steps=tuple(rest[:count]),
-            weights=tuple(rest[count:]),
-        )
-        return Average(entry, values, None, 0)
-
-    def _header(self, average: Average | None) -> torch.Tensor:
-        """int64: whether it ended well, whether there are values, the base, the steps and the weights of the sites."""
-        if average is None:
-            return torch.zeros(3 + 2 * len(self._sites), dtype=torch.int64)
-        entry = average.entry
-        return torch.tensor([1, int(average.values is not None), entry.base, *entry.steps, *entry.weights])
 
 
 class _Digests:

@@ -5,30 +5,30 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.core.errors import GeocommError, InvalidArgumentError, PeerLostError
 from geocomm.core.message_log import logger
-from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, copy_of, digest, take_delta
+from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest, take_delta
 from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
+from geocomm.local_sgd.optimizer_clock import after_each_step, optimizer_terms
 from geocomm.local_sgd.outer_step import Nesterov
-from geocomm.local_sgd.parameter_view import ParameterView, PlainParameters, read_fragment, write_fragment
-from geocomm.local_sgd.rounds import Average, Entry, Offer, Reduction, Rounds, Terms
+from geocomm.local_sgd.parameter_view import ParameterView
+from geocomm.local_sgd.parameter_views import view_of
+from geocomm.local_sgd.rounds import Average, Offer, Rounds, Terms
 
-_IN_USE: WeakSet[torch.optim.Optimizer] = WeakSet()
+_IN_USE: WeakSet[Any] = WeakSet()
 """Optimizers that are the clock of a run: with two handles every step would count for both."""
 
 
@@ -89,11 +89,8 @@ def local_steps(
     try:
         if buffers not in ("refuse", "local"):
             raise InvalidArgumentError(f"buffers is {buffers!r}; it must be 'refuse' or 'local'")
-        whole = model
-        if isinstance(model, DistributedDataParallel):
-            rounds.check_inside_site(model.process_group)
-            whole = model.module
-        view = PlainParameters(whole, exact=exact, exact_below=exact_below, keep_buffers_local=buffers == "local")
+        keep = buffers == "local"
+        view = view_of(model, rounds, exact=exact, exact_below=exact_below, keep_buffers_local=keep)
         view.check_optimizer(optimizer)
         settings = LocalSettings.of(
             view.tensors,
@@ -117,37 +114,10 @@ def local_steps(
     return handle
 
 
-@dataclass
-class _Flight:
-    """A round whose result is not merged yet."""
-
-    number: int
-    fragment: int
-    begun: int
-    counts: bool
-    local_at_begin: torch.Tensor | None
-    reduction: Reduction
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """The reduction of a round whose result came before a state was saved."""
-
-    average: Average
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> Average:
-        return self.average
-
-
 class LocalSteps:
     """The handle of `geocomm.local_steps`. Not thread-safe; it belongs to the thread that calls optimizer.step()."""
 
-    def __init__(
-        self, view: ParameterView, optimizer: torch.optim.Optimizer, rounds: Rounds, settings: LocalSettings
-    ) -> None:
+    def __init__(self, view: ParameterView, optimizer: Any, rounds: Rounds, settings: LocalSettings) -> None:
         """Not begun yet."""
         if optimizer in _IN_USE:
             raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
@@ -156,39 +126,55 @@ class LocalSteps:
         self._rounds = rounds
         self._settings = settings
         self._schedule = settings.schedule
-        fragments = make_fragments(view.tensors, self._schedule.fragments)
+        self._ranks = rounds.ranks
+        self.fragments: tuple[Fragment, ...] = make_fragments(view.tensors, self._schedule.fragments)
+        """What the rounds average, one after the other."""
         with_residual = not codec_spec(settings.coding.codec).exact
-        self._state = [
-            AnchoredFragment(fragment, momentum=settings.outer.momentum > 0, residual=with_residual)
-            for fragment in fragments
-        ]
-        self._layout = digest([], repr(fragments))
-        self._flights: deque[_Flight] = deque()
+        self._state = {
+            fragment.index: AnchoredFragment(
+                fragment, momentum=settings.outer.momentum > 0, residual=with_residual, pinned=view.on_cuda
+            )
+            for fragment in self.fragments
+            if self._ranks.owns(fragment.index)
+        }
+        self._layout = digest([], repr(self.fragments))
+        self._flights: deque[Flight] = deque()
         self._step = 0
         self._next_round = 0
         self._weight = 0  # steps or tokens so far
-        self._weight_at_begin = [0] * len(fragments)
-        self._step_at_begin = [0] * len(fragments)
+        self._weight_at_begin = [0] * len(self.fragments)
+        self._step_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
         self._shows_anchor = False
         self._held_back = 0  # steps for which a round that was due could not begin
-        self._hook: RemovableHandle | None = None
+        self._stop_clock: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
         now on. `local_steps` has called it."""
-        terms = self._settings.terms() | {"layout": self._layout} | _optimizer_terms(self._optimizer)
-        self._rounds.agree(Terms(terms, self._view.digests()))
-        for held in self._state:
-            held.anchor.copy_(read_fragment(self._view, held.fragment))
-        self._hook = self._optimizer.register_step_post_hook(self._after_step)
+        terms = self._settings.terms() | {"layout": self._layout} | optimizer_terms(self._optimizer)
+        self._rounds.agree(Terms(terms, self._view.types(), {}))
+        try:
+            digests = self._take_anchor()
+        except GeocommError as error:
+            self._rounds.refuse(str(error))
+            raise
+        self._rounds.agree(Terms({}, {}, digests))
+        self._stop_clock = after_each_step(self._optimizer, self._after_step)
         _IN_USE.add(self._optimizer)
 
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        """What the rounds average, one after the other."""
-        return tuple(held.fragment for held in self._state)
+    def _take_anchor(self) -> dict[str, str]:
+        """Copy the model's weights to the anchor; the digests of what this rank has of the model."""
+        self._ranks.learn_shards(self._view)
+        digests = dict(self._view.digests())
+        for fragment in self.fragments:
+            values = self._ranks.gather(self._view, fragment)
+            if values is not None:
+                self._state[fragment.index].anchor.copy_(values)
+                if self._view.sharded:
+                    digests |= {str(part): digest([values[span]]) for part, span in fragment.spans()}
+        return digests
 
     def count_tokens(self, tokens: int) -> None:
         """With weights="tokens": say how many tokens were trained on since the last call; at the latest before the
@@ -205,48 +191,47 @@ class LocalSteps:
 
         All sites call it, with `deterministic` after the same step. The optimizer is an ordinary one afterwards.
         """
-        hook = self._require_open()
-        due = [index for index in range(len(self._state)) if self._step > self._step_at_begin[index]]
+        stop_clock = self._require_open()
+        due = [index for index in range(len(self.fragments)) if self._step > self._step_at_begin[index]]
         if not self._settings.deterministic:  # a site may be at another step, or in another round
             self._catch_up()
             number = self._next_round + bool(due)
-            due = [*range(len(self._state))] if self._rounds.furthest(number) > self._next_round else []
+            due = [*range(len(self.fragments))] if self._rounds.furthest(number) > self._next_round else []
         self._merge_begun_by(self._step, wait=True)
         for fragment in due:
             self._begin(fragment, last=True)
         self._merge_begun_by(self._step, wait=True)
+        self._show_anchor()
         self._rounds.close()
-        for held in self._state:
-            write_fragment(self._view, held.fragment, held.anchor)
-        hook.remove()
-        self._hook = None
+        stop_clock()
+        self._stop_clock = None
         _IN_USE.discard(self._optimizer)
 
     @contextmanager
     def anchor(self) -> Iterator[None]:
         """Let the model hold the anchor, which is equal at every site: to evaluate, export or save it.
 
-        The site's own weights come back at the end; changes made meanwhile are dropped, and an optimizer step raises.
+        All ranks of a site enter and leave it together. The site's own weights come back at the end; changes made
+        meanwhile are dropped, and an optimizer step raises.
         """
         if self._shows_anchor:
             raise InvalidArgumentError("anchor() is entered already")
-        local = [read_fragment(self._view, held.fragment) for held in self._state]
+        local = [self._ranks.gather(self._view, fragment) for fragment in self.fragments]
         self._shows_anchor = True
         try:
-            for held in self._state:
-                write_fragment(self._view, held.fragment, held.anchor)
+            self._show_anchor()
             yield
         finally:
-            for held, values in zip(self._state, local, strict=True):
-                write_fragment(self._view, held.fragment, values)
+            for fragment, values in zip(self.fragments, local, strict=True):
+                self._ranks.write(self._view, fragment, values)
             self._shows_anchor = False
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything but model and optimizer, whose own states belong into the same checkpoint.
 
-        Every site calls it, before it takes the state of the model: where results were late, they are merged here.
-        Waits for the results of rounds in flight. Anchor and momentum are equal at every site; the residual is this
-        site's. torch.load(weights_only=True) reads it.
+        Every rank calls it, before it takes the state of the model: where results were late, they are merged here.
+        Waits for the results of rounds in flight. A rank has the anchor, momentum and residual of the fragments that it
+        owns; the first two are equal at every site. torch.load(weights_only=True) reads it.
         """
         self._require_open()
         if not self._settings.deterministic:
@@ -254,6 +239,7 @@ class LocalSteps:
         return {
             "version": STATE_VERSION,
             "site": self._rounds.site,
+            "ranks": self._ranks.text,
             "layout": self._layout,
             "settings": self._settings.terms(),
             "step": self._step,
@@ -263,15 +249,15 @@ class LocalSteps:
             "weight_at_begin": list(self._weight_at_begin),
             "step_at_begin": list(self._step_at_begin),
             "counters": dict(self._counters),
-            "fragments": [held.state_dict() for held in self._state],
-            "in_flight": [_flight_state(flight) for flight in self._flights],
+            "fragments": {index: held.state_dict() for index, held in self._state.items()},
+            "in_flight": [flight.state_dict() for flight in self._flights],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict()` was called, at every site, each with its own state.
+        """Go on where `state_dict()` was called, at every rank, each with its own state.
 
         Call local_steps() with the weights that all sites share, then load model, optimizer and this. Raises
-        InvalidArgumentError for the state of another site or of other settings, and where the sites' states do not
+        InvalidArgumentError for the state of another rank or of other settings, and where the ranks' states do not
         belong together.
         """
         self._require_open()
@@ -284,14 +270,15 @@ class LocalSteps:
                 f"this state is that of site {state['site']!r}, and this is {self._rounds.site!r}; each site loads "
                 "its own, which has its residuals"
             )
-        for name, here in {"layout": self._layout, **self._settings.terms()}.items():
-            saved = {"layout": state["layout"], **state["settings"]}.get(name)
-            if saved != here:
-                raise InvalidArgumentError(f"{name} was {saved} when the state was saved, and is {here}")
-        for held, saved in zip(self._state, state["fragments"], strict=True):
-            held.check_state(saved)
-        for held, saved in zip(self._state, state["fragments"], strict=True):
-            held.load_state_dict(saved)
+        here = {"ranks": self._ranks.text, "layout": self._layout, **self._settings.terms()}
+        saved = {"ranks": state["ranks"], "layout": state["layout"], **state["settings"]}
+        for name, value in here.items():
+            if saved.get(name) != value:
+                raise InvalidArgumentError(f"{name} was {saved.get(name)} when the state was saved, and is {value}")
+        for index, held in self._state.items():
+            held.check_state(state["fragments"][index])
+        for index, held in self._state.items():
+            held.load_state_dict(state["fragments"][index])
         self._step = int(state["step"])
         self._next_round = int(state["next_round"])
         self._held_back = int(state["held_back"])
@@ -299,10 +286,9 @@ class LocalSteps:
         self._weight_at_begin = list(state["weight_at_begin"])
         self._step_at_begin = list(state["step_at_begin"])
         self._counters = dict(state["counters"])
-        self._flights = deque(_flight_of(saved) for saved in state["in_flight"])
-        terms = {"next round": str(self._next_round)}
-        terms |= {f"state of fragment {index}": text for index, text in enumerate(self._digests_to_come())}
-        self._rounds.agree(Terms(terms, {}))
+        self._flights = deque(Flight.of_state(saved) for saved in state["in_flight"])
+        digests = {f"the state of fragment {index}": text for index, text in self._digests_to_come().items()}
+        self._rounds.agree(Terms({"next round": str(self._next_round)}, {}, digests))
 
     def stats(self) -> dict[str, Any]:
         """What has happened here: optimizer steps (`step`), `rounds` merged, those in which this site's delta was not
@@ -317,15 +303,13 @@ class LocalSteps:
             "waited_s": self._waited_s,
             "held_back": self._held_back,
             "in_flight": len(self._flights),
-            "elements": sum(held.fragment.numel for held in self._state),
+            "elements": sum(fragment.numel for fragment in self.fragments),
             "left_out": dict(self._view.left_out),
         }
 
     @torch.no_grad()
-    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """The optimizer's hook."""
-        if _was_skipped(optimizer):
-            return
+    def _after_step(self) -> None:
+        """The optimizer has made a step."""
         if self._shows_anchor:
             raise InvalidArgumentError("an optimizer step while anchor() is entered would be lost; leave it first")
         self._step += 1
@@ -346,9 +330,13 @@ class LocalSteps:
     def _merge_begun_by(self, step: int, *, wait: bool) -> None:
         """In the order of the rounds, as far as results are there."""
         while self._flights and self._flights[0].begun <= step:
-            if not wait and not self._flights[0].reduction.is_done():
+            if not wait and not self._is_done(self._flights[0]):
                 break
             self._merge_next()
+
+    def _is_done(self, flight: Flight) -> bool:
+        done = None if flight.own is None else [int(flight.own.reduction.is_done())]
+        return bool(self._ranks.tell(flight.fragment, done, 1)[0])
 
     def _merge_next(self) -> None:
         """It stays the next if it fails."""
@@ -367,111 +355,98 @@ class LocalSteps:
                 self._merge_next()
             self._begin(fragment)
 
-    def _digests_to_come(self) -> list[str]:
-        """Of each fragment's state once what is in flight is merged: another site may have merged it already."""
+    def _digests_to_come(self) -> dict[int, str]:
+        """Of each own fragment's state once what is in flight is merged: another site may have merged it already."""
         coming = copy.deepcopy(self._state)
         for flight in self._flights:
-            values = flight.reduction.wait().values
+            values = None if flight.own is None else flight.own.reduction.wait().values
             if values is not None:
                 coming[flight.fragment].step(self._settings.outer, values)
-        return [held.digest() for held in coming]
+        return {index: held.digest() for index, held in coming.items()}
+
+    def _show_anchor(self) -> None:
+        for fragment in self.fragments:
+            held = self._state.get(fragment.index)
+            self._ranks.write(self._view, fragment, None if held is None else held.anchor)
 
     def _begin(self, index: int, *, last: bool = False) -> None:
         """Begin the next round, with this fragment. last: a site may have taken no step since the one before."""
         self._view.check()
-        held, number = self._state[index], self._next_round
         weight = self._weight - self._weight_at_begin[index]
         if weight < 1 and not last:
             raise InvalidArgumentError(
                 "weights='tokens': no tokens were counted for this round; call count_tokens() in every step"
             )
-        delta = read_fragment(self._view, held.fragment)
+        local = self._ranks.gather(self._view, self.fragments[index])
+        own = None if local is None else self._offer(self._state[index], local, weight)
+        self._flights.append(Flight(self._next_round, index, self._step, own))
+        self._weight_at_begin[index] = self._weight
+        self._step_at_begin[index] = self._step
+        self._next_round += 1
+
+    def _offer(self, held: AnchoredFragment, local: torch.Tensor, weight: int) -> OwnersPart:
+        """Begin the next round between the sites. local: the site's weights; the delta takes their place."""
+        number = self._next_round
         keeps_local = self._settings.merge == CARRY and self._schedule.overlap
-        local = delta.clone() if keeps_local else None
-        finite = take_delta(held.anchor, delta)
+        local_at_begin = local.clone() if keeps_local else None
+        finite, delta = take_delta(held.anchor, local), local
         if not finite:
             logger().warning(
                 f"local steps, round {number}: the weights of this site have NaN or Inf after {self._step} steps; "
                 "it does not count in this round and takes over the other sites' result"
             )
-            self._counters["rounds_not_finite"] += 1
             delta.zero_()
-        offer = Offer(number, index, self._step, held.version, weight if finite else 0)
-        self._rounds.propose(offer)
+        self._rounds.propose(Offer(number, held.fragment.index, self._step, held.version, weight if finite else 0))
         reduction = self._rounds.reduce(number, held.fragment, delta, held.residual, self._settings.coding)
-        self._flights.append(_Flight(number, index, self._step, finite, local, reduction))
-        self._weight_at_begin[index] = self._weight
-        self._step_at_begin[index] = self._step
-        self._next_round = number + 1
+        return OwnersPart(finite, local_at_begin, reduction)
 
-    def _merge(self, flight: _Flight) -> None:
+    def _merge(self, flight: Flight) -> None:
         """Take the outer step of a round, once its result is there, and merge it into the model."""
-        start = time.monotonic()
-        average = flight.reduction.wait()
+        finite, void = self._settle(flight)
+        self._counters["rounds"] += 1
+        self._counters["rounds_void"] += void
+        self._counters["rounds_not_finite"] += not finite
+        fragment, held = self.fragments[flight.fragment], self._state.get(flight.fragment)
+        merged = None if held is None else held.anchor
+        if finite and flight.begun < self._step:  # else there is nothing of the site's own to keep
+            local = self._ranks.gather(self._view, fragment)
+            if held is not None and local is not None and flight.own is not None:
+                merge_local(self._settings.merge, local, held.anchor, flight.own.local_at_begin)
+                merged = local
+        self._ranks.write(self._view, fragment, merged)
+
+    def _settle(self, flight: Flight) -> tuple[bool, bool]:
+        """Wait for the result, and take the outer step where the fragment is owned.
+
+        Returns whether the site's delta was finite, and whether none was. A round that failed raises at all ranks of
+        the site.
+        """
+        start, said = time.monotonic(), None
+        if flight.own is not None:
+            try:
+                average = flight.own.reduction.wait()
+                self._step_outside(flight.number, self._state[flight.fragment], average)
+            except Exception:
+                self._ranks.tell(flight.fragment, [0, 0, 0], 3)
+                raise
+            said = [1, int(flight.own.counts), int(average.values is None)]
+        ended_well, finite, void = self._ranks.tell(flight.fragment, said, 3)
         self._waited_s += time.monotonic() - start
-        held = self._state[flight.fragment]
-        if average.values is None:
-            self._counters["rounds_void"] += 1
-        else:
+        if not ended_well:
+            raise PeerLostError(
+                f"local steps: round {flight.number} failed; the rank of this site that exchanged it has the error"
+            )
+        return bool(finite), bool(void)
+
+    def _step_outside(self, number: int, held: AnchoredFragment, average: Average) -> None:
+        if average.values is not None:
             held.step(self._settings.outer, average.values)
             if held.residual is not None and average.residual is not None:
                 held.residual = average.residual
-        self._rounds.commit(flight.number, held.digest())
-        self._counters["rounds"] += 1
+        self._rounds.commit(number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes
-        if flight.begun == self._step or not flight.counts:  # nothing of the site's own to keep
-            merged = held.anchor
-        else:
-            merged = read_fragment(self._view, held.fragment)
-            merge_local(self._settings.merge, merged, held.anchor, flight.local_at_begin)
-        write_fragment(self._view, held.fragment, merged)
 
-    def _require_open(self) -> RemovableHandle:
-        if self._hook is None:
+    def _require_open(self) -> Callable[[], None]:
+        if self._stop_clock is None:
             raise InvalidArgumentError("finish() was called; the run with local steps has ended")
-        return self._hook
-
-
-def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a GradScaler made this step one that does nothing: fused optimizers are called even then."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and bool(found.item())
-
-
-def _optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The optimizer's class and the settings of its groups, by name."""
-    terms = {"optimizer": type(optimizer).__name__, "optimizer groups": str(len(optimizer.param_groups))}
-    for index, group in enumerate(optimizer.param_groups):
-        for name, value in sorted(group.items()):
-            if name != "params":
-                text = str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
-                terms[f"optimizer {name} (group {index})"] = text
-    return terms
-
-
-def _flight_state(flight: _Flight) -> dict[str, Any]:
-    average = flight.reduction.wait()
-    return {
-        "number": flight.number,
-        "fragment": flight.fragment,
-        "begun": flight.begun,
-        "counts": flight.counts,
-        "local_at_begin": copy_of(flight.local_at_begin),
-        "entry": dict(vars(average.entry)),
-        "values": copy_of(average.values),
-        "residual": copy_of(average.residual),
-        "wire_bytes": average.wire_bytes,
-    }
-
-
-def _flight_of(state: Mapping[str, Any]) -> _Flight:
-    entry = Entry(**state["entry"])
-    average = Average(entry, copy_of(state["values"]), copy_of(state["residual"]), state["wire_bytes"])
-    return _Flight(
-        state["number"],
-        state["fragment"],
-        state["begun"],
-        state["counts"],
-        copy_of(state["local_at_begin"]),
-        _Arrived(average),
-    )
+        return self._stop_clock

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
-from geocomm.local_sgd.fragments import Fragment, Range, Tensor
+from geocomm.local_sgd.fragments import Range, Tensor
 
 
 class ParameterView(Protocol):
-    """The elements of a model that this rank averages with the ranks that hold the same ones at other sites."""
+    """The elements of a model that its site averages with the other sites, as one rank of the site holds them."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """What is averaged, in the model's order."""
+        """What is averaged, in the model's order; alike on all ranks."""
         ...
 
     @property
@@ -26,43 +26,50 @@ class ParameterView(Protocol):
         """What is not averaged, each with the reason."""
         ...
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks of the site hold parts; else each holds everything."""
+        ...
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether values are copied to the host from a GPU."""
+        ...
+
+    def held(self, name: str) -> tuple[int, int]:
+        """The elements [start, stop) of a tensor that this rank holds; `sharded`: no other rank of the site does."""
+        ...
+
     def read(self, part: Range, out: torch.Tensor) -> None:
-        """Copy the values of a range to `out` (float32, CPU, 1-D)."""
+        """Copy the values of a range that this rank holds to `out` (float32, CPU, 1-D)."""
         ...
 
     def write(self, part: Range, values: torch.Tensor) -> None:
-        """Replace the values of a range."""
+        """Replace the values of a range, as far as this rank holds them. Every rank of the site gets all values."""
         ...
 
     def check(self) -> None:
         """Raise InvalidArgumentError or UnsupportedError, by name, for what has changed since the view was made."""
         ...
 
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         """Raise InvalidArgumentError for an optimizer that does not update this model."""
         ...
 
+    def types(self) -> Mapping[str, str]:
+        """Dtype and shape of all parameters and buffers, by name."""
+        ...
+
     def digests(self) -> Mapping[str, str]:
-        """Dtype, shape and digest of everything that must be equal at all sites when a run begins, by name."""
+        """Of the values that must be equal at all sites, by name, but not of those whose parts the ranks of the site
+        hold. Collective over the ranks of the site."""
         ...
 
 
-def read_fragment(view: ParameterView, fragment: Fragment) -> torch.Tensor:
-    """A new flat float32 tensor with the model's values."""
-    values = torch.empty(fragment.numel)
-    for part, span in fragment.spans():
-        view.read(part, values[span])
-    return values
+class ModuleView:
+    """What the views of a torch module share; each adds `held`, `read` and `write`."""
 
-
-def write_fragment(view: ParameterView, fragment: Fragment, values: torch.Tensor) -> None:
-    """Replace the model's values."""
-    for part, span in fragment.spans():
-        view.write(part, values[span])
-
-
-class PlainParameters:
-    """A view of an ordinary module, whose parameters this process holds whole: no FSDP, no ZeRO-3."""
+    sharded = False
 
     def __init__(
         self, model: torch.nn.Module, *, exact: Sequence[str], exact_below: int, keep_buffers_local: bool
@@ -70,15 +77,15 @@ class PlainParameters:
         """exact: regular expressions; what they find in a name, what has one dimension or fewer than `exact_below`
         elements is not compressed. keep_buffers_local: buffers may change, each site's by themselves.
 
-        Trainable parameters must be float32 (UnsupportedError); frozen ones are left out. A parameter with several
-        names is averaged once, under its first.
+        Frozen parameters are left out. A parameter with several names is averaged once, under its first.
         """
         self._model = model
         self._keep_buffers_local = keep_buffers_local
         self._parameters = dict(model.named_parameters())
         self._trainable = {name: one for name, one in self._parameters.items() if one.requires_grad}
         for name, parameter in self._parameters.items():
-            _require_plain(name, parameter)
+            _require_values(name, parameter)
+            self._require(name, parameter)
         if not self._trainable:
             raise InvalidArgumentError("local steps: the model has no parameter that is trained")
         tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
@@ -86,45 +93,42 @@ class PlainParameters:
             patterns = [re.compile(pattern) for pattern in exact]
         except re.error as error:
             raise InvalidArgumentError(f"exact: {error.pattern!r} is not a regular expression: {error}") from error
-
-        def is_exact(name: str, parameter: torch.Tensor) -> bool:
-            small = parameter.dim() <= 1 or parameter.numel() < exact_below
-            return small or any(pattern.search(name) for pattern in patterns)
-
-        self.tensors = [
-            Tensor(
-                name,
-                parameter.numel(),
-                row_numel=parameter.shape[-1] if parameter.dim() and parameter.shape[-1] else 1,
-                table=id(parameter) in tables,
-                exact=is_exact(name, parameter),
+        self.tensors: list[Tensor] = []
+        for name, parameter in self._trainable.items():
+            shape = self._shape(parameter)
+            small = len(shape) <= 1 or shape.numel() < exact_below
+            self.tensors.append(
+                Tensor(
+                    name,
+                    shape.numel(),
+                    row_numel=shape[-1] if len(shape) and shape[-1] else 1,
+                    table=id(parameter) in tables,
+                    exact=small or any(pattern.search(name) for pattern in patterns),
+                )
             )
-            for name, parameter in self._trainable.items()
-        ]
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
         self.left_out = self._reasons()
-        self._shapes = self._shapes_now()
+        self._types = self._types_now()
+        self.on_cuda = any(parameter.is_cuda for parameter in self._parameters.values())
 
-    def read(self, part: Range, out: torch.Tensor) -> None:
-        """See `ParameterView`."""
-        out.copy_(self._trainable[part.name].detach().reshape(-1)[part.start : part.stop])
+    def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """Raise UnsupportedError for a parameter that this view cannot hold."""
+        raise NotImplementedError
 
-    def write(self, part: Range, values: torch.Tensor) -> None:
-        """See `ParameterView`."""
-        parameter = self._trainable[part.name].detach()
-        if parameter.is_contiguous():
-            parameter.view(-1)[part.start : part.stop].copy_(values)
-        else:
-            flat = parameter.reshape(-1)
-            flat[part.start : part.stop].copy_(values)
-            parameter.copy_(flat.view_as(parameter))
+    def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
+        """Of the whole parameter."""
+        return parameter.shape
+
+    def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The values of the whole parameter. Collective over the ranks of the site."""
+        return parameter.detach()
 
     def check(self) -> None:
         """See `ParameterView`."""
-        now = self._shapes_now()
-        for name in [*self._shapes, *(now.keys() - self._shapes.keys())]:
-            if now.get(name) != self._shapes.get(name):
-                here, before = _described(now.get(name)), _described(self._shapes.get(name))
+        now = self._types_now()
+        for name in [*self._types, *(now.keys() - self._types.keys())]:
+            if now.get(name) != self._types.get(name):
+                here, before = _described(now.get(name)), _described(self._types.get(name))
                 raise InvalidArgumentError(
                     f"local steps: parameter {name} is {'another tensor' if here == before else here}, and was "
                     f"{before} when local_steps() was called; a model's parameters must stay as they are while it runs"
@@ -139,7 +143,7 @@ class PlainParameters:
                     "keeps its own"
                 )
 
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def check_optimizer(self, optimizer: Any) -> None:
         """See `ParameterView`."""
         own = {id(parameter) for parameter in self._parameters.values()}
         for index, group in enumerate(optimizer.param_groups):
@@ -149,13 +153,22 @@ class PlainParameters:
                     "model and the optimizer that trains it"
                 )
 
+    def types(self) -> Mapping[str, str]:
+        """See `ParameterView`."""
+        buffers = {name: type_name(buffer, buffer.shape) for name, buffer in self._constants().items()}
+        return {name: kind for name, (_, kind, _) in self._types.items()} | buffers
+
     def digests(self) -> Mapping[str, str]:
         """See `ParameterView`."""
-        constants = {} if self._keep_buffers_local else {name: buffer for name, (buffer, _) in self._buffers.items()}
-        return {
-            name: f"{_type_name(tensor)} {digest([tensor])}"
-            for name, tensor in (*self._parameters.items(), *constants.items())
+        found = {
+            name: digest([self._whole(parameter)])
+            for name, parameter in self._parameters.items()
+            if not self.sharded or name not in self._trainable
         }
+        return found | {name: digest([buffer]) for name, buffer in self._constants().items()}
+
+    def _constants(self) -> dict[str, torch.Tensor]:
+        return {} if self._keep_buffers_local else {name: buffer for name, (buffer, _) in self._buffers.items()}
 
     def _reasons(self) -> dict[str, str]:
         first = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -166,35 +179,34 @@ class PlainParameters:
         found |= dict.fromkeys(self._buffers, "a buffer")
         return found
 
-    def _shapes_now(self) -> dict[str, tuple[int, str, bool]]:
+    def _types_now(self) -> dict[str, tuple[int, str, bool]]:
         return {
-            name: (id(parameter), _type_name(parameter), parameter.requires_grad)
+            name: (id(parameter), type_name(parameter, self._shape(parameter)), parameter.requires_grad)
             for name, parameter in self._model.named_parameters()
         }
 
 
-def _require_plain(name: str, parameter: torch.nn.Parameter) -> None:
-    """Raise UnsupportedError for what is not a whole float32 tensor of this process, if it is trained."""
-    if hasattr(parameter, "ds_id") or hasattr(parameter, "device_mesh"):
-        raise UnsupportedError(
-            f"local steps: parameter {name} is a shard (of FSDP2 or ZeRO-3); whole parameters are needed, for example "
-            "those of DDP"
-        )
+def type_name(tensor: torch.Tensor, shape: torch.Size) -> str:
+    """Dtype and shape, as messages have them."""
+    layout = "" if tensor.layout == torch.strided else f" {str(tensor.layout).removeprefix('torch.')}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(shape)}{layout}"
+
+
+def write_flat(tensor: torch.Tensor, start: int, values: torch.Tensor) -> None:
+    """Replace the elements of a tensor from `start` on, in the order of its dimensions; converts to its dtype."""
+    if tensor.is_contiguous():
+        tensor.view(-1)[start : start + values.numel()].copy_(values)
+    else:
+        flat = tensor.reshape(-1)
+        flat[start : start + values.numel()].copy_(values)
+        tensor.copy_(flat.view_as(tensor))
+
+
+def _require_values(name: str, parameter: torch.nn.Parameter) -> None:
     if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
         raise InvalidArgumentError(f"local steps: parameter {name} has no shape yet; run the model once before")
-    if parameter.layout != torch.strided or (parameter.requires_grad and parameter.dtype != torch.float32):
-        raise UnsupportedError(
-            f"local steps: parameter {name} is {_type_name(parameter)}; only dense float32 is averaged, since changes "
-            "of lower precision drown in rounding. Keep the weights in float32 and compute under torch.autocast, or "
-            "freeze the parameter"
-        )
     if parameter.device.type == "meta":
         raise InvalidArgumentError(f"local steps: parameter {name} has no values yet (device meta)")
-
-
-def _type_name(tensor: torch.Tensor) -> str:
-    layout = "" if tensor.layout == torch.strided else f" {str(tensor.layout).removeprefix('torch.')}"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{layout}"
 
 
 def _described(shape: tuple[int, str, bool] | None) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.site_ranks import SiteRanks
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Terms:
     settings: Mapping[str, str]
     """By name, as text."""
     tensors: Mapping[str, str]
-    """By parameter: dtype, shape and a digest of the values."""
+    """By parameter: dtype and shape."""
+    values: Mapping[str, str]
+    """Digests by name; one that only some ranks have is compared among those."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Reduction(Protocol):
     """A round that is under way."""
 
     def is_done(self) -> bool:
-        """Whether `wait` would return at once, or raise. Where a site has several ranks, all of them ask together."""
+        """Whether `wait` would return at once, or raise."""
         ...
 
     def wait(self) -> Average:
@@ -93,6 +95,7 @@ class Rounds(Protocol):
 
     A round: `propose`, `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
     `wait` block. A round that fails at one site fails at all, and leaves anchors, residuals and weights as they were.
+    Of the ranks of a site, the one that owns the fragment has the round; `agree`, `furthest` and `close` are for all.
     """
 
     @property
@@ -100,8 +103,13 @@ class Rounds(Protocol):
         """The name of this site."""
         ...
 
-    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
-        """Raise InvalidArgumentError for a group of DDP that has ranks of other sites."""
+    @property
+    def ranks(self) -> SiteRanks:
+        """The ranks of this site."""
+        ...
+
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """The names of the sites that have these ranks of the default process group."""
         ...
 
     def agree(self, terms: Terms) -> None:
@@ -164,12 +172,22 @@ def check_terms(terms: Sequence[tuple[str, Terms]]) -> None:
         for name in [*expected.tensors, *(found.tensors.keys() - expected.tensors.keys())]:
             here, there = expected.tensors.get(name, "not there"), found.tensors.get(name, "not there")
             if here != there:
-                error = ReplicaMismatchError(
-                    f"local steps: {name} is {there} at site {site!r} and {here} at site {first!r}; start all sites "
-                    "with the same weights, for example from one seed or one checkpoint"
-                )
-                error.tensor = name
-                raise error
+                raise _mismatch(name, (site, there), (first, here))
+    said: dict[str, tuple[str, str]] = {}
+    for site, found in terms:
+        for name, value in found.values.items():
+            before, expected_value = said.setdefault(name, (site, value))
+            if value != expected_value:
+                raise _mismatch(name, (site, value), (before, expected_value))
+
+
+def _mismatch(name: str, one: tuple[str, str], other: tuple[str, str]) -> ReplicaMismatchError:
+    error = ReplicaMismatchError(
+        f"local steps: {name} is {one[1]} at site {one[0]!r} and {other[1]} at site {other[0]!r}; start all sites "
+        "with the same weights, for example from one seed or one checkpoint"
+    )
+    error.tensor = name
+    return error
 
 
 def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
+from geocomm.local_sgd.site_ranks import SiteRanks
 
 Result = TypeVar("Result")
 
@@ -139,6 +139,7 @@ class SimulatedRounds:
 
     def __init__(self, sites: SimulatedSites, site: str) -> None:
         """Of the site of this name."""
+        self.ranks = SiteRanks()
         self._sites = sites
         self._site = site
         self._agreements = 0
@@ -149,8 +150,9 @@ class SimulatedRounds:
         """The name of this site."""
         return self._site
 
-    def check_inside_site(self, group: dist.ProcessGroup | None) -> None:
-        """See `Rounds`; any group is this process's affair."""
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """See `Rounds`; all ranks of this process's group are this process."""
+        return (self._site,)
 
     def agree(self, terms: Terms) -> None:
         """See `Rounds`."""

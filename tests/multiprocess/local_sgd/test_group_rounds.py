@@ -18,6 +18,7 @@ from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.harness import Ranks, hash_of, ranks_fixture
+from support.local_models import adamw, make_model, train_steps, values
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"every": 4, "overlap": 0, "codec": "none"},
@@ -30,33 +31,6 @@ STEPS = 17
 ranks = ranks_fixture(
     {"1+1": ["a", "b"], "2+1": ["a", "a", "b"], "2+4": ["a", "b", "a", "b", "b", "b"], "1+1+1": list("abc")}
 )
-
-
-def make_model() -> nn.Module:
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 20))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-
-
-def train_steps(model: nn.Module, optimizer: torch.optim.Optimizer, site: str, steps: Sequence[int]) -> None:
-    """Every rank of a site has the site's batch."""
-    for step in steps:
-        generator = torch.Generator().manual_seed(1000 * ord(site) + step)
-        inputs, targets = torch.randint(20, (4, 3), generator=generator), torch.randint(20, (4,), generator=generator)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-
-
-def values(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def of_site(model: nn.Module, sites: Sequence[str]) -> nn.Module:

@@ -34,7 +34,7 @@ def test_names_that_cannot_be_are_refused(names: list[str]) -> None:
 
 def test_several_rounds_may_be_under_way_and_exact_elements_lose_nothing() -> None:
     def run(rounds: Rounds) -> list[torch.Tensor]:
-        rounds.agree(Terms({}, {}))
+        rounds.agree(Terms({}, {}, {}))
         under_way = []
         for number in range(3):
             rounds.propose(offer(number))
@@ -82,7 +82,7 @@ def test_first_failure_is_raised_and_the_others_do_not_hang() -> None:
         if rounds.site == "b":
             raise ZeroDivisionError
         with pytest.raises(PeerLostError, match="'b'"):
-            rounds.agree(Terms({}, {}))
+            rounds.agree(Terms({}, {}, {}))
 
     with pytest.raises(ZeroDivisionError):
         SimulatedSites(["a", "b"]).run(run)
@@ -91,7 +91,7 @@ def test_first_failure_is_raised_and_the_others_do_not_hang() -> None:
 def test_sites_that_wait_for_different_things_run_into_the_deadline() -> None:
     def run(rounds: Rounds) -> None:
         if rounds.site == "a":
-            rounds.agree(Terms({}, {}))
+            rounds.agree(Terms({}, {}, {}))
         rounds.propose(offer(0))
         rounds.reduce(0, FRAGMENT, delta_of("a"), torch.zeros(256), INT4).wait()
 

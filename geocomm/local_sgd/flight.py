@@ -1,0 +1,73 @@
+"""A round whose result is not merged yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geocomm.local_sgd.anchor import copy_of
+from geocomm.local_sgd.rounds import Average, Entry, Reduction
+
+
+@dataclass(frozen=True)
+class OwnersPart:
+    """What the owner of the fragment has of the round."""
+
+    counts: bool
+    """Whether the site's delta is finite."""
+    local_at_begin: torch.Tensor | None
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round that is under way, at one rank."""
+
+    number: int
+    fragment: int
+    begun: int
+    """The optimizer step after which it began."""
+    own: OwnersPart | None
+    """None at ranks that do not own the fragment."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies. Waits for the result."""
+        state: dict[str, Any] = {"number": self.number, "fragment": self.fragment, "begun": self.begun, "own": None}
+        if self.own is not None:
+            average = self.own.reduction.wait()
+            state["own"] = {
+                "counts": self.own.counts,
+                "local_at_begin": copy_of(self.own.local_at_begin),
+                "entry": dict(vars(average.entry)),
+                "values": copy_of(average.values),
+                "residual": copy_of(average.residual),
+                "wire_bytes": average.wire_bytes,
+            }
+        return state
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Flight:
+        """What was saved; its result is there."""
+        own, part = state["own"], None
+        if own is not None:
+            average = Average(
+                Entry(**own["entry"]), copy_of(own["values"]), copy_of(own["residual"]), own["wire_bytes"]
+            )
+            part = OwnersPart(own["counts"], copy_of(own["local_at_begin"]), _Arrived(average))
+        return cls(state["number"], state["fragment"], state["begun"], part)
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """The reduction of a round whose result came before a state was saved."""
+
+    average: Average
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> Average:
+        return self.average

@@ -1,0 +1,61 @@
+"""The inner optimizer: the clock of a run with local steps, and what must be the same at every site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+
+
+def after_each_step(optimizer: Any, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` after each step that changed the weights; returns what ends that.
+
+    optimizer: torch's, or that of a DeepSpeed engine, which is no `torch.optim.Optimizer` where it has masters or
+    shards: its `step` ends when the weights that the model computes with are up to date, unlike that of the optimizer
+    inside. Steps that a loss scaler skips do not count, nor do micro-batches, which call no `step`.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+
+        def after_step(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not _was_skipped(stepped):
+                callback()
+
+        return optimizer.register_step_post_hook(after_step).remove
+    if not hasattr(optimizer, "overflow"):
+        raise InvalidArgumentError(
+            f"local steps: the optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer, or the "
+            "optimizer of a DeepSpeed engine, engine.optimizer"
+        )
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        if not optimizer.overflow:
+            callback()
+        return result
+
+    def remove() -> None:
+        del optimizer.step
+
+    plain, optimizer.step = optimizer.step, step
+    return remove
+
+
+def optimizer_terms(optimizer: Any) -> dict[str, str]:
+    """The optimizer's class and the settings of its groups, by name."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    terms = {"optimizer": type(inner).__name__, "optimizer groups": str(len(optimizer.param_groups))}
+    for index, group in enumerate(optimizer.param_groups):
+        for name, value in sorted(group.items()):
+            if name != "params":
+                text = str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
+                terms[f"optimizer {name} (group {index})"] = text
+    return terms
+
+
+def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler made this step one that does nothing: fused optimizers are called even then."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found.item())

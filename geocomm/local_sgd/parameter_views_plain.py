@@ -1,0 +1,38 @@
+"""A view of a module whose parameters every rank of the site holds whole: alone, under DDP, or under ZeRO 0."""
+
+from __future__ import annotations
+
+import torch
+
+from geocomm.core.errors import UnsupportedError
+from geocomm.local_sgd.fragments import Range
+from geocomm.local_sgd.parameter_view import ModuleView, type_name, write_flat
+
+
+class PlainParameters(ModuleView):
+    """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
+
+    def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
+        require_float32(name, parameter)
+
+    def held(self, name: str) -> tuple[int, int]:
+        """See `ParameterView`."""
+        return 0, self._trainable[name].numel()
+
+    def read(self, part: Range, out: torch.Tensor) -> None:
+        """See `ParameterView`."""
+        out.copy_(self._trainable[part.name].detach().reshape(-1)[part.start : part.stop])
+
+    def write(self, part: Range, values: torch.Tensor) -> None:
+        """See `ParameterView`."""
+        write_flat(self._trainable[part.name].detach(), part.start, values)
+
+
+def require_float32(name: str, parameter: torch.nn.Parameter) -> None:
+    """Raise UnsupportedError for a parameter that is not dense float32, if it is trained."""
+    if parameter.layout != torch.strided or (parameter.requires_grad and parameter.dtype != torch.float32):
+        raise UnsupportedError(
+            f"local steps: parameter {name} is {type_name(parameter, parameter.shape)}; only dense float32 is "
+            "averaged, since changes of lower precision drown in rounding. Keep the weights in float32 and compute "
+            "under torch.autocast or FSDP2's MixedPrecisionPolicy, or freeze the parameter"
+        )

@@ -1,0 +1,126 @@
+"""The ranks of one site among themselves: who has the outer state of a fragment, and who which part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.fragments import Fragment, Range
+from geocomm.local_sgd.host_memory import host_zeros
+from geocomm.local_sgd.parameter_view import ParameterView
+
+_Piece = tuple[Range, slice]
+"""A range that a rank holds, with its place in a fragment's buffer."""
+
+
+class SiteRanks:
+    """The ranks of this site, in one order. Of each fragment one of them is the owner, which has its outer state.
+
+    Every method but `owns` is collective over the ranks of the site.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, place: int = 0, owners: int = 1) -> None:
+        """group: of all ranks of the site, None where there is one. place: of this rank among them. owners: how many of
+        them share the fragments, the first ones."""
+        self._group = group
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.place = place
+        self.owners = owners
+        self._held: list[dict[str, tuple[int, int]]] | None = None
+
+    @property
+    def text(self) -> str:
+        """Which of them this rank is, and how many share the fragments."""
+        return f"number {self.place} of {self.size}, {self.owners} with fragments"
+
+    def owns(self, fragment: int) -> bool:
+        """Whether this rank has the outer state of the fragment of this index."""
+        return self._owner(fragment) == self.place
+
+    def tell(self, fragment: int, numbers: Sequence[int] | None, count: int) -> list[int]:
+        """The `count` numbers of the fragment's owner, at all ranks; the others pass None."""
+        if self._group is None:
+            return list(numbers or ())
+        said = torch.zeros(count, dtype=torch.int64) if numbers is None else torch.tensor(list(numbers))
+        dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
+        return said.tolist()
+
+    def learn_shards(self, view: ParameterView) -> None:
+        """Have all ranks know who holds which elements. Called once, before `gather`.
+
+        Raises InvalidArgumentError, at every rank, for elements that no rank holds, or two.
+        """
+        if not view.sharded or self._group is None:
+            return
+        own = torch.tensor([view.held(tensor.name) for tensor in view.tensors])
+        all_of_them = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(all_of_them, own, group=self._group)
+        names = [tensor.name for tensor in view.tensors]
+        self._held = [dict(zip(names, map(tuple, said.tolist()), strict=True)) for said in all_of_them]
+        for tensor in view.tensors:
+            held = sum(stop - start for start, stop in (one[tensor.name] for one in self._held))
+            if held != tensor.numel:
+                raise InvalidArgumentError(
+                    f"local steps: the {self.size} ranks of this site hold {held} elements of parameter {tensor.name}, "
+                    f"which has {tensor.numel}; all ranks of a site share one sharded model"
+                )
+
+    def gather(self, view: ParameterView, fragment: Fragment) -> torch.Tensor | None:
+        """The model's values as a new flat float32 tensor in host memory, at the fragment's owner; None elsewhere."""
+        owner = self._owner(fragment.index)
+        if self._held is None:
+            return _read(view, fragment.spans()) if owner == self.place else None
+        pieces = [_overlap(fragment, held) for held in self._held]
+        counts = [sum(part.numel for part, _ in some) for some in pieces]
+        own = _read(view, pieces[self.place])
+        sent, received = [0] * self.size, [0] * self.size
+        sent[owner] = own.numel()
+        if owner == self.place:
+            received = counts
+        arrived = torch.empty(sum(received))
+        # As whole numbers, which no codec touches.
+        dist.all_to_all_single(arrived.view(torch.int32), own.view(torch.int32), received, sent, group=self._group)
+        if owner != self.place:
+            return None
+        values, offset = host_zeros(fragment.numel, pinned=view.on_cuda), 0
+        for part, span in (piece for some in pieces for piece in some):
+            values[span] = arrived[offset : offset + part.numel]
+            offset += part.numel
+        return values
+
+    def write(self, view: ParameterView, fragment: Fragment, values: torch.Tensor | None) -> None:
+        """Replace the model's values at all ranks by those of the fragment's owner; the others pass None."""
+        if self._group is not None:
+            values = host_zeros(fragment.numel, pinned=view.on_cuda) if values is None else values
+            dist.broadcast(values.view(torch.int32), group=self._group, group_src=self._owner(fragment.index))
+        if values is not None:
+            for part, span in fragment.spans():
+                view.write(part, values[span])
+
+    def _owner(self, fragment: int) -> int:
+        return fragment % self.owners
+
+
+def _read(view: ParameterView, pieces: Sequence[_Piece]) -> torch.Tensor:
+    """The values of ranges that this rank holds, one after the other."""
+    values, offset = host_zeros(sum(part.numel for part, _ in pieces), pinned=view.on_cuda), 0
+    for part, _ in pieces:
+        view.read(part, values[offset : offset + part.numel])
+        offset += part.numel
+    return values
+
+
+def _overlap(fragment: Fragment, held: Mapping[str, tuple[int, int]]) -> list[_Piece]:
+    """What of the fragment is in the elements [start, stop) that a rank holds of each tensor."""
+    found: list[_Piece] = []
+    for part, span in fragment.spans():
+        first, last = held[part.name]
+        start, stop = max(part.start, first), min(part.stop, last)
+        if start < stop:
+            place = span.start + start - part.start
+            found.append((replace(part, start=start, stop=stop), slice(place, place + stop - start)))
+    return found
