@@ -17,11 +17,13 @@ def after_each_step(optimizer: Any, callback: Callable[[], None]) -> Callable[[]
     shards: its `step` ends when the weights that the model computes with are up to date, unlike that of the optimizer
     inside. Steps that a loss scaler skips do not count, nor do micro-batches, which call no `step`.
     """
+    # A loop may be compiled with its steps in it; the rounds are not.
+    uncompiled: Any = torch.compiler.disable(callback)
     if isinstance(optimizer, torch.optim.Optimizer):
 
         def after_step(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not _was_skipped(stepped):
-                callback()
+                uncompiled()
 
         return optimizer.register_step_post_hook(after_step).remove
     if not hasattr(optimizer, "overflow"):
@@ -33,7 +35,7 @@ def after_each_step(optimizer: Any, callback: Callable[[], None]) -> Callable[[]
     def step(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
         if not optimizer.overflow:
-            callback()
+            uncompiled()
         return result
 
     def remove() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -12,13 +12,15 @@ from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views_fsdp import ShardedParameters
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
+from geocomm.local_sgd.parameter_views_zero import engine_view
 from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.zero_seams import engine_of
 
 
 def view_of(model: torch.nn.Module, rounds: Rounds, **settings: Any) -> ParameterView:
     """The view of a model; settings: those of `ModuleView`.
 
-    Raises InvalidArgumentError for DDP over ranks of several sites, UnsupportedError for FSDP1.
+    Raises InvalidArgumentError for DDP, FSDP2 or DeepSpeed over ranks of several sites, UnsupportedError for FSDP1.
     """
     if isinstance(model, DistributedDataParallel):
         sites = rounds.sites_of(torch.distributed.get_process_group_ranks(model.process_group))
@@ -29,6 +31,11 @@ def view_of(model: torch.nn.Module, rounds: Rounds, **settings: Any) -> Paramete
                 "has one rank"
             )
         model = model.module
+    elif (engine := engine_of(model)) is not None:
+        view = engine_view(engine, rounds, **settings)
+        if view is not None:
+            return view
+        model = cast(torch.nn.Module, engine.module)
     modules = list(model.modules())
     if any(isinstance(module, FullyShardedDataParallel) for module in modules):
         raise UnsupportedError(

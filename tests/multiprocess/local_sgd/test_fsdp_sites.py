@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.harness import Ranks, hash_of, ranks_fixture
-from support.local_models import adamw, loss_of, make_model, train_step, train_steps, values
+from support.local_models import adamw, loss_of, make_model, train_steps, values
 
 ranks = ranks_fixture({"1+1": ["a", "b"], "2+2": ["a", "b", "b", "a"], "1+2": ["b", "a", "b"]})
 INT4: dict[str, Any] = {"every": 5, "overlap": 2, "codec": "int4", "fragments": 3, "exact_below": 100}

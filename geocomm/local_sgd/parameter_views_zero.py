@@ -1,0 +1,121 @@
+"""A view of a DeepSpeed engine that keeps float32 masters apart from the weights: 16 bits, and ZeRO 1 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.local_sgd.anchor import digest
+from geocomm.local_sgd.fragments import Range
+from geocomm.local_sgd.parameter_view import ModuleView, type_name
+from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.zero_seams import (
+    Master,
+    master_of,
+    require_checked_deepspeed,
+    unsupported_part,
+    whole_shape,
+    whole_values,
+)
+
+if TYPE_CHECKING:
+    import deepspeed
+
+
+class MasterParameters(ModuleView):
+    """Float32 masters, whole ones or this rank's part of each. What is written to them goes to the weights too, as
+    DeepSpeed rounds it."""
+
+    def __init__(
+        self,
+        engine: deepspeed.DeepSpeedEngine,
+        *,
+        exact: Sequence[str],
+        exact_below: int,
+        keep_buffers_local: bool,
+    ) -> None:
+        """See `ModuleView`. Raises UnsupportedError for what was not checked with local steps."""
+        require_checked_deepspeed()
+        self._engine = engine
+        self.sharded = engine.zero_optimization_stage() > 0
+        self._find = master_of(engine)
+        self._masters: dict[str, Master] = {}
+        module: Any = engine.module
+        super().__init__(module, exact=exact, exact_below=exact_below, keep_buffers_local=keep_buffers_local)
+
+    def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if not parameter.requires_grad:
+            return
+        master = self._find(parameter)
+        if master is None:
+            raise InvalidArgumentError(
+                f"local steps: parameter {name} is trained, but the engine's optimizer does not have it; give the "
+                "optimizer all parameters, or freeze this one"
+            )
+        if master.values().dtype != torch.float32:
+            raise UnsupportedError(
+                f"local steps: the master of parameter {name} is {type_name(master.values(), master.values().shape)}; "
+                "only float32 is averaged, since changes of lower precision drown in rounding: leave out "
+                "bf16_master_weights_and_grads and fp16_master_weights_and_grads"
+            )
+        self._masters[name] = master
+
+    def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
+        return whole_shape(parameter)
+
+    def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return whole_values(parameter)
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """See `ParameterView`."""
+        if optimizer is not self._engine.optimizer:
+            raise InvalidArgumentError(
+                "local steps: the optimizer is not the engine's; call local_steps(engine, engine.optimizer)"
+            )
+
+    def held(self, name: str) -> tuple[int, int]:
+        """See `ParameterView`."""
+        master = self._masters[name]
+        return master.start, master.start + master.values().numel()
+
+    def read(self, part: Range, out: torch.Tensor) -> None:
+        """See `ParameterView`."""
+        master = self._masters[part.name]
+        out.copy_(master.values()[part.start - master.start : part.stop - master.start])
+
+    def write(self, part: Range, values: torch.Tensor) -> None:
+        """See `ParameterView`."""
+        master = self._masters[part.name]
+        first, last = self.held(part.name)
+        start, stop = max(first, part.start), min(last, part.stop)
+        if start < stop:
+            master.set(start - first, values[start - part.start : stop - part.start])
+        master.set_weights(part.start, values)
+
+    def digests(self) -> Mapping[str, str]:
+        """See `ParameterView`; of the masters too, where this rank has them whole."""
+        masters = {} if self.sharded else {f"master of {name}": one for name, one in self._masters.items()}
+        return {**super().digests(), **{name: digest([master.values()]) for name, master in masters.items()}}
+
+
+def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> MasterParameters | None:
+    """The view of an engine; None where its module is an ordinary one, in float32 without ZeRO.
+
+    Raises InvalidArgumentError for an engine whose data parallel group is not the ranks of this site, UnsupportedError
+    for one that does what was not checked with local steps.
+    """
+    group: Any = engine.seq_data_parallel_group
+    sites = rounds.sites_of(torch.distributed.get_process_group_ranks(group))
+    if len(sites) > 1 or group.size() != rounds.ranks.size:
+        raise InvalidArgumentError(
+            f"local steps: DeepSpeed reduces gradients over {group.size()} ranks of {', '.join(sorted(sites))}; give "
+            "it the ranks of this site, deepspeed.initialize(..., mpu=geocomm.integrations.deepspeed.SiteParallel())"
+        )
+    if (words := unsupported_part(engine)) is not None:
+        raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
+    if isinstance(engine.optimizer, torch.optim.Optimizer):
+        return None
+    return MasterParameters(engine, **settings)

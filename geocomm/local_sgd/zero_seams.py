@@ -1,0 +1,202 @@
+"""The private parts of DeepSpeed that local steps stand on, and nothing else of geocomm: where an engine keeps the
+float32 masters of its parameters. Imports deepspeed only when it is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from geocomm.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import deepspeed
+
+CHECKED_DEEPSPEED = ("0.19",)
+"""The minor versions of DeepSpeed whose private parts were looked at and run (0.19.8)."""
+
+
+def engine_of(model: torch.nn.Module) -> deepspeed.DeepSpeedEngine | None:
+    """The model, if it is an engine of DeepSpeed."""
+    imported: Any = sys.modules.get("deepspeed")
+    engine: Any = model
+    return engine if imported is not None and isinstance(model, imported.DeepSpeedEngine) else None
+
+
+def require_checked_deepspeed(version: str | None = None) -> None:
+    """Raise UnsupportedError for a DeepSpeed whose private parts may be others; version: default the installed one."""
+    found = version or importlib.metadata.version("deepspeed")
+    if ".".join(found.split(".")[:2]) in CHECKED_DEEPSPEED:
+        return
+    raise UnsupportedError(
+        "local steps use private parts of DeepSpeed, which were checked with DeepSpeed "
+        f"{', '.join(CHECKED_DEEPSPEED)}; this is DeepSpeed {found}: install one that was checked, or train with ZeRO "
+        "0 in float32, FSDP2 or DDP. Whoever checks this one (tests/multiprocess/local_sgd, -k zero) adds it to "
+        "CHECKED_DEEPSPEED in geocomm/local_sgd/zero_seams.py"
+    )
+
+
+def unsupported_part(engine: deepspeed.DeepSpeedEngine) -> str | None:
+    """What the engine does beside data parallel and ZeRO that was not checked with local steps, in words."""
+    config: Any = engine
+    offload = (config.zero_offload_optimizer(), config.zero_offload_param())
+    found = {
+        "pipeline parallelism": config.pipeline_parallelism,
+        "tensor or model parallelism": config.mp_world_size > 1,
+        "sequence parallelism": config.sequence_parallel_size > 1,
+        "experts (MoE)": config.has_moe_layers,
+        "ZeRO++ (hpZ, quantized weights)": config.zero_hpz_partition_size() > 1 or config.zero_quantized_weights(),
+        "offload to NVMe": any(one is not None and str(one.device).endswith("nvme") for one in offload),
+        "SuperOffload": config.super_offload(),
+        "ZenFlow": config.zenflow,
+    }
+    return next((words for words, is_used in found.items() if is_used), None)
+
+
+class Master(Protocol):
+    """The float32 elements of a parameter that this rank's optimizer updates, and the weights that follow them."""
+
+    @property
+    def start(self) -> int:
+        """The first of these elements in the parameter."""
+        ...
+
+    def values(self) -> torch.Tensor:
+        """Them, 1-D, as the optimizer has them now."""
+        ...
+
+    def set(self, start: int, values: torch.Tensor) -> None:
+        """Replace those from the `start`-th of these on."""
+        ...
+
+    def set_weights(self, start: int, values: torch.Tensor) -> None:
+        """Replace what the model computes with, from element `start` of the parameter on, as far as this rank has it;
+        after `set`."""
+        ...
+
+
+class WholeMaster:
+    """Of the optimizers for 16 bits without ZeRO: a copy of the whole parameter."""
+
+    def __init__(self, parameter: torch.nn.Parameter, master: Callable[[], torch.Tensor]) -> None:
+        """master: gives the copy, 1-D."""
+        self.start = 0
+        self.values = master
+        self._parameter = parameter
+
+    def set(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        self.values()[start : start + values.numel()].copy_(values)
+
+    def set_weights(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        _set_flat(self._parameter.detach(), start, values)
+
+
+class LinkedMaster:
+    """Of ZeRO 1 and 2: each rank has a part of the masters, and all weights."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+
+    @property
+    def start(self) -> int:
+        """See `Master`."""
+        link = self._parameter._hp_mapping
+        return 0 if link is None else link.lp_fragment_address.start
+
+    def values(self) -> torch.Tensor:
+        """See `Master`."""
+        link = self._parameter._hp_mapping
+        return torch.empty(0) if link is None else link.hp_fragment.detach()
+
+    def set(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        self.values()[start : start + values.numel()].copy_(values)
+
+    def set_weights(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        _set_flat(self._parameter.detach(), start, values)
+
+
+class PartitionedMaster:
+    """Of ZeRO 3: each rank has a part of the masters and the same part of the weights; some weights it has whole."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+        self._most = parameter.ds_tensor.ds_numel
+        self.start = min(self._most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
+        self._numel = min(self._most, parameter.ds_numel - self.start)
+
+    def values(self) -> torch.Tensor:
+        """See `Master`; what ZeRO appends to the last part is not theirs."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        found: Any = safe_get_local_fp32_param(self._parameter)
+        return found.detach()[: self._numel]
+
+    def set(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        from deepspeed.utils import safe_get_local_fp32_param, safe_set_local_fp32_param
+
+        found: Any = safe_get_local_fp32_param(self._parameter)
+        changed = found.detach().clone()
+        changed[start : start + values.numel()].copy_(values)
+        safe_set_local_fp32_param(self._parameter, changed)
+
+    def set_weights(self, start: int, values: torch.Tensor) -> None:
+        """See `Master`."""
+        from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+        first, last = max(start, self.start), min(start + values.numel(), self.start + self._numel)
+        if first < last:
+            part = self._parameter.ds_tensor.detach().view(-1)
+            part[first - self.start : last - self.start].copy_(values[first - start : last - start])
+        if self._parameter.ds_status == ZeroParamStatus.AVAILABLE:
+            _set_flat(self._parameter.detach(), start, values)
+
+
+def master_of(engine: deepspeed.DeepSpeedEngine) -> Callable[[torch.nn.Parameter], Master | None]:
+    """What finds the master of a parameter that the engine trains; None where its optimizer has none."""
+    stage = engine.zero_optimization_stage()
+    if stage == 3:
+        return lambda parameter: PartitionedMaster(parameter) if hasattr(parameter, "ds_tensor") else None
+    if stage:
+        return lambda parameter: LinkedMaster(parameter) if hasattr(parameter, "_hp_mapping") else None
+    optimizer: Any = engine.optimizer
+    copies: dict[int, Callable[[], torch.Tensor]] = {}
+    for index, weights in enumerate(optimizer.fp16_groups):
+        if hasattr(optimizer, "fp32_groups"):
+            for parameter, master in zip(weights, optimizer.fp32_groups[index], strict=True):
+                copies[id(parameter)] = lambda master=master: master.detach().view(-1)
+            continue
+        offset = 0
+        for parameter in weights:
+            span = slice(offset, offset + parameter.numel())
+            copies[id(parameter)] = lambda index=index, span=span: optimizer.fp32_groups_flat[index].detach()[span]
+            offset += parameter.numel()
+    return lambda parameter: WholeMaster(parameter, copies[id(parameter)]) if id(parameter) in copies else None
+
+
+def whole_shape(parameter: Any) -> torch.Size:
+    """Of a parameter, also of one that ZeRO 3 has cut."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def whole_values(parameter: Any) -> torch.Tensor:
+    """The values of a parameter, also of one that ZeRO 3 has cut; collective over the ranks of the site."""
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.detach()
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()
+
+
+def _set_flat(tensor: torch.Tensor, start: int, values: torch.Tensor) -> None:
+    """The tensor is one that DeepSpeed has laid out: its elements follow each other."""
+    tensor.view(-1)[start : start + values.numel()].copy_(values)
