@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.backend.runtime import runtime
-from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
+from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
@@ -25,6 +25,8 @@ from geocomm.membership import roll_call
 
 Result = TypeVar("Result")
 _DIGEST_BYTES = 16
+_FIRST = 0
+"""The fragment whose owner is the first rank of its site."""
 _UNDER_WAY = 4
 """Rounds of a lane that are exchanged at a time. Fragments may be due four times in the time that a round takes."""
 # All ranks make their rounds together, so the n-th of one belongs to the n-th of another.
@@ -123,12 +125,19 @@ class GroupRounds:
 
     def furthest(self, number: int) -> int:
         """See `Rounds`."""
-        said = torch.tensor([number])
+        said = None
         if self._first_ranks is not None:
-            dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._first_ranks)
-        if self._inner is not None:
-            dist.broadcast(said, group=self._inner, group_src=0)
-        return int(said)
+            largest = torch.tensor([number])
+            try:
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._first_ranks)
+            except Exception:  # every rank of the site has to hear of it
+                self.ranks.tell(_FIRST, [-1], 1)
+                raise
+            said = [int(largest)]
+        (found,) = self.ranks.tell(_FIRST, said, 1)
+        if found < 0:
+            raise PeerLostError("local steps: the first rank of this site could not ask the others; it has the error")
+        return found
 
     def commit(self, number: int, digest: str) -> None:
         """See `Rounds`."""

@@ -61,6 +61,11 @@ class MasterParameters(ModuleView):
                 "only float32 is averaged, since changes of lower precision drown in rounding: leave out "
                 "bf16_master_weights_and_grads and fp16_master_weights_and_grads"
             )
+        if not _follow(master, parameter):
+            raise UnsupportedError(
+                f"local steps: what DeepSpeed links to parameter {name} is not its master; leave out what is special "
+                "in the section zero_optimization"
+            )
         self._masters[name] = master
 
     def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
@@ -99,6 +104,14 @@ class MasterParameters(ModuleView):
         """See `ParameterView`; of the masters too, where this rank has them whole."""
         masters = {} if self.sharded else {f"master of {name}": one for name, one in self._masters.items()}
         return {**super().digests(), **{name: digest([master.values()]) for name, master in masters.items()}}
+
+
+def _follow(master: Master, parameter: torch.nn.Parameter) -> bool:
+    """Whether the weights that this rank has are about those of the master: DeepSpeed may have decayed the one before
+    the first step, and not the other."""
+    weights = master.weights()
+    masters = master.values().to(weights)
+    return torch.allclose(masters, weights, rtol=0.02, atol=1e-6, equal_nan=True)
 
 
 def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> MasterParameters | None:

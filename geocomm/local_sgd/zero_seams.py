@@ -53,6 +53,9 @@ def unsupported_part(engine: deepspeed.DeepSpeedEngine) -> str | None:
         "offload to NVMe": any(one is not None and str(one.device).endswith("nvme") for one in offload),
         "SuperOffload": config.super_offload(),
         "ZenFlow": config.zenflow,
+        # DeepSpeed 0.19.8 does not link them to the parameters that they are of (link_hp_params).
+        "round_robin_gradients, which hides the masters": config.zero_round_robin_gradients()
+        and config.zero_optimization_stage() in (1, 2),
     }
     return next((words for words, is_used in found.items() if is_used), None)
 
@@ -67,6 +70,10 @@ class Master(Protocol):
 
     def values(self) -> torch.Tensor:
         """Them, 1-D, as the optimizer has them now."""
+        ...
+
+    def weights(self) -> torch.Tensor:
+        """What the model computes with in their place, 1-D."""
         ...
 
     def set(self, start: int, values: torch.Tensor) -> None:
@@ -87,6 +94,10 @@ class WholeMaster:
         self.start = 0
         self.values = master
         self._parameter = parameter
+
+    def weights(self) -> torch.Tensor:
+        """See `Master`."""
+        return self._parameter.detach().view(-1)
 
     def set(self, start: int, values: torch.Tensor) -> None:
         """See `Master`."""
@@ -114,6 +125,10 @@ class LinkedMaster:
         link = self._parameter._hp_mapping
         return torch.empty(0) if link is None else link.hp_fragment.detach()
 
+    def weights(self) -> torch.Tensor:
+        """See `Master`."""
+        return self._parameter.detach().view(-1)[self.start : self.start + self.values().numel()]
+
     def set(self, start: int, values: torch.Tensor) -> None:
         """See `Master`."""
         self.values()[start : start + values.numel()].copy_(values)
@@ -138,6 +153,10 @@ class PartitionedMaster:
 
         found: Any = safe_get_local_fp32_param(self._parameter)
         return found.detach()[: self._numel]
+
+    def weights(self) -> torch.Tensor:
+        """See `Master`."""
+        return self._parameter.ds_tensor.detach().view(-1)[: self._numel]
 
     def set(self, start: int, values: torch.Tensor) -> None:
         """See `Master`."""

@@ -14,7 +14,7 @@ from geocomm.local_sgd.rounds import Rounds
 SITES = ("a", "b")
 
 
-def make_model(seed: int = 0) -> nn.Module:
+def make_model(seed: int = 0) -> nn.Sequential:
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 20))
     with torch.no_grad():

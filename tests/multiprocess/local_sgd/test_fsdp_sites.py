@@ -74,7 +74,7 @@ def test_sites_of_shards_have_the_bits_of_simulated_ones(ranks: Ranks, settings:
     check_sites(ranks, "fsdp", "plain", settings)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "compiled"])  # FSDP2 compiles for seconds
 def test_way_of_training_shards_gives_what_simulated_sites_compute(even_ranks: Ranks, way: str) -> None:
     check_sites(even_ranks, "fsdp", way, INT4)
 

@@ -231,10 +231,13 @@ def _train(steps: int, lost: bool) -> None:
         handle.finish()
 
 
-def test_lost_site_ends_the_run_with_its_name() -> None:
-    with Ranks(["a", "b"]) as ranks:
+@pytest.mark.parametrize("sites", [["a", "b"], ["a", "a", "b"]], ids=["1+1", "2+1"])
+def test_lost_site_ends_the_run_with_its_name(sites: list[str]) -> None:
+    with Ranks(sites) as ranks:
         ranks.init()
         ranks.run(_train, 7, False)
-        first, second = ranks.outcomes(_train, 7, True)
-        assert second.exit_code == 9
+        first, *others, lost = ranks.outcomes(_train, 7, True)
+        assert lost.exit_code == 9
         assert "site b" in first.require("PeerLostError").message
+        for other in others:
+            assert "of this site" in other.require("PeerLostError").message

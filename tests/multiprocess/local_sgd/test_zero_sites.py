@@ -16,9 +16,11 @@ from support.engine_sites import DTYPES, Reference, engine_values, make_engine, 
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, values
 
-ranks = ranks_fixture({"1+2": ["b", "a", "b"], "2+2": ["a", "b", "b", "a"]})
-CASES = [(0, "fp32"), (0, "bf16"), (0, "fp16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (2, "fp16"), (3, "fp32")]
-CASES += [(3, "bf16"), (3, "fp16")]
+ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
+even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
+CASES = [(0, "fp32"), (0, "bf16"), (0, "fp16"), (1, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp32"), (3, "bf16")]
+FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
+"""Of bf16 at ZeRO 1: DeepSpeed has another optimizer for it."""
 SETTINGS: dict[str, Any] = {
     "every": 5,
     "overlap": 2,
@@ -34,9 +36,9 @@ def _site(sites: list[str]) -> str:
     return sites[dist.get_rank()]
 
 
-def _run(sites: list[str], stage: int, precision: str) -> list[Any]:
-    """Hashes of the anchor on the way, of the site's own masters, and of the result; the statistics."""
-    engine = make_engine(stage, precision)
+def _run(sites: list[str], stage: int, precision: str, config: dict[str, Any]) -> tuple[list[str], dict[str, Any], str]:
+    """Hashes of the anchor on the way, of the site's own masters, and of the result; the statistics; the optimizer."""
+    engine = make_engine(stage, precision, **config)
     handle = local_steps(engine, engine.optimizer, **SETTINGS)
     train_engine(engine, _site(sites), 0, STEPS)
     seen = []
@@ -49,7 +51,7 @@ def _run(sites: list[str], stage: int, precision: str) -> list[Any]:
     for masters, weights in seen:
         assert torch.equal(masters.to(DTYPES[precision]), weights)
         assert masters.dtype == torch.float32
-    return [hash_of(masters) for masters, _ in seen], handle.stats()
+    return [hash_of(masters) for masters, _ in seen], handle.stats(), type(engine.optimizer).__name__
 
 
 def _simulated(rounds: Rounds, stage: int, precision: str) -> tuple[list[str], dict[str, Any]]:
@@ -65,14 +67,31 @@ def _simulated(rounds: Rounds, stage: int, precision: str) -> tuple[list[str], d
     return [*seen, hash_of(values(model))], handle.stats()
 
 
-@pytest.mark.parametrize(("stage", "precision"), CASES)
-def test_engines_have_the_bits_of_masters_that_simulated_sites_train(ranks: Ranks, stage: int, precision: str) -> None:
+def check_sites(ranks: Ranks, stage: int, precision: str, config: dict[str, Any]) -> str:
+    """Returns the class of the engines' optimizer."""
     simulated = dict(zip("ab", SimulatedSites("ab").run(lambda one: _simulated(one, stage, precision)), strict=True))
-    found = ranks.run(_run, ranks.sites, stage, precision)
-    for site, (hashes, stats) in zip(ranks.sites, found, strict=True):
+    found = ranks.run(_run, ranks.sites, stage, precision, config)
+    for site, (hashes, stats, _) in zip(ranks.sites, found, strict=True):
         assert hashes == simulated[site][0]
         assert stats["step"] == STEPS + 3
         assert stats["rounds"] == simulated[site][1]["rounds"] >= 9
+    return found[0][2]
+
+
+@pytest.mark.parametrize(("stage", "precision"), CASES)
+def test_engines_have_the_bits_of_masters_that_simulated_sites_train(ranks: Ranks, stage: int, precision: str) -> None:
+    check_sites(ranks, stage, precision, {})
+
+
+def test_engines_with_sums_in_fp32_have_the_bits_of_simulated_sites(ranks: Ranks) -> None:
+    assert check_sites(ranks, 1, "bf16", FP32_SUMS) == "BF16_Optimizer"
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "fp16")])
+def test_engines_at_sites_of_equal_size_have_the_bits_of_simulated_ones(
+    even_ranks: Ranks, stage: int, precision: str
+) -> None:
+    check_sites(even_ranks, stage, precision, {})
 
 
 def _clock(sites: list[str], stage: int, precision: str) -> tuple[int, int, int, int]:
@@ -133,6 +152,8 @@ def test_resumed_engine_has_the_bits_of_one_that_was_not_interrupted(
 def _refused(sites: list[str], change: str) -> str:
     stage = 3 if change == "frozen weights" else 1
     config: dict[str, Any] = {}
+    if change == "round robin":
+        config["zero_optimization"] = {"stage": 1, "round_robin_gradients": True}
     if change == "bf16 masters":
         config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     spoil = {"weights": "4.weight", "frozen weights": "2.bias"}.get(change, "") if _site(sites) == "b" else ""
@@ -162,6 +183,7 @@ def _refused(sites: list[str], change: str) -> str:
         ("inner optimizer", ["InvalidArgumentError", "engine.optimizer"]),
         ("weights", ["ReplicaMismatchError", "4.weight"]),
         ("frozen weights", ["ReplicaMismatchError", "2.bias"]),
+        ("round robin", ["UnsupportedError", "round_robin_gradients"]),
         ("bf16 masters", ["UnsupportedError", "master of parameter", "bfloat16"]),
     ],
 )

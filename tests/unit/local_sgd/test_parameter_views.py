@@ -1,0 +1,36 @@
+"""What the views and their host memory say of a wrong machine; how they work is in tests/multiprocess/local_sgd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.local_sgd.host_memory import host_zeros
+from geocomm.local_sgd.zero_seams import CHECKED_DEEPSPEED, engine_of, require_checked_deepspeed
+from support.local_models import make_model
+
+
+@pytest.mark.parametrize("version", [f"{minor}.99" for minor in CHECKED_DEEPSPEED])
+def test_deepspeed_that_was_checked_is_taken(version: str) -> None:
+    require_checked_deepspeed(version)
+
+
+@pytest.mark.parametrize("version", ["0.18.9", "1.0.0"])
+def test_other_deepspeed_is_refused_with_the_versions_that_were_checked(version: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{CHECKED_DEEPSPEED[0]}; this is DeepSpeed {version}"):
+        require_checked_deepspeed(version)
+
+
+def test_module_is_no_engine() -> None:
+    assert engine_of(make_model()) is None
+
+
+def test_ordinary_host_memory_is_zeros() -> None:
+    assert host_zeros(3, pinned=False).tolist() == [0, 0, 0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
+def test_memory_that_cannot_be_pinned_is_an_error_that_says_how_much() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"2 MiB.*ulimit"):
+        host_zeros(1 << 19, pinned=True)
