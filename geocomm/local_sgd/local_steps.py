@@ -34,7 +34,7 @@ _IN_USE: WeakSet[Any] = WeakSet()
 
 def local_steps(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Any,
     *,
     rounds: Rounds | None = None,
     preset: str = "pretrain",
@@ -54,12 +54,15 @@ def local_steps(
 ) -> LocalSteps:
     """Train with local steps: each site trains by itself, and every `every` optimizer steps the sites average.
 
-    Call it once at every site, with equal weights, before the first step; then train as ever. `optimizer.step()` is
+    Call it once at every rank, with equal weights, before the first step; then train as ever. `optimizer.step()` is
     the clock: after it, rounds begin and their results are merged. Steps that a GradScaler skips do not count, nor do
     micro-batches. An outer optimizer steps with the average of the sites' deltas (DiLoCo, arXiv 2311.08105), one
     fragment of the model after the other (Streaming DiLoCo, arXiv 2501.18512).
 
-    model: whole parameters in float32, on any device; not FSDP or ZeRO-3. Inside a site DDP may train it.
+    model: float32 parameters on any device, alone, under DDP or under FSDP2 over the ranks of the site; or a DeepSpeed
+    engine (ZeRO 0 to 3) whose data parallel group they are, in fp32, bf16 or fp16. What is averaged is float32: the
+    parameters, FSDP2's shards of them, or DeepSpeed's masters.
+    optimizer: a torch.optim.Optimizer that has the model's parameters, or `engine.optimizer`.
     rounds: what carries the deltas; default: `GroupRounds`, over the sites of the default process group, and then the
     call is collective. `SimulatedSites.run` makes one for sites in one process.
     preset: "pretrain" (Nesterov with lr 0.6 and momentum 0.9, int4), "finetune" (lr 0.2, no momentum, int4) or "loco"
@@ -81,8 +84,8 @@ def local_steps(
     one dimension or fewer than `exact_below` elements.
     buffers: "refuse" those that change in training (BatchNorm's statistics); "local": each site keeps its own.
 
-    A site whose delta is not finite has weight 0 in that round, and takes over the anchor. Memory: 12 bytes an element
-    (8 without momentum), and what rounds in flight hold.
+    A site whose delta is not finite has weight 0 in that round, and takes over the anchor. Host memory: 12 bytes an
+    element (8 without momentum), which the ranks of a site share by fragments, and what rounds in flight hold.
     Raises InvalidArgumentError, UnsupportedError, and ReplicaMismatchError where the sites' weights differ.
     """
     rounds = GroupRounds() if rounds is None else rounds
@@ -239,7 +242,7 @@ class LocalSteps:
         return {
             "version": STATE_VERSION,
             "site": self._rounds.site,
-            "ranks": self._ranks.text,
+            "rank": self._ranks.text,
             "layout": self._layout,
             "settings": self._settings.terms(),
             "step": self._step,
@@ -270,8 +273,8 @@ class LocalSteps:
                 f"this state is that of site {state['site']!r}, and this is {self._rounds.site!r}; each site loads "
                 "its own, which has its residuals"
             )
-        here = {"ranks": self._ranks.text, "layout": self._layout, **self._settings.terms()}
-        saved = {"ranks": state["ranks"], "layout": state["layout"], **state["settings"]}
+        here = {"rank of the site": self._ranks.text, "layout": self._layout, **self._settings.terms()}
+        saved = {"rank of the site": state["rank"], "layout": state["layout"], **state["settings"]}
         for name, value in here.items():
             if saved.get(name) != value:
                 raise InvalidArgumentError(f"{name} was {saved.get(name)} when the state was saved, and is {value}")

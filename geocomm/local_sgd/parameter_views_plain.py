@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.local_sgd.fragments import Range
@@ -13,6 +14,11 @@ class PlainParameters(ModuleView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
 
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if isinstance(parameter, DTensor) or hasattr(parameter, "ds_tensor"):
+            raise UnsupportedError(
+                f"local steps: parameter {name} is a shard, but the model is neither of fully_shard nor a DeepSpeed "
+                "engine; pass the model that fully_shard gave, or the engine"
+            )
         require_float32(name, parameter)
 
     def held(self, name: str) -> tuple[int, int]:

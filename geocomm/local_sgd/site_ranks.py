@@ -35,7 +35,7 @@ class SiteRanks:
     @property
     def text(self) -> str:
         """Which of them this rank is, and how many share the fragments."""
-        return f"number {self.place} of {self.size}, {self.owners} with fragments"
+        return f"{self.place} of {self.size} ({self.owners} share the fragments)"
 
     def owns(self, fragment: int) -> bool:
         """Whether this rank has the outer state of the fragment of this index."""

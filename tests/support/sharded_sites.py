@@ -45,6 +45,13 @@ def fsdp(sites: list[str], *, low_precision: bool = False) -> nn.Module:
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
+def hsdp(sites: list[str]) -> nn.Module:
+    """Every rank of a site has all rows."""
+    world = geocomm.device_mesh().mesh
+    mesh = DeviceMesh("cpu", world.unsqueeze(-1), mesh_dim_names=("site", "copies", "rows"))["copies", "rows"]
+    return fully_shard(make_model(), mesh=mesh)
+
+
 def ddp(sites: list[str]) -> nn.Module:
     return DistributedDataParallel(make_model(), process_group=site_group(sites))
 
@@ -156,6 +163,7 @@ def _plain(model: nn.Module, optimizer: Any, site: str, steps: int) -> None:
     _train(model, optimizer, site, steps)
 
 
+MODELS: dict[str, Callable[[list[str]], nn.Module]] = {"fsdp": fsdp, "hsdp": hsdp, "ddp": ddp}
 WAYS: dict[str, Train] = {
     "plain": _plain,
     "accumulated": _accumulated,

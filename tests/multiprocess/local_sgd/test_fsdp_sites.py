@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_module
 
 import geocomm
 from geocomm.local_sgd.local_steps import local_steps
@@ -19,7 +19,7 @@ from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, loss_of, make_model, train_steps
-from support.sharded_sites import WAYS, ddp, fsdp, site_mesh, whole
+from support.sharded_sites import MODELS, WAYS, fsdp, site_mesh, whole
 
 ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
 even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
@@ -47,7 +47,7 @@ def run(rounds: Rounds | None, site: str, model: nn.Module, way: str, settings: 
 
 
 def run_sharded(sites: list[str], kind: str, way: str, settings: dict[str, Any]) -> Result:
-    model = ddp(sites) if kind == "ddp" else fsdp(sites, low_precision=way == "low precision")
+    model = fsdp(sites, low_precision=True) if way == "low precision" else MODELS[kind](sites)
     return run(None, sites[dist.get_rank()], model, way, settings)
 
 
@@ -72,6 +72,10 @@ def check_sites(ranks: Ranks, kind: str, way: str, settings: dict[str, Any]) -> 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_sites_of_shards_have_the_bits_of_simulated_ones(ranks: Ranks, settings: dict[str, Any]) -> None:
     check_sites(ranks, "fsdp", "plain", settings)
+
+
+def test_copies_of_shards_have_the_bits_of_simulated_ones(even_ranks: Ranks) -> None:
+    check_sites(even_ranks, "hsdp", "plain", INT4)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "compiled"])  # FSDP2 compiles for seconds
@@ -117,7 +121,7 @@ def _state_of_another_rank(sites: list[str]) -> str:
     handle = local_steps(model, optimizer, fragments=3)
     state = handle.state_dict()
     held = sorted(state["fragments"])
-    state["ranks"] = state["ranks"].replace("number", "another number")
+    state["rank"] = f"another {state['rank']}"
     try:
         handle.load_state_dict(state)
     except geocomm.InvalidArgumentError as error:
@@ -132,7 +136,7 @@ def test_rank_holds_the_outer_state_of_its_own_fragments_only(ranks: Ranks) -> N
     places = [ranks.sites[:rank].count(site) for rank, site in enumerate(ranks.sites)]
     for place, said in zip(places, found, strict=True):
         own = [index for index in range(3) if index % owners == place]
-        assert said.startswith(f"{own} ranks was another number")
+        assert said.startswith(f"{own} rank of the site was another {place} of")
 
 
 class _Other(nn.Module):
@@ -154,6 +158,8 @@ def _refused(sites: list[str], change: str) -> str:
         model = _Other(fully_shard(model, mesh=mesh))
     elif change == "bf16":
         model = fully_shard(model.bfloat16(), mesh=mesh)
+    elif change == "shards alone":
+        model = distribute_module(model, mesh)
     elif change == "FSDP1":
         model = FullyShardedDataParallel(model, process_group=mesh.get_group(), device_id=torch.device("cpu"))
     else:
@@ -180,6 +186,7 @@ def _refused(sites: list[str], change: str) -> str:
         ("columns", ["UnsupportedError", "0.weight", "Shard(0)"]),
         ("not sharded", ["UnsupportedError", "alone is not sharded"]),
         ("bf16", ["UnsupportedError", "0.weight is bfloat16"]),
+        ("shards alone", ["UnsupportedError", "0.weight is a shard", "fully_shard"]),
         ("FSDP1", ["UnsupportedError", "fully_shard"]),
         ("weights", ["ReplicaMismatchError", "2.bias"]),
         ("frozen weights", ["ReplicaMismatchError", "2.bias"]),

@@ -150,7 +150,7 @@ def test_resumed_engine_has_the_bits_of_one_that_was_not_interrupted(
 
 
 def _refused(sites: list[str], change: str) -> str:
-    stage = 3 if change == "frozen weights" else 1
+    stage = 3 if change in ("frozen weights", "module") else 1
     config: dict[str, Any] = {}
     if change == "round robin":
         config["zero_optimization"] = {"stage": 1, "round_robin_gradients": True}
@@ -166,6 +166,8 @@ def _refused(sites: list[str], change: str) -> str:
         **config,
     )
     optimizer = adamw(engine.module) if change == "another optimizer" else engine.optimizer
+    if change == "module":
+        engine = engine.module
     if change == "inner optimizer":
         optimizer = engine.optimizer.optimizer
     try:
@@ -181,6 +183,7 @@ def _refused(sites: list[str], change: str) -> str:
         ("group over sites", ["InvalidArgumentError", "ranks of a, b", "SiteParallel"]),
         ("another optimizer", ["InvalidArgumentError", "engine.optimizer"]),
         ("inner optimizer", ["InvalidArgumentError", "engine.optimizer"]),
+        ("module", ["UnsupportedError", "0.weight is a shard", "the engine"]),
         ("weights", ["ReplicaMismatchError", "4.weight"]),
         ("frozen weights", ["ReplicaMismatchError", "2.bias"]),
         ("round robin", ["UnsupportedError", "round_robin_gradients"]),
