@@ -67,7 +67,7 @@ class Row:
     @property
     def exposed(self) -> float:
         """Part of the time of the steps."""
-        return self.rounds.get("waited_s", 0.0) / (self.mean_s * self.steps)
+        return self.rounds.get("waited_seconds", 0.0) / (self.mean_s * self.steps)
 
 
 def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:

@@ -47,6 +47,7 @@ with each `init_process_group`. Bytes before compression are known per process, 
         "One row of `buckets` per compressed bucket. The last three are there if the step counted.",
         schema.BUCKETS,
     ),
+    ("Local steps", 'One row of `stats()["local_steps"]` per living handle.', schema.LOCAL_STEPS),
 )
 
 

@@ -62,7 +62,7 @@ class GradientReducer:
         self._order = DeviceOrder()
         self._step_codec = EXACT
         self._publish()
-        register_handle(self)
+        register_handle("gradients", self)
 
     # ---- what feeds it
 

@@ -27,6 +27,7 @@ from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views import view_of
 from geocomm.local_sgd.rounds import Average, Offer, Rounds, Terms
+from geocomm.metrics.hook_registry import register_handle
 
 _IN_USE: WeakSet[Any] = WeakSet()
 """Optimizers that are the clock of a run: with two handles every step would count for both."""
@@ -149,9 +150,11 @@ class LocalSteps:
         self._step_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
+        self._norms: dict[str, float | None] = dict.fromkeys(("delta_norm", "mean_norm", "residual_norm"))
         self._shows_anchor = False
         self._held_back = 0  # steps for which a round that was due could not begin
         self._stop_clock: Callable[[], None] | None = None
+        self._last_numbers = self._numbers()
 
     def begin(self) -> None:
         """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
@@ -166,6 +169,7 @@ class LocalSteps:
         self._rounds.agree(Terms({}, {}, digests))
         self._stop_clock = after_each_step(self._optimizer, self._after_step)
         _IN_USE.add(self._optimizer)
+        register_handle("local_steps", self)
 
     def _take_anchor(self) -> dict[str, str]:
         """Copy the model's weights to the anchor; the digests of what this rank has of the model."""
@@ -206,6 +210,7 @@ class LocalSteps:
         self._merge_begun_by(self._step, wait=True)
         self._show_anchor()
         self._rounds.close()
+        self._last_numbers = self._numbers()
         stop_clock()
         self._stop_clock = None
         _IN_USE.discard(self._optimizer)
@@ -294,20 +299,29 @@ class LocalSteps:
         self._rounds.agree(Terms({"next round": str(self._next_round)}, {}, digests))
 
     def stats(self) -> dict[str, Any]:
-        """What has happened here: optimizer steps (`step`), `rounds` merged, those in which this site's delta was not
-        finite (`rounds_not_finite`) or nobody's was (`rounds_void`), compressed bytes of this site's deltas
-        (`wire_bytes`), seconds for which steps waited for results (`waited_s`), steps for which a round that was due
-        could not begin since its fragment's last result was late (`held_back`), rounds `in_flight`; the settings; the
-        `elements` that are averaged, and what is `left_out`, by name, with the reason."""
+        """What `geocomm.stats()["local_steps"]` has of this run, as of now (help(geocomm.stats) explains it); the
+        settings; the `elements` that are averaged, and what is `left_out`, by name, with the reason."""
         return {
             **self._settings.terms(),
-            "step": self._step,
-            **self._counters,
-            "waited_s": self._waited_s,
-            "held_back": self._held_back,
-            "in_flight": len(self._flights),
+            **self._numbers(),
             "elements": sum(fragment.numel for fragment in self.fragments),
             "left_out": dict(self._view.left_out),
+        }
+
+    def last_stats(self) -> dict[str, Any]:
+        """The numbers of `stats()` after the last optimizer step; from any thread."""
+        return self._last_numbers
+
+    def _numbers(self) -> dict[str, Any]:
+        """By the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
+        return {
+            "steps": self._step,
+            **self._counters,
+            "waited_seconds": self._waited_s,
+            "held_back": self._held_back,
+            "in_flight": len(self._flights),
+            "oldest_in_flight": self._step - self._flights[0].begun if self._flights else 0,
+            **self._norms,
         }
 
     @torch.no_grad()
@@ -329,6 +343,7 @@ class LocalSteps:
             self._begin(fragment)
         if self._schedule.overlap == 0:
             self._merge_begun_by(self._step, wait=True)
+        self._last_numbers = self._numbers()
 
     def _merge_begun_by(self, step: int, *, wait: bool) -> None:
         """In the order of the rounds, as far as results are there."""
@@ -393,7 +408,9 @@ class LocalSteps:
         keeps_local = self._settings.merge == CARRY and self._schedule.overlap
         local_at_begin = local.clone() if keeps_local else None
         finite, delta = take_delta(held.anchor, local), local
-        if not finite:
+        if finite:
+            self._norms["delta_norm"] = float(delta.norm())
+        else:
             logger().warning(
                 f"local steps, round {number}: the weights of this site have NaN or Inf after {self._step} steps; "
                 "it does not count in this round and takes over the other sites' result"
@@ -444,8 +461,10 @@ class LocalSteps:
     def _step_outside(self, number: int, held: AnchoredFragment, average: Average) -> None:
         if average.values is not None:
             held.step(self._settings.outer, average.values)
+            self._norms["mean_norm"] = float(average.values.norm())
             if held.residual is not None and average.residual is not None:
                 held.residual = average.residual
+                self._norms["residual_norm"] = float(held.residual.norm())
         self._rounds.commit(number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes
 

@@ -9,7 +9,8 @@ from geocomm.metrics.hook_registry import handle_stats
 
 
 def stats() -> dict[str, Any]:
-    """Totals of this process since it started, and what its groups, peers and gradient hooks have now.
+    """Totals of this process since it started, and what its groups, peers, gradient hooks and local
+    steps have now.
 
     Names and units are stable. docs/reference/metrics.md lists them, and so does `help(geocomm.stats)`.
     """
@@ -26,7 +27,8 @@ def stats() -> dict[str, Any]:
         "groups": groups,
         "peers": sources.read("peers", []),
         "memory": sources.read("memory", {}),
-        "gradients": handle_stats(),
+        "gradients": handle_stats("gradients"),
+        "local_steps": handle_stats("local_steps"),
     }
 
 

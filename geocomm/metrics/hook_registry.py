@@ -1,4 +1,4 @@
-"""The gradient hooks of this process that are alive, for `geocomm.stats()`. Does not import torch."""
+"""The living gradient hooks and local steps of this process, for `geocomm.stats()`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+Kind = Literal["gradients", "local_steps"]
+"""The place of a handle in stats()."""
 
 
 class Handle(Protocol):
@@ -18,7 +21,7 @@ class Handle(Protocol):
 
 
 _lock = threading.Lock()
-_handles: list[weakref.ref[Handle]] = []
+_handles: list[tuple[Kind, weakref.ref[Handle]]] = []
 
 
 def _after_fork() -> None:
@@ -30,17 +33,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def register_handle(handle: Handle) -> None:
+def register_handle(kind: Kind, handle: Handle) -> None:
     """Show it as long as it lives."""
     with _lock:
-        _handles[:] = [one for one in _handles if one() is not None]
-        _handles.append(weakref.ref(handle))
+        _handles[:] = [(of, one) for of, one in _handles if one() is not None]
+        _handles.append((kind, weakref.ref(handle)))
 
 
-def handle_stats() -> list[dict[str, Any]]:
-    """Of every living hook, in the order in which they were made."""
+def handle_stats(kind: Kind) -> list[dict[str, Any]]:
+    """Of every living handle of a kind, in the order in which they were made."""
     with _lock:
-        living = [one() for one in _handles]
+        living = [one() for of, one in _handles if of == kind]
     return [handle.last_stats() for handle in living if handle is not None]
 
 

@@ -68,6 +68,8 @@ class _StatsCollector:
         # Of a step that did not count, buckets have no NMSE.
         buckets = {labels: [row for row in hook["buckets"] if "nmse" in row] for labels, (hook,) in hooks.items()}
         yield from _families(schema.BUCKETS, buckets)
+        runs = {(*self._own, str(index)): [row] for index, row in enumerate(stats["local_steps"])}
+        yield from _families(schema.LOCAL_STEPS, runs)
 
 
 _Rows = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
@@ -107,6 +109,8 @@ def _value(metric: Metric, values: Sequence[Any]) -> float | None:
         return max(values, default=None)
     if metric.kind is Kind.GAUGE and metric.is_time:
         return values[-1]
+    if values == [None]:
+        return None
     return sum(map(_number, values))
 
 

@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Scope:
-    """What metrics are about: the process, a link, a gradient hook."""
+    """What metrics are about: the process, a link, a gradient hook, a run with local steps."""
 
     prefix: str
     """How the Prometheus names of its metrics begin."""
@@ -38,6 +38,7 @@ class Scope:
 PROCESS = Scope("geocomm", ("site", "rank"))
 LINK = Scope("geocomm_link", (*PROCESS.labels, "peer", "peer_site"))
 HOOK = Scope("geocomm_gradient", (*PROCESS.labels, "hook"))
+LOCAL = Scope("geocomm_local", (*PROCESS.labels, "run"))
 
 _MICROSECONDS = "microseconds"
 _SECONDS = "seconds"
@@ -158,6 +159,14 @@ TOTALS = (
         Kind.ROWS,
         "per living gradient hook: its stats() as of the last step that it has settled",
         HOOK,
+        in_prometheus=False,
+    ),
+    Metric(
+        "local_steps",
+        "",
+        Kind.ROWS,
+        "per living handle of local_steps(): what it had after the last optimizer step",
+        LOCAL,
         in_prometheus=False,
     ),
 )
@@ -303,6 +312,42 @@ BUCKETS = (
 )
 """What a row of buckets of a hook holds; the last three only where the step counted."""
 
+LOCAL_STEPS = (
+    Metric("steps", "steps", Kind.COUNTER, "optimizer steps", LOCAL),
+    Metric("rounds", "rounds", Kind.COUNTER, "rounds whose result was merged", LOCAL),
+    Metric(
+        "rounds_not_finite",
+        "rounds",
+        Kind.COUNTER,
+        "rounds in which this site did not count, since its weights had NaN or Inf",
+        LOCAL,
+    ),
+    Metric("rounds_void", "rounds", Kind.COUNTER, "rounds in which no site counted", LOCAL),
+    Metric("wire_bytes", "bytes", Kind.COUNTER, "compressed bytes of this rank's deltas, counted once", LOCAL),
+    Metric("waited_seconds", _SECONDS, Kind.COUNTER, "time for which steps waited for results", LOCAL),
+    Metric(
+        "held_back",
+        "steps",
+        Kind.COUNTER,
+        "steps for which a round that was due could not begin, since its fragment's last result was late",
+        LOCAL,
+    ),
+    Metric("in_flight", "rounds", Kind.GAUGE, "rounds whose result is not merged yet", LOCAL),
+    Metric("oldest_in_flight", "steps", Kind.GAUGE, "steps since the oldest of these began", LOCAL),
+    Metric(
+        "delta_norm", "", Kind.GAUGE, "L2 norm of this rank's last delta that was finite; None before the first", LOCAL
+    ),
+    Metric("mean_norm", "", Kind.GAUGE, "L2 norm of the sites' last average here; None before the first", LOCAL),
+    Metric(
+        "residual_norm",
+        "",
+        Kind.GAUGE,
+        "L2 norm of what the codec has lost of that fragment's deltas; None without error feedback",
+        LOCAL,
+    ),
+)
+"""What stats()["local_steps"] holds of a run, and `LocalSteps.stats()` among its settings."""
+
 TABLES: dict[str, tuple[Metric, ...]] = {
     "stats()": TOTALS,
     'stats()["groups"]': GROUPS,
@@ -310,6 +355,7 @@ TABLES: dict[str, tuple[Metric, ...]] = {
     'stats()["memory"]': MEMORY,
     'stats()["gradients"]': GRADIENTS,
     'stats()["gradients"][…]["buckets"]': BUCKETS,
+    'stats()["local_steps"]': LOCAL_STEPS,
 }
 """All metrics, by where stats() has them."""
 

@@ -62,7 +62,7 @@ def check_sites(ranks: Ranks, kind: str, way: str, settings: dict[str, Any]) -> 
             torch.testing.assert_close(after, expected[1], rtol=1e-4, atol=1e-5)
         else:
             assert hash_of(before, after) == hash_of(*expected[:2])
-        assert stats["step"] == expected[2]["step"]
+        assert stats["steps"] == expected[2]["steps"]
         assert stats["rounds"] == expected[2]["rounds"] >= 4
     for site, one in (("a", expected), ("b", other)):
         sent = [stats["wire_bytes"] for name, (*_, stats) in zip(ranks.sites, found, strict=True) if name == site]

@@ -142,7 +142,7 @@ def _with_a_late_site(sites: list[str]) -> tuple[str, int, dict[str, Any], float
         alone = 0
         train_steps(model, optimizer, site, range(10))
     handle.finish()
-    return hash_of(values(model)), alone, handle.stats(), handle.stats()["waited_s"]
+    return hash_of(values(model)), alone, handle.stats(), handle.stats()["waited_seconds"]
 
 
 def test_site_whose_results_are_late_trains_on_and_catches_up(ranks: Ranks) -> None:
@@ -153,7 +153,7 @@ def test_site_whose_results_are_late_trains_on_and_catches_up(ranks: Ranks) -> N
         if site == "a":
             assert alone == 0  # nothing came from the other site, and no step waited for it
             assert stats["held_back"] > 0
-            assert stats["step"] == 30
+            assert stats["steps"] == 30
         assert stats["rounds"] >= 4
 
 

@@ -73,7 +73,7 @@ def check_sites(ranks: Ranks, stage: int, precision: str, config: dict[str, Any]
     found = ranks.run(_run, ranks.sites, stage, precision, config)
     for site, (hashes, stats, _) in zip(ranks.sites, found, strict=True):
         assert hashes == simulated[site][0]
-        assert stats["step"] == STEPS + 3
+        assert stats["steps"] == STEPS + 3
         assert stats["rounds"] == simulated[site][1]["rounds"] >= 9
     return found[0][2]
 
@@ -107,7 +107,7 @@ def _clock(sites: list[str], stage: int, precision: str) -> tuple[int, int, int,
     handle = local_steps(engine, engine.optimizer, **SETTINGS)
     train_engine(engine, _site(sites), 0, 24)
     handle.finish()
-    return handle.stats()["step"], engine.micro_steps, engine.global_steps, engine.skipped_steps
+    return handle.stats()["steps"], engine.micro_steps, engine.global_steps, engine.skipped_steps
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp16")])

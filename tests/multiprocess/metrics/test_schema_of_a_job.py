@@ -25,6 +25,35 @@ def _counted() -> dict[str, Any]:
     return geocomm.stats() | {"of the native group": runtime.world.backend.stats()}
 
 
+def _counted_with_local_steps() -> list[dict[str, Any]]:
+    """What stats() has of three steps with rounds, and of a run that is gone."""
+    import gc
+
+    import geocomm
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = geocomm.local_steps(model, optimizer, every=2, overlap=1, deterministic=True)
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    living = geocomm.stats()["local_steps"]
+    handle.finish()
+    del handle
+    gc.collect()
+    assert geocomm.stats()["local_steps"] == []
+    return living
+
+
+def test_job_with_local_steps_reports_what_the_schema_has_and_nothing_else() -> None:
+    with Ranks(["rome", "berlin"]) as ranks:
+        ranks.init()
+        for (run,) in ranks.run(_counted_with_local_steps):
+            assert set(run) == set(schema.names(schema.LOCAL_STEPS))
+            assert (run["steps"], run["rounds"]) == (3, 1)
+
+
 def test_job_of_two_sites_reports_what_the_schema_has_and_nothing_else() -> None:
     with Ranks(["rome", "berlin"]) as ranks:
         ranks.init()

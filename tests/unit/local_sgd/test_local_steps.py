@@ -316,7 +316,7 @@ def test_steps_that_a_grad_scaler_skips_do_not_count() -> None:
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-            counts.append(handle.stats()["step"])
+            counts.append(handle.stats()["steps"])
         return counts
 
     assert SimulatedSites(["a"]).run(run) == [[2, 2]]
@@ -347,7 +347,7 @@ def test_finished_run_leaves_an_ordinary_optimizer() -> None:
         handle.finish()
         for step in range(5):
             train_step(model, optimizer, "a", step)
-        assert handle.stats()["step"] == 1
+        assert handle.stats()["steps"] == 1
         with pytest.raises(InvalidArgumentError, match="has ended"):
             handle.finish()
 

@@ -13,6 +13,7 @@ import pytest
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.core.options import Options
+from geocomm.metrics import schema
 from geocomm.metrics.exporters import Reporting, check_reporting
 from geocomm.metrics.prometheus_endpoint import MetricsServer, _StatsCollector
 
@@ -49,6 +50,7 @@ STATS = {
     "ratio": 4.0,
     "groups": [],
     "gradients": [],
+    "local_steps": [],
 }
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -93,7 +95,7 @@ def test_scrape_has_every_counter_under_its_name_and_labels(server: MetricsServe
     expected = {
         key(f"geocomm_{name}_total"): value
         for name, value in STATS.items()
-        if name not in ("ratio", "groups", "gradients")
+        if name not in ("ratio", "groups", "gradients", "local_steps")
     }
     for name in ("bytes_sent", "bytes_received", "payload_sent", "payload_received", "retransmitted_segments"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
@@ -176,3 +178,15 @@ def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
 
 def test_registering_reads_no_counters() -> None:
     assert list(_StatsCollector("0", "berlin", lambda: pytest.fail("read")).describe()) == []
+
+
+def test_scrape_shows_local_steps() -> None:
+    run = dict.fromkeys(schema.names(schema.LOCAL_STEPS), 0) | {"steps": 40, "rounds": 3, "waited_seconds": 0.5}
+    rows = [run | {"delta_norm": None}, run | {"steps": 7, "delta_norm": 1.5, "oldest_in_flight": 4}]
+    with serving(lambda: STATS | {"peers": [], "local_steps": rows}) as server:
+        scraped = scrape(server)
+    assert scraped[key("geocomm_local_steps_total", run="0")] == 40
+    assert scraped[key("geocomm_local_waited_seconds_total", run="1")] == 0.5
+    assert scraped[key("geocomm_local_delta_norm", run="1")] == 1.5
+    assert key("geocomm_local_delta_norm", run="0") not in scraped
+    assert scraped[key("geocomm_local_oldest_in_flight", run="1")] == 4

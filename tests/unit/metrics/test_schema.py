@@ -41,6 +41,18 @@ AT_THE_ENDPOINT = {
     "geocomm_gradient_fallbacks_total",
     "geocomm_gradient_nmse",
     "geocomm_gradient_info",
+    "geocomm_local_steps_total",
+    "geocomm_local_rounds_total",
+    "geocomm_local_rounds_not_finite_total",
+    "geocomm_local_rounds_void_total",
+    "geocomm_local_wire_bytes_total",
+    "geocomm_local_waited_seconds_total",
+    "geocomm_local_held_back_total",
+    "geocomm_local_in_flight",
+    "geocomm_local_oldest_in_flight",
+    "geocomm_local_delta_norm",
+    "geocomm_local_mean_norm",
+    "geocomm_local_residual_norm",
 }
 
 
