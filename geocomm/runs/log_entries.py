@@ -20,6 +20,17 @@ SITE = {
 }
 """What `sites` of a step holds of a site: counters summed over its ranks, times as their mean."""
 
+SITE_REPORT = {
+    "step": _STEP_NUMBER,
+    "steps": "since it told the last time: what follows is of these",
+    "loss": "of its last step",
+    "rounds": "merged since the run began",
+    "held_back": "steps for which a round could not begin, since the run began",
+    "rounds_not_finite": "in which its weights were left out, since the run began",
+    **SITE,
+}
+"""What `sites` of a `sites` entry holds of a site."""
+
 ENTRIES: dict[str, dict[str, str]] = {
     "start": {
         "step": _STEP_NUMBER + " before",
@@ -36,15 +47,17 @@ ENTRIES: dict[str, dict[str, str]] = {
     },
     "step": {
         "step": "number of the step, from 1",
-        "loss": "mean over all ranks",
+        "loss": "mean over all ranks; with local steps, those of the site",
         "lr": "learning rate",
-        "grad_norm": "norm of the gradients before clipping",
+        "grad_norm": "norm of the gradients before clipping; with local steps, of the site's own",
         "loss_scale": "of fp16",
         "skipped": "whether fp16 skipped the step",
-        "sync": "only with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
-        "fallbacks",
+        "sync": "with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
+        "fallbacks. With sync.mode local, of its site: joint (gradients are averaged over all ranks), rounds, "
+        "in_flight and the steps since the oldest of them began (oldest_in_flight), held_back, waited_s, wire_bytes, "
+        "rounds_not_finite, rounds_void, and of the latest round delta_norm, mean_norm (of the average), residual_norm",
         "step_seconds": "that the step took on rank 0",
-        "tokens": "that all ranks trained on",
+        "tokens": "that all ranks trained on; here and below, with local steps, those of the site",
         "tokens_per_second": "tokens by step_seconds",
         **_COUNTED,
         "site": "of rank 0",
@@ -52,9 +65,15 @@ ENTRIES: dict[str, dict[str, str]] = {
         "backend": "of torch.distributed",
         "sites": "the same per site: " + ", ".join(SITE),
     },
+    "sites": {
+        "step": _STEP_NUMBER + " at the site that is furthest",
+        "tokens_per_second": "sum over the sites",
+        "sites": "only with local steps, every few steps, of the sites that have trained since: "
+        + ", ".join(SITE_REPORT),
+    },
     "eval": {
         "step": _STEP_NUMBER,
-        "loss": "on the held-out sequences",
+        "loss": "on the held-out sequences; with local steps, of the anchor",
         "sequences": "how many",
         "seconds": "that it took",
     },

@@ -117,8 +117,9 @@ class RunLog:
     def _write_entry(self, kind: str, entry: dict[str, Any]) -> None:
         self._file.write(_json_line({"kind": kind, "time": time.time()} | entry))
         self._file.flush()
-        if self._board is not None and kind in ("step", "eval"):
+        if self._board is not None and kind in ("step", "sites", "eval"):
             scalars = {f"{kind}/{name}": value for name, value in entry.items() if name != "step"}
+            scalars |= {f"sync/{name}": value for name, value in entry.get("sync", {}).items()}
             for site, values in entry.get("sites", {}).items():
                 scalars |= {f"site-{site}/{name}": value for name, value in values.items()}
             for name, value in scalars.items():

@@ -54,6 +54,43 @@ def step_entry(
     }
 
 
+def sites_entry(
+    run: RunFacts, ranks_of_site: Mapping[str, int], rows: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any] | None:
+    """Where all sites of a run with local steps stand; None where none has done a step since it last told.
+
+    rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
+    ranks of step_seconds, exposed_seconds and counters.
+    """
+    sites = {}
+    for site, row in rows.items():
+        if row["steps"]:
+            ranks, steps = ranks_of_site[site], int(row["steps"])
+            seconds = row["step_seconds"] / ranks
+            tokens = run.tokens_per_rank * ranks * steps
+            sites[site] = {
+                "step": int(row["step"]),
+                "steps": steps,
+                "loss": row["loss"],
+                "rounds": int(row["rounds"]),
+                "held_back": int(row["held_back"]),
+                "rounds_not_finite": int(row["rounds_not_finite"]),
+                "ranks": ranks,
+                "tokens": tokens,
+                "step_seconds": seconds / steps,
+                "tokens_per_second": tokens / seconds,
+                **{name: int(row[name]) for name in run.counters},
+                "exposed_seconds": row["exposed_seconds"] / ranks,
+            }
+    if not sites:
+        return None
+    return {
+        "step": max(site["step"] for site in sites.values()),
+        "tokens_per_second": sum(site["tokens_per_second"] for site in sites.values()),
+        "sites": sites,
+    }
+
+
 def _site_entry(run: RunFacts, site: str, row: Mapping[str, float]) -> dict[str, Any]:
     ranks = run.ranks_of_site[site]
     seconds = row["step_seconds"] / ranks

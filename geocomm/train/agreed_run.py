@@ -40,5 +40,7 @@ class Agreed:
             "zero_stage": self.config.training.zero_stage,
             "precision": self.config.training.precision,
             "shard_ranks": self.shard_ranks,
-            "feedback": self.config.sync.codec is not None,
+            "sync_mode": self.config.sync.mode,
+            "feedback": self.config.sync.reduces_gradients,
+            "sites": self.sites,
         }

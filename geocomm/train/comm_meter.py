@@ -2,14 +2,15 @@
 
 That all-reduce also carries the loss and three votes (save now, stop, something failed here). It starts before
 backward and is read after the optimizer step, so that its round trip over the WAN hides behind the computation; the
-counters of a step travel with the next step's.
+counters of a step travel with the next step's. With local steps it stays inside the site: see `site_talk`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,56 +47,109 @@ class StepMeter:
 
 
 @dataclass(frozen=True)
-class StepTotals:
-    """Sums over all ranks: loss and votes of this step, and per site the `ROW` of the step before."""
+class Wants:
+    """What ranks ask of all: a checkpoint, the end of the run; `failed`: a log cannot be written."""
 
-    loss_sum: float
-    save: bool
-    stop: bool
-    failed: bool
+    save: bool = False
+    stop: bool = False
+    failed: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is asked for."""
+        return self.save or self.stop or self.failed
+
+    def __or__(self, other: Wants) -> Wants:
+        return Wants(self.save or other.save, self.stop or other.stop, self.failed or other.failed)
+
+    def to_row(self) -> list[float]:
+        """As numbers that may be added up over ranks."""
+        return [float(self.save), float(self.stop), float(self.failed)]
+
+    @classmethod
+    def of_row(cls, row: Sequence[float]) -> Wants:
+        """Of a sum of such rows."""
+        return cls(*(value > 0 for value in row))
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """The mean of the loss over the ranks and what is to be done after this step; per site the sums of `ROW` of the
+    step before."""
+
+    loss: float
+    wants: Wants
     rows: dict[str, dict[str, float]]
 
 
-class StepReducer:
-    """Makes the all-reduce of one small fp64 vector per step."""
+class UnderWay(Protocol):
+    """The exchange of a step that has begun."""
 
-    def __init__(self, sites: list[str], site: str, device: torch.device) -> None:
-        """`sites`: all site names, in the same order on all ranks; `site`: this rank's."""
-        self._sites = sites
-        self._own = sites.index(site)
-        self._device = device
+    def finish(self, *, meets: bool) -> StepTotals:
+        """Wait for it; once. meets: all sites come together after this step, whatever is asked for."""
+        ...
 
-    def launch(
-        self, loss: torch.Tensor, row: list[float], *, save: bool = False, stop: bool = False, failed: bool = False
-    ) -> StepSum:
-        """Start the sum; one at a time.
 
-        `loss` is a scalar on the reducer's device; `row` is the step before's, zeros if none.
+class StepTalk(Protocol):
+    """What the ranks tell one another in a step."""
+
+    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> UnderWay:
+        """Begin the exchange of step number `step` (from 1); one at a time.
+
+        `loss` is a scalar on the engine's device; `row` is the step before's `ROW`, zeros if none.
         """
-        head = torch.tensor([0.0, float(save), float(stop), float(failed)], dtype=torch.float64)
+        ...
+
+    def flush(self, row: list[float], wants: Wants) -> StepTotals:
+        """The rows of the last step, outside of any step."""
+        ...
+
+
+class StepReducer:
+    """The all-reduce of one small fp64 vector per step, over all ranks or those of a group."""
+
+    def __init__(
+        self, ranks_of_site: Mapping[str, int], site: str, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """ranks_of_site: those of the group, in the same order on all ranks; site: this rank's."""
+        self._sites = list(ranks_of_site)
+        self._ranks = sum(ranks_of_site.values())
+        self._own = self._sites.index(site)
+        self._device = device
+        self._group = group
+
+    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants, note: float = 0.0) -> StepSum:
+        """See `StepTalk`. note: one more number that is added up."""
+        head = torch.tensor([0.0, note, *wants.to_row()], dtype=torch.float64)
         table = torch.zeros(len(self._sites), len(ROW), dtype=torch.float64)
         table[self._own] = torch.tensor(row, dtype=torch.float64)
         vector = torch.cat((head, table.flatten())).to(self._device)
         vector[0] = loss.detach().to(torch.float64)
-        work: Any = dist.all_reduce(vector, async_op=True)
-        return StepSum(self._sites, vector, work)
+        work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
+        return StepSum(self._sites, self._ranks, vector, work)
+
+    def flush(self, row: list[float], wants: Wants) -> StepTotals:
+        """See `StepTalk`."""
+        return self.launch(0, torch.zeros(()), row, wants).finish(meets=False)
 
 
 class StepSum:
     """A sum that is under way."""
 
-    def __init__(self, sites: list[str], vector: torch.Tensor, work: dist.Work) -> None:
-        """vector: what `work` adds up, in place."""
+    def __init__(self, sites: list[str], ranks: int, vector: torch.Tensor, work: dist.Work) -> None:
+        """ranks: that are added up; vector: what `work` adds up, in place."""
         self._sites = sites
+        self._ranks = ranks
         self._vector = vector
         self._work = work
+        self.note = 0.0
+        """The sum of the notes, once it is finished."""
 
-    def finish(self) -> StepTotals:
-        """Wait for it; once."""
+    def finish(self, *, meets: bool) -> StepTotals:
+        """See `UnderWay`: all ranks come together in each step."""
         self._work.wait()
-        loss, save, stop, failed, *cells = self._vector.tolist()
+        loss, self.note, save, stop, failed, *cells = self._vector.tolist()
         rows = {}
         for index, site in enumerate(self._sites):
             values = cells[index * len(ROW) : (index + 1) * len(ROW)]
             rows[site] = dict(zip(ROW, values, strict=True))
-        return StepTotals(loss, save > 0, stop > 0, failed > 0, rows)
+        return StepTotals(loss / self._ranks, Wants.of_row([save, stop, failed]), rows)

@@ -12,6 +12,7 @@ from geocomm.core.bad_input import BadInput
 if TYPE_CHECKING:
     import deepspeed
     import torch
+    import torch.distributed as dist
 
 CHECKED_DEEPSPEED = ("0.19",)
 """The minor versions of DeepSpeed whose private parts were looked at and run (0.19.8)."""
@@ -41,6 +42,17 @@ def take_over_reduction(engine: deepspeed.DeepSpeedEngine, reduce: Callable[[], 
         reduce()
 
     engine.buffered_allreduce_fallback = instead
+
+
+def give_back_reduction(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Undo `take_over_reduction`."""
+    engine.__dict__.pop("buffered_allreduce_fallback", None)
+
+
+def reduce_over(engine: deepspeed.DeepSpeedEngine, group: dist.ProcessGroup) -> None:
+    """Average the parameters' gradients over a group, as DeepSpeed does at ZeRO 0 over its own."""
+    dense, _ = engine._get_gradients_for_reduction()
+    engine.allreduce_no_retain(dense, dp_group=group, dp_world_size=group.size())
 
 
 def partitioned_gradients(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:

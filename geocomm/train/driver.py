@@ -25,6 +25,7 @@ from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import load_config
 from geocomm.train.deepspeed_seams import require_checked_deepspeed
 from geocomm.train.preflight import decide, first_error, record_for, shared_fields, visible_gpus
+from geocomm.train.sync_settings import SyncConfig
 from geocomm.train.train_config import RunConfig
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # fp32 weights and the two moments of Adam, which every precision and ZeRO stage saves in one form or another.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
+# Anchor, outer momentum and residual beside those.
+_LOCAL_BYTES_PER_PARAMETER = 2 * _CHECKPOINT_BYTES_PER_PARAMETER
 _DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800.0
 
 
@@ -70,12 +73,26 @@ def _backend_options(config: RunConfig) -> Options | None:
             options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
             if options.codec != AUTO:
                 collective_codec(options.codec)
-        if config.sync.codec is not None:
-            with _named("sync.codec"):
-                config.sync.hook_settings().validate()
+        _check_sync(config.sync)
     except (InvalidArgumentError, UnsupportedError) as error:
         raise BadInput(str(error)) from None
     return options
+
+
+def _check_sync(sync: SyncConfig) -> None:
+    """Refuse what would be refused when the model is there."""
+    if sync.reduces_gradients:
+        with _named("sync.codec"):
+            sync.hook_settings().validate()
+    if sync.is_local:
+        from geocomm.codecs.codec_spec import codec_spec
+        from geocomm.local_sgd.local_settings import LocalSettings
+
+        if sync.codec is not None:
+            with _named("sync.codec"):
+                codec_spec(sync.codec)
+        with _named("sync"):
+            LocalSettings.of([], **sync.local_arguments())
 
 
 def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, Any]:
@@ -88,8 +105,10 @@ def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, A
         presence = own_presence(rank, options, options.address or own_address())
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
-    if config.sync.codec is not None:
+    if config.sync.reduces_gradients:
         presence.given.append("sync.codec")
+    if config.sync.is_local:
+        presence.given.append("sync.mode local")
     return dataclasses.asdict(presence)
 
 
@@ -166,7 +185,7 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
 
     model_config = model_factory.model_config(config.model, config.data, tokenizer)
     if config.checkpoint.saves():
-        _require_space(place, root, model_factory.parameter_count(model_config))
+        _require_space(place, root, model_factory.parameter_count(model_config), is_local=config.sync.is_local)
     record = {
         "fields": shared_fields(config),
         "data": data.fingerprint,
@@ -178,9 +197,11 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     return Prepared(config, options, data, model_config, record)
 
 
-def _require_space(place: Place, root: Path, parameters: int) -> None:
+def _require_space(place: Place, root: Path, parameters: int, *, is_local: bool) -> None:
     """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
     share = parameters * _CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size // place.world_size
+    if is_local:  # each rank's weights, moments and outer state
+        share += parameters * _LOCAL_BYTES_PER_PARAMETER * place.local_world_size
     free = free_bytes(root)
     if free < share:
         raise BadInput(

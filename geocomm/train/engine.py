@@ -14,6 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from geocomm.core.bad_input import BadInput
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
+from geocomm.train.local_sync import LocalSync
+from geocomm.train.site_groups import SiteGroups, SiteParallel
 from geocomm.train.train_config import RunConfig
 
 _NEVER = 1 << 62
@@ -62,24 +64,31 @@ def create_model(config: RunConfig, hf_config: PreTrainedConfig) -> PreTrainedMo
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in its DeepSpeed engine, and what reduces its gradients, if not the engine."""
+    """A model in its DeepSpeed engine, what reduces its gradients, if not the engine, and its local steps, if any."""
 
     engine: deepspeed.DeepSpeedEngine
     sync: GradientSync | None
+    local: LocalSync | None
 
 
 def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     """Make AdamW and the DeepSpeed engine around `model`. Collective."""
     shards = SiteShards() if config.shards_in_sites() else None
+    sites = SiteGroups() if config.sync.is_local else None
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         optimizer=_adamw(model, config),
         config=deepspeed_config(config),
         dist_init_required=False,
-        mpu=shards,
+        mpu=shards if sites is None else SiteParallel(sites.inside),
     )
     _forget_initial_step(engine)
-    return TrainedModel(engine, None if config.sync.codec is None else GradientSync(engine, config.sync, shards))
+    sync = GradientSync(engine, config.sync, shards) if config.sync.reduces_gradients else None
+    local = None
+    if sites is not None:
+        tokens = config.global_batch(1) * config.data.sequence_length
+        local = LocalSync(engine, config.sync, sites, joint_steps=config.joint_steps(), tokens_per_rank=tokens)
+    return TrainedModel(engine, sync, local)
 
 
 def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:

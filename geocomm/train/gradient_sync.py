@@ -16,6 +16,7 @@ from geocomm.gradients.hook_settings import Shard
 from geocomm.gradients.named_values import Slice
 from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.train.deepspeed_seams import partitioned_gradients, take_over_reduction
+from geocomm.train.site_groups import SiteParallel
 from geocomm.train.sync_settings import SyncConfig
 
 _BUCKET_ELEMS = 16 << 20
@@ -23,8 +24,8 @@ _BUCKETS_IN_FLIGHT = 4
 _Named = tuple[str, torch.Tensor]
 
 
-class SiteShards:
-    """DeepSpeed's `mpu` for ZeRO 1 and 2 with shards inside a site: data parallel there, each site by itself.
+class SiteShards(SiteParallel):
+    """For ZeRO 1 and 2 with shards inside a site.
 
     Parameters then never cross the WAN; what crosses is each rank's shard of the gradients (`GradientSync`). To make
     one is collective.
@@ -32,30 +33,8 @@ class SiteShards:
 
     def __init__(self) -> None:
         mesh = device_mesh()
+        super().__init__(mesh.get_group("local"))
         self.replicas: dist.ProcessGroup = mesh.get_group("site")
-        self._site: dist.ProcessGroup = mesh.get_group("local")
-        self._alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        return self._site
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._site.size()
-
-    def get_data_parallel_rank(self) -> int:
-        return self._site.rank()
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return dist.get_process_group_ranks(self._site)
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        return self._alone
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
 
 
 class GradientSync:
@@ -78,7 +57,7 @@ class GradientSync:
             self._reducer = GradientReducer("driver", world, named, settings)
             take_over_reduction(engine, self._reduce_whole)
         else:
-            site = shards.get_data_parallel_group()
+            site = shards.site
             shard = Shard(site.rank(), site.size(), site) if site.size() > 1 else Shard()
             self._reducer = GradientReducer("driver", shards.replicas, named, settings, shard)
 

@@ -75,6 +75,11 @@ def decide(records: list[dict[str, Any]], config: RunConfig) -> Plan:
     _require_equal(records, "the tokenized corpus ({})", [{_DATA: record["data"]} for record in records])
     _require_equal(records, "the model's {}", [record["model"] for record in records])
     _require_declared_site(records)
+    if config.sync.is_local and len({record["site"] for record in records}) < 2:
+        raise BadInput(
+            f"sync.mode local needs two sites or more, and all ranks are at one ({records[0]['site']}); GEOCOMM_SITE "
+            "names the site of a rank"
+        )
     device = choose_device(records, config.distributed.device)
     return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
 
@@ -184,6 +189,9 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: int) 
     if config.training.zero_stage > 0:
         # Without ZeRO every rank's state is the same, and with shards inside the sites every site's.
         expected["ZeRO's shards over this many ranks:"] = (manifest.get("shard_ranks", manifest["world_size"]), shards)
+    if not config.sync.is_local:
+        # From a checkpoint of mode gradients local steps begin as from weights that all share; not the other way.
+        expected["sync.mode"] = (manifest.get("sync_mode", "gradients"), config.sync.mode)
     for name, (saved, now) in expected.items():
         if saved != now:
             raise BadInput(f"the {where} was written with {name} {saved}, this run has {now}; they must be equal")

@@ -6,6 +6,7 @@ Errors of single ranks are agreed on, so that all ranks leave together and a fai
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import uuid
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from geocomm.checkpoint import checkpoint_folder as folder
+from geocomm.core.bad_input import BadInput
+from geocomm.core.errors import GeocommError
 from geocomm.core.place import Place
 from geocomm.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.membership.collective_verdict import agree, attempt
@@ -36,11 +39,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has."""
+    """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has.
+    anchor_only: local steps begin anew from its anchor, or from the weights of mode gradients."""
 
     progress: Progress
     ranks: int
     lost_feedback: tuple[int, ...] = ()
+    anchor_only: bool = False
 
 
 class RunCheckpoints:
@@ -52,6 +57,7 @@ class RunCheckpoints:
         self._manifest = dict(manifest)
         self._engine = engine
         self._sync = sync
+        self._local = trained.local
         self._place = place
         self._root = root
         self._keep = keep
@@ -81,14 +87,16 @@ class RunCheckpoints:
 
     def save(self, progress: Progress) -> Path:
         """Write a checkpoint; returns its folder. BadInput on all ranks if any could not, and nothing has changed."""
-        step = progress.step
+        step, local = progress.step, self._local
         partial = folder.partial_folder(self._root, step)
         error = attempt(lambda: folder.begin(self._root, step)) if self._is_disk_leader else None
         try:
             self._agree_saved(step, error)
             self._writer.error = None
-            self._engine.save_checkpoint(str(partial), tag=folder.ENGINE_FOLDER, save_latest=False)
-            error = self._writer.error or attempt(lambda: self._write_own(partial, progress))
+            outer = None if local is None else local.outer_state()  # before the model is read: it may merge a round
+            with contextlib.nullcontext() if local is None else local.anchor():
+                self._engine.save_checkpoint(str(partial), tag=folder.ENGINE_FOLDER, save_latest=False)
+            error = self._writer.error or attempt(lambda: self._write_own(partial, progress, outer))
             self._agree_saved(step, error)
             error = attempt(lambda: folder.publish(self._root, step)) if self._is_disk_leader else None
             self._agree_saved(step, error)
@@ -99,13 +107,17 @@ class RunCheckpoints:
             folder.prune(self._root, self._keep)
         return folder.step_folder(self._root, step)
 
-    def _write_own(self, partial: Path, progress: Progress) -> None:
+    def _write_own(self, partial: Path, progress: Progress, outer: Mapping[str, Any] | None) -> None:
         own = _random_state()
         if self._sync is not None:
             own["feedback"] = self._sync.state_dict()
+        if self._local is not None:
+            own["local"] = {"site": self._place.site, "outer": outer, **self._local.site_state()}
         torch.save(own, _rank_file(partial, self._place.rank))
         if self._is_disk_leader:
             whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **self._manifest}
+            if self._local is not None:
+                whole["finished"] = self._local.is_finished
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
 
     def _agree_saved(self, step: int, error: str | None) -> None:
@@ -129,15 +141,35 @@ class RunCheckpoints:
         else:
             error = None
         agree(self._place, error)
+        state = torch.load(own, weights_only=True) if as_many else {}
+        local = self._local_state(source, manifest, state)
         error = attempt(lambda: self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER))
         agree(self._place, error and f"the checkpoint {source} cannot be loaded: {error}")
+        if self._local is not None and local:
+            try:
+                self._local.load_state_dict(local, local["outer"])
+            except GeocommError as failure:  # on all ranks
+                raise BadInput(f"the checkpoint {source} does not fit: {failure}") from failure
         if not as_many:
-            return replace(restored, lost_feedback=self._take_over_feedback(source, restored.ranks))
-        state = torch.load(own, weights_only=True)
+            lost = self._take_over_feedback(source, restored.ranks)
+            return replace(restored, lost_feedback=lost, anchor_only=self._local is not None)
         _restore_random_state(state)
         if self._sync is not None and "feedback" in state:
             self._sync.load_state_dict(state["feedback"])
-        return restored
+        return replace(restored, anchor_only=self._local is not None and not local)
+
+    def _local_state(self, source: Path, manifest: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The rank's part of a state of local steps, where these sites wrote it, with rounds begun if it has any."""
+        if self._local is None or manifest.get("sites") != self._manifest["sites"]:
+            return {}
+        local = state.get("local", {})
+        error = None
+        if local and local["site"] != self._place.site:
+            error = f"{source} was written with this rank at site {local['site']}; restore the order of the ranks"
+        agree(self._place, error)
+        if local and local["outer"] is not None:
+            self._local.begin()
+        return local
 
     def _take_over_feedback(self, source: Path, ranks: int) -> tuple[int, ...]:
         """The residuals of `ranks` other ranks: each goes to one that can read it. Those that nobody can."""

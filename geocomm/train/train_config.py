@@ -119,7 +119,7 @@ class DistributedConfig(Section):
     startup_timeout_seconds: Positive = Field(1800.0, description="Limit for all ranks to arrive and prepare data.")
 
 
-# DeepSpeed keys that change the reduction which sync.codec replaces.
+# DeepSpeed keys that change the reduction which sync.codec and local steps replace.
 _REDUCTION_KEYS = ("sparse_gradients", "communication_data_type", "prescale_gradients", "gradient_predivide_factor")
 
 
@@ -162,7 +162,9 @@ class RunConfig(Section):
                 "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not "
                 "scale the loss, though it divides the gradients by the scale, and nothing is learned"
             )
-        if self.sync.codec is not None:
+        if other := self.sync.field_of_other_mode():
+            raise ValueError(f"sync.{other} means nothing with sync.mode {self.sync.mode}; remove one of them")
+        if self.sync.is_local or self.sync.reduces_gradients:
             self._require_sync(zero if isinstance(zero, dict) else {})
         decay_steps = self.schedule.decay_steps or self.training.steps
         if self.warmup_steps() >= decay_steps:
@@ -173,9 +175,12 @@ class RunConfig(Section):
         return self
 
     def _require_sync(self, zero: dict[str, Any]) -> None:
+        what = "sync.mode local" if self.sync.is_local else "sync.codec"
         if self.distributed.backend != "geocomm":
-            raise ValueError(f"sync.codec needs distributed.backend geocomm, not {self.distributed.backend}")
-        if self.training.zero_stage == 3:
+            raise ValueError(f"{what} needs distributed.backend geocomm, not {self.distributed.backend}")
+        if self.sync.is_local:
+            self._require_local()
+        elif self.training.zero_stage == 3:
             raise ValueError(
                 "sync.codec works with training.zero_stage 0, 1 and 2: in stage 3 it is parameters that cross between "
                 "sites, in every pass, and they have no error feedback"
@@ -185,16 +190,35 @@ class RunConfig(Section):
         if self.deepspeed.get("data_types"):
             refused.append("data_types")
         if refused:
-            raise ValueError(f"deepspeed.{refused[0]} does not go together with sync.codec; remove one of them")
+            raise ValueError(f"deepspeed.{refused[0]} does not go together with {what}; remove one of them")
+
+    def _require_local(self) -> None:
+        training = self.training
+        for name, found, needed in (
+            ("zero_stage", training.zero_stage, 0),
+            ("precision", training.precision, "fp32"),
+        ):
+            if found != needed:
+                raise ValueError(f"sync.mode local needs training.{name} {needed}, not {found}")
+        if not 0 <= self.joint_steps() < training.steps:
+            raise ValueError(
+                f"sync.joint_steps is {self.joint_steps()}; it must be from 0 on and below training.steps "
+                f"({training.steps})"
+            )
 
     def warmup_steps(self) -> int:
         """Steps of linear warm-up."""
         given = self.schedule.warmup_steps
         return min(10, self.training.steps // 10) if given is None else given
 
+    def joint_steps(self) -> int:
+        """With local steps: the first steps, whose gradients are averaged over all ranks."""
+        given = self.sync.joint_steps
+        return self.warmup_steps() if given == "auto" else given
+
     def shards_in_sites(self) -> bool:
         """Whether ZeRO's shards are inside each site, and not over all ranks."""
-        return self.sync.codec is not None and self.training.zero_stage in (1, 2)
+        return self.sync.reduces_gradients and self.training.zero_stage in (1, 2)
 
     def global_batch(self, world_size: int) -> int:
         """Sequences per optimizer step over all ranks."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from geocomm.core.environment import codec_name
 from geocomm.membership.collective_verdict import agree
 from geocomm.metrics.events import events
 from geocomm.runs.run_log import RunLog
-from geocomm.runs.step_entry import RunFacts, step_entry
+from geocomm.runs.step_entry import RunFacts, sites_entry, step_entry
 from geocomm.train.agreed_run import Agreed
-from geocomm.train.comm_meter import ROW, StepMeter, StepReducer, StepSum
+from geocomm.train.comm_meter import ROW, StepMeter, StepReducer, StepTalk, Wants
 from geocomm.train.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
 from geocomm.train.lr_schedule import learning_rate
+from geocomm.train.site_talk import SiteTalk
 from geocomm.train.train_checkpoint import Progress, RunCheckpoints
 from geocomm.train.train_config import RunConfig
 
@@ -31,7 +34,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle both signals inside of the block."""
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -64,16 +67,23 @@ class TrainLoop:
         self._log = log
         self._meter = StepMeter(config.distributed.backend)
         device: Any = trained.engine.device
-        self._reducer = StepReducer(list(agreed.sites), place.site, device)
+        own_site = {place.site: agreed.sites[place.site]}
+        self._talk: StepTalk = StepReducer(agreed.sites, place.site, device)
+        self._site_talk = None
+        if trained.local is not None:
+            self._talk = self._site_talk = SiteTalk(trained.local, place.site, device)
         self._facts = RunFacts(
             site=place.site,
-            ranks_of_site=agreed.sites,
+            ranks_of_site=agreed.sites if trained.local is None else own_site,
             tokens_per_rank=config.global_batch(1) * agreed.data.sequence_length,
             backend=config.distributed.backend,
             codec=effective_codec(config),
             counters=ROW[1:-1],
             counts=self._meter.has_counters,
         )
+        self._ranks_of_site = agreed.sites
+        self._rounds_before: Mapping[str, Any] = {}
+        self._was_late = False
         self._unsent: tuple[dict[str, Any], list[float]] | None = None
         self._log_error: str | None = None
         self._last_save = time.monotonic()
@@ -84,23 +94,25 @@ class TrainLoop:
         config = self._config
         self._saved_step = progress.step
         while progress.step < config.training.steps:
-            progress, save_due, stopping = self._one_step(progress, stop)
+            progress, wants = self._one_step(progress, stop)
             last = progress.step == config.training.steps
+            if last and self._trained.local is not None:
+                self._trained.local.finish()
             if _due(progress.step, config.evaluation.every_steps) or (last and config.evaluation.at_end):
                 self._evaluate(progress)
-            save_due = save_due or _due(progress.step, config.checkpoint.every_steps)
-            if save_due or stopping or (last and config.checkpoint.at_end):
+            save_due = wants.save or _due(progress.step, config.checkpoint.every_steps)
+            if save_due or wants.stop or (last and config.checkpoint.at_end):
                 self._save(progress)
-            if stopping:
+            if wants.stop:
                 break
         self._flush()
         agree(self._place, self._log_error)
         return progress
 
-    def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, bool, bool]:
-        """One optimizer step; also whether a timed checkpoint is due and whether some rank wants to stop."""
-        config, engine, place = self._config, self._trained.engine, self._place
-        training, schedule = config.training, config.schedule
+    def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, Wants]:
+        """One optimizer step; also what ranks ask for after it."""
+        config, trained, place = self._config, self._trained, self._place
+        engine, training, schedule = trained.engine, config.training, config.schedule
         rate = learning_rate(
             progress.step,
             config.optimizer.learning_rate,
@@ -108,6 +120,8 @@ class TrainLoop:
             schedule.decay_steps or training.steps,
             schedule.final_fraction,
         )
+        if trained.local is not None:
+            trained.local.before_step(progress.step)
         set_learning_rate(engine, rate)
         skipped = engine.skipped_steps
         self._meter.start()
@@ -117,29 +131,34 @@ class TrainLoop:
             loss = self._forward(progress, micro_step)
             loss_sum += loss.detach()
             engine.backward(loss)
-            apply_gradients(self._trained)
+            apply_gradients(trained)
         loss = self._forward(progress, last)
         loss_sum += loss.detach()
-        under_way = self._launch(loss_sum / training.gradient_accumulation_steps, stop)
+        step = progress.step + 1
+        row = self._unsent[1] if self._unsent else [0.0] * len(ROW)
+        mean = loss_sum / training.gradient_accumulation_steps
+        under_way = self._talk.launch(step, mean, row, self._wants(stop))
         engine.backward(loss)
-        norm = apply_gradients(self._trained)
-        totals = under_way.finish()
+        norm = apply_gradients(trained)
+        totals = under_way.finish(meets=step == training.steps or _due(step, config.checkpoint.every_steps))
         self._emit(totals.rows)
-        progress = Progress(progress.step + 1, progress.consumed + config.global_batch(place.world_size))
         entry = {
-            "step": progress.step,
-            "loss": totals.loss_sum / place.world_size,
+            "step": step,
+            "loss": totals.loss,
             "lr": rate,
             "grad_norm": norm,
             "loss_scale": loss_scale(engine),
             "skipped": engine.skipped_steps > skipped,
         }
-        if self._trained.sync is not None:
-            entry["sync"] = self._trained.sync.summary()
+        if trained.sync is not None:
+            entry["sync"] = trained.sync.summary()
+        if trained.local is not None:
+            entry["sync"] = trained.local.summary()
+            self._tell_trouble(step, entry["sync"])
         self._unsent = (entry, self._meter.row())
-        if totals.failed:
+        if totals.wants.failed:
             agree(place, self._log_error)
-        return progress, totals.save, totals.stop
+        return Progress(step, progress.consumed + config.global_batch(place.world_size)), totals.wants
 
     def _forward(self, progress: Progress, micro_step: int) -> torch.Tensor:
         """The loss of this rank's next micro batch."""
@@ -150,11 +169,10 @@ class TrainLoop:
         inputs = torch.from_numpy(rows).to(engine.device)
         return engine(input_ids=inputs, labels=inputs).loss
 
-    def _launch(self, loss: torch.Tensor, stop: StopRequest) -> StepSum:
+    def _wants(self, stop: StopRequest) -> Wants:
+        """What this rank asks for now."""
         every = self._config.checkpoint.every_minutes * 60
-        return self._reducer.launch(
-            loss,
-            self._unsent[1] if self._unsent else [0.0] * len(ROW),
+        return Wants(
             save=self._place.rank == 0 and every > 0 and time.monotonic() - self._last_save >= every,
             stop=stop.signal is not None,
             failed=self._log_error is not None,
@@ -164,19 +182,35 @@ class TrainLoop:
         """Write the last step's entry, whose counters no later step carries. Collective."""
         if self._unsent is None:
             return
-        totals = self._reducer.launch(torch.zeros(()), self._unsent[1], failed=self._log_error is not None).finish()
+        totals = self._talk.flush(self._unsent[1], Wants(failed=self._log_error is not None))
         self._emit(totals.rows)
-        if totals.failed:
+        if totals.wants.failed:
             agree(self._place, self._log_error)
 
     def _emit(self, rows: dict[str, dict[str, float]]) -> None:
-        """Write the entry of the step before, which `rows` complete."""
-        if self._unsent is None:
+        """Write the entry of the step before, which `rows` complete, and what the sites told."""
+        if self._unsent is not None:
+            step, own = self._unsent
+            self._unsent = None
+            entry = step_entry(self._facts, step, own[0], rows)
+            self._guard_log(lambda: self._log.step(entry))
+        if self._site_talk is not None:
+            for report in self._site_talk.take_reports():
+                if sites := sites_entry(self._facts, self._ranks_of_site, report.sites):
+                    self._guard_log(functools.partial(self._log.write, "sites", sites))
+
+    def _tell_trouble(self, step: int, rounds: Mapping[str, Any]) -> None:
+        """A line where rounds began to be late, or this site's weights were not finite."""
+        before, self._rounds_before = self._rounds_before, rounds
+        if not before or rounds["rounds"] is None or before["rounds"] is None:
             return
-        step, own = self._unsent
-        self._unsent = None
-        entry = step_entry(self._facts, step, own[0], rows)
-        self._guard_log(lambda: self._log.step(entry))
+        late = rounds["held_back"] > before["held_back"]
+        if late and not self._was_late:
+            age = rounds["oldest_in_flight"]
+            self._log.say(f"step {step}: the result of a round is late ({age} steps by now); training goes on")
+        self._was_late = late
+        if rounds["rounds_not_finite"] > before["rounds_not_finite"]:
+            self._log.say(f"step {step}: weights of site {self._place.site} are not finite and left out of a round")
 
     def _guard_log(self, write: Callable[[], None]) -> None:
         """A full disk is seen by rank 0 alone: keep the error for the next vote."""
@@ -188,13 +222,16 @@ class TrainLoop:
     def _evaluate(self, progress: Progress) -> None:
         self._flush()
         begin = time.perf_counter()
-        loss, count = evaluate(
-            self._trained.engine,
-            self._data,
-            self._place,
-            self._config.evaluation.max_sequences,
-            self._config.training.micro_batch_size,
-        )
+        local = self._trained.local
+        world: Any = dist.group.WORLD
+        with contextlib.nullcontext() if local is None else local.anchor():
+            loss, count = evaluate(
+                self._trained.engine,
+                self._data,
+                world if local is None else local.sites.inside,  # each site for itself: no line holds it up
+                self._config.evaluation.max_sequences,
+                self._config.training.micro_batch_size,
+            )
         entry = {
             "step": progress.step,
             "loss": loss,

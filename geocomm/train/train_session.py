@@ -56,6 +56,11 @@ def train_session(agreed: Agreed) -> int:
             log.say(
                 f"no machine has the residuals of ranks {lost} of the checkpoint: what the codec owed there is lost"
             )
+        if restored.anchor_only:
+            log.say(
+                "the checkpoint is not of local steps between these sites: they begin anew from its weights, without "
+                "outer momentum, residuals and weights of the sites"
+            )
         loop = TrainLoop(agreed, trained, checkpoints, log)
         stop = StopRequest()
         with stop.listening():
@@ -92,7 +97,9 @@ def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
         begin += f" of {start['ranks_before']} ranks"
     sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
     codec = f" codec {start['codec']}" if start["codec"] else ""
-    codec += f", gradients {agreed.config.sync.codec}," if agreed.config.sync.codec else ""
+    sync = agreed.config.sync
+    codec += f", gradients {sync.codec}," if sync.reduces_gradients else ""
+    codec += f", local steps {sync.preset}," if sync.is_local else ""
     return (
         f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {agreed.place.world_size} ranks on sites {sites}, "
         f"{start['backend']}{codec} on {start['device']}, ZeRO-{training.zero_stage} {training.precision}"

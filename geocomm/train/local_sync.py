@@ -1,0 +1,139 @@
+"""Local steps of a DeepSpeed engine: the one place where a model and its optimizer become those of `local_steps`.
+
+Imports torch and deepspeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch.distributed.utils import _sync_module_states  # what DDP shares its first weights with
+
+from geocomm.core.bad_input import BadInput
+from geocomm.core.errors import GeocommError
+from geocomm.local_sgd.local_steps import LocalSteps, local_steps
+from geocomm.train.deepspeed_seams import give_back_reduction, reduce_over, take_over_reduction
+from geocomm.train.site_groups import SiteGroups
+from geocomm.train.sync_settings import SyncConfig
+
+_BROADCAST_BYTES = 64 << 20
+_LOGGED = (
+    "rounds",
+    "in_flight",
+    "oldest_in_flight",
+    "held_back",
+    "waited_s",
+    "wire_bytes",
+    "rounds_not_finite",
+    "rounds_void",
+    "delta_norm",
+    "mean_norm",
+    "residual_norm",
+)
+"""Of `LocalSteps.stats()`."""
+
+
+class LocalSync:
+    """An engine whose gradients are averaged inside the site, and whose weights local steps average between the sites.
+
+    In the first steps (`joint_steps`) gradients are averaged over all ranks, and the sites stay equal.
+    """
+
+    def __init__(
+        self,
+        engine: deepspeed.DeepSpeedEngine,
+        config: SyncConfig,
+        sites: SiteGroups,
+        *,
+        joint_steps: int,
+        tokens_per_rank: int,
+    ) -> None:
+        """tokens_per_rank: that a rank trains on in an optimizer step."""
+        self.sites = sites
+        self.is_finished = False
+        self._engine = engine
+        self._config = config
+        self._joint_steps = joint_steps
+        self._tokens = tokens_per_rank * len(sites.ranks)
+        self._handle: LocalSteps | None = None
+        world: Any = dist.group.WORLD
+        take_over_reduction(engine, lambda: reduce_over(engine, world))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether gradients are averaged over all ranks now."""
+        return self._handle is None and not self.is_finished
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether no site can be far from the others: each waits for them at steps that are the same for all."""
+        return self.is_joint or self._config.deterministic or self._config.overlap == 0
+
+    def before_step(self, steps_done: int) -> None:
+        """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""
+        if self.is_joint and steps_done >= self._joint_steps:
+            self.begin()
+        if self._handle is not None:
+            self._handle.count_tokens(self._tokens)
+
+    def begin(self) -> None:
+        """Give all ranks the weights of rank 0, and train with local steps from now on. Collective over all ranks."""
+        give_back_reduction(self._engine)
+        # Equal gradients leave unequal last bits where sites have other hardware, or clip over other numbers of ranks.
+        model: Any = self._engine.module
+        optimizer: Any = self._engine.optimizer
+        _sync_module_states(model, dist.group.WORLD, _BROADCAST_BYTES, 0, ())
+        config = self._config
+        try:
+            self._handle = local_steps(
+                model, optimizer, exact=config.exact, exact_below=config.exact_below, **config.local_arguments()
+            )
+        except GeocommError as error:
+            raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error
+
+    def finish(self) -> None:
+        """The last round; the model then holds the anchor. Collective over all ranks."""
+        if self._handle is not None:
+            self._handle.finish()
+        self._handle, self.is_finished = None, True
+
+    @contextmanager
+    def anchor(self) -> Iterator[None]:
+        """Let the model hold what all sites share."""
+        if self._handle is None:
+            yield
+        else:
+            with self._handle.anchor():
+                yield
+
+    def summary(self) -> dict[str, Any]:
+        """What the log has of the rounds of this site."""
+        stats = {} if self._handle is None else self._handle.stats()
+        return {"joint": self.is_joint, **{name: stats.get(name) for name in _LOGGED}}
+
+    def outer_state(self) -> dict[str, Any] | None:
+        """Of the handle, if there is one; to be taken before `site_state` and the model. Collective over all ranks."""
+        return None if self._handle is None else self._handle.state_dict()
+
+    def site_state(self) -> dict[str, Any]:
+        """The site's own weights and the state of its optimizer: references, not copies."""
+        optimizer: Any = self._engine.optimizer
+        return {"weights": self._weights(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(self, site: Mapping[str, Any], outer: Mapping[str, Any] | None) -> None:
+        """Take over both states, `outer` after `begin`. Collective over all ranks. Raises GeocommError."""
+        for name, parameter in self._weights().items():
+            parameter.copy_(site["weights"][name])
+        optimizer: Any = self._engine.optimizer
+        optimizer.load_state_dict(site["optimizer"])
+        if self._handle is not None and outer is not None:
+            self._handle.load_state_dict(outer)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        model: Any = self._engine.module
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
