@@ -47,6 +47,8 @@ class Variant:
     codec: str | None
     feedback: str | None = None
     """Codec of the gradients between sites, with error feedback."""
+    local_every: int | None = None
+    """Local steps, with so many optimizer steps between two rounds."""
 
 
 VARIANTS = (
@@ -54,6 +56,7 @@ VARIANTS = (
     Variant("geocomm, exact", "exact", "geocomm", "none"),
     Variant("geocomm, int8", "int8", "geocomm", "int8"),
     Variant("geocomm, balanced + feedback", "balanced", "geocomm", "none", "balanced"),
+    Variant("geocomm, local steps", "local", "geocomm", "none", local_every=4),
 )
 
 
@@ -106,6 +109,7 @@ class Outcome:
             "backend": self.variant.backend,
             "codec": self.variant.codec,
             "feedback": self.variant.feedback,
+            "local_every": self.variant.local_every,
             "losses": self.losses,
             "step_seconds": self.step_s,
             "median_step_seconds": self.median_step_s,
@@ -133,10 +137,18 @@ def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
         "schedule": {"warmup_steps": min(3, steps - 1)},
         "evaluation": {"max_sequences": 16},
         "logging": {"every_steps": 1, "progress": False, "tensorboard": False},
-        # Its first steps are exact by default, which a run as short as this one would be made of.
-        "sync": {} if variant.feedback is None else {"codec": variant.feedback, "warmup_steps": 1},
+        "sync": _sync(variant),
         "distributed": {"backend": variant.backend, "codec": variant.codec, "device": "cpu"},
     }
+
+
+def _sync(variant: Variant) -> dict[str, Any]:
+    """The section of that name: with the defaults, a run as short as this one would be made of its beginning."""
+    if variant.feedback is not None:
+        return {"codec": variant.feedback, "warmup_steps": 1}
+    if variant.local_every is not None:
+        return {"mode": "local", "every": variant.local_every, "overlap": 1, "joint_steps": 1}
+    return {}
 
 
 def _run_folder(folder: Path) -> RunFolder:
@@ -236,12 +248,17 @@ def read_outcome(
         variant=variant,
         losses=tuple(losses[:-1]),
         step_s=tuple(entry["step_seconds"] for entry in logged),
-        tokens_per_step=logged[0]["tokens"],
+        tokens_per_step=_tokens_of_all(logged[0], start["sites"]),
         wan_bytes_per_step=(bytes_at(wan_bytes, last) - bytes_at(wan_bytes, first)) / (steps - 2),
         held_out_loss=losses[-1],
         wan=report,
         sizes={"parameters": start["parameters"], "zero_stage": start["config"]["training"]["zero_stage"]},
     )
+
+
+def _tokens_of_all(step: dict[str, Any], ranks: dict[str, int]) -> int:
+    """Of a step; with local steps the entry has those of one site."""
+    return step["tokens"] * sum(ranks.values()) // sum(site["ranks"] for site in step["sites"].values())
 
 
 def bytes_at(samples: Sequence[dict[str, Any]], when: float) -> float:
@@ -258,15 +275,16 @@ def bytes_at(samples: Sequence[dict[str, Any]], when: float) -> float:
 
 def _update(progress: Progress, entries: Iterable[dict[str, Any]]) -> None:
     seconds: list[float] = []
+    ranks: dict[str, int] = {}
     for entry in entries:
         if entry["kind"] == "start":
-            progress.state = "training"
+            progress.state, ranks = "training", entry["sites"]
         elif entry["kind"] == "step":
             progress.step, progress.loss = entry["step"], entry["loss"]
             seconds.append(entry["step_seconds"])
             # As in the table at the end: see Outcome.median_step_s.
             progress.step_s = median_step_s(seconds)
-            progress.tokens_per_s = entry["tokens"] / progress.step_s
+            progress.tokens_per_s = _tokens_of_all(entry, ranks) / progress.step_s
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from geocomm.demo.demo_run import Outcome
 from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S
 
-_COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e")
+_COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e", "#8a7a2d")
 _INK = "#333333"
 
 
@@ -32,7 +32,7 @@ def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per run; the first one is what the others are compared with."""
     steps = len(outcomes[0].losses)
-    table = Table(title="The same training, four ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
     headings = ("", "s / step", "speed-up", "WAN MB / step", "tokens / s", f"loss at step {steps}", "held-out loss")
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)

@@ -87,7 +87,8 @@ class LocalSync:
         # Equal gradients leave unequal last bits where sites have other hardware, or clip over other numbers of ranks.
         model: Any = self._engine.module
         optimizer: Any = self._engine.optimizer
-        _sync_module_states(model, dist.group.WORLD, _BROADCAST_BYTES, 0, ())
+        world: Any = dist.group.WORLD
+        _sync_module_states(model, world, _BROADCAST_BYTES, 0, ())
         config = self._config
         try:
             self._handle = local_steps(

@@ -36,7 +36,13 @@ WAN = [{"time": float(second), "bytes": 1000 * second} for second in range(0, 20
 def metrics(**changes: Any) -> list[dict[str, Any]]:
     """The log of a run whose step k ends at second 100 + 10 k."""
     entries: list[dict[str, Any]] = [
-        {"kind": "start", "time": 99.0, "parameters": 7, "config": {"training": {"zero_stage": 1}}}
+        {
+            "kind": "start",
+            "time": 99.0,
+            "parameters": 7,
+            "sites": {"site0": 1, "site1": 1},
+            "config": {"training": {"zero_stage": 1}},
+        }
     ]
     for step in range(1, STEPS + 1):
         written = 100.0 + 10 * min(step + 1, STEPS)
@@ -49,6 +55,7 @@ def metrics(**changes: Any) -> list[dict[str, Any]]:
                 "loss": 6.0 - step,
                 "step_seconds": seconds,
                 "tokens": 50,
+                "sites": {"site0": {"ranks": 1}, "site1": {"ranks": 1}},
                 "tokens_per_second": 50 / seconds,
             }
         )
@@ -74,6 +81,14 @@ def test_outcome_figures_come_from_the_logs() -> None:
     assert figures.held_out_loss == 1.5
     assert figures.wan_bytes_per_step == pytest.approx(10_000)
     assert figures.sizes == {"parameters": 7, "zero_stage": 1}
+
+
+def test_tokens_are_those_of_all_sites_where_a_log_has_those_of_one() -> None:
+    of_one_site = metrics(step={"tokens": 25, "sites": {"site0": {"ranks": 1}}})
+    assert read_outcome(VARIANTS[-1], of_one_site, WAN, STEPS, report()).tokens_per_s == outcome(0).tokens_per_s
+    progress = Progress()
+    _update(progress, of_one_site)
+    assert progress.tokens_per_s == outcome(0).tokens_per_s
 
 
 @pytest.mark.parametrize(
@@ -112,15 +127,20 @@ def test_entries_of_a_growing_file_are_its_whole_lines(tmp_path: Path) -> None:
 
 def test_variants_train_alike_but_for_the_backend(tmp_path: Path) -> None:
     configs = [RunConfig.model_validate(train_config(variant, tmp_path, STEPS)) for variant in VARIANTS]
-    assert [(each.distributed.backend, each.distributed.codec, each.sync.codec) for each in configs] == [
-        ("gloo", None, None),
-        ("geocomm", "none", None),
-        ("geocomm", "int8", None),
-        ("geocomm", "none", "balanced"),
+    assert [
+        (each.distributed.backend, each.distributed.codec, each.sync.mode, each.sync.codec) for each in configs
+    ] == [
+        ("gloo", None, "gradients", None),
+        ("geocomm", "none", "gradients", None),
+        ("geocomm", "int8", "gradients", None),
+        ("geocomm", "none", "gradients", "balanced"),
+        ("geocomm", "none", "local", None),
     ]
     assert len({each.model_dump_json(exclude={"distributed", "sync"}) for each in configs}) == 1
     # Most of even a short run is compressed.
-    assert configs[-1].sync.warmup_steps < DEFAULT_STEPS / 4
+    assert configs[3].sync.warmup_steps < DEFAULT_STEPS / 4
+    # Every weight crosses at least twice on the way.
+    assert configs[4].joint_steps() + 2 * configs[4].sync.local_arguments()["every"] < DEFAULT_STEPS
 
 
 def test_progress_and_table_reckon_the_time_of_a_step_alike() -> None:
@@ -128,7 +148,7 @@ def test_progress_and_table_reckon_the_time_of_a_step_alike() -> None:
     _update(progress, metrics())
     figures = outcome(0)
     assert (progress.step_s, progress.tokens_per_s) == (figures.median_step_s, figures.tokens_per_s)
-    _update(progress, [entry for entry in metrics() if entry["kind"] == "step"][:1])
+    _update(progress, [entry for entry in metrics() if entry["kind"] in ("start", "step")][:2])
     assert progress.step_s == outcome(0).step_s[0]
 
 

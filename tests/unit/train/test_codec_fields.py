@@ -1,4 +1,4 @@
-"""Which field is named where the backend refuses a codec."""
+"""Which field is named where the backend refuses a codec, or local steps a number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from geocomm.train.driver import _backend_options
         (["distributed.codec=int9"], "distributed.codec"),
         (["distributed.codec=tiny"], "distributed.codec"),
         (["sync.codec=int9"], "sync.codec"),
+        (["sync.mode=local", "sync.codec=int9"], "sync.codec"),
+        (["sync.mode=local", "sync.every=0"], "sync: every is 0"),
+        (["sync.mode=local", "sync.overlap=31"], "sync: overlap is 31"),
+        (["sync.mode=local", "sync.fragments=0"], "sync: fragments is 0"),
+        (["sync.mode=local", "sync.merge=1"], "sync: merge is 1"),
+        (["sync.mode=local", "sync.decay=2"], "sync: decay is 2"),
+        (["sync.mode=local", "sync.outer_lr=-1"], "sync: the outer lr is -1"),
+        (["sync.mode=local", "sync.outer_momentum=1"], "sync: the outer momentum is 1"),
     ],
 )
-def test_a_codec_that_is_refused_is_that_of_a_field(assignments: list[str], field: str) -> None:
-    with pytest.raises(BadInput, match=rf"^{field}: "):
+def test_what_is_refused_is_said_of_a_field(assignments: list[str], field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{field}[:;] "):
         _backend_options(load_config(None, assignments))
 
 

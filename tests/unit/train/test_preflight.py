@@ -141,6 +141,24 @@ def test_checkpoint_that_does_not_fit_is_refused(manifest: dict[str, Any], menti
         decide(_records(held, config), config)
 
 
+def test_local_steps_need_two_sites() -> None:
+    config = _config(sync={"mode": "local"})
+    decide(_records({}, config), config)
+    with pytest.raises(BadInput, match=r"sync\.mode local needs two sites or more, and all ranks are at one \(a\)"):
+        decide(_records({1: {"site": "a"}}, config), config)
+
+
+@pytest.mark.parametrize(("saved", "now", "fits"), [("gradients", "local", True), ("local", "gradients", False)])
+def test_checkpoint_of_local_steps_is_not_for_the_other_mode(saved: str, now: str, *, fits: bool) -> None:
+    config = _config(sync={"mode": now})
+    held = {rank: {"checkpoints": {"9": _MANIFEST | {"sync_mode": saved}}} for rank in range(2)}
+    if fits:
+        assert decide(_records(held, config), config).resume_step == 9
+    else:
+        with pytest.raises(BadInput, match=r"sync\.mode local, this run has gradients"):
+            decide(_records(held, config), config)
+
+
 def test_number_of_ranks_may_change_where_no_shard_depends_on_it() -> None:
     held = {rank: {"checkpoints": {"9": _MANIFEST | {"world_size": 4}}} for rank in range(2)}
     assert decide(_records(held, _config()), _config()).resume_step == 9

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
+from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.train.config_text import field_table, format_config, load_config
 from geocomm.train.train_config import RunConfig
 
@@ -76,6 +77,57 @@ def test_feedback_with_what_it_cannot_go_with_is_refused(assignments: list[str],
     with pytest.raises(BadInput) as caught:
         load_config(None, ["sync.codec=balanced", *assignments])
     assert all(mention in str(caught.value) for mention in mentions)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "mentions"),
+    [
+        (["training.zero_stage=1"], ["sync.mode local", "training.zero_stage 0"]),
+        (["training.precision=bf16"], ["sync.mode local", "training.precision fp32"]),
+        (["distributed.backend=nccl"], ["sync.mode local", "nccl"]),
+        (["distributed.backend=gloo"], ["sync.mode local", "gloo"]),
+        (["deepspeed.communication_data_type=fp16"], ["deepspeed.communication_data_type", "sync.mode local"]),
+        (["sync.guard=false"], ["sync.guard"]),
+        (["sync.warmup_steps=3"], ["sync.warmup_steps"]),
+        (["sync.joint_steps=100"], ["sync.joint_steps", "training.steps"]),
+        (["sync.joint_steps=-1"], ["sync.joint_steps"]),
+        (["sync.preset=pretrian"], ["sync.preset", "'pretrain'"]),
+        (["sync.every=many"], ["sync.every", "'auto' or a whole number"]),
+        (["sync.every=2.5"], ["sync.every", "'auto' or a whole number"]),
+        (["sync.merge=carrry"], ["sync.merge", "'carry' or a number"]),
+    ],
+)
+def test_local_steps_with_what_they_cannot_go_with_are_refused(assignments: list[str], mentions: list[str]) -> None:
+    load_config(None, ["sync.mode=local"])
+    with pytest.raises(BadInput) as caught:
+        load_config(None, ["sync.mode=local", *assignments])
+    assert all(mention in str(caught.value) for mention in mentions), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "assignment", ["every=10", "preset=loco", "fragments=2", "merge=0.3", "overlap=2", "outer_lr=1", "joint_steps=3"]
+)
+def test_options_of_local_steps_are_refused_in_the_other_mode(assignment: str) -> None:
+    load_config(None, ["sync.mode=local", f"sync.{assignment}"])
+    with pytest.raises(BadInput, match=rf"sync\.{assignment.split('=')[0]} means nothing with sync\.mode gradients"):
+        load_config(None, [f"sync.{assignment}"])
+
+
+def test_joint_steps_are_those_of_the_warm_up_unless_they_are_given() -> None:
+    config = load_config(None, ["sync.mode=local", "schedule.warmup_steps=7"])
+    assert config.joint_steps() == 7
+    assert load_config(None, ["sync.mode=local", "sync.joint_steps=0"]).joint_steps() == 0
+
+
+@pytest.mark.parametrize(("preset", "lr", "momentum"), [("pretrain", 0.6, 0.9), ("finetune", 0.2, 0.0)])
+def test_outer_optimizer_is_the_presets_but_for_what_is_given(preset: str, lr: float, momentum: float) -> None:
+    base = ["sync.mode=local", f"sync.preset={preset}"]
+    assert load_config(None, base).sync.local_arguments()["outer"] == Nesterov(lr, momentum)
+    given = load_config(None, [*base, "sync.outer_lr=0.3"]).sync.local_arguments()
+    assert given["outer"] == Nesterov(0.3, momentum)
+    assert given["decay"] is None  # the preset's own, which differs in loco
+    assert load_config(None, ["sync.codec=balanced"]).sync.hook_settings().decay == 1.0
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(8, 0), (20, 2), (100, 10), (5000, 10)])
