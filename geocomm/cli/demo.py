@@ -33,9 +33,9 @@ def demo(
         Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
     ] = None,
 ) -> None:
-    """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in three ways.
+    """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in four ways.
 
-    The ways of geocomm: exact, int8, and balanced with error feedback.
+    The ways of geocomm: exact, int8, balanced with error feedback, and local steps.
 
     Ends in a table and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed; 2 for a wrong option or a
     missing package; 125 where no WAN can be emulated.
