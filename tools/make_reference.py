@@ -159,9 +159,11 @@ def metrics() -> str:
         and `time` (seconds since 1970).
 
         In a `step` entry tokens and counters are totals over all ranks; `exposed_seconds` is averaged over
-        the ranks. With another backend than geocomm, all of these counters are null. Numbers that JSON
-        lacks (a NaN loss) are null, too. A step's entry appears when the next step is done: its counters
-        travel with that step's loss. [Events](#events) of rank 0, such as `checkpoint`, stand between the
+        the ranks. With local steps (`sync.mode: local`) they are those of rank 0's site, whose ranks
+        alone meet in every step; `sites` entries tell of all sites every few steps. With another
+        backend than geocomm, all of these counters are null. Numbers that JSON lacks (a NaN loss) are
+        null, too. A step's entry appears when the next step is done: its counters travel with that
+        step's loss. [Events](#events) of rank 0, such as `checkpoint`, stand between the
         entries.
         """)
     events = inspect.cleandoc("""

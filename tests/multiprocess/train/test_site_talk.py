@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from support.harness import Ranks, ranks_fixture
 
-STEPS = 90
-MEETS_EVERY = 40
+STEPS = 50
+MEETS_EVERY = 20
 
 ranks = ranks_fixture({"2+1": ["a", "a", "b"], "1+1+1": list("abc")}, environment={"DS_ACCELERATOR": "cpu"})
 
@@ -36,7 +36,7 @@ def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockst
     when, what = asks.get(dist.get_rank(), (0, ""))
     met = []
     for step in range(1, STEPS + 1):
-        time.sleep(pace.uniform(0, 0.006 if site == slow else 0.001))
+        time.sleep(pace.uniform(0, 0.004 if site == slow else 0.001))
         due = step % MEETS_EVERY == 0 or step == STEPS
         asked = step == when if what == "save" else 0 < when <= step
         wants = Wants(**{what: True}) if asked else Wants()
@@ -58,29 +58,24 @@ def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockst
 
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize(
-    ("asks", "expected"),
+    ("slow", "asks"),
     [
-        ({}, [(40, ""), (80, ""), (90, "")]),
-        ({2: (17, "stop")}, ["stop"]),
-        ({1: (38, "stop")}, ["stop"]),
-        ({0: (3, "save"), 2: (60, "stop")}, ["save", "stop"]),
-        ({0: (39, "save"), 1: (40, "save"), 2: (41, "save")}, ["save"]),
-        ({0: (89, "failed"), 2: (90, "stop")}, []),
+        ("a", {}),
+        ("a", {2: (9, "stop")}),
+        ("b", {2: (9, "stop")}),
+        ("b", {1: (18, "stop")}),
+        ("a", {0: (3, "save"), 2: (30, "stop")}),
+        ("b", {0: (19, "save"), 1: (20, "save"), 2: (21, "save")}),
+        ("a", {0: (STEPS - 1, "failed"), 2: (STEPS, "stop")}),
     ],
 )
-@pytest.mark.parametrize("slow", ["a", "b"])
 def test_sites_come_together_after_the_same_step(
-    ranks: Ranks, asks: dict[int, tuple[int, str]], expected: list[Any], slow: str, lockstep: bool
+    ranks: Ranks, slow: str, asks: dict[int, tuple[int, str]], lockstep: bool
 ) -> None:
     first, *others = ranks.run(_train, ranks.sites, asks, slow, lockstep)
     assert all(met == first for met in others)
-    for what in expected:
-        if isinstance(what, str):
-            earliest = min(step for step, asked in asks.values() if asked == what)
-            assert any(f"{what}=True" in wants and step >= earliest for step, wants in first), first
-        else:
-            assert what[0] in [step for step, _ in first]
-    stopped = any("stop=True" in wants for _, wants in first)
-    assert (
-        stopped == any(asked == "stop" and step < STEPS - 1 for step, asked in asks.values()) or first[-1][0] == STEPS
-    )
+    for step, what in asks.values():
+        # What is asked for at the very end comes too late to be told.
+        assert step > STEPS - 5 or any(f"{what}=True" in wants and met >= step for met, wants in first), first
+    if not any(what == "stop" for _, what in asks.values()):
+        assert {MEETS_EVERY, 2 * MEETS_EVERY, STEPS} <= {step for step, _ in first}
