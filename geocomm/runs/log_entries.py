@@ -53,9 +53,8 @@ ENTRIES: dict[str, dict[str, str]] = {
         "loss_scale": "of fp16",
         "skipped": "whether fp16 skipped the step",
         "sync": "with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
-        "fallbacks. With sync.mode local, of its site: joint (gradients are averaged over all ranks), rounds, "
-        "in_flight and the steps since the oldest of them began (oldest_in_flight), held_back, waited_s, wire_bytes, "
-        "rounds_not_finite, rounds_void, and of the latest round delta_norm, mean_norm (of the average), residual_norm",
+        "fallbacks. With sync.mode local: joint (gradients are averaged over all ranks), and rank 0's numbers of "
+        "local steps as in stats()",
         "step_seconds": "that the step took on rank 0",
         "tokens": "that all ranks trained on; here and below, with local steps, those of the site",
         "tokens_per_second": "tokens by step_seconds",

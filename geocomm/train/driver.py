@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # fp32 weights and the two moments of Adam, which every precision and ZeRO stage saves in one form or another.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
-# Anchor, outer momentum and residual beside those.
-_LOCAL_BYTES_PER_PARAMETER = 2 * _CHECKPOINT_BYTES_PER_PARAMETER
+# With local steps: anchor, outer momentum and residual.
+_OUTER_BYTES_PER_PARAMETER = 12
 _DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800.0
 
 
@@ -200,8 +200,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
 def _require_space(place: Place, root: Path, parameters: int, *, is_local: bool) -> None:
     """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
     share = parameters * _CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size // place.world_size
-    if is_local:  # each rank's weights, moments and outer state
-        share += parameters * _LOCAL_BYTES_PER_PARAMETER * place.local_world_size
+    if is_local:  # each rank's own weights and moments, and the outer state, which a site's ranks share
+        share += parameters * (_CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size + _OUTER_BYTES_PER_PARAMETER)
     free = free_bytes(root)
     if free < share:
         raise BadInput(

@@ -12,10 +12,11 @@ from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput
+from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
 from geocomm.train.local_sync import LocalSync
-from geocomm.train.site_groups import SiteGroups, SiteParallel
+from geocomm.train.site_groups import SiteGroups
 from geocomm.train.train_config import RunConfig
 
 _NEVER = 1 << 62

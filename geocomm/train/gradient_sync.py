@@ -14,9 +14,9 @@ from geocomm.backend.device_mesh import device_mesh
 from geocomm.gradients.gradient_reducer import GradientReducer
 from geocomm.gradients.hook_settings import Shard
 from geocomm.gradients.named_values import Slice
+from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.train.deepspeed_seams import partitioned_gradients, take_over_reduction
-from geocomm.train.site_groups import SiteParallel
 from geocomm.train.sync_settings import SyncConfig
 
 _BUCKET_ELEMS = 16 << 20

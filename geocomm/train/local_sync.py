@@ -17,25 +17,13 @@ from torch.distributed.utils import _sync_module_states  # what DDP shares its f
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
+from geocomm.metrics import schema
 from geocomm.train.deepspeed_seams import give_back_reduction, reduce_over, take_over_reduction
 from geocomm.train.site_groups import SiteGroups
 from geocomm.train.sync_settings import SyncConfig
 
 _BROADCAST_BYTES = 64 << 20
-_LOGGED = (
-    "rounds",
-    "in_flight",
-    "oldest_in_flight",
-    "held_back",
-    "waited_s",
-    "wire_bytes",
-    "rounds_not_finite",
-    "rounds_void",
-    "delta_norm",
-    "mean_norm",
-    "residual_norm",
-)
-"""Of `LocalSteps.stats()`."""
+_NUMBERS = schema.names(schema.LOCAL_STEPS)
 
 
 class LocalSync:
@@ -92,7 +80,7 @@ class LocalSync:
         config = self._config
         try:
             self._handle = local_steps(
-                model, optimizer, exact=config.exact, exact_below=config.exact_below, **config.local_arguments()
+                self._engine, optimizer, exact=config.exact, exact_below=config.exact_below, **config.local_arguments()
             )
         except GeocommError as error:
             raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error
@@ -114,8 +102,8 @@ class LocalSync:
 
     def summary(self) -> dict[str, Any]:
         """What the log has of the rounds of this site."""
-        stats = {} if self._handle is None else self._handle.stats()
-        return {"joint": self.is_joint, **{name: stats.get(name) for name in _LOGGED}}
+        stats = {} if self._handle is None else self._handle.last_stats()
+        return {"joint": self.is_joint, **{name: stats.get(name) for name in _NUMBERS}}
 
     def outer_state(self) -> dict[str, Any] | None:
         """Of the handle, if there is one; to be taken before `site_state` and the model. Collective over all ranks."""

@@ -10,36 +10,6 @@ from geocomm.backend.runtime import runtime
 from geocomm.core.errors import InvalidArgumentError
 
 
-class SiteParallel:
-    """DeepSpeed's `mpu` for data parallel inside a site, each site by itself."""
-
-    def __init__(self, site: dist.ProcessGroup) -> None:
-        """site: the ranks of this rank's site."""
-        self.site = site
-        self._alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        return self.site
-
-    def get_data_parallel_world_size(self) -> int:
-        return self.site.size()
-
-    def get_data_parallel_rank(self) -> int:
-        return self.site.rank()
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return dist.get_process_group_ranks(self.site)
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        return self._alone
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
-
-
 class SiteGroups:
     """The ranks of each site, and the first rank of every site. Sites may have different numbers of ranks.
 

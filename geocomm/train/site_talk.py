@@ -11,6 +11,7 @@ that waits inside of a round for another one comes to no exchange before that on
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from geocomm.train.comm_meter import ROW, StepReducer, StepSum, StepTotals, Want
 from geocomm.train.local_sync import LocalSync
 from geocomm.train.site_groups import SiteGroups
 
-EVERY = 5
-"""Steps between two exchanges."""
+_EVERY_STEPS = 5
+"""From one exchange to the next."""
+_EVERY_S = 1.0
+"""The same in seconds, where steps are long: machines are given back half a minute after a signal."""
 ROUNDS = ("rounds", "held_back", "rounds_not_finite")
 """What the sites tell of their rounds: some of `LocalSync.summary`."""
 _SUMS = ("steps", *ROW)
@@ -98,7 +101,7 @@ class SiteTalk:
         if self._until:
             return self._until
         if self._local.in_lockstep:
-            if step % EVERY:
+            if step % _EVERY_STEPS:
                 return 0
             if between.read():
                 return step
@@ -110,7 +113,7 @@ class SiteTalk:
             between.begin(step)
             between.read()
             return between.last_step()
-        if between.wants or step >= between.begun_at + EVERY:
+        if between.wants or between.is_due(step):
             between.begin(step)
         return 0
 
@@ -123,7 +126,7 @@ class SiteTalk:
                 between.begin(step, arrived=True)
                 between.read()
         self._until = 0
-        wants = torch.tensor(between.end_meeting(step).to_row())
+        wants = torch.tensor(between.end_meeting().to_row())
         dist.broadcast(wants, self._groups.ranks[0], group=self._groups.inside)
         return Wants.of_row(wants.tolist())
 
@@ -155,7 +158,7 @@ class _Exchanges:
         """What ranks of this site ask for."""
         self.standing: dict[str, float] = {}
         """Loss, and counters of rounds."""
-        self.begun_at = 0
+        self._begun = 0, time.monotonic()
         self.reports: list[SiteReport] = []
 
     def add(self, row: dict[str, float]) -> None:
@@ -169,6 +172,11 @@ class _Exchanges:
         """Whether `read` would not wait."""
         return self._pending is None or self._pending[1].is_completed()
 
+    def is_due(self, step: int) -> bool:
+        """Whether the last exchange began long ago."""
+        before, when = self._begun
+        return step >= before + _EVERY_STEPS or time.monotonic() >= when + _EVERY_S
+
     def begin(self, step: int, *, arrived: bool = False) -> None:
         """Tell the other sites where this one is."""
         values = {**self.standing, **self._sums, "arrived": arrived, "step": step}
@@ -177,7 +185,7 @@ class _Exchanges:
         table[self._own] = torch.tensor([float(values.get(name, 0)) for name in _COLUMNS], dtype=torch.float64)
         self._pending = table, dist.all_reduce(table, group=self._groups.first_ranks, async_op=True)
         self._sums = dict.fromkeys(_SUMS, 0.0)
-        self.begun_at = step
+        self._begun = step, time.monotonic()
 
     def read(self) -> bool:
         """Wait for the exchange that is under way, if one is; whether a rank asks for something in it."""
@@ -200,9 +208,8 @@ class _Exchanges:
         """Whether all sites wait after this step, as far as this one has read."""
         return self._last is not None and self._last.all_arrived
 
-    def end_meeting(self, step: int) -> Wants:
-        """What was asked for since the last meeting; begins anew after this step."""
+    def end_meeting(self) -> Wants:
+        """What was asked for since the last meeting; begins anew."""
         asked = self._asked
         self._asked, self.wants, self._last = Wants(), Wants(), None
-        self.begun_at = step
         return asked
