@@ -16,14 +16,23 @@ LOSS_SCALE = 4096.0
 
 
 def make_engine(
-    stage: int, precision: str, *, alone: bool = False, spoil: str = "", freeze: str = "", **config: Any
+    stage: int,
+    precision: str,
+    *,
+    alone: bool = False,
+    spoil: str = "",
+    freeze: str = "",
+    flat: bool = False,
+    **config: Any,
 ) -> Any:
     """An engine over the ranks of this rank's site; collective.
 
     alone: as DeepSpeed makes it without an mpu. spoil, freeze: parameters to change a little and to freeze before.
+    flat: with the optimizer that DeepSpeed puts around its FusedAdam, which would have to be compiled.
     """
     import deepspeed
     from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.adam import FusedAdam
     from deepspeed.utils import groups
 
     from geocomm.integrations.deepspeed import SiteParallel
@@ -48,6 +57,7 @@ def make_engine(
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16", "loss_scale": LOSS_SCALE},
     }
+    deepspeed.runtime.engine.FusedAdam = torch.optim.AdamW if flat else FusedAdam
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=adamw(model),
@@ -72,9 +82,10 @@ def engine_values(engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param
 
     masters, weights = [], []
-    parameters = list(engine.module.parameters())
     copies = [one for group in getattr(engine.optimizer, "fp32_groups", ()) for one in group]
-    for index, parameter in enumerate(parameters):
+    for flat in getattr(engine.optimizer, "fp32_groups_flat", ()):
+        copies += flat.split([parameter.numel() for parameter in engine.module.parameters()])
+    for index, parameter in enumerate(engine.module.parameters()):
         with deepspeed.zero.GatheredParameters([parameter]):
             weights.append(parameter.detach().clone().reshape(-1))
         master = copies[index] if copies else safe_get_full_fp32_param(parameter)

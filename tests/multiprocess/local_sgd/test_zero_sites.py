@@ -19,8 +19,6 @@ from support.local_models import adamw, values
 ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
 even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
 CASES = [(0, "fp32"), (0, "bf16"), (0, "fp16"), (1, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp32"), (3, "bf16")]
-FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
-"""Of bf16 at ZeRO 1: DeepSpeed has another optimizer for it."""
 SETTINGS: dict[str, Any] = {
     "every": 5,
     "overlap": 2,
@@ -83,8 +81,14 @@ def test_engines_have_the_bits_of_masters_that_simulated_sites_train(ranks: Rank
     check_sites(ranks, stage, precision, {})
 
 
-def test_engines_with_sums_in_fp32_have_the_bits_of_simulated_sites(ranks: Ranks) -> None:
-    assert check_sites(ranks, 1, "bf16", FP32_SUMS) == "BF16_Optimizer"
+@pytest.mark.parametrize(
+    ("stage", "config", "optimizer"),
+    [(1, {"data_types": {"grad_accum_dtype": "fp32"}}, "BF16_Optimizer"), (0, {"flat": True}, "FP16_Optimizer")],
+)
+def test_engines_with_other_optimizers_have_the_bits_of_simulated_sites(
+    ranks: Ranks, stage: int, config: dict[str, Any], optimizer: str
+) -> None:
+    assert check_sites(ranks, stage, "bf16", config) == optimizer
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "fp16")])
