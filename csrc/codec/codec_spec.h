@@ -24,7 +24,7 @@ enum class CodecId : std::uint8_t {
   DeadZone = 8,  // per block: bf16 step = f * rms, a wide zero bin; a bitmap and the values that are not zero
   TopK = 9,      // the largest elements: their places, and their values in a codec of their own
   Lossless = 10,  // byte planes of the element's bits
-  Loco = 11  // the k largest of each 4096 at a fixed rate: 12 bits of place, one of two magnitudes, the sign
+  Loco = 11       // the k largest of each 4096 at a fixed rate: places in Elias-Fano, two magnitudes, signs
 };
 inline constexpr std::uint8_t kCodecCount = 12;
 

@@ -62,7 +62,7 @@ double top_k_bytes(const CodecSpec& spec) {
 }
 
 double loco_bytes(const CodecSpec& spec) {
-  return static_cast<double>(loco_record_bytes(spec.k)) / kTopKChunk;
+  return static_cast<double>(loco_record_bytes({kTopKChunk, spec.k})) / kTopKChunk;
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// Loco: top-k of each chunk (top_k_select) at a fixed rate. Places have 12 bits, values one of two magnitudes
-// and a sign, so that nothing but raw chunks makes a frame longer. After SparseLoCo (arXiv 2508.15706).
+// Loco: top-k of each chunk (top_k_select) at a fixed rate. Places are in Elias-Fano, values one of two
+// magnitudes and a sign, so that nothing but raw chunks makes a frame longer. After SparseLoCo (arXiv
+// 2508.15706).
 //
 // The magnitudes are the means of the chunk's values on either side of the sum of squares over the sum: of
-// what is cheap to find it comes closest to the best bound. That chunks have magnitudes of their own costs 3
+// what is cheap to find it comes closest to the best bound. That chunks have magnitudes of their own costs 5
 // % of a frame. Of a gradient the values that are kept then lose 2 % of their energy; with magnitudes that a
 // frame's chunks share it was 36 % (benchmarks/results/2026-11-23-loco.md).
 #include <algorithm>
@@ -83,9 +84,10 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
     float* lost = input.options.feedback.is_on() ? chosen.lost + first : nullptr;
     std::byte* record = dst + layout.record_at(chunk);
     std::byte* places = record + sizeof(LocoLevels);
-    loco_kernels(count).pack_places(chosen.places + first, count,
+    const LocoPlaces shape = layout.places(chunk);
+    loco_kernels(count).pack_places(chosen.places + first, shape,
                                     static_cast<std::uint32_t>(chunk * kTopKChunk), places);
-    const LocoLevels levels = encode_values(values, count, lost, places + loco_place_bytes(count));
+    const LocoLevels levels = encode_values(values, count, lost, places + shape.bytes());
     std::memcpy(record, &levels, sizeof(levels));
     if (levels.low == kRawScale) {
       std::memcpy(dst + end, values, count * sizeof(float));
@@ -115,16 +117,15 @@ Status check_levels(std::span<const std::byte> payload, const LocoLayout& layout
                                : corrupt("a payload of ", payload.size(), " bytes, its chunks take ", end);
 }
 
-// The places of all chunks, each in its own, to this thread's scratch memory; nullptr: some chunk's do not
-// ascend, or lie outside of it.
+// The places of all chunks, each in its own, to this thread's scratch memory; nullptr: some chunk's are none
+// that an encoder writes.
 const std::uint32_t* read_places(std::span<const std::byte> payload, const LocoLayout& layout) {
   auto* places = reinterpret_cast<std::uint32_t*>(
       thread_scratch(ScratchUse::Places, layout.values() * sizeof(std::uint32_t)).data());
   for (std::size_t chunk = 0; chunk < layout.chunks(); ++chunk) {
-    const std::size_t count = layout.count(chunk);
+    const LocoPlaces shape = layout.places(chunk);
     const std::byte* packed = payload.data() + layout.record_at(chunk) + sizeof(LocoLevels);
-    if (!loco_kernels(count).unpack_places(packed, count, layout.length(chunk),
-                                           places + layout.first_value(chunk))) {
+    if (!loco_kernels(shape.count).unpack_places(packed, shape, places + layout.first_value(chunk))) {
       return nullptr;
     }
   }
@@ -160,7 +161,8 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   const LocoLayout layout(head.k, frame.elements);
   GEOCOMM_RETURN_IF_ERROR(check_levels(frame.payload, layout));
   const std::uint32_t* places = read_places(frame.payload, layout);
-  if (places == nullptr) return corrupt("places that do not ascend, or lie outside of their chunk");
+  if (places == nullptr)
+    return corrupt("places that do not ascend in their chunk, or are not as many as it gives");
 
   std::optional<StreamedChunk> streamed;
   if (sink == Sink::StreamedFloat32) streamed.emplace();
@@ -174,7 +176,7 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
       std::memcpy(values.data(), raw, count * sizeof(float));
       raw += count * sizeof(float);
     } else {
-      loco_kernels(count).decode(record + sizeof(levels) + loco_place_bytes(count), count, levels,
+      loco_kernels(count).decode(record + sizeof(levels) + layout.places(chunk).bytes(), count, levels,
                                  values.data());
     }
     const std::uint32_t* own = places + layout.first_value(chunk);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,15 +26,26 @@ struct LocoLevels {
 };
 static_assert(sizeof(LocoLevels) == 4);
 
-// A record: LocoLevels | places, 12 bits each | codes, 2 bits each. Both fill whole bytes.
-constexpr std::size_t loco_place_bytes(std::size_t count) {
-  return (3 * count + 1) / 2;
-}
+// The places of a chunk in the code of Elias (1974) and Fano (1971), one vector of bits that fills whole
+// bytes: the low bits of each place, then what is above them in unary: bit (place >> low_bits) + index is 1.
+// There are no fewer bytes for more places.
+struct LocoPlaces {
+  std::size_t length;  // elements of the chunk, 1 to kTopKChunk
+  std::size_t count;   // places, 1 to length
+
+  // The most with which count << low_bits <= length.
+  constexpr unsigned low_bits() const { return static_cast<unsigned>(std::bit_width(length / count)) - 1; }
+  // Of the unary part; the bits before it are count * low_bits().
+  constexpr std::size_t high_bits() const { return count + ((length - 1) >> low_bits()); }
+  constexpr std::size_t bytes() const { return (count * low_bits() + high_bits() + 7) / 8; }
+};
+// Two bits each.
 constexpr std::size_t loco_code_bytes(std::size_t count) {
   return (count + 3) / 4;
 }
-constexpr std::size_t loco_record_bytes(std::size_t count) {
-  return sizeof(LocoLevels) + loco_place_bytes(count) + loco_code_bytes(count);
+// A record: LocoLevels | places | codes.
+constexpr std::size_t loco_record_bytes(const LocoPlaces& places) {
+  return sizeof(LocoLevels) + places.bytes() + loco_code_bytes(places.count);
 }
 
 class LocoLayout {
@@ -48,6 +60,7 @@ class LocoLayout {
     return std::min<std::size_t>(kTopKChunk, elements_ - chunk * kTopKChunk);
   }
   constexpr std::size_t count(std::size_t chunk) const { return share_of(k_, length(chunk)); }
+  constexpr LocoPlaces places(std::size_t chunk) const { return {length(chunk), count(chunk)}; }
   // Of the chunks before this one, which are whole.
   constexpr std::size_t first_value(std::size_t chunk) const { return chunk * k_; }
   // Of the whole frame.
@@ -56,12 +69,12 @@ class LocoLayout {
   }
 
   constexpr std::size_t record_at(std::size_t chunk) const {
-    return sizeof(LocoHead) + chunk * loco_record_bytes(k_);
+    return sizeof(LocoHead) + chunk * loco_record_bytes({kTopKChunk, k_});
   }
   // Of head and records, behind which raw chunks have their values.
   constexpr std::size_t bytes() const {
     if (chunks() == 0) return sizeof(LocoHead);
-    return record_at(chunks() - 1) + loco_record_bytes(count(chunks() - 1));
+    return record_at(chunks() - 1) + loco_record_bytes(places(chunks() - 1));
   }
   // With all chunks raw.
   constexpr std::size_t most_bytes() const { return bytes() + values() * sizeof(float); }

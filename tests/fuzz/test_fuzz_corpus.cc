@@ -14,11 +14,14 @@
 namespace geocomm::fuzz {
 namespace {
 
+std::filesystem::path folder_of(std::string_view target) {
+  return std::filesystem::path(__FILE__).parent_path() / "corpus" / target;
+}
+
 std::vector<std::filesystem::path> inputs_of(std::string_view target) {
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "corpus" / target;
   std::vector<std::filesystem::path> paths;
   std::error_code missing;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, missing))
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), missing))
     paths.push_back(entry.path());
   std::ranges::sort(paths);
   return paths;
@@ -27,7 +30,11 @@ std::vector<std::filesystem::path> inputs_of(std::string_view target) {
 class FuzzCorpus : public testing::TestWithParam<Target> {};
 
 TEST_P(FuzzCorpus, EveryInputKeepsTheInvariants) {
-  for (const auto& path : inputs_of(GetParam().name)) {
+  const auto paths = inputs_of(GetParam().name);
+  ASSERT_FALSE(paths.empty())
+      << "no inputs in " << folder_of(GetParam().name)
+      << ": run this test from its build folder, or make inputs by tests/fuzz/run.sh merge";
+  for (const auto& path : paths) {
     std::ifstream file(path, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(file), {}};
     ASSERT_TRUE(file.good()) << path;

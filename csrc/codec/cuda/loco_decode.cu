@@ -75,23 +75,64 @@ __global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
   }
 }
 
-// A chunk's record, and how many values it has.
+// A chunk's record.
 struct Received {
   LocoChunk chunk;
-  std::uint32_t count;
+  PlaceShape shape;
   const std::uint8_t* record;
 
-  __device__ __forceinline__ std::uint32_t place(std::uint32_t index) const {
-    const std::uint32_t pair = load_u16(record + sizeof(LocoLevels) + 3 * index / 2);
-    return (index % 2 == 0 ? pair : pair >> 4) & 0xFFF;
+  __device__ __forceinline__ const std::uint8_t* places() const { return record + sizeof(LocoLevels); }
+  // Two bytes can always be read, since there are codes behind the places.
+  __device__ __forceinline__ std::uint32_t low(std::uint32_t index) const {
+    if (shape.low_bits == 0) return 0;
+    const std::uint32_t at = index * shape.low_bits;
+    const std::uint8_t* from = places() + at / 8;
+    std::uint32_t bits = load_u16(from);
+    if (at % 8 + shape.low_bits > 16) bits |= std::uint32_t{from[2]} << 16;
+    return bits >> at % 8 & ((1u << shape.low_bits) - 1);
+  }
+  // Of the unary part the bits that lie in this byte of the places.
+  __device__ __forceinline__ std::uint32_t ones(std::uint32_t byte) const {
+    if (byte >= shape.bytes) return 0;
+    const std::uint32_t bits = places()[byte];
+    return byte == shape.highs_at / 8 ? bits & ~0u << shape.highs_at % 8 : bits;
   }
 };
+
+// run(index, place, follows) for each of `shape.count` places, in lanes in order of the bytes that have their
+// ones. `follows`: they share what is above their low bits with the place before.
+template <typename Run>
+__device__ void for_places(const Received& own, Run&& run) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const std::uint32_t first = own.shape.highs_at / 8;
+  std::uint32_t before = 0;  // ones in bytes before
+  bool has_last = false;     // whether the bit before is one
+  for (std::uint32_t row = first; row < own.shape.bytes; row += kWarp) {
+    const std::uint32_t byte = row + lane;
+    std::uint32_t ones = own.ones(byte);
+    std::uint32_t upto = static_cast<std::uint32_t>(__popc(ones));
+    for (unsigned distance = 1; distance < kWarp; distance *= 2) {
+      const std::uint32_t other = __shfl_up_sync(kFullMask, upto, distance);
+      if (lane >= distance) upto += other;
+    }
+    std::uint32_t index = before + upto - static_cast<std::uint32_t>(__popc(ones));
+    before += __shfl_sync(kFullMask, upto, kWarp - 1);
+    const std::uint32_t up = __shfl_up_sync(kFullMask, ones, 1);
+    const std::uint32_t pattern = ones << 1 | (lane == 0 ? (has_last ? 1u : 0u) : up >> 7);
+    has_last = __shfl_sync(kFullMask, ones, kWarp - 1) >> 7 != 0;
+    for (; ones != 0; ones &= ones - 1, ++index) {
+      const auto bit = static_cast<std::uint32_t>(__ffs(static_cast<int>(ones))) - 1;
+      const std::uint32_t high = 8 * byte + bit - own.shape.highs_at - index;
+      run(index, high << own.shape.low_bits | own.low(index), (pattern >> bit & 1) != 0);
+    }
+  }
+}
 
 __device__ bool find_record(const LocoDecode& args, Received& own) {
   if (!find_chunk(args.frames.plan, own.chunk)) return false;
   const std::uint32_t k = args.ks[own.chunk.frame];
   if (k == 0) return false;
-  own.count = loco_share(k, own.chunk.length);
+  own.shape = shape_of(own.chunk.length, loco_share(k, own.chunk.length));
   own.record = args.sections.section(own.chunk.frame, LocoSection::Records).content +
                std::uint64_t{own.chunk.index} * record_bytes_of(k);
   return true;
@@ -101,10 +142,19 @@ __global__ void __launch_bounds__(kLocoThreads) check_places(LocoDecode args) {
   if (*args.frames.verdict != 0) return;
   Received own;
   if (!find_record(args, own)) return;
-  bool is_sound = true;
-  for (std::uint32_t i = threadIdx.x % kWarp; i < own.count; i += kWarp) {
-    const std::uint32_t place = own.place(i);
-    is_sound = is_sound && place < own.chunk.length && (i == 0 || own.place(i - 1) < place);
+  // As many ones as places, none of them behind the last bit: only then the rest may be looked at.
+  std::uint32_t found = 0;
+  for (std::uint32_t byte = own.shape.highs_at / 8 + threadIdx.x % kWarp; byte < own.shape.bytes;
+       byte += kWarp) {
+    found += static_cast<std::uint32_t>(__popc(own.ones(byte)));
+  }
+  const std::uint32_t padding = 8 * own.shape.bytes - own.shape.highs_at - own.shape.high_bits;
+  bool is_sound = __reduce_add_sync(kFullMask, found) == own.shape.count &&
+                  own.ones(own.shape.bytes - 1) >> (8 - padding) == 0;
+  if (is_sound) {
+    for_places(own, [&](std::uint32_t index, std::uint32_t place, bool follows) {
+      is_sound = is_sound && place < own.chunk.length && !(follows && own.low(index - 1) >= own.low(index));
+    });
   }
   if (!is_sound) report(args.frames.verdict, Fault::Places, own.chunk.frame);
 }
@@ -116,22 +166,22 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
   if (!find_record(args, own)) return;
   const std::uint32_t low = load_u16(own.record);
   const std::uint32_t high = load_u16(own.record + 2);
-  const std::uint8_t* codes = own.record + sizeof(LocoLevels) + place_bytes_of(own.count);
+  const std::uint8_t* codes = own.places() + own.shape.bytes;
   const std::uint8_t* raw =
       args.sections.section(own.chunk.frame, LocoSection::Raw).content +
       std::uint64_t{
           args.raw_before[std::uint64_t{own.chunk.frame} * args.chunks_per_frame + own.chunk.index]} *
           sizeof(float);
-  for (std::uint32_t i = threadIdx.x % kWarp; i < own.count; i += kWarp) {
+  for_places(own, [&](std::uint32_t index, std::uint32_t place, bool) {
     std::uint32_t bits = 0;
     if (low == kRawScale) {
-      bits = load_u32(raw + std::uint64_t{i} * sizeof(float));
+      bits = load_u32(raw + std::uint64_t{index} * sizeof(float));
     } else {
-      const std::uint32_t code = codes[i / 4] >> 2 * (i % 4);
+      const std::uint32_t code = codes[index / 4] >> 2 * (index % 4);
       bits = ((code & 1) != 0 ? high : low) << 16 | (code >> 1 & 1) << 31;
     }
-    put_value<kSink>(args.frames.dst, own.chunk.first + own.place(i), __uint_as_float(bits));
-  }
+    put_value<kSink>(args.frames.dst, own.chunk.first + place, __uint_as_float(bits));
+  });
 }
 
 }  // namespace

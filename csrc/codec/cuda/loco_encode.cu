@@ -115,15 +115,59 @@ __device__ void keep_lost(const LocoEncode& args, const ChunkValues& own, std::u
   }
 }
 
-// Four places are six bytes.
-__device__ void write_places(const ChunkValues& own, std::uint32_t at, unsigned present, std::uint8_t* to) {
-  std::uint64_t bits = 0;
-  for (unsigned c = 0; c < present; ++c) {
-    bits |= std::uint64_t{own.places[at + c] % kTopKChunk} << 12 * c;
+// Each lane writes the bytes of its own, from what low parts and what ones lie in them.
+struct PlaceWriter {
+  const ChunkValues& own;
+  PlaceShape shape;
+
+  __device__ __forceinline__ std::uint32_t place(std::uint32_t index) const {
+    return own.places[index] % kTopKChunk;
   }
-  const std::uint32_t bytes = place_bytes_of(present);
-  for (std::uint32_t i = 0; i < bytes; ++i) to[i] = static_cast<std::uint8_t>(bits >> 8 * i);
-}
+  // In the unary part.
+  __device__ __forceinline__ std::uint32_t one(std::uint32_t index) const {
+    return (place(index) >> shape.low_bits) + index;
+  }
+  // Those in the eight bits from `at` on.
+  __device__ std::uint32_t lows(std::uint32_t at) const {
+    if (at >= shape.highs_at) return 0;
+    std::uint32_t bits = 0;
+    for (std::uint32_t i = at / shape.low_bits; i < shape.count && i * shape.low_bits < at + 8; ++i) {
+      const std::uint32_t low = place(i) & ((1u << shape.low_bits) - 1);
+      const std::uint32_t from = i * shape.low_bits;
+      bits |= from < at ? low >> (at - from) : low << (from - at);
+    }
+    return bits;
+  }
+  // `at` is a bit of the unary part, or up to seven before it.
+  __device__ std::uint32_t highs(std::int32_t at) const {
+    const std::uint32_t from = at < 0 ? 0 : static_cast<std::uint32_t>(at);
+    std::uint32_t first = 0;  // the first whose one is not before `from`
+    for (std::uint32_t end = shape.count; first < end;) {
+      const std::uint32_t middle = (first + end) / 2;
+      if (one(middle) < from) {
+        first = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    std::uint32_t bits = 0;
+    for (; first < shape.count; ++first) {
+      const std::int32_t bit = static_cast<std::int32_t>(one(first)) - at;
+      if (bit >= 8) break;
+      bits |= 1u << bit;
+    }
+    return bits;
+  }
+  __device__ void write(std::uint8_t* to) const {
+    for (std::uint32_t byte = threadIdx.x % kWarp; byte < shape.bytes; byte += kWarp) {
+      std::uint32_t bits = lows(8 * byte);
+      if (8 * byte + 8 > shape.highs_at) {
+        bits |= highs(static_cast<std::int32_t>(8 * byte) - static_cast<std::int32_t>(shape.highs_at));
+      }
+      to[byte] = static_cast<std::uint8_t>(bits);
+    }
+  }
+};
 
 __global__ void __launch_bounds__(kLocoThreads) begin_frames(LocoEncode args) {
   const std::uint32_t frame = blockIdx.x * kLocoThreads + threadIdx.x;
@@ -161,8 +205,9 @@ __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
     for (unsigned i = 0; i < sizeof(LocoLevels); ++i) record[i] = static_cast<std::uint8_t>(both >> 8 * i);
     if (is_raw) atomicAdd(&args.raw_values[own.chunk.frame], own.count);
   }
-  std::uint8_t* places = record + sizeof(LocoLevels);
-  std::uint8_t* codes = places + place_bytes_of(own.count);
+  const PlaceWriter places{own, shape_of(own.chunk.length, own.count)};
+  places.write(record + sizeof(LocoLevels));
+  std::uint8_t* codes = record + sizeof(LocoLevels) + places.shape.bytes;
   for_quads(own.count, [&](std::uint32_t at, unsigned present) {
     if (present == 0) return;
     const Quad values = own.load(at, present);
@@ -180,7 +225,6 @@ __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
       if (args.chosen.residual.data != nullptr) keep_lost(args, own, at + c, lost);
     }
     codes[at / 4] = static_cast<std::uint8_t>(byte);
-    write_places(own, at, present, places + at / 4 * 6);
   });
 }
 

@@ -15,21 +15,37 @@ inline constexpr unsigned kLocoWarps = kLocoThreads / kWarp;
 __device__ __forceinline__ std::uint32_t loco_share(std::uint32_t k, std::uint32_t length) {
   return (k * length + kTopKChunk - 1) / kTopKChunk;
 }
-// Bytes of `count` places, of as many codes, of a record.
-__device__ __forceinline__ std::uint32_t place_bytes_of(std::uint32_t count) {
-  return (3 * count + 1) / 2;
-}
-__device__ __forceinline__ std::uint32_t code_bytes_of(std::uint32_t count) {
-  return (count + 3) / 4;
-}
-__device__ __forceinline__ std::uint32_t record_bytes_of(std::uint32_t count) {
-  return static_cast<std::uint32_t>(sizeof(LocoLevels)) + place_bytes_of(count) + code_bytes_of(count);
+
+// As LocoPlaces has it.
+struct PlaceShape {
+  std::uint32_t count;
+  std::uint32_t low_bits;
+  std::uint32_t highs_at;  // bit
+  std::uint32_t high_bits;
+  std::uint32_t bytes;
+};
+__device__ __forceinline__ PlaceShape shape_of(std::uint32_t length, std::uint32_t count) {
+  PlaceShape shape{};
+  shape.count = count;
+  shape.low_bits = 31u - static_cast<std::uint32_t>(__clz(static_cast<int>(length / count)));
+  shape.highs_at = count * shape.low_bits;
+  shape.high_bits = count + ((length - 1) >> shape.low_bits);
+  shape.bytes = (shape.highs_at + shape.high_bits + 7) / 8;
+  return shape;
 }
 
+__device__ __forceinline__ std::uint32_t record_bytes_of(std::uint32_t length, std::uint32_t count) {
+  return static_cast<std::uint32_t>(sizeof(LocoLevels)) + shape_of(length, count).bytes + (count + 3) / 4;
+}
+// Of a whole chunk.
+__device__ __forceinline__ std::uint32_t record_bytes_of(std::uint32_t k) {
+  return record_bytes_of(kTopKChunk, k);
+}
 // Of all records of a frame.
 __device__ __forceinline__ std::uint32_t records_bytes_of(std::uint32_t k, std::uint32_t elements) {
   const std::uint32_t rest = elements % kTopKChunk;
-  return elements / kTopKChunk * record_bytes_of(k) + (rest == 0 ? 0 : record_bytes_of(loco_share(k, rest)));
+  return elements / kTopKChunk * record_bytes_of(k) +
+         (rest == 0 ? 0 : record_bytes_of(rest, loco_share(k, rest)));
 }
 
 struct LocoChunk {

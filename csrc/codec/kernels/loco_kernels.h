@@ -32,11 +32,12 @@ struct LocoKernels {
   void (*subtract)(const float* values, const std::byte* codes, std::size_t count, const LocoLevels& levels,
                    float* lost);
   void (*decode)(const std::byte* codes, std::size_t count, const LocoLevels& levels, float* values);
-  // Places from `first` on, less `first`, below 4096. May write 2 bytes behind them.
-  void (*pack_places)(const std::uint32_t* places, std::size_t count, std::uint32_t first, std::byte* packed);
-  // False: they do not ascend, or the last is not below `length`. May read 4 bytes behind them.
-  bool (*unpack_places)(const std::byte* packed, std::size_t count, std::size_t length,
-                        std::uint32_t* places);
+  // Places from `first` on, less `first`, ascending. May write 7 bytes behind them.
+  void (*pack_places)(const std::uint32_t* places, const LocoPlaces& shape, std::uint32_t first,
+                      std::byte* packed);
+  // False: not `count` places, these do not ascend or lie outside of the chunk, or a bit behind them is not
+  // 0. May read 7 bytes behind them.
+  bool (*unpack_places)(const std::byte* packed, const LocoPlaces& shape, std::uint32_t* places);
 };
 
 // nullptr where this build lacks the level.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -58,26 +59,54 @@ void decode(const std::byte* codes, std::size_t count, const LocoLevels& levels,
   for (std::size_t i = 0; i < count; ++i) values[i] = table[code_at(codes, i)];
 }
 
-void pack_places(const std::uint32_t* places, std::size_t count, std::uint32_t first, std::byte* packed) {
-  for (std::size_t i = 0; i < count; i += 2) {
-    const std::uint32_t even = places[i] - first;
-    const std::uint32_t odd = i + 1 < count ? places[i + 1] - first : 0;
-    *packed++ = static_cast<std::byte>(even);
-    *packed++ = static_cast<std::byte>(even >> 8 | odd << 4);
-    if (i + 1 < count) *packed++ = static_cast<std::byte>(odd >> 4);
+void pack_places(const std::uint32_t* places, const LocoPlaces& shape, std::uint32_t first,
+                 std::byte* packed) {
+  const unsigned low_bits = shape.low_bits();
+  std::memset(packed, 0, shape.bytes());
+  // From any bit of a byte.
+  const auto put = [&](std::size_t at, std::uint32_t bits) {
+    std::byte* to = packed + at / 8;
+    for (bits <<= at % 8; bits != 0; bits >>= 8) *to++ |= static_cast<std::byte>(bits);
+  };
+  for (std::size_t i = 0; i < shape.count; ++i) {
+    const std::uint32_t place = places[i] - first;
+    put(i * low_bits, place & ((1u << low_bits) - 1));
+    put(shape.count * low_bits + (place >> low_bits) + i, 1);
   }
 }
 
-bool unpack_places(const std::byte* packed, std::size_t count, std::size_t length, std::uint32_t* places) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed);
+// False: there are not `count` ones, or some behind the last bit.
+bool unpack_highs(const std::byte* packed, const LocoPlaces& shape, std::uint32_t* highs) {
+  const std::size_t first = shape.count * shape.low_bits();
+  std::size_t found = 0;
+  for (std::size_t byte = first / 8; byte < shape.bytes(); byte += sizeof(std::uint64_t)) {
+    std::uint64_t ones = 0;
+    std::memcpy(&ones, packed + byte, std::min(sizeof(ones), shape.bytes() - byte));
+    if (byte == first / 8) ones &= ~std::uint64_t{0} << first % 8;
+    for (; ones != 0; ones &= ones - 1) {
+      const std::size_t one = 8 * byte + static_cast<unsigned>(std::countr_zero(ones)) - first;
+      if (found == shape.count || one >= shape.high_bits()) return false;
+      highs[found] = static_cast<std::uint32_t>(one - found);
+      ++found;
+    }
+  }
+  return found == shape.count;
+}
+
+bool unpack_places(const std::byte* packed, const LocoPlaces& shape, std::uint32_t* places) {
+  if (!unpack_highs(packed, shape, places)) return false;
+  const unsigned low_bits = shape.low_bits();
+  std::uint32_t ahead = 0;  // read, but not taken
+  unsigned bits = 0;
   bool ascend = true;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint8_t* at = bytes + 3 * i / 2;
-    const std::uint32_t pair = at[0] | std::uint32_t{at[1]} << 8;
-    places[i] = (i % 2 == 0 ? pair : pair >> 4) & 0xFFF;
+  for (std::size_t i = 0; i < shape.count; ++i) {
+    for (; bits < low_bits; bits += 8) ahead |= static_cast<std::uint32_t>(*packed++) << bits;
+    places[i] = places[i] << low_bits | (ahead & ((1u << low_bits) - 1));
+    ahead >>= low_bits;
+    bits -= low_bits;
     ascend = ascend && (i == 0 || places[i] > places[i - 1]);
   }
-  return ascend && (count == 0 || places[count - 1] < length);
+  return ascend && places[shape.count - 1] < shape.length;
 }
 
 constexpr LocoKernels kTable = {quantize, subtract, decode, pack_places, unpack_places};

@@ -17,6 +17,18 @@ std::size_t share(std::size_t k, std::size_t length) {
   return (k * length + 4095) / 4096;
 }
 
+// Of `count` places in `length` elements.
+unsigned low_bits_of(std::size_t length, std::size_t count) {
+  unsigned bits = 0;
+  while (count << (bits + 1) <= length) ++bits;
+  return bits;
+}
+
+std::size_t place_bytes(std::size_t length, std::size_t count) {
+  const unsigned low_bits = low_bits_of(length, count);
+  return (count * low_bits + count + ((length - 1) >> low_bits) + 7) / 8;
+}
+
 // Appends little-endian bits, the first in the lowest.
 class BitWriter {
  public:
@@ -105,7 +117,15 @@ Bytes expected_payload(std::span<const float> values, std::uint16_t k) {
     levels.put(low, 16);
     levels.put(high, 16);
     BitWriter indices(payload);
-    for (const std::uint32_t place : places) indices.put(place, 12);
+    const std::size_t length = std::min<std::size_t>(4096, values.size() - first);
+    const unsigned low_bits = low_bits_of(length, places.size());
+    for (const std::uint32_t place : places) indices.put(place, low_bits);
+    std::uint32_t zeros = 0;  // so many zeros, and a one for each place
+    for (const std::uint32_t place : places) {
+      for (; zeros < place >> low_bits; ++zeros) indices.put(0, 1);
+      indices.put(1, 1);
+    }
+    for (; zeros < (length - 1) >> low_bits; ++zeros) indices.put(0, 1);
     BitWriter codes_to(payload);
     for (const std::uint32_t code : codes) codes_to.put(code, 2);
   }
@@ -122,10 +142,16 @@ std::vector<float> expected_values(std::span<const std::byte> payload, std::size
     const std::size_t count = share(k, std::min<std::size_t>(4096, elements - first));
     const std::uint32_t low = bits_at(at, 0, 16);
     const std::uint32_t high = bits_at(at, 16, 16);
-    const std::byte* codes = at + 4 + (12 * count + 7) / 8;
+    const std::size_t length = std::min<std::size_t>(4096, elements - first);
+    const unsigned low_bits = low_bits_of(length, count);
+    const std::byte* codes = at + 4 + place_bytes(length, count);
     std::vector<std::uint32_t> places;
+    std::size_t next = count * low_bits;
+    std::uint32_t above = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      places.push_back(bits_at(at + 4, 12 * i, 12));
+      for (; bits_at(at + 4, next, 1) == 0; ++next) ++above;
+      ++next;
+      places.push_back(above << low_bits | bits_at(at + 4, i * low_bits, low_bits));
       const std::uint32_t code = bits_at(codes, 2 * i, 2);
       const std::uint32_t level = (code & 1) != 0 ? high : low;
       values[first + places.back()] = std::bit_cast<float>(level << 16 | (code >> 1) << 31);
@@ -169,12 +195,12 @@ TEST(LocoFormat, test_frames_are_those_of_the_specification_at_every_level) {
   }
 }
 
-TEST(LocoFormat, test_size_is_known_beforehand_and_under_a_quarter_bit) {
+TEST(LocoFormat, test_size_is_known_beforehand_and_under_a_sixth_of_a_bit) {
   const CodecSpec spec = spec_of("loco");
   const std::size_t elements = std::size_t{1} << 18;
   const Bytes frame = compressed(spec, DType::Float32, to_bytes(gaussian(elements)));
-  EXPECT_EQ(frame.size(), sizeof(FrameHeader) + 4 + 64 * (4 + 96 + 16));
-  EXPECT_LT(8.0 * static_cast<double>(frame.size()), 0.23 * static_cast<double>(elements));
+  EXPECT_EQ(frame.size(), sizeof(FrameHeader) + 4 + 64 * (4 + 64 + 16));
+  EXPECT_LT(8.0 * static_cast<double>(frame.size()), 0.166 * static_cast<double>(elements));
   for (const Data data : {Data::Gaussian, Data::Ties, Data::Zeros, Data::Growing, Data::Sparse}) {
     for (const std::size_t length : kLocoLengths) {
       for (const std::uint32_t k : {1u, 41u, 64u, 2048u}) {
@@ -183,6 +209,16 @@ TEST(LocoFormat, test_size_is_known_beforehand_and_under_a_quarter_bit) {
         EXPECT_EQ(compressed(other, DType::Float32, to_bytes(make_data(data, length))).size(),
                   usual_compress_bound(other, DType::Float32, length));
       }
+    }
+  }
+}
+
+// So that a receiver, who cannot know k, can tell what sizes a frame may have.
+TEST(LocoFormat, test_no_frame_is_shorter_or_longer_than_those_of_the_outermost_k) {
+  for (std::size_t elements = 1; elements <= 2 * kTopKChunk; elements += 1 + elements / 97) {
+    for (std::size_t k = 2; k <= kLocoMaxK; ++k) {
+      ASSERT_GE(LocoLayout(k, elements).bytes(), LocoLayout(k - 1, elements).bytes())
+          << elements << " elements, k " << k;
     }
   }
 }
@@ -238,22 +274,29 @@ TEST(LocoLevels, test_kernels_of_every_level_equal_scalar) {
       for (std::size_t i = 0; i < count; ++i) {
         places[i] = static_cast<std::uint32_t>(8192 + i * (4096 / count) + i % (4096 / count));
       }
-      Bytes packed(loco_place_bytes(count) + 4);
+      const LocoPlaces shape{4096, count};
+      Bytes packed(shape.bytes() + 7);
       Bytes expected = packed;
-      kernels.pack_places(places.data(), count, 8192, packed.data());
-      scalar.pack_places(places.data(), count, 8192, expected.data());
-      ASSERT_TRUE(std::ranges::equal(std::span(packed).first(loco_place_bytes(count)),
-                                     std::span(expected).first(loco_place_bytes(count))));
+      kernels.pack_places(places.data(), shape, 8192, packed.data());
+      scalar.pack_places(places.data(), shape, 8192, expected.data());
+      ASSERT_TRUE(std::ranges::equal(std::span(packed).first(shape.bytes()),
+                                     std::span(expected).first(shape.bytes())));
       std::vector<std::uint32_t> read(count);
-      ASSERT_TRUE(kernels.unpack_places(packed.data(), count, 4096, read.data()));
+      ASSERT_TRUE(kernels.unpack_places(packed.data(), shape, read.data()));
       for (std::uint32_t& place : read) place += 8192;
       ASSERT_EQ(read, places);
       // Two that are equal, anywhere.
       for (std::size_t at = 1; at < count; at += 1 + count / 64) {
         auto equal = places;
         equal[at] = equal[at - 1];
-        scalar.pack_places(equal.data(), count, 8192, packed.data());
-        EXPECT_FALSE(kernels.unpack_places(packed.data(), count, 4096, read.data())) << at;
+        scalar.pack_places(equal.data(), shape, 8192, packed.data());
+        EXPECT_FALSE(kernels.unpack_places(packed.data(), shape, read.data())) << at;
+      }
+      // Any bit of the unary part, and of what is behind it: then there is one more or one less.
+      for (std::size_t bit = count * shape.low_bits(); bit < 8 * shape.bytes(); ++bit) {
+        Bytes damaged = expected;
+        damaged[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+        EXPECT_FALSE(kernels.unpack_places(damaged.data(), shape, read.data())) << bit;
       }
 
       const auto values = gaussian(count, 3.0f, static_cast<std::uint32_t>(count));

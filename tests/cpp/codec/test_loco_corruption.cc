@@ -18,42 +18,82 @@ Bytes with_value(Bytes frame, std::size_t at, T value) {
   return frame;
 }
 
-// A frame of one chunk that has three places: 0x001, 0x102 and 0x203.
-Bytes three_places(std::uint32_t elements, std::uint32_t first, std::uint32_t second, std::uint32_t third) {
-  const std::uint64_t places = first | std::uint64_t{second} << 12 | std::uint64_t{third} << 24;
-  Bytes payload(sizeof(LocoHead) + loco_record_bytes(3));
-  const std::uint16_t k = static_cast<std::uint16_t>(3 * 4096 / elements);
+// Three places in 1024 elements: of each eight low bits, then six bits of unary part, and two of padding.
+Bytes three_places(std::uint32_t lows, std::uint32_t unary) {
+  constexpr LocoPlaces kShape{1024, 3};
+  static_assert(kShape.low_bits() == 8 && kShape.high_bits() == 6 && kShape.bytes() == 4);
+  const std::uint32_t places = lows | unary << 24;
+  Bytes payload(sizeof(LocoHead) + loco_record_bytes(kShape));
+  const std::uint16_t k = 12;
   std::memcpy(payload.data(), &k, 2);
   const std::uint16_t levels[] = {0x3F80, 0x4000};
   std::memcpy(payload.data() + sizeof(LocoHead), levels, 4);
-  std::memcpy(payload.data() + sizeof(LocoHead) + 4, &places, loco_place_bytes(3));
+  std::memcpy(payload.data() + sizeof(LocoHead) + 4, &places, 4);
   payload.back() = std::byte{0b00'10'01'00};
-  return frame_of(spec_of("loco"), elements, payload);
+  return frame_of(spec_of("loco"), 1024, payload);
 }
 
 TEST(LocoCorruption, test_well_formed_payload_is_read) {
-  const auto values = accumulated(three_places(1024, 0x001, 0x102, 0x3FF), 1024);
+  const auto values = accumulated(three_places(0xFF'02'01, 0b100101), 1024);
   EXPECT_EQ(values[0x001], 1.0f);
   EXPECT_EQ(values[0x102], 2.0f);
   EXPECT_EQ(values[0x3FF], -1.0f);
   EXPECT_EQ(std::ranges::count(values, 0.0f), 1021);
+  EXPECT_EQ(accumulated(three_places(0xFF'FE'FD, 0b111000), 1024)[0x3FD], 1.0f);  // the last three
 }
 
 TEST(LocoCorruption, test_forged_places_are_refused) {
-  expect_forgery_refused(three_places(1024, 1, 2, 1024), 1024);  // behind the chunk
-  expect_forgery_refused(three_places(1024, 1, 2, 4095), 1024);  // far behind it
-  expect_forgery_refused(three_places(1024, 2, 2, 3), 1024);     // twice the same
-  expect_forgery_refused(three_places(1024, 2, 1, 3), 1024);     // not in order
-  expect_forgery_refused(three_places(1024, 1, 1023, 0), 1024);  // the last before the first
-  // In whole chunks, which the fast paths read.
-  const Bytes good = compressed(spec_of("loco"), DType::Float32, to_bytes(gaussian(2 * kTopKChunk)));
-  const std::size_t second = kLocoPlaces + loco_record_bytes(64);
-  for (const std::size_t places : {kLocoPlaces, second}) {
-    for (std::size_t pair = 0; pair < 32; ++pair) {
-      Bytes bad = good;
-      std::memcpy(bad.data() + places + 3 * pair, good.data() + places + (pair == 0 ? 93 : 0), 3);
-      if (pair == 0 || !std::ranges::equal(bad, good)) expect_forgery_refused(bad, 2 * kTopKChunk);
+  expect_forgery_refused(three_places(0x03'02'02, 0b000111), 1024);           // twice the same
+  expect_forgery_refused(three_places(0x03'01'02, 0b000111), 1024);           // not in order
+  expect_forgery_refused(three_places(0x00'03'02, 0b010011 | 1 << 6), 1024);  // four
+  expect_forgery_refused(three_places(0x01'03'02, 0b110011), 1024);
+  expect_forgery_refused(three_places(0x03'02'01, 0b000011), 1024);  // two
+  expect_forgery_refused(three_places(0x03'02'01, 0), 1024);
+  expect_forgery_refused(three_places(0x03'02'01, 0b1000011), 1024);  // the third behind the last bit
+  expect_forgery_refused(three_places(0x03'02'01, 0b10000011), 1024);
+  expect_forgery_refused(three_places(0x03'02'01, 0b11111111), 1024);
+}
+
+TEST(LocoCorruption, test_places_behind_a_short_chunk_are_refused) {
+  std::vector<float> values(1000, 0.0f);
+  for (const std::size_t last : {997, 998, 999}) values[last] = 1.0f;
+  CodecSpec spec = spec_of("loco");
+  spec.k = 12;
+  const Bytes good = compressed(spec, DType::Float32, to_bytes(values));
+  EXPECT_EQ(accumulated(good, 1000)[999], 1.0f);
+  for (const std::uint8_t low : {1000 % 256, 255}) {
+    expect_forgery_refused(with_value(good, kLocoPlaces + 2, low), 1000);
+  }
+}
+
+// In whole chunks, which the fast paths read.
+TEST(LocoCorruption, test_forged_places_of_whole_chunks_are_refused) {
+  for (const char* text : {"loco", "loco:k=128", "loco:k=2048"}) {
+    const CodecSpec spec = spec_of(text);
+    const Bytes good = compressed(spec, DType::Float32, to_bytes(gaussian(2 * kTopKChunk)));
+    const LocoPlaces shape{kTopKChunk, spec.k};
+    const std::size_t unary = shape.bytes() * 8 - shape.count * shape.low_bits();
+    for (const std::size_t record : {std::size_t{0}, loco_record_bytes(shape)}) {
+      const std::size_t end = kLocoPlaces + record + shape.bytes();
+      // One more or one less.
+      for (std::size_t bit = 0; bit < unary; bit += 1 + unary / 130) {
+        Bytes bad = good;
+        bad[end - 1 - bit / 8] ^= static_cast<std::byte>(0x80u >> bit % 8);
+        expect_forgery_refused(bad, 2 * kTopKChunk);
+      }
+      // None, all.
+      for (const int fill : {0x00, 0xFF}) {
+        Bytes bad = good;
+        std::fill_n(bad.begin() + static_cast<std::ptrdiff_t>(end - unary / 8), unary / 8,
+                    static_cast<std::byte>(fill));
+        expect_forgery_refused(bad, 2 * kTopKChunk);
+      }
     }
+  }
+  // The first two of four thousand zeros share what is above their low bits.
+  const Bytes good = compressed(spec_of("loco"), DType::Float32, to_bytes(std::vector<float>(kTopKChunk)));
+  for (const std::uint8_t lows : {0x00, 0x01}) {  // 0 and 0; 1 and 0
+    expect_forgery_refused(with_value(good, kLocoPlaces, lows), kTopKChunk);
   }
 }
 
@@ -71,7 +111,7 @@ TEST(LocoCorruption, test_forged_heads_are_refused) {
 
 TEST(LocoCorruption, test_levels_out_of_range_and_raw_chunks_without_values_are_refused) {
   const Bytes good = compressed(spec_of("loco"), DType::Float32, to_bytes(gaussian(5000)));
-  for (const std::size_t record : {kLocoRecord, kLocoRecord + loco_record_bytes(64)}) {
+  for (const std::size_t record : {kLocoRecord, kLocoRecord + loco_record_bytes({kTopKChunk, 64})}) {
     for (const std::uint16_t level : {0x7F80, 0x7F81, 0x8000, 0xFFFF}) {
       expect_forgery_refused(with_value(good, record, level), 5000);
       expect_forgery_refused(with_value(good, record + 2, level), 5000);
