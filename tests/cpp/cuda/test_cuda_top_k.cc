@@ -1,5 +1,6 @@
 // TopK on the device: what is chosen, where it is hard to say, and received frames of any sender.
 #include "codec/cuda/verdict.h"
+#include "codec/loco_format.h"
 #include "cuda_cases.h"
 #include "simt.h"
 #include "top_k_cases.h"
@@ -222,9 +223,29 @@ TEST_P(CudaTopKDamage, test_payloads_of_other_lengths_are_refused) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaTopKDamage,
                          testing::Values("topk:values=fp32", "topk:values=bf16", "topk:k=1000",
-                                         "topk:k=300,values=bit2", "topk:k=2000,values=bit2", "loco:k=700",
-                                         "loco:k=2048"),
+                                         "topk:k=300,values=bit2", "topk:k=2000,values=bit2", "loco",
+                                         "loco:k=700", "loco:k=2048"),
                          case_name);
+
+// Zeros choose the first: their ones stand side by side, so that low parts have to ascend.
+TEST(CudaTopKForged, test_bits_of_loco_places_are_checked_as_on_the_cpu) {
+  for (const std::string_view text : {"loco", "loco:k=300", "loco:k=2048"}) {
+    const CodecSpec spec = spec_of(text);
+    const LocoPlaces shape = loco_layout(spec, 700).places(0);
+    for (const Data data : {Data::Zeros, Data::Gaussian}) {
+      const Bytes good = compressed(spec, DType::Float32, to_bytes(make_data(data, 700)));
+      const std::size_t first = 8 * (sizeof(FrameHeader) + sizeof(LocoHead) + sizeof(LocoLevels));
+      for (std::size_t bit = first; bit < first + 8 * shape.bytes(); bit += 1 + shape.bytes() / 20) {
+        Bytes bad = good;
+        bad[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+        // Where these two differ they change places.
+        if (bit % 2 != 0) bad[(bit + 1) / 8] ^= static_cast<std::byte>(1u << (bit + 1) % 8);
+        reseal(bad);
+        expect_same_verdict(bad, 700, std::string(text) + ", bit " + std::to_string(bit), spec);
+      }
+    }
+  }
+}
 
 TEST(CudaTopKForged, test_levels_out_of_range_are_refused) {
   const CodecSpec spec = spec_of("topk:k=600,values=bit2");
