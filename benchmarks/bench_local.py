@@ -103,7 +103,7 @@ class Plan:
     def name(self) -> str:
         """For the report."""
         if self.every is None:
-            return f"per-step, M={self.sites}, lr {self.learning_rate:g}"
+            return f"per-step, M={self.sites}, lr {self.learning_rate:.3g}"
         merge = "no overlap" if self.overlap == 0 else f"overlap {self.overlap}, merge {self.merge}"
         parts = [f"M={self.sites}, H={self.every}, {merge}", "fp32" if self.codec == "none" else f"{self.codec} + EF"]
         if self.fragments > 1:
