@@ -5,6 +5,9 @@ JOBS ?= $(shell nproc)
 # Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
 TEST_WORKERS ?= 4
 
+# Those on the emulated WAN wait too, but measure rates and times: with more of them at a time, packets are late.
+WAN_WORKERS ?= 2
+
 PY := .venv/bin/python
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
@@ -83,7 +86,7 @@ python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; 
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	@$(PY) -m pytest -q -m "not slow and not wan and not gpu" -n $(TEST_WORKERS) --dist loadgroup
 	@echo "test: running those on the emulated WAN or a GPU"
-	@$(PY) -m pytest -q -m "not slow and (wan or gpu)"
+	@$(PY) -m pytest -q -m "not slow and (wan or gpu)" -n $(WAN_WORKERS) --dist loadfile
 
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"

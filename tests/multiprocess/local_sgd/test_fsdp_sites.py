@@ -83,7 +83,9 @@ def test_way_of_training_shards_gives_what_simulated_sites_compute(even_ranks: R
     check_sites(even_ranks, "fsdp", way, INT4)
 
 
-@pytest.mark.parametrize("way", ["accumulated", "scaled", "compiled"])  # where DDP has something of its own
+@pytest.mark.parametrize(  # where DDP has something of its own
+    "way", ["accumulated", "scaled", pytest.param("compiled", marks=pytest.mark.slow)]
+)
 def test_way_of_training_copies_gives_what_simulated_sites_compute(even_ranks: Ranks, way: str) -> None:
     check_sites(even_ranks, "ddp", way, INT4)
 

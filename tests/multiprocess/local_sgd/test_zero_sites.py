@@ -18,7 +18,6 @@ from support.local_models import adamw, values
 
 ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
 even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
-CASES = [(0, "fp32"), (0, "bf16"), (0, "fp16"), (1, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp32"), (3, "bf16")]
 SETTINGS: dict[str, Any] = {
     "every": 5,
     "overlap": 2,
@@ -28,6 +27,24 @@ SETTINGS: dict[str, Any] = {
     "deterministic": True,
 }
 STEPS = 13
+
+
+def quick_first(*cases: tuple[int, str], quick: int = 1) -> list[Any]:
+    """Stages and precisions; all but the first `quick` of them are slow tests."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (place >= quick)) for place, case in enumerate(cases)]
+
+
+CASES = quick_first(
+    (0, "bf16"),
+    (1, "fp32"),
+    (3, "bf16"),
+    (0, "fp32"),
+    (0, "fp16"),
+    (1, "bf16"),
+    (2, "fp16"),
+    (3, "fp32"),
+    quick=3,
+)
 
 
 def _site(sites: list[str]) -> str:
@@ -91,7 +108,7 @@ def test_engines_with_other_optimizers_have_the_bits_of_simulated_sites(
     assert check_sites(ranks, stage, "bf16", config) == optimizer
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "fp16")])
+@pytest.mark.parametrize(("stage", "precision"), quick_first((2, "bf16"), (3, "fp16")))
 def test_engines_at_sites_of_equal_size_have_the_bits_of_simulated_ones(
     even_ranks: Ranks, stage: int, precision: str
 ) -> None:
@@ -114,7 +131,7 @@ def _clock(sites: list[str], stage: int, precision: str) -> tuple[int, int, int,
     return handle.stats()["steps"], engine.micro_steps, engine.global_steps, engine.skipped_steps
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp16")])
+@pytest.mark.parametrize(("stage", "precision"), quick_first((3, "fp16"), (0, "fp32"), (1, "bf16"), (2, "fp16")))
 def test_clock_counts_neither_micro_batches_nor_steps_that_were_skipped(
     ranks: Ranks, stage: int, precision: str
 ) -> None:
@@ -145,7 +162,7 @@ def _resumed(sites: list[str], stage: int, precision: str, folder: str) -> tuple
     return results[0], results[1]
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (1, "bf16"), (3, "fp32")])
+@pytest.mark.parametrize(("stage", "precision"), quick_first((3, "fp32"), (0, "bf16"), (1, "bf16")))
 def test_resumed_engine_has_the_bits_of_one_that_was_not_interrupted(
     ranks: Ranks, tmp_path: Path, stage: int, precision: str
 ) -> None:
