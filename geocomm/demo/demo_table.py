@@ -32,10 +32,10 @@ def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per run; the first one is what the others are compared with."""
     steps = len(outcomes[0].losses)
-    table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    headings = ("", "s / step", "speed-up", "WAN MB / step", "tokens / s", f"loss at step {steps}", "held-out loss")
+    table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    headings = ("", "s/step", "speed", "WAN MB\n/step", "tokens\n/s", f"loss at\nstep {steps}", "held-out\nloss")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     base = outcomes[0].median_step_s
     for outcome in outcomes:
         table.add_row(

@@ -212,3 +212,10 @@ def test_view_on_a_terminal_shows_all_variants() -> None:
 def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["demo", *arguments])
     assert result.exit_code == 2
+
+
+def test_table_of_80_columns_cuts_no_heading_and_no_name() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary_table([outcome(number) for number in range(len(VARIANTS))]))
+    assert "…" not in out.getvalue()
+    assert all(variant.name in out.getvalue() for variant in VARIANTS)
