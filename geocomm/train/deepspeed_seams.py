@@ -1,10 +1,10 @@
-"""The private parts of DeepSpeed that the driver stands on, and nothing else of geocomm: who reduces gradients, and who
-writes which file of a checkpoint. Imports deepspeed only when it is used."""
+"""The private parts of DeepSpeed that the driver stands on, and nothing else of geocomm: who reduces gradients, what an
+optimizer's state is, and who writes which file of a checkpoint. Imports deepspeed only when it is used."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from geocomm.core.bad_input import BadInput
@@ -64,6 +64,61 @@ def partitioned_gradients(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[t
         yield from zip(parameters, parts, strict=False)
 
 
+def reduce_shards_over(engine: deepspeed.DeepSpeedEngine, group: dist.ProcessGroup) -> None:
+    """Average the `partitioned_gradients` over a group whose ranks have the same part."""
+    parts = [part for _, part in partitioned_gradients(engine)]
+    engine.allreduce_no_retain(parts, dp_group=group, dp_world_size=group.size())
+
+
+def masters(engine: deepspeed.DeepSpeedEngine) -> list[torch.Tensor]:
+    """The float32 masters that this rank's optimizer updates, at ZeRO 0 to 2. None in fp32 at ZeRO 0."""
+    optimizer: Any = engine.optimizer
+    if engine.zero_optimization():
+        return [one.detach() for one in optimizer.single_partition_of_fp32_groups]
+    return [one.detach() for group in getattr(optimizer, "fp32_groups", ()) for one in group]
+
+
+def follow_masters(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Make the weights of ZeRO 1 and 2 anew from the masters. Collective over the ranks that share them."""
+    optimizer: Any = engine.optimizer
+    optimizer.update_lp_params()
+
+
+def optimizer_state(engine: deepspeed.DeepSpeedEngine) -> dict[str, Any]:
+    """What this rank's optimizer has, its masters included: references, not copies. Not collective.
+
+    torch.load(weights_only=True) reads it, unlike what DeepSpeed makes.
+    """
+    optimizer: Any = engine.optimizer
+    state = dict(optimizer.state_dict())
+    for unread in ("zero_stage", "param_slice_mappings"):
+        state.pop(unread, None)
+    if "loss_scaler" in state:
+        state["loss_scaler"] = dict(vars(state["loss_scaler"]))
+    return state
+
+
+def load_optimizer_state(engine: deepspeed.DeepSpeedEngine, state: Mapping[str, Any]) -> None:
+    """Take over an `optimizer_state`. With ZeRO the weights follow the masters, and then it is collective over the
+    ranks that share them."""
+    optimizer: Any = engine.optimizer
+    stage = engine.zero_optimization_stage()
+    if not stage:
+        optimizer.load_state_dict(state)
+        return
+    vars(optimizer.loss_scaler).update(state["loss_scaler"])
+    group = optimizer.dp_process_group
+    of_ranks: list[Any] = [None] * group.size()
+    of_ranks[group.rank()] = {**state, "loss_scaler": optimizer.loss_scaler}
+    if stage < 3:
+        optimizer.load_state_dict(of_ranks, load_from_fp32_weights=True)
+        follow_masters(engine)
+        return
+    optimizer.checkpoint_event_prologue()
+    optimizer.load_state_dict(of_ranks)
+    optimizer.checkpoint_event_epilogue()
+
+
 class Writer(Protocol):
     """What writes an engine's files."""
 
@@ -107,9 +162,8 @@ def choose_writers(engine: deepspeed.DeepSpeedEngine, *, is_disk_leader: bool, w
     """Have one rank of each disk write what several hold alike.
 
     is_disk_leader: it writes what every rank reads on resume; writes_shard: of its replicas on this disk, it writes
-    their shard of the optimizer's state.
+    their shard of the optimizer's state and, at ZeRO 3, of the model.
     """
-    if not engine.zero_optimization_partition_weights():
-        engine.save_non_zero_checkpoint = is_disk_leader
+    engine.save_non_zero_checkpoint = writes_shard if engine.zero_optimization_partition_weights() else is_disk_leader
     if engine.save_zero_checkpoint:
         engine.save_zero_checkpoint = writes_shard

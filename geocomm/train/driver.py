@@ -185,7 +185,7 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
 
     model_config = model_factory.model_config(config.model, config.data, tokenizer)
     if config.checkpoint.saves():
-        _require_space(place, root, model_factory.parameter_count(model_config), is_local=config.sync.is_local)
+        _require_space(place, root, model_factory.parameter_count(model_config), config)
     record = {
         "fields": shared_fields(config),
         "data": data.fingerprint,
@@ -197,11 +197,13 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     return Prepared(config, options, data, model_config, record)
 
 
-def _require_space(place: Place, root: Path, parameters: int, *, is_local: bool) -> None:
+def _require_space(place: Place, root: Path, parameters: int, config: RunConfig) -> None:
     """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
-    share = parameters * _CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size // place.world_size
-    if is_local:  # each rank's own weights and moments, and the outer state, which a site's ranks share
-        share += parameters * (_CHECKPOINT_BYTES_PER_PARAMETER * place.local_world_size + _OUTER_BYTES_PER_PARAMETER)
+    whole = parameters * _CHECKPOINT_BYTES_PER_PARAMETER
+    share = whole * place.local_world_size // place.world_size
+    if config.sync.is_local:  # the own state of each rank, or its shard of it; the outer state is the whole site's
+        share += share if config.training.zero_stage else whole * place.local_world_size
+        share += parameters * _OUTER_BYTES_PER_PARAMETER
     free = free_bytes(root)
     if free < share:
         raise BadInput(

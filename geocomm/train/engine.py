@@ -15,6 +15,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
+from geocomm.train.joint_steps import share_weights
 from geocomm.train.local_sync import LocalSync
 from geocomm.train.site_groups import SiteGroups
 from geocomm.train.train_config import RunConfig
@@ -74,8 +75,11 @@ class TrainedModel:
 
 def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     """Make AdamW and the DeepSpeed engine around `model`. Collective."""
-    shards = SiteShards() if config.shards_in_sites() else None
     sites = SiteGroups() if config.sync.is_local else None
+    shards = SiteShards() if sites is None and config.shards_in_sites() else None
+    joint_steps = 0 if sites is None else config.joint_steps(equal_sites=sites.have_equal_sizes)
+    if sites is not None and not joint_steps:
+        share_weights(model)  # a seed may give other last bits on other hardware; joint steps share at their end
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         optimizer=_adamw(model, config),
@@ -88,7 +92,7 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     local = None
     if sites is not None:
         tokens = config.global_batch(1) * config.data.sequence_length
-        local = LocalSync(engine, config.sync, sites, joint_steps=config.joint_steps(), tokens_per_rank=tokens)
+        local = LocalSync(engine, config.sync, sites, joint_steps=joint_steps, tokens_per_rank=tokens)
     return TrainedModel(engine, sync, local)
 
 
@@ -131,15 +135,17 @@ def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:
 
 
 def apply_gradients(trained: TrainedModel) -> float | None:
-    """Call `engine.step()`, with what `sync` does around it.
+    """Call `engine.step()`, with what `sync` and `local` do around it.
 
     Returns, at the end of an accumulation, the global gradient norm before clipping, if it is finite.
     """
-    engine, sync = trained.engine, trained.sync
+    engine, sync, local = trained.engine, trained.sync, trained.local
     norm: float | torch.Tensor | None = None
     boundary = engine.is_gradient_accumulation_boundary()
     if boundary and sync is not None:
         sync.before_step()
+    if boundary and local is not None:
+        local.before_update()
     scale, skipped = loss_scale(engine), engine.skipped_steps
     plain = not (engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled())
     if boundary and plain:  # the one case in which DeepSpeed clips without keeping the norm

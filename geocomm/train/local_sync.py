@@ -11,18 +11,16 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
-from torch.distributed.utils import _sync_module_states  # what DDP shares its first weights with
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
-from geocomm.train.deepspeed_seams import give_back_reduction, reduce_over, take_over_reduction
+from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
+from geocomm.train.joint_steps import JointSteps
 from geocomm.train.site_groups import SiteGroups
 from geocomm.train.sync_settings import SyncConfig
 
-_BROADCAST_BYTES = 64 << 20
 _NUMBERS = schema.names(schema.LOCAL_STEPS)
 
 
@@ -49,8 +47,7 @@ class LocalSync:
         self._joint_steps = joint_steps
         self._tokens = tokens_per_rank * len(sites.ranks)
         self._handle: LocalSteps | None = None
-        world: Any = dist.group.WORLD
-        take_over_reduction(engine, lambda: reduce_over(engine, world))
+        self._joint = JointSteps(engine, sites) if joint_steps else None
 
     @property
     def is_joint(self) -> bool:
@@ -62,6 +59,11 @@ class LocalSync:
         """Whether no site can be far from the others: each waits for them at steps that are the same for all."""
         return self.is_joint or self._config.deterministic or self._config.overlap == 0
 
+    @property
+    def replicas(self) -> list[int]:
+        """The ranks that have the same part of the anchor as this one, where their sites have as many ranks."""
+        return self.sites.same_place
+
     def before_step(self, steps_done: int) -> None:
         """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""
         if self.is_joint and steps_done >= self._joint_steps:
@@ -69,14 +71,17 @@ class LocalSync:
         if self._handle is not None:
             self._handle.count_tokens(self._tokens)
 
+    def before_update(self) -> None:
+        """Called between the last backward of an accumulation and `engine.step()`; collective in joint steps."""
+        if self._joint is not None:
+            self._joint.before_update()
+
     def begin(self) -> None:
-        """Give all ranks the weights of rank 0, and train with local steps from now on. Collective over all ranks."""
-        give_back_reduction(self._engine)
-        # Equal gradients leave unequal last bits where sites have other hardware, or clip over other numbers of ranks.
-        model: Any = self._engine.module
+        """Train with local steps from now on. Collective over all ranks."""
+        if self._joint is not None:
+            self._joint.end()
+            self._joint = None
         optimizer: Any = self._engine.optimizer
-        world: Any = dist.group.WORLD
-        _sync_module_states(model, world, _BROADCAST_BYTES, 0, ())
         config = self._config
         try:
             self._handle = local_steps(
@@ -110,19 +115,20 @@ class LocalSync:
         return None if self._handle is None else self._handle.state_dict()
 
     def site_state(self) -> dict[str, Any]:
-        """The site's own weights and the state of its optimizer: references, not copies."""
-        optimizer: Any = self._engine.optimizer
-        return {"weights": self._weights(), "optimizer": optimizer.state_dict()}
+        """The site's own weights, as far as they do not follow from the masters of ZeRO, and the state of this rank's
+        optimizer: references, not copies."""
+        return {"weights": self._weights(), "optimizer": optimizer_state(self._engine)}
 
     def load_state_dict(self, site: Mapping[str, Any], outer: Mapping[str, Any] | None) -> None:
         """Take over both states, `outer` after `begin`. Collective over all ranks. Raises GeocommError."""
         for name, parameter in self._weights().items():
             parameter.copy_(site["weights"][name])
-        optimizer: Any = self._engine.optimizer
-        optimizer.load_state_dict(site["optimizer"])
+        load_optimizer_state(self._engine, site["optimizer"])
         if self._handle is not None and outer is not None:
             self._handle.load_state_dict(outer)
 
     def _weights(self) -> dict[str, torch.Tensor]:
+        if self._engine.zero_optimization():
+            return {}
         model: Any = self._engine.module
         return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -99,20 +99,23 @@ def _require_declared_site(records: list[dict[str, Any]]) -> None:
         raise BadInput(str(error)) from None
 
 
-def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> int:
-    """Over how many ranks ZeRO cuts what it shards; BadInput where sites of unequal size cannot hold equal shards."""
+def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> list[int]:
+    """Over how many ranks ZeRO cuts what it shards, by rank; BadInput where the sites must be of equal size for it."""
     if not config.shards_in_sites():
-        return len(records)
+        return [len(records)] * len(records)
     sizes: dict[str, int] = {}
     for record in records:
         sizes[record["site"]] = sizes.get(record["site"], 0) + 1
-    if len(set(sizes.values())) > 1:
+    needs_equal = not config.sync.is_local or config.joint_steps(equal_sites=False) > 0
+    if needs_equal and len(set(sizes.values())) > 1:
         found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())
+        what, instead = "sync.codec", "training.zero_stage=0"
+        if config.sync.is_local:
+            what, instead = f"sync.joint_steps of {config.sync.joint_steps}", "sync.joint_steps=0"
         raise BadInput(
-            f"sync.codec with ZeRO {config.training.zero_stage} needs sites of equal size (ranks: {found}); use "
-            "training.zero_stage=0"
+            f"{what} with ZeRO {config.training.zero_stage} needs sites of equal size (ranks: {found}); use {instead}"
         )
-    return next(iter(sizes.values()))
+    return [sizes[record["site"]] for record in records]
 
 
 def _who(record: dict[str, Any]) -> str:
@@ -160,7 +163,7 @@ def choose_device(records: list[dict[str, Any]], wanted: str) -> str:
     )
 
 
-def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: int) -> int | None:
+def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: list[int]) -> int | None:
     """The newest step of which every rank sees a complete checkpoint, checked against this run; None to start anew."""
     common = set.intersection(*(set(record["checkpoints"]) for record in records))
     if config.checkpoint.resume == "never":
@@ -187,8 +190,12 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: int) 
         "training.precision": (manifest["precision"], config.training.precision),
     }
     if config.training.zero_stage > 0:
-        # Without ZeRO every rank's state is the same, and with shards inside the sites every site's.
-        expected["ZeRO's shards over this many ranks:"] = (manifest.get("shard_ranks", manifest["world_size"]), shards)
+        # Without ZeRO every rank's state is the same, and with shards inside the sites that of sites of equal size.
+        found = [record["checkpoints"][step] for record in records]
+        saved = [each.get("shard_ranks", each["world_size"]) for each in found]
+        pairs = zip(saved, shards, strict=True)
+        unequal = next((pair for pair in pairs if pair[0] != pair[1]), (shards[0], shards[0]))
+        expected["ZeRO's shards over this many ranks:"] = unequal
     if not config.sync.is_local:
         # From a checkpoint of mode gradients local steps begin as from weights that all share; not the other way.
         expected["sync.mode"] = (manifest.get("sync_mode", "gradients"), config.sync.mode)

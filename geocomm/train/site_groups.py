@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch.distributed as dist
@@ -27,10 +28,31 @@ class SiteGroups:
         self.names = list(ranks_of)
         self.ranks = ranks_of[own]
         """Of this rank's site."""
+        self._ranks_of = ranks_of
         groups: dict[str, Any] = {site: dist.new_group(ranks) for site, ranks in ranks_of.items()}
         self.inside: dist.ProcessGroup = groups[own]
         first: Any = dist.new_group([ranks[0] for ranks in ranks_of.values()])
         self.first_ranks: dist.ProcessGroup | None = first if self.is_first else None
+
+    @property
+    def have_equal_sizes(self) -> bool:
+        """Whether all sites have as many ranks."""
+        return len({len(ranks) for ranks in self._ranks_of.values()}) == 1
+
+    def sizes(self, ranks: Collection[int]) -> dict[str, int]:
+        """How many ranks each site has that has one of these."""
+        return {site: len(own) for site, own in self._ranks_of.items() if set(own) & set(ranks)}
+
+    @property
+    def same_place(self) -> list[int]:
+        """The ranks that have this one's place in their sites, in the order of `names`."""
+        place = self.ranks.index(dist.get_rank())
+        return [ranks[place] for ranks in self._ranks_of.values() if place < len(ranks)]
+
+    def same_place_group(self) -> dist.ProcessGroup:
+        """A new group of them, where `have_equal_sizes`. Collective over all ranks."""
+        groups: list[Any] = [dist.new_group(list(ranks)) for ranks in zip(*self._ranks_of.values(), strict=True)]
+        return groups[self.ranks.index(dist.get_rank())]
 
     @property
     def is_first(self) -> bool:

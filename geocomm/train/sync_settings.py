@@ -121,7 +121,8 @@ class SyncConfig(Section):
     )
     joint_steps: WholeOrAuto = Field(
         "auto",
-        description="Mode local: first steps with gradients averaged over all ranks. auto: schedule.warmup_steps.",
+        description="Mode local: first steps with gradients averaged over all ranks. auto: schedule.warmup_steps, but "
+        "0 with ZeRO 3, and with ZeRO 1 and 2 at sites of unequal size, where there can be none.",
     )
 
     @property

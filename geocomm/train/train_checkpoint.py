@@ -27,6 +27,7 @@ from geocomm.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.membership.collective_verdict import agree, attempt
 from geocomm.train.deepspeed_seams import choose_writers, defer_write_errors
 from geocomm.train.engine import TrainedModel
+from geocomm.train.local_sync import LocalSync
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,11 @@ class RunCheckpoints:
         self._writer = defer_write_errors(engine)
         on_disk = self._ranks_on_disk()
         self._is_disk_leader = on_disk[0] == place.rank
+        if trained.local is not None:
+            agree(place, self._unequal_shards(trained.local, on_disk))
         # Replicas have the same shard and would write the same file: one copy on each disk.
-        writes_shard = sync is None or min(set(on_disk) & set(sync.replicas)) == place.rank
+        replicas = next((one.replicas for one in (sync, trained.local) if one is not None), [place.rank])
+        writes_shard = min(set(on_disk) & set(replicas)) == place.rank
         choose_writers(engine, is_disk_leader=self._is_disk_leader, writes_shard=writes_shard)
 
     def _ranks_on_disk(self) -> list[int]:
@@ -84,6 +88,17 @@ class RunCheckpoints:
         dist.barrier()
         Path(f"{probe}-{self._place.rank}").unlink(missing_ok=True)
         return seen
+
+    def _unequal_shards(self, local: LocalSync, on_disk: list[int]) -> str | None:
+        """What is wrong where sites that have other shards would write files of the same names."""
+        sizes = local.sites.sizes(on_disk)
+        if not self._engine.zero_optimization() or len(set(sizes.values())) < 2:
+            return None
+        found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())
+        return (
+            f"with ZeRO a checkpoint has a shard for each rank of a site, and the sites that write to {self._root} are "
+            f"of unequal size (ranks: {found}); give each site an output_dir of its own, or turn checkpoints off"
+        )
 
     def save(self, progress: Progress) -> Path:
         """Write a checkpoint; returns its folder. BadInput on all ranks if any could not, and nothing has changed."""

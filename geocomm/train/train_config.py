@@ -194,16 +194,20 @@ class RunConfig(Section):
 
     def _require_local(self) -> None:
         training = self.training
-        for name, found, needed in (
-            ("zero_stage", training.zero_stage, 0),
-            ("precision", training.precision, "fp32"),
-        ):
-            if found != needed:
-                raise ValueError(f"sync.mode local needs training.{name} {needed}, not {found}")
+        if self.model.partitioned_init:
+            raise ValueError(
+                "sync.mode local does not go together with model.partitioned_init, which cuts parameters over the "
+                "ranks of all sites; remove one of them"
+            )
         if not 0 <= self.joint_steps() < training.steps:
             raise ValueError(
                 f"sync.joint_steps is {self.joint_steps()}; it must be from 0 on and below training.steps "
                 f"({training.steps})"
+            )
+        if training.zero_stage == 3 and self.joint_steps() > 0:
+            raise ValueError(
+                f"sync.joint_steps is {self.joint_steps()}, and with training.zero_stage 3 no gradients are averaged "
+                "over all ranks; remove it, or use zero_stage 0, 1 or 2"
             )
 
     def warmup_steps(self) -> int:
@@ -211,14 +215,21 @@ class RunConfig(Section):
         given = self.schedule.warmup_steps
         return min(10, self.training.steps // 10) if given is None else given
 
-    def joint_steps(self) -> int:
-        """With local steps: the first steps, whose gradients are averaged over all ranks."""
+    def joint_steps(self, *, equal_sites: bool = True) -> int:
+        """With local steps: the first steps, whose gradients are averaged over all ranks.
+
+        equal_sites: whether all sites have as many ranks, without which there are none by default with ZeRO 1 and 2.
+        """
         given = self.sync.joint_steps
-        return self.warmup_steps() if given == "auto" else given
+        if given != "auto":
+            return given
+        stage = self.training.zero_stage
+        return self.warmup_steps() if stage == 0 or (stage < 3 and equal_sites) else 0
 
     def shards_in_sites(self) -> bool:
         """Whether ZeRO's shards are inside each site, and not over all ranks."""
-        return self.sync.reduces_gradients and self.training.zero_stage in (1, 2)
+        stage = self.training.zero_stage
+        return stage > 0 if self.sync.is_local else self.sync.reduces_gradients and stage in (1, 2)
 
     def global_batch(self, world_size: int) -> int:
         """Sequences per optimizer step over all ranks."""

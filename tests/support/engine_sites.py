@@ -82,13 +82,17 @@ def engine_values(engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param
 
     masters, weights = [], []
-    copies = [one for group in getattr(engine.optimizer, "fp32_groups", ()) for one in group]
-    for flat in getattr(engine.optimizer, "fp32_groups_flat", ()):
-        copies += flat.split([parameter.numel() for parameter in engine.module.parameters()])
-    for index, parameter in enumerate(engine.module.parameters()):
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    copies: dict[int, torch.Tensor] = {}
+    for own, group in zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=False):
+        copies |= {id(parameter): one for parameter, one in zip(own, group, strict=True)}
+    for flat in getattr(optimizer, "fp32_groups_flat", ()):
+        parts = flat.split([parameter.numel() for parameter in parameters])
+        copies |= {id(parameter): one for parameter, one in zip(parameters, parts, strict=True)}
+    for parameter in parameters:
         with deepspeed.zero.GatheredParameters([parameter]):
             weights.append(parameter.detach().clone().reshape(-1))
-        master = copies[index] if copies else safe_get_full_fp32_param(parameter)
+        master = copies[id(parameter)] if copies else safe_get_full_fp32_param(parameter)
         masters.append(weights[-1] if master is None else master.detach().reshape(-1))
     return torch.cat(masters), torch.cat(weights)
 

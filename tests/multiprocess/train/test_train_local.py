@@ -136,6 +136,31 @@ def test_checkpoint_is_refused_with_other_rounds(whole: Path, tmp_path: Path) ->
     assert "every was 4 when the state was saved, and is 5" in ended[0].err
 
 
+def test_sites_with_shards_of_16_bits_share_the_anchor_and_resume_with_equal_bits(tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = [*LOCAL, "training.zero_stage=3", "training.precision=bf16"]
+    saves = f"checkpoint.every_steps={SAVED}"
+    require_success(run_ranks(whole, [*settings, saves], sites=SITES, per_rank=_own_disks(whole, SITES)))
+    for disk in ("disk-a", "disk-b"):
+        copy_checkpoint(whole / disk, resumed / disk, SAVED)
+    required = "checkpoint.resume=required"
+    require_success(run_ranks(resumed, [*settings, required], sites=SITES, per_rank=_own_disks(resumed, SITES)))
+    before, after = whole / "disk-a", resumed / "disk-a"
+    assert [entry["sync"]["joint"] for entry in entries(before, "step")] == [False] * 10
+    assert losses(after) == {step: loss for step, loss in losses(before).items() if step > SAVED}
+    for step in (SAVED, 10):
+        at_a, at_b = (_merged_masters(whole / disk, step) for disk in ("disk-a", "disk-b"))
+        assert _equal(at_a, at_b)
+    assert _equal(_merged_masters(after, 10), _merged_masters(before, 10))
+
+
+def _merged_masters(folder: Path, step: int) -> dict[str, Any]:
+    """The anchor, as DeepSpeed's own tool makes it of the shards."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    return get_fp32_state_dict_from_zero_checkpoint(str(_checkpoint(folder, step)), "deepspeed")
+
+
 @pytest.mark.parametrize("late", ["waits", "trains on"])
 def test_signal_at_one_site_stops_all_after_the_same_step(tmp_path: Path, late: str) -> None:
     settings = [

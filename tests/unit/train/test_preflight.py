@@ -67,6 +67,32 @@ def test_feedback_with_shards_in_sites_of_unequal_size_is_refused() -> None:
     assert all(mention in str(caught.value) for mention in ("equal size", "a: 1, b: 2", "zero_stage=0"))
 
 
+def test_joint_steps_of_shards_in_sites_of_unequal_size_are_refused() -> None:
+    for joint, refused in ((3, True), (0, False), ("auto", False)):
+        config = _config(sync={"mode": "local", "joint_steps": joint}, training={"zero_stage": 2})
+        records = _records({}, config)
+        records.append(records[0] | {"rank": 2, "site": "b"})
+        if not refused:
+            assert decide(records, config) == Plan("cpu", None)
+            continue
+        with pytest.raises(BadInput) as caught:
+            decide(records, config)
+        mentions = ("sync.joint_steps of 3", "equal size", "a: 1, b: 2", "sync.joint_steps=0")
+        assert all(mention in str(caught.value) for mention in mentions)
+
+
+@pytest.mark.parametrize(("at_b", "fits"), [(1, True), (2, False)])
+def test_each_site_needs_a_checkpoint_with_as_many_shards_as_it_has_ranks(at_b: int, *, fits: bool) -> None:
+    config = _config(sync={"mode": "local"}, training={"zero_stage": 3})
+    manifest = _MANIFEST | {"zero_stage": 3, "sync_mode": "local"}
+    held = {rank: {"checkpoints": {"9": manifest | {"shard_ranks": (1, at_b)[rank]}}} for rank in range(2)}
+    if fits:
+        assert decide(_records(held, config), config).resume_step == 9
+        return
+    with pytest.raises(BadInput, match="ZeRO's shards over this many ranks: 2, this run has 1"):
+        decide(_records(held, config), config)
+
+
 def test_machines_of_one_site_are_refused_unless_they_are_declared_or_another_backend_is_used() -> None:
     config = _config()
     same = {rank: {"presence": asdict(Presence(rank, "a", f"machine{rank}", "", ["GEOCOMM_SITE"]))} for rank in (0, 1)}

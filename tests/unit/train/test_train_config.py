@@ -82,8 +82,9 @@ def test_feedback_with_what_it_cannot_go_with_is_refused(assignments: list[str],
 @pytest.mark.parametrize(
     ("assignments", "mentions"),
     [
-        (["training.zero_stage=1"], ["sync.mode local", "training.zero_stage 0"]),
-        (["training.precision=bf16"], ["sync.mode local", "training.precision fp32"]),
+        (["training.zero_stage=3", "sync.joint_steps=5"], ["sync.joint_steps is 5", "training.zero_stage 3"]),
+        (["training.zero_stage=3", "model.partitioned_init=true"], ["sync.mode local", "model.partitioned_init"]),
+        (["training.precision=fp16"], ["fp16", "zero_stage 1"]),
         (["distributed.backend=nccl"], ["sync.mode local", "nccl"]),
         (["distributed.backend=gloo"], ["sync.mode local", "gloo"]),
         (["deepspeed.communication_data_type=fp16"], ["deepspeed.communication_data_type", "sync.mode local"]),
@@ -118,6 +119,18 @@ def test_joint_steps_are_those_of_the_warm_up_unless_they_are_given() -> None:
     config = load_config(None, ["sync.mode=local", "schedule.warmup_steps=7"])
     assert config.joint_steps() == 7
     assert load_config(None, ["sync.mode=local", "sync.joint_steps=0"]).joint_steps() == 0
+
+
+@pytest.mark.parametrize(("stage", "at_unequal_sites"), [(0, 7), (1, 0), (2, 0)])
+def test_default_of_joint_steps_is_what_the_sites_can_do(stage: int, at_unequal_sites: int) -> None:
+    config = load_config(None, ["sync.mode=local", "schedule.warmup_steps=7", f"training.zero_stage={stage}"])
+    assert config.joint_steps() == 7
+    assert config.joint_steps(equal_sites=False) == at_unequal_sites
+
+
+def test_there_are_no_joint_steps_by_default_with_zero_3() -> None:
+    config = load_config(None, ["sync.mode=local", "schedule.warmup_steps=7", "training.zero_stage=3"])
+    assert config.joint_steps() == 0
 
 
 @pytest.mark.parametrize(("preset", "lr", "momentum"), [("pretrain", 0.6, 0.9), ("finetune", 0.2, 0.0)])
