@@ -34,7 +34,8 @@ class JointSteps:
         self._is_sharded = engine.zero_optimization_stage() > 0
         self._replicas = sites.same_place_group() if self._is_sharded else world
         """The ranks that hold the same masters."""
-        self._first = dist.get_group_rank(self._replicas, sites.same_place[0] if self._is_sharded else 0)
+        self._source = sites.same_place[0] if self._is_sharded else 0
+        """The one of them that is at rank 0's site."""
         if not self._is_sharded:
             take_over_reduction(engine, lambda: reduce_over(engine, world))
 
@@ -48,8 +49,11 @@ class JointSteps:
 
         Equal gradients leave unequal last bits where sites have other hardware, or clip over other numbers of ranks.
         """
-        if found := masters(self._engine):
-            dist._broadcast_coalesced(self._replicas, found, _BROADCAST_BYTES, self._first)
+        under_way: list[Any] = [
+            dist.broadcast(one, self._source, group=self._replicas, async_op=True) for one in masters(self._engine)
+        ]
+        for each in under_way:
+            each.wait()
         if self._is_sharded:
             follow_masters(self._engine)
         else:
