@@ -199,6 +199,11 @@ class RunConfig(Section):
                 "sync.mode local does not go together with model.partitioned_init, which cuts parameters over the "
                 "ranks of all sites; remove one of them"
             )
+        if self.sync.deterministic and training.precision == "fp16":
+            raise ValueError(
+                "sync.deterministic does not go together with training.precision fp16: a site that skips a step comes "
+                "to the rounds at other steps than the others; use bf16, or remove sync.deterministic"
+            )
         if not 0 <= self.joint_steps() < training.steps:
             raise ValueError(
                 f"sync.joint_steps is {self.joint_steps()}; it must be from 0 on and below training.steps "
