@@ -16,7 +16,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
-from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
+from geocomm.train.deepspeed_seams import compare_no_traces, load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
 from geocomm.train.site_groups import SiteGroups
 from geocomm.train.sync_settings import SyncConfig
@@ -48,6 +48,7 @@ class LocalSync:
         self._tokens = tokens_per_rank * len(sites.ranks)
         self._handle: LocalSteps | None = None
         self._joint = JointSteps(engine, sites) if joint_steps else None
+        compare_no_traces()
 
     @property
     def is_joint(self) -> bool:
