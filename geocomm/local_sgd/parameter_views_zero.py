@@ -14,6 +14,7 @@ from geocomm.local_sgd.parameter_view import ModuleView, type_name
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.zero_seams import (
     Master,
+    compare_no_traces,
     master_of,
     require_checked_deepspeed,
     unsupported_part,
@@ -131,4 +132,6 @@ def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: A
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
     if isinstance(engine.optimizer, torch.optim.Optimizer):
         return None
+    if engine.zero_optimization_stage() == 3:
+        compare_no_traces()
     return MasterParameters(engine, **settings)

@@ -60,6 +60,17 @@ def unsupported_part(engine: deepspeed.DeepSpeedEngine) -> str | None:
     return next((words for words, is_used in found.items() if is_used), None)
 
 
+def compare_no_traces() -> None:
+    """Have ZeRO 3 not compare the order of its modules over all ranks, from now on in this process.
+
+    It does so in forward passes, by broadcasts of the default process group: sites would wait for each other there.
+    """
+    from deepspeed.runtime.zero import partitioned_param_coordinator
+
+    coordinator: Any = partitioned_param_coordinator
+    coordinator.assert_ints_same_as_other_ranks = lambda ints: None
+
+
 class Master(Protocol):
     """The float32 elements of a parameter that this rank's optimizer updates, and the weights that follow them."""
 

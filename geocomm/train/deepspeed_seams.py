@@ -84,17 +84,6 @@ def follow_masters(engine: deepspeed.DeepSpeedEngine) -> None:
     optimizer.update_lp_params()
 
 
-def compare_no_traces() -> None:
-    """Have ZeRO 3 not compare the order of its modules over all ranks, from now on in this process.
-
-    It does so in forward passes, by broadcasts of the default process group: sites would wait for each other there.
-    """
-    from deepspeed.runtime.zero import partitioned_param_coordinator
-
-    coordinator: Any = partitioned_param_coordinator
-    coordinator.assert_ints_same_as_other_ranks = lambda ints: None
-
-
 def optimizer_state(engine: deepspeed.DeepSpeedEngine) -> dict[str, Any]:
     """What this rank's optimizer has, its masters included: references, not copies. Not collective.
 

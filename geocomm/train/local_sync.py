@@ -15,8 +15,9 @@ import torch
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
+from geocomm.local_sgd.zero_seams import compare_no_traces
 from geocomm.metrics import schema
-from geocomm.train.deepspeed_seams import compare_no_traces, load_optimizer_state, optimizer_state
+from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
 from geocomm.train.site_groups import SiteGroups
 from geocomm.train.sync_settings import SyncConfig

@@ -176,7 +176,9 @@ def _require_resumed(ranks: Ranks, stage: int, precision: str, roots: dict[str, 
     assert len(set(before_end)) == 2
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp16"), (3, "fp16")])
+@pytest.mark.parametrize(
+    ("stage", "precision"), [(1, "fp32"), (2, "fp16"), pytest.param(3, "fp16", marks=pytest.mark.slow)]
+)
 def test_run_resumes_with_equal_bits_from_one_disk_for_sites_of_equal_size(
     even: Ranks, tmp_path: Path, stage: int, precision: str
 ) -> None:
