@@ -22,9 +22,7 @@ def device_mesh(device_type: str = "cpu") -> DeviceMesh:
 
     if runtime.world is None or runtime.world.backend.closed:
         raise InvalidArgumentError('device_mesh needs the default process group: init_process_group("geocomm") first')
-    ranks_of: dict[str, list[int]] = {}
-    for info in runtime.world.infos:
-        ranks_of.setdefault(info.site or "", []).append(info.rank)
+    ranks_of = runtime.world.ranks_of_sites
     if len({len(ranks) for ranks in ranks_of.values()}) > 1:
         sizes = ", ".join(f"{site}: {len(ranks)}" for site, ranks in ranks_of.items())
         raise InvalidArgumentError(f"a mesh needs sites of equal size; ranks per site: {sizes}")

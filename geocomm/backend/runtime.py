@@ -43,6 +43,14 @@ class Group:
     def global_ranks(self) -> list[int]:
         return [info.global_rank for info in self.infos]
 
+    @property
+    def ranks_of_sites(self) -> dict[str, list[int]]:
+        """Ranks in the group by site, ascending; sites in the order of their first ranks."""
+        found: dict[str, list[int]] = {}
+        for info in self.infos:
+            found.setdefault(info.site or "", []).append(info.rank)
+        return found
+
 
 class Runtime:
     """What this process has once, whatever its process groups. A forked child begins anew."""

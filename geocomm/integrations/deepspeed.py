@@ -62,9 +62,7 @@ def _new_site_group() -> dist.ProcessGroup:
         raise InvalidArgumentError(
             'SiteParallel needs the default process group: init_process_group("geocomm") before it'
         )
-    ranks_of: dict[str, list[int]] = {}
-    for info in world.infos:
-        ranks_of.setdefault(info.site or "", []).append(info.rank)
+    ranks_of = world.ranks_of_sites
     groups = {site: dist.new_group(ranks) for site, ranks in ranks_of.items()}
     return _own(groups[world.infos[dist.get_rank()].site or ""])
 

@@ -55,9 +55,7 @@ class GroupRounds:
             raise InvalidArgumentError(
                 'local steps need the default process group: init_process_group("geocomm") before local_steps()'
             )
-        ranks_of: dict[str, list[int]] = {}
-        for info in world.infos:
-            ranks_of.setdefault(info.site or "", []).append(info.rank)
+        ranks_of = world.ranks_of_sites
         if len(ranks_of) < 2:
             raise InvalidArgumentError(
                 "local steps need two sites or more, and all ranks are at one; GEOCOMM_SITE names the site of a rank"

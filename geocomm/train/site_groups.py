@@ -21,9 +21,7 @@ class SiteGroups:
         world = runtime.world
         if world is None:
             raise InvalidArgumentError('sites need the default process group: init_process_group("geocomm") first')
-        ranks_of: dict[str, list[int]] = {}
-        for info in world.infos:
-            ranks_of.setdefault(info.site or "", []).append(info.rank)
+        ranks_of = world.ranks_of_sites
         own = world.infos[dist.get_rank()].site or ""
         self.names = list(ranks_of)
         self.ranks = ranks_of[own]
