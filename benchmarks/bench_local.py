@@ -5,9 +5,11 @@ begins with the same weights and reads the same batches: per step, the union of 
 baseline averages exactly, which is the same as training on that union. The loss is of held-out text, on the anchor.
 
 Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the last.
-`--parts` says what to compare, in this order: merge, codec, int8, every, sites, alone, fragments, joint, outer, rate
-(`parts_of`). Runs are compared inside of one regime: `--size`, `--steps` and `--batch`.
-One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md and .jsonl.
+`--parts` says what to compare, in this order: merge, codec, int8, loco, every, every-int4, sites, sites-int4, alone,
+fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime: `--size`, `--steps` and
+`--batch`.
+One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md, .jsonl and
+.png.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Plan:
     fragments: int = 1
     outer_lr: float = 0.6
     outer_momentum: float = 0.9
+    decay: float = 1.0
+    """Of the residual of error feedback."""
     joint_steps: int = 0
     """First steps that are per-step."""
     learning_rate: float = 2e-3
@@ -106,6 +110,8 @@ class Plan:
             return f"per-step, M={self.sites}, lr {self.learning_rate:.3g}"
         merge = "no overlap" if self.overlap == 0 else f"overlap {self.overlap}, merge {self.merge}"
         parts = [f"M={self.sites}, H={self.every}, {merge}", "fp32" if self.codec == "none" else f"{self.codec} + EF"]
+        if self.decay != 1:
+            parts.append(f"decay {self.decay:g}")
         if self.fragments > 1:
             parts.append(f"{self.fragments} fragments")
         if (self.outer_lr, self.outer_momentum) != (0.6, 0.9):
@@ -117,7 +123,7 @@ class Plan:
         return ", ".join(parts)
 
 
-_LOCAL_FIELDS = ("overlap", "merge", "codec", "fragments", "outer_lr", "outer_momentum", "joint_steps")
+_LOCAL_FIELDS = ("overlap", "merge", "codec", "fragments", "outer_lr", "outer_momentum", "decay", "joint_steps")
 
 
 def parts_of(base: Plan) -> dict[str, list[Plan]]:
@@ -132,12 +138,20 @@ def parts_of(base: Plan) -> dict[str, list[Plan]]:
         ],
         "codec": [base, replace(base, codec="int4")],
         "int8": [base, replace(base, codec="int8")],
+        "loco": [replace(base, codec="loco", outer_lr=1.0, outer_momentum=0.0, decay=0.95)],  # the preset of this name
         "every": [
             replace(base, every=every, overlap=overlap)
             for every in (10, 30, 100)
             for overlap in (0, 5)
             if base.steps // every >= LEAST_ROUNDS
         ],
+        "every-int4": [
+            replace(base, codec="int4", every=every)
+            for every in (10, 30, 100)
+            if (base.steps - base.joint_steps) // every >= LEAST_ROUNDS - 1
+        ],
+        "sites-int4": [replace(base, sites=4, codec="int4")],
+        "per-step": [base.per_step()],
         "sites": [replace(base, sites=4), replace(base, sites=4, codec="int4"), replace(base, sites=4, overlap=0)],
         "alone": [replace(base, sites=1).per_step()],
         "fragments": [base, replace(base, fragments=4)],
@@ -209,6 +223,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
             rounds=rounds,
             every=plan.every or 1,
             codec=plan.codec,
+            decay=plan.decay,
             outer=Nesterov(plan.outer_lr, plan.outer_momentum),
             fragments=plan.fragments,
             merge=plan.merge,  # pyright: ignore[reportArgumentType]
@@ -253,11 +268,11 @@ class Runs:
         self._commit = git_commit()
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        """`plan` of an older row may lack a field that plans have now."""
 
     def find(self, plan: Plan) -> dict[str, Any] | None:
         """The run of this plan, if it has ended."""
-        wanted = asdict(plan)
-        return next((row for row in self.rows if row["plan"] == wanted), None)
+        return next((row for row in self.rows if Plan(**row["plan"]) == plan), None)
 
     def run(self, plan: Plan) -> None:
         """Unless it has been run."""

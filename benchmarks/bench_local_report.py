@@ -40,6 +40,9 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
     found = dict(rows)
     for regime in sorted({plan.regime for plan in found}):
         lines += _regime(regime, {plan: row for plan, row in found.items() if plan.regime == regime})
+    picture = path.with_suffix(".png")
+    _plot(found, picture)
+    lines += ["", f"![Loss over per-step training by method]({picture.name})"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -74,6 +77,33 @@ def _regime(regime: tuple[str, int, int], found: Found) -> list[str]:
     return lines
 
 
+def _plot(found: Found, path: Path) -> None:
+    """A panel for each regime: a bar for the mean of every method, and a dot for each seed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    regimes = {
+        regime: _by_name([plan for plan in found if plan.every is not None and plan.regime == regime])
+        for regime in sorted({plan.regime for plan in found})
+    }
+    regimes = {regime: methods for regime, methods in regimes.items() if methods}
+    heights = [len(methods) + 1 for methods in regimes.values()]
+    figure = Figure(figsize=(11, 0.32 * sum(heights) + 1), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(regimes), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for panel, ((size, steps, batch), methods) in zip(panels, regimes.items(), strict=True):
+        for place, plans in enumerate(methods.values()):
+            over = [_over_best(plan, found) for plan in plans]
+            panel.barh(place, statistics.mean(over), color="#9ecae1")
+            panel.plot(over, [place] * len(over), "o", color="#08519c", markersize=4)
+        panel.set_yticks(range(len(methods)), methods, fontsize=7)
+        panel.invert_yaxis()
+        panel.grid(axis="x", alpha=0.3)
+        panel.set_title(f"{size} parameters, {steps} steps of {batch} sequences a site", fontsize=9)
+    panels[-1].set_xlabel("held-out loss over per-step training at equal tokens, %")
+    figure.savefig(path, dpi=130)
+
+
 def _by_name(plans: Sequence[Any]) -> dict[str, list[Any]]:
     """The plans of a method by seed; methods by their names."""
     names = sorted({plan.name for plan in plans})
@@ -81,11 +111,11 @@ def _by_name(plans: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _over_best(plan: Any, found: Found) -> float:
-    """In percent, over the best per-step run with the same seed and sites."""
+    """In percent, over the best per-step run of its regime with the same seed and sites."""
     best = min(
         row["loss"]
         for other, row in found.items()
-        if other.every is None and (other.seed, other.sites) == (plan.seed, plan.sites)
+        if other.every is None and (other.regime, other.seed, other.sites) == (plan.regime, plan.seed, plan.sites)
     )
     return 100 * (found[plan]["loss"] / best - 1)
 

@@ -15,7 +15,7 @@ from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.host_memory import host_zeros
 from geocomm.local_sgd.outer_step import Nesterov, outer_step
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 class AnchoredFragment:
@@ -34,10 +34,10 @@ class AnchoredFragment:
         self.version = 0
         """Outer steps that were taken."""
 
-    def step(self, outer: Nesterov, delta: torch.Tensor) -> None:
-        """Take an outer step with the averaged delta."""
-        outer_step(outer, self.anchor, self.momentum, delta)
+    def step(self, outer: Nesterov, delta: torch.Tensor) -> float:
+        """Take an outer step with the averaged delta; returns how far the anchor moved (L2)."""
         self.version += 1
+        return outer_step(outer, self.anchor, self.momentum, delta)
 
     def digest(self) -> str:
         """Of what is equal at every site: version, anchor and momentum."""

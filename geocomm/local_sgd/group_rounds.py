@@ -19,6 +19,7 @@ from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, Pee
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.membership import roll_call
@@ -84,11 +85,17 @@ class GroupRounds:
         self._agreements = 0
         self._offers: dict[int, Offer] = {}
         self._digests = _Digests(self._sites)
+        self._line = LineClock()
 
     @property
     def site(self) -> str:
         """The name of this site."""
         return self._site
+
+    @property
+    def line_seconds(self) -> float:
+        """See `Rounds`."""
+        return self._line.seconds
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """See `Rounds`."""
@@ -167,9 +174,10 @@ class GroupRounds:
     ) -> Average:
         """A round between the ranks of a lane. Runs in a thread of an `_Exchange`."""
         place = (self._sites.index(self._site), len(self._sites))
-        frames, new_residual = encode_delta(
-            offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
-        )
+        with self._line.running():
+            frames, new_residual = encode_delta(
+                offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
+            )
         header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.int64)
         headers = _all_gather(group, torch.cat([header.view(torch.uint8), _header_of_digest(digest)]))
         offers: list[tuple[str, Offer]] = []
@@ -185,16 +193,17 @@ class GroupRounds:
         own = [frame for frame in (frames.coded, frames.exact) if frame is not None]
         torch.cat(own, out=padded[: frames.wire_bytes])
         values = None
-        gathered = _all_gather(group, padded)
-        if any(entry.weights):
-            deltas = [
-                DeltaFrames(
-                    said[:coded] if coded else None,
-                    said[coded : coded + exact] if exact else None,
-                ).decode(fragment)
-                for said, (coded, exact) in zip(gathered, sizes, strict=True)
-            ]
-            values = average_deltas(coding.averaging, fragment, deltas, entry.weights)
+        with self._line.running():  # all sites are there now
+            gathered = _all_gather(group, padded)
+            if any(entry.weights):
+                deltas = [
+                    DeltaFrames(
+                        said[:coded] if coded else None,
+                        said[coded : coded + exact] if exact else None,
+                    ).decode(fragment)
+                    for said, (coded, exact) in zip(gathered, sizes, strict=True)
+                ]
+                values = average_deltas(coding.averaging, fragment, deltas, entry.weights)
         return Average(entry, values, new_residual, frames.wire_bytes)
 
     def _call(self, record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ from geocomm.local_sgd.merge import Merge, check_merge
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.rounds import Coding
 from geocomm.local_sgd.schedule import Schedule
+from geocomm.planning.local_estimate import LEAST_EVERY
 
 Auto = Literal["auto"]
 Weights = Literal["steps", "tokens"]
-_EVERY = 30
 _OVERLAP = 5
 _INT4_BLOCK = 128
 
@@ -44,6 +44,9 @@ class LocalSettings:
     """The numbers of a run; `auto` has been resolved."""
 
     schedule: Schedule
+    """Of the first rounds."""
+    renews: bool
+    """Whether `every` follows the line while the run goes."""
     outer: Nesterov
     coding: Coding
     merge: Merge
@@ -78,19 +81,21 @@ class LocalSettings:
         if not 0 <= decay <= 1:
             raise InvalidArgumentError(f"decay is {decay}; it must be from 0 to 1")
         check_merge(merge)
-        every = _EVERY if every == "auto" else every
+        first_every = LEAST_EVERY if every == "auto" else every
         schedule = Schedule(
-            every=every,
+            every=first_every,
             fragments=automatic_count(tensors) if fragments == "auto" else fragments,
-            overlap=min(_OVERLAP, every) if overlap == "auto" else overlap,
+            overlap=min(_OVERLAP, first_every) if overlap == "auto" else overlap,
         )
         coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
-        return cls(schedule, base.outer if outer is None else outer, coding, merge, weights, deterministic)
+        # Times differ between equal runs, so `deterministic` keeps the first value.
+        renews = every == "auto" and not deterministic
+        return cls(schedule, renews, base.outer if outer is None else outer, coding, merge, weights, deterministic)
 
     def terms(self) -> dict[str, str]:
         """As text, by the names that `geocomm.local_steps` gives them."""
         return {
-            "every": str(self.schedule.every),
+            "every": f"auto, {self.schedule.every} at first" if self.renews else str(self.schedule.every),
             "fragments": str(self.schedule.fragments),
             "overlap": str(self.schedule.overlap),
             "outer lr": str(self.outer.lr),

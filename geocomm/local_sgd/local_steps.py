@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -24,9 +25,11 @@ from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.optimizer_clock import after_each_step, optimizer_terms
 from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.pace import Pace
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views import view_of
 from geocomm.local_sgd.rounds import Average, Offer, Rounds, Terms
+from geocomm.local_sgd.schedule import Schedule
 from geocomm.metrics.hook_registry import register_handle
 
 _IN_USE: WeakSet[Any] = WeakSet()
@@ -69,7 +72,9 @@ def local_steps(
     preset: "pretrain" (Nesterov with lr 0.6 and momentum 0.9, int4), "finetune" (lr 0.2, no momentum, int4) or "loco"
     (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the codec loco, residuals that decay by 0.95). codec, outer and
     decay replace its own.
-    every: optimizer steps between two rounds of a fragment; "auto": 30.
+    every: optimizer steps between two rounds of a fragment. "auto": 30, and while the run goes the smallest number from
+    30 to 300 with which rounds take at most 0.7 of the time, so that a slow line gets fewer of them. The sites measure
+    it and change it after the same round; with `deterministic` it stays 30.
     codec: of the deltas, with error feedback; "none" sends float32. int4 has blocks of 128 unless it says otherwise.
     fragments: how many; "auto": as many as have 4 MiB each, at most 24.
     merge: the weight of the site's own weights when a result arrives, 0 to below 1, or "carry" (`merge_local`).
@@ -130,6 +135,8 @@ class LocalSteps:
         self._rounds = rounds
         self._settings = settings
         self._schedule = settings.schedule
+        self._next_schedule: Schedule | None = None
+        self._pace = Pace() if settings.renews else None
         self._ranks = rounds.ranks
         self.fragments: tuple[Fragment, ...] = make_fragments(view.tensors, self._schedule.fragments)
         """What the rounds average, one after the other."""
@@ -150,7 +157,7 @@ class LocalSteps:
         self._step_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
-        self._norms: dict[str, float | None] = dict.fromkeys(("delta_norm", "mean_norm", "residual_norm"))
+        self._norms: dict[str, float | None] = dict.fromkeys(("delta_norm", "mean_norm", "outer_step", "residual_norm"))
         self._shows_anchor = False
         self._held_back = 0  # steps for which a round that was due could not begin
         self._stop_clock: Callable[[], None] | None = None
@@ -252,6 +259,8 @@ class LocalSteps:
             "settings": self._settings.terms(),
             "step": self._step,
             "next_round": self._next_round,
+            "schedule": asdict(self._schedule),
+            "next_schedule": None if self._next_schedule is None else asdict(self._next_schedule),
             "held_back": self._held_back,
             "weight": self._weight,
             "weight_at_begin": list(self._weight_at_begin),
@@ -289,6 +298,8 @@ class LocalSteps:
             held.load_state_dict(state["fragments"][index])
         self._step = int(state["step"])
         self._next_round = int(state["next_round"])
+        self._schedule = Schedule(**state["schedule"])
+        self._next_schedule = None if state["next_schedule"] is None else Schedule(**state["next_schedule"])
         self._held_back = int(state["held_back"])
         self._weight = int(state["weight"])
         self._weight_at_begin = list(state["weight_at_begin"])
@@ -316,6 +327,7 @@ class LocalSteps:
         """By the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
         return {
             "steps": self._step,
+            "every": self._schedule.every,
             **self._counters,
             "waited_seconds": self._waited_s,
             "held_back": self._held_back,
@@ -330,6 +342,8 @@ class LocalSteps:
         if self._shows_anchor:
             raise InvalidArgumentError("an optimizer step while anchor() is entered would be lost; leave it first")
         self._step += 1
+        if self._pace is not None:
+            self._pace.count_step()
         if self._settings.weights == "steps":
             self._weight += 1
         if self._step == 1:
@@ -401,6 +415,12 @@ class LocalSteps:
         self._weight_at_begin[index] = self._weight
         self._step_at_begin[index] = self._step
         self._next_round += 1
+        self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        """Take over the next schedule, if there is one, where it begins."""
+        if self._next_schedule is not None and self._next_round == self._next_schedule.first_round:
+            self._schedule, self._next_schedule = self._next_schedule, None
 
     def _offer(self, held: AnchoredFragment, local: torch.Tensor, weight: int) -> OwnersPart:
         """Begin the next round between the sites. local: the site's weights; the delta takes their place."""
@@ -416,13 +436,17 @@ class LocalSteps:
                 "it does not count in this round and takes over the other sites' result"
             )
             delta.zero_()
-        self._rounds.propose(Offer(number, held.fragment.index, self._step, held.version, weight if finite else 0))
+        every = 0
+        if self._pace is not None and held.fragment.index == 0:
+            every = self._pace.wanted(self._schedule.every, self._rounds.line_seconds)
+        weight = weight if finite else 0
+        self._rounds.propose(Offer(number, held.fragment.index, self._step, held.version, weight, every))
         reduction = self._rounds.reduce(number, held.fragment, delta, held.residual, self._settings.coding)
         return OwnersPart(finite, local_at_begin, reduction)
 
     def _merge(self, flight: Flight) -> None:
         """Take the outer step of a round, once its result is there, and merge it into the model."""
-        finite, void = self._settle(flight)
+        finite, void, every = self._settle(flight)
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void
         self._counters["rounds_not_finite"] += not finite
@@ -434,12 +458,16 @@ class LocalSteps:
                 merge_local(self._settings.merge, local, held.anchor, flight.own.local_at_begin)
                 merged = local
         self._ranks.write(self._view, fragment, merged)
+        if every not in (0, self._schedule.every):
+            # No site begins that round before it has merged this one, since both have the same fragment.
+            self._next_schedule = self._schedule.renewed(flight.number + self._schedule.fragments, every)
+            self._follow_schedule()
 
-    def _settle(self, flight: Flight) -> tuple[bool, bool]:
+    def _settle(self, flight: Flight) -> tuple[bool, bool, int]:
         """Wait for the result, and take the outer step where the fragment is owned.
 
-        Returns whether the site's delta was finite, and whether none was. A round that failed raises at all ranks of
-        the site.
+        Returns whether the site's delta was finite, whether none was, and what the sites want `every` to be, or 0. A
+        round that failed raises at all ranks of the site.
         """
         start, said = time.monotonic(), None
         if flight.own is not None:
@@ -447,21 +475,22 @@ class LocalSteps:
                 average = flight.own.reduction.wait()
                 self._step_outside(flight.number, self._state[flight.fragment], average)
             except Exception:
-                self._ranks.tell(flight.fragment, [0, 0, 0], 3)
+                self._ranks.tell(flight.fragment, [0, 0, 0, 0], 4)
                 raise
-            said = [1, int(flight.own.counts), int(average.values is None)]
-        ended_well, finite, void = self._ranks.tell(flight.fragment, said, 3)
+            said = [1, int(flight.own.counts), int(average.values is None), average.entry.every]
+        ended_well, finite, void, every = self._ranks.tell(flight.fragment, said, 4)
         self._waited_s += time.monotonic() - start
         if not ended_well:
             raise PeerLostError(
                 f"local steps: round {flight.number} failed; the rank of this site that exchanged it has the error"
             )
-        return bool(finite), bool(void)
+        return bool(finite), bool(void), every
 
     def _step_outside(self, number: int, held: AnchoredFragment, average: Average) -> None:
         if average.values is not None:
-            held.step(self._settings.outer, average.values)
-            self._norms["mean_norm"] = float(average.values.norm())
+            moved, mean_norm = held.step(self._settings.outer, average.values), float(average.values.norm())
+            self._norms["mean_norm"] = mean_norm
+            self._norms["outer_step"] = moved / mean_norm if mean_norm else None
             if held.residual is not None and average.residual is not None:
                 held.residual = average.residual
                 self._norms["residual_norm"] = float(held.residual.norm())

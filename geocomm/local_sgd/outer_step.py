@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,10 @@ class Nesterov:
             raise InvalidArgumentError(f"the outer momentum is {self.momentum}; it must be from 0 on and below 1")
 
 
-def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor) -> None:
+def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor) -> float:
     """Move `anchor` by the averaged `delta`, in place; all are float32 on the CPU, 1-D, of the same length.
+
+    Returns the L2 norm of the move, about: it is for people, and no part of what is equal at every site.
 
     momentum: b, zeros at first; None where the optimizer has none. For each element, every operation rounded by itself
     to float32, in this order:
@@ -38,6 +41,7 @@ def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | N
     Products and sums are separate operations and never fused, so vector widths and machines make no difference. This
     holds while all sites treat subnormal numbers alike (`torch.set_flush_denormal`).
     """
+    squares = 0.0
     for span in cache_chunks(delta.numel()):
         change = delta[span]
         if momentum is not None:
@@ -45,4 +49,7 @@ def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | N
             velocity.mul_(outer.momentum)
             velocity.add_(change)
             change = velocity.mul(outer.momentum).add_(delta[span])
-        anchor[span].sub_(change.mul(outer.lr))
+        move = change.mul(outer.lr)
+        anchor[span].sub_(move)
+        squares += float(torch.dot(move, move))
+    return math.sqrt(squares)

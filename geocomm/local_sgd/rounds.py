@@ -38,6 +38,8 @@ class Offer:
     """Outer steps that the fragment's anchor has taken: the delta is the difference to that anchor."""
     weight: int
     """Steps, or tokens, that the delta stands for; 0: it does not count."""
+    every: int = 0
+    """How many steps the site wants between two rounds of a fragment from now on; 0: as many as now."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Entry:
     """Optimizer steps of the members when they began the round."""
     weights: tuple[int, ...]
     """Of the members; 0: the site's delta is not finite and left out."""
+    every: int = 0
+    """The most that a member wants between two rounds of a fragment; 0: none said."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,12 @@ class Rounds(Protocol):
     @property
     def ranks(self) -> SiteRanks:
         """The ranks of this site."""
+        ...
+
+    @property
+    def line_seconds(self) -> float:
+        """For how long deltas of this rank's rounds were coded or on the line so far. Rounds that were so at the same
+        time count once; waiting for another site to begin a round does not count."""
         ...
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -208,4 +218,5 @@ def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
         tuple(site for site, _ in offers),
         tuple(offer.step for _, offer in offers),
         tuple(offer.weight for _, offer in offers),
+        max(offer.every for _, offer in offers),
     )

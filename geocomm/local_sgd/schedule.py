@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geocomm.core.errors import InvalidArgumentError
 
@@ -22,6 +22,10 @@ class Schedule:
     """Their number (P)."""
     overlap: int
     """Optimizer steps from the beginning of a round to the merge of its result (tau); 0: the site waits."""
+    first_round: int = 0
+    """The first of this schedule, of fragment 0; those before followed another one."""
+    first_step: int = 0
+    """The schedule counts steps from here."""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError for numbers that cannot be."""
@@ -41,10 +45,15 @@ class Schedule:
 
     def begins(self, number: int) -> int:
         """The step after which round `number` begins."""
-        cycle, position = divmod(number, self.fragments)
-        return cycle * self.every - (-(position + 1) * self.every // self.fragments)
+        cycle, position = divmod(number - self.first_round, self.fragments)
+        return self.first_step + cycle * self.every - (-(position + 1) * self.every // self.fragments)
 
     def begun_by(self, step: int) -> int:
         """How many rounds have begun after `step` steps: rounds 0 … n - 1."""
-        cycle, rest = divmod(step, self.every)
-        return cycle * self.fragments + rest * self.fragments // self.every
+        cycle, rest = divmod(step - self.first_step, self.every)
+        return self.first_round + cycle * self.fragments + rest * self.fragments // self.every
+
+    def renewed(self, number: int, every: int) -> Schedule:
+        """The schedule from round `number` on, which is one of fragment 0, with another `every`."""
+        cycles = (number - self.first_round) // self.fragments
+        return replace(self, every=every, first_round=number, first_step=self.first_step + cycles * self.every)

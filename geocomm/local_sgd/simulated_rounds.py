@@ -150,6 +150,11 @@ class SimulatedRounds:
         """The name of this site."""
         return self._site
 
+    @property
+    def line_seconds(self) -> float:
+        """See `Rounds`; there is no line."""
+        return 0.0
+
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """See `Rounds`; all ranks of this process's group are this process."""
         return (self._site,)

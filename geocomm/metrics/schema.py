@@ -314,6 +314,7 @@ BUCKETS = (
 
 LOCAL_STEPS = (
     Metric("steps", "steps", Kind.COUNTER, "optimizer steps", LOCAL),
+    Metric("every", "steps", Kind.GAUGE, "steps between two rounds of a fragment", LOCAL),
     Metric("rounds", "rounds", Kind.COUNTER, "rounds whose result was merged", LOCAL),
     Metric(
         "rounds_not_finite",
@@ -338,6 +339,13 @@ LOCAL_STEPS = (
         "delta_norm", "", Kind.GAUGE, "L2 norm of this rank's last delta that was finite; None before the first", LOCAL
     ),
     Metric("mean_norm", "", Kind.GAUGE, "L2 norm of the sites' last average here; None before the first", LOCAL),
+    Metric(
+        "outer_step",
+        "",
+        Kind.GAUGE,
+        "how far the anchor moved with that average, in multiples of mean_norm: lr without momentum, more with it",
+        LOCAL,
+    ),
     Metric(
         "residual_norm",
         "",

@@ -70,9 +70,9 @@ def local_estimate(
     model = _Rounds(work, links, codec, speed)
     fragments = model.most_fragments()
     round_s = model.seconds(fragments)
-    least = fragments * round_s / (LINE_SHARE * work.compute_s)
+    least = least_every(fragments * round_s, work.compute_s)
     if every is None:
-        every = min(MOST_EVERY, max(LEAST_EVERY, math.ceil(least)))
+        every = min(MOST_EVERY, max(LEAST_EVERY, least))
     cycle_s = max(every * work.compute_s, fragments * round_s)
     per_step = model.sent_bytes * work.compute_s / cycle_s
     egress = per_step * len(links.sites) * DAY_S / work.compute_s
@@ -90,6 +90,11 @@ def local_estimate(
         egress_bytes_per_day=egress,
         dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
     )
+
+
+def least_every(rounds_s: float, step_s: float) -> int:
+    """The smallest `every` with which the rounds of all fragments, `rounds_s` in all, fit under steps of `step_s`."""
+    return math.ceil(rounds_s / (LINE_SHARE * step_s))
 
 
 class _Rounds:

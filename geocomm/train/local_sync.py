@@ -15,7 +15,6 @@ import torch
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
-from geocomm.local_sgd.zero_seams import compare_no_traces
 from geocomm.metrics import schema
 from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
@@ -49,7 +48,6 @@ class LocalSync:
         self._tokens = tokens_per_rank * len(sites.ranks)
         self._handle: LocalSteps | None = None
         self._joint = JointSteps(engine, sites) if joint_steps else None
-        compare_no_traces()
 
     @property
     def is_joint(self) -> bool:

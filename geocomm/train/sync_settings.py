@@ -93,7 +93,9 @@ class SyncConfig(Section):
         "momentum, int4. loco: lr 1, no momentum, top-k of 64 in 4096.",
     )
     every: WholeOrAuto = Field(
-        "auto", description="Mode local: optimizer steps between two rounds of a fragment. auto: 30."
+        "auto",
+        description="Mode local: optimizer steps between two rounds of a fragment. auto: 30, and up to 300 where the "
+        "line is slow; it follows the line, but not with deterministic.",
     )
     fragments: WholeOrAuto = Field(
         "auto",

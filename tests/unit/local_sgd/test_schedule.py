@@ -36,6 +36,22 @@ def test_rounds_begun_by_a_step_are_those_that_began_at_it_or_before(every: int,
     assert count == 0 or schedule.begins(count - 1) <= step
 
 
+@given(every=st.integers(1, 60), fragments=st.integers(1, 30), cycles=st.integers(0, 5), then=st.integers(1, 60))
+def test_renewed_schedule_goes_on_where_the_old_cycle_ends(every: int, fragments: int, cycles: int, then: int) -> None:
+    old = Schedule(every, fragments, 0).renewed(fragments, every)  # as after a change to what it was
+    assert [old.begins(number) for number in range(fragments, 3 * fragments)] == [
+        Schedule(every, fragments, 0).begins(number) for number in range(fragments, 3 * fragments)
+    ]
+    first = (1 + cycles) * fragments
+    new = old.renewed(first, then)
+    end = (1 + cycles) * every
+    assert new.begins(first + fragments - 1) == end + then
+    assert new.begins(first) > end
+    assert new.begun_by(end) == first
+    assert new.begun_by(end + then) == first + fragments
+    assert new.fragment_of(first) == 0
+
+
 @pytest.mark.parametrize(
     ("every", "fragments", "overlap", "named"),
     [(0, 1, 0, "every"), (-3, 1, 0, "every"), (5, 0, 0, "fragments"), (5, 1, 6, "overlap"), (5, 1, -1, "overlap")],

@@ -42,6 +42,7 @@ AT_THE_ENDPOINT = {
     "geocomm_gradient_nmse",
     "geocomm_gradient_info",
     "geocomm_local_steps_total",
+    "geocomm_local_every",
     "geocomm_local_rounds_total",
     "geocomm_local_rounds_not_finite_total",
     "geocomm_local_rounds_void_total",
@@ -52,6 +53,7 @@ AT_THE_ENDPOINT = {
     "geocomm_local_oldest_in_flight",
     "geocomm_local_delta_norm",
     "geocomm_local_mean_norm",
+    "geocomm_local_outer_step",
     "geocomm_local_residual_norm",
 }
 
