@@ -45,7 +45,7 @@ FLOORS = (
     ("data",),
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
-    ("gradients", "local_sgd", "diagnostics", "bench", "demo", "integrations"),
+    ("gradients", "local_sgd", "diagnostics", "bench", "demo", "integrations", "export"),
     ("train",),
     ("cli",),
 )

@@ -1,0 +1,1 @@
+"""From what a training saved to folders that other programs load."""
