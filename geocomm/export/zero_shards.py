@@ -36,6 +36,7 @@ def masters_cut_by_group(
 
     Raises BadInput if they do not fit each other.
     """
+    _require_groups(groups, shards)
     found: dict[str, Parts] = {}
     for index, (shapes, behind) in enumerate(zip(groups, gaps, strict=True)):
         pieces = [shard[index] for shard in shards]
@@ -44,10 +45,8 @@ def masters_cut_by_group(
         for (name, shape), gap in zip(shapes.items(), behind, strict=True):
             stop = offset + math.prod(shape)
             touched = range(bisect.bisect_right(ends, offset), min(bisect.bisect_left(ends, stop) + 1, len(ends)))
-            starts = [(piece, ends[piece] - pieces[piece].numel()) for piece in touched]
-            found[name] = Parts(
-                [pieces[piece][max(offset - start, 0) : stop - start] for piece, start in starts], shape
-            )
+            starts = [(pieces[one], ends[one] - pieces[one].numel()) for one in touched]
+            found[name] = Parts([piece[max(offset - start, 0) : stop - start] for piece, start in starts], shape)
             offset = stop + gap
         _require_fit(index, got=ends[-1], expected=offset)
     return found
@@ -55,6 +54,7 @@ def masters_cut_by_group(
 
 def masters_cut_by_parameter(groups: Sequence[Shapes], shards: Sequence[Shard]) -> dict[str, Parts]:
     """Of ZeRO 3. See `masters_cut_by_group`."""
+    _require_groups(groups, shards)
     found: dict[str, Parts] = {}
     for index, shapes in enumerate(groups):
         offset = 0
@@ -101,9 +101,19 @@ def masters_not_cut(shapes: Shapes, groups: Sequence[Sequence[torch.Tensor]]) ->
     return {name: Parts([master], master.shape) for name, master in zip(names, masters, strict=True)}
 
 
+def _require_groups(groups: Sequence[Shapes], shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        if len(shard) != len(groups):
+            raise _misfit(f"{len(shard)} parameter groups", str(len(groups)))
+
+
 def _require_fit(group: int, *, got: int, expected: int) -> None:
     if got != expected:
-        raise BadInput(
-            f"the optimizer's files of the checkpoint hold {got} elements of parameter group {group}, and the model's "
-            f"file tells of {expected}: they are not of one checkpoint; copy it again, or use another one"
-        )
+        raise _misfit(f"{got} elements of parameter group {group}", str(expected))
+
+
+def _misfit(got: str, expected: str) -> BadInput:
+    return BadInput(
+        f"the optimizer's files of the checkpoint hold {got}, and the model's file tells of {expected}: they are not "
+        "of one checkpoint; copy it again, or use another one"
+    )
