@@ -54,4 +54,4 @@ class Parts:
         for view in self.views:
             whole[offset : offset + view.numel()].copy_(view.reshape(-1))
             offset += view.numel()
-        return whole.view(*self.shape)
+        return whole.view(tuple(self.shape))

@@ -155,10 +155,11 @@ def _require_equal(folders: list[Path], values: Values, buffers: dict[str, torch
         _require_same(masters[name], weight.float() if master is None else master)
         if master is not None:  # what the trainer computes with is its master, rounded
             _require_same(masters[name].to(DTYPES[precision]), weight)
+    _require_same(computed["scale"], buffers["scale"])
+    _require_same(masters["scale"], buffers["scale"].float())
     for weights in (computed, masters):
         _require_same(weights["last.weight"], weights["first.weight"])
         _require_same(weights["count"], buffers["count"])
-        _require_same(weights["scale"], buffers["scale"].to(weights["first.weight"].dtype))
     assert not any(torch.equal(weight.float(), one.detach()) for (weight, _), one in _trained_pairs(values))
 
 
