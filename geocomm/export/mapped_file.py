@@ -6,6 +6,7 @@ Imports torch, not DeepSpeed.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ from geocomm.core.bad_input import BadInput
 
 
 class _Unused:
-    """Stands for an object of DeepSpeed that weights do not depend on; none of DeepSpeed's code runs."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
+    """Stands for an object of DeepSpeed that weights do not depend on: none of DeepSpeed's code runs."""
 
 
 _STAND_INS: dict[str, type] = {
@@ -36,6 +34,11 @@ def load_mapped(path: Path) -> dict[str, Any]:
 
     Raises BadInput for a file that is damaged, of another format, or holds objects of other classes.
     """
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise BadInput(
+            f"{path} is cut off, or was written with DeepSpeed's option checkpoint_serialization off: copy the "
+            "checkpoint again, or use one that was written without that option"
+        )
     with safe_globals([(stand_in, name) for name, stand_in in _STAND_INS.items()]):
         try:
             found: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=True)

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.xdist_group("training")
 
 STEP = 2
 RUN = [f"training.steps={STEP}", f"checkpoint.every_steps={STEP}", "evaluation.max_sequences=2"]
+GEOCOMM = "distributed.backend=geocomm"
+LOCAL = ("sync.mode=local", "sync.every=1", "sync.overlap=0")
 TIED = (
     "model.overrides={num_hidden_layers: 2, hidden_size: 64, intermediate_size: 64, moe_intermediate_size: 32, "
     "tie_word_embeddings: true}"
@@ -57,12 +59,12 @@ def _require_model(copies: list[Path]) -> None:
         pytest.param(["a", "b"], [TIED, "training.zero_stage=3"], id="zero3-fp32-tied"),
         pytest.param(
             ["a", "a", "b", "b"],
-            [TIED, "training.zero_stage=2", "training.precision=bf16", "sync.codec=int4"],
+            [TIED, GEOCOMM, "training.zero_stage=2", "training.precision=bf16", "sync.codec=int4"],
             id="zero2-bf16-tied-codec",
         ),
         pytest.param(
             ["a", "b", "b"],
-            ["training.zero_stage=3", "training.precision=bf16", "sync.mode=local", "sync.every=1", "sync.overlap=0"],
+            [GEOCOMM, "training.zero_stage=3", "training.precision=bf16", *LOCAL],
             id="zero3-bf16-local",
             marks=pytest.mark.slow,
         ),
@@ -71,7 +73,7 @@ def _require_model(copies: list[Path]) -> None:
 def test_weights_of_a_run_equal_those_of_deepspeeds_tool(tmp_path: Path, sites: list[str], settings: list[str]) -> None:
     copies = _run(tmp_path, sites, *settings)
     of_last_site = [copy for copy, site in zip(copies, sites, strict=True) if site == sites[-1]]
-    enough = copies if "training.zero_stage=3" in settings and "sync.mode=local" not in settings else of_last_site
+    enough = of_last_site if GEOCOMM in settings else copies
     expected = _by_deepspeed(tmp_path / "whole", enough)
     opened = open_checkpoint(enough[0], enough[1:])
     weights = opened.weights(torch.float32)
