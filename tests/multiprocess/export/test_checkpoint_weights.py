@@ -242,9 +242,8 @@ def test_weights_of_a_checkpoint_on_a_disk_for_each_rank_need_one_copy_of_each_s
     assert ("rank 3, of site" if sync == PLAIN else "rank 1 of those at site a or b") in said
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision"), [(1, "bf16"), pytest.param(3, "fp32", marks=slow), pytest.param(3, "bf16", marks=slow)]
-)
+@pytest.mark.slow  # test_export_of_runs.py has one such run
+@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (3, "fp32"), (3, "bf16")])
 def test_weights_of_sites_of_unequal_size_come_from_any_site(
     uneven: Ranks, tmp_path: Path, stage: int, precision: str
 ) -> None:

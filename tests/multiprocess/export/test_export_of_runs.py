@@ -66,7 +66,6 @@ def _require_model(copies: list[Path]) -> None:
             ["a", "b", "b"],
             [GEOCOMM, "training.zero_stage=3", "training.precision=bf16", *LOCAL],
             id="zero3-bf16-local",
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -102,6 +101,7 @@ def test_checkpoint_of_a_run_without_zero_is_read_from_any_disk(tmp_path: Path) 
     _require_model([copies[0]])
 
 
+@pytest.mark.slow
 def test_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     copies = _run(tmp_path, ["a", "b"], "training.zero_stage=3")
     with pytest.raises(BadInput, match=r"rank 1, of site b"):
