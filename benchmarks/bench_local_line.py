@@ -39,9 +39,21 @@ LINES = {
     "200 Mbit/s, 300 ms, 0.1 % loss": Link(rate_bps=2e8, delay_s=0.15, loss=0.001),
     "50 Mbit/s, 100 ms, 0.5 % loss": Link(rate_bps=5e7, delay_s=0.05, loss=0.005),
 }
-METHODS = (ALONE, LOCAL + "int4", LOCAL + "none", TORCHFT, TORCHFT_OVERLAP, "balanced", "gloo")
-# Steps of some seconds: a few are enough.
-SHORT = {"gloo": 10, "balanced": 36}
+EVERY = "@"
+"""Before the steps between two rounds, where they are not LOCAL_PLAN's: local-int4@100."""
+METHODS = (
+    ALONE,
+    LOCAL + "int4",
+    LOCAL + "int4" + EVERY + "100",
+    LOCAL + "loco",
+    LOCAL + "none",
+    TORCHFT,
+    TORCHFT_OVERLAP,
+    "balanced",
+    "gloo",
+)
+# Steps of some seconds, or of minutes: a few are enough.
+SHORT = {"gloo": TIMED.untimed_steps + 3, "balanced": TIMED.untimed_steps + 30}
 # glibc takes and returns large blocks by mmap until it has seen some freed. Rounds free large blocks, so without this a
 # loop with rounds is faster by a tenth than the same loop alone: its steps touch no new pages.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
@@ -55,6 +67,8 @@ class Row:
 
     line: str
     method: str
+    every: int
+    """Steps between two rounds, with local steps."""
     parameters: int
     steps: int
     mean_s: float
@@ -75,7 +89,9 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
     found, alone_s = [], 0.0
     for method in methods:
         steps = SHORT.get(method, LOCAL_PLAN.steps)
-        result = runs.result(replace(LOCAL_PLAN, method=method, steps=steps), LINES[line])
+        name, _, every = method.partition(EVERY)
+        plan = replace(LOCAL_PLAN, method=name, steps=steps, every=int(every or LOCAL_PLAN.every))
+        result = runs.result(plan, LINES[line])
         times = result["steps_s"]
         if method == ALONE:
             alone_s = statistics.mean(times)
@@ -83,6 +99,7 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
             Row(
                 line,
                 method,
+                plan.every,
                 result["parameters"],
                 len(times),
                 statistics.mean(times),
@@ -165,9 +182,7 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
         for row in products:
             elements, rounds = row.rounds["elements"], row.rounds["rounds"] / int(row.rounds["fragments"])
             codec = 4 * elements * rounds / row.rounds["wire_bytes"]
-            lines.append(
-                f"| {row.method} | {LOCAL_PLAN.every} | {codec:.2f} | {LOCAL_PLAN.every * codec:.0f} | {row.line} |"
-            )
+            lines.append(f"| {row.method} | {row.every} | {codec:.2f} | {row.every * codec:.0f} | {row.line} |")
         lines.append("")
     if cut is not None:
         times, rounds = cut["steps_s"], cut["rounds"]
@@ -182,6 +197,27 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             "",
         ]
     return "\n".join(lines)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """A panel for each line: the mean step of every method, and a mark at the longest."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = list(dict.fromkeys(row.line for row in rows))
+    figure = Figure(figsize=(9, 0.4 * len(rows) + 1.2 * len(lines)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for panel, line in zip(figure.subplots(len(lines), 1, squeeze=False)[:, 0], lines, strict=True):
+        shown = [row for row in rows if row.line == line]
+        panel.barh([row.method for row in shown], [row.mean_s for row in shown], color="#9ecae1", label="mean")
+        panel.plot([row.longest_s for row in shown], range(len(shown)), "|", color="#08519c", label="longest")
+        panel.set_xscale("log")
+        panel.invert_yaxis()
+        panel.grid(axis="x", alpha=0.3)
+        panel.set_title(f"{line}, {shown[0].parameters / 1e6:.1f} M parameters", fontsize=9)
+        panel.set_xlabel("seconds of a step")
+        panel.legend(fontsize=7)
+    figure.savefig(path, dpi=130)
 
 
 def main() -> int:
@@ -201,7 +237,12 @@ def main() -> int:
     cut = measure_cut(next(iter(LINES)), arguments.cut) if arguments.cut else None
     text = report(conditions, rows, cut, arguments.cut)
     path = arguments.out / f"{date.today().isoformat()}-local-line.md"
-    write_pair(path, text, {"rows": [asdict(row) for row in rows], "cut": cut})
+    plot(rows, path.with_suffix(".png"))
+    write_pair(
+        path,
+        f"{text}\n![Seconds of a step by method]({path.stem}.png)\n",
+        {"rows": list(map(asdict, rows)), "cut": cut},
+    )
     print(text, f"written: {path}", sep="\n")
     return 0
 

@@ -141,8 +141,10 @@ class Trainer:
         elif method.startswith(LOCAL):
             import geocomm
 
+            codec = method.removeprefix(LOCAL)
+            preset = "loco" if codec == "loco" else "pretrain"
             self._local = geocomm.local_steps(
-                self._model, self._optimizer, codec=method.removeprefix(LOCAL), every=self._plan.every
+                self._model, self._optimizer, preset=preset, codec=codec, every=self._plan.every
             )
         elif method.startswith(TORCHFT):
             from torchft_peer import TorchftDiloco
