@@ -82,16 +82,8 @@ class CheckpointCopies:
         if count < self.manifest["world_size"]:
             same = [site for site, ranks in sites.items() if ranks == count]
             return f"rank {rank} of those at site {' or '.join(same or sites)}, counted from 0,"
-        return f"rank {rank}, of site {_site_of(rank, sites)} if the ranks of a site follow each other,"
-
-
-def _site_of(rank: int, sites: dict[str, int]) -> str:
-    """Of a rank of the whole run; sites: their ranks, in the order of the lowest of them."""
-    for site, ranks in sites.items():
-        if rank < ranks:
-            return site
-        rank -= ranks
-    return "unknown"
+        of_rank = self.manifest.get("site_of_rank")  # version 0.2.0 did not write it
+        return f"rank {rank}" if of_rank is None else f"rank {rank} of site {of_rank[rank]}"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -18,11 +18,16 @@ class Agreed:
     place: Place
     device: str
     resume_step: int | None
-    sites: dict[str, int]
-    """Ranks by the name of the site, in the same order on all ranks."""
+    site_of_rank: tuple[str, ...]
+    """The site of every rank."""
     data: PackedSequences
     model_config: Any
     """The configuration of transformers."""
+
+    @property
+    def sites(self) -> dict[str, int]:
+        """How many ranks each site has, in the order of the lowest of them."""
+        return {site: self.site_of_rank.count(site) for site in dict.fromkeys(self.site_of_rank)}
 
     @property
     def shard_ranks(self) -> int:
@@ -43,4 +48,5 @@ class Agreed:
             "sync_mode": self.config.sync.mode,
             "feedback": self.config.sync.reduces_gradients,
             "sites": self.sites,
+            "site_of_rank": self.site_of_rank,
         }

@@ -155,9 +155,7 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
     except BadInput:
         rendezvous.linger()
         raise
-    sites: dict[str, int] = {}
-    for each in records:
-        sites[each["site"]] = sites.get(each["site"], 0) + 1
+    sites = tuple(record["site"] for record in records)
     agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, found.data, found.model_config)
     return _train(agreed, found.options, rendezvous)
 

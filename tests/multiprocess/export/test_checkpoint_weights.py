@@ -124,6 +124,7 @@ def _saved(
         "shard_ranks": own if stage and in_site else world,
         "sync_mode": sync.get("mode", "gradients"),
         "sites": {site: sites.count(site) for site in sorted(set(sites), key=sites.index)},
+        "site_of_rank": sites,
     }
     place = Place(rank, world, local_rank=rank, local_world_size=world, site=sites[rank])
     checkpoints = RunCheckpoints(trained, place, Path(roots[rank]), 2, manifest)
@@ -239,7 +240,7 @@ def test_weights_of_a_checkpoint_on_a_disk_for_each_rank_need_one_copy_of_each_s
     assert f"zero_pp_rank_{missing}_" in said
     assert str(lacking[0]) in said
     assert "--shards" in said
-    assert ("rank 3, of site" if sync == PLAIN else "rank 1 of those at site a or b") in said
+    assert ("rank 3 of site" if sync == PLAIN else "rank 1 of those at site a or b") in said
 
 
 @pytest.mark.slow  # test_export_of_runs.py has one such run

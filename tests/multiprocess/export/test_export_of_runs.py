@@ -104,5 +104,5 @@ def test_checkpoint_of_a_run_without_zero_is_read_from_any_disk(tmp_path: Path) 
 @pytest.mark.slow
 def test_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     copies = _run(tmp_path, ["a", "b"], "training.zero_stage=3")
-    with pytest.raises(BadInput, match=r"rank 1, of site b"):
+    with pytest.raises(BadInput, match=r"rank 1 of site b"):
         open_checkpoint(copies[0])
