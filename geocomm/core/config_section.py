@@ -1,8 +1,9 @@
-"""What every part of a run's configuration is made of: a pydantic model without unknown fields."""
+"""What every part of a run's configuration is made of: a pydantic model without unknown fields; its fields, flat."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,3 +16,14 @@ class Section(BaseModel):
     """Base of all sections: unknown fields are refused, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
+
+
+def flat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted names, such as training.steps, what lies in sections inside of sections."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{name}.{inner}": each for inner, each in flat_fields(value).items()}
+        else:
+            flat[name] = value
+    return flat

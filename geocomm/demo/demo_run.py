@@ -136,7 +136,7 @@ def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
         "training": {"steps": steps, "micro_batch_size": 4, "zero_stage": 0},
         "schedule": {"warmup_steps": min(3, steps - 1)},
         "evaluation": {"max_sequences": 16},
-        "logging": {"every_steps": 1, "progress": False, "tensorboard": False},
+        "logging": {"every_steps": 1, "progress": False, "trackers": []},
         "sync": _sync(variant),
         "distributed": {"backend": variant.backend, "codec": variant.codec, "device": "cpu"},
     }

@@ -1,4 +1,4 @@
-"""What a run shows and writes: metrics.jsonl, events.jsonl, TensorBoard, progress."""
+"""What a run shows and writes: metrics.jsonl, events.jsonl, trackers, progress."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from geocomm.core.bad_input import BadInput
 from geocomm.metrics.events import EventReader
 from geocomm.runs.log_settings import LoggingConfig
 from geocomm.runs.run_folder import RunFolder
+from geocomm.runs.run_tracking import RunTracking
+from geocomm.runs.trackers import Tracker
 
 
 def quiet_libraries(rank: int) -> None:
@@ -38,7 +40,7 @@ def quiet_libraries(rank: int) -> None:
 
 
 class RunLog:
-    """Appends entries to `metrics.jsonl`, one flushed line each, and mirrors numbers to TensorBoard and the screen.
+    """Appends entries to `metrics.jsonl`, one flushed line each, and mirrors numbers to trackers and the screen.
 
     Every rank appends its events to `events.jsonl`; rank 0's are in `metrics.jsonl` too, which so tells the whole run.
     All else is rank 0's: on other ranks it is not written or shown. A failed write raises OSError.
@@ -52,8 +54,9 @@ class RunLog:
         first_step: int,
         rank: int,
         events: EventReader,
+        trackers: Mapping[str, Tracker] | None = None,
     ) -> None:
-        """`first_step`: optimizer steps done before this start."""
+        """`first_step`: optimizer steps done before this start; `trackers`: by name, of rank 0; closed with this."""
         self._active = rank == 0
         self._folder = folder
         self._events = events
@@ -63,7 +66,7 @@ class RunLog:
             return
         folder.path.mkdir(parents=True, exist_ok=True)
         self._file = folder.metrics.open("a", encoding="utf-8")
-        self._board = _open_tensorboard(folder) if config.tensorboard else None
+        self._tracking = RunTracking(trackers or {}, total_steps, config.every_steps)
         self._bar = _ProgressBar(total_steps, first_step) if config.progress and sys.stdout.isatty() else None
 
     def __enter__(self) -> Self:
@@ -78,8 +81,7 @@ class RunLog:
             return
         if self._bar is not None:
             self._bar.close()
-        if self._board is not None:
-            self._board.close()
+        self._tracking.close()
         self._file.close()
 
     def say(self, text: str) -> None:
@@ -117,15 +119,7 @@ class RunLog:
     def _write_entry(self, kind: str, entry: dict[str, Any]) -> None:
         self._file.write(_json_line({"kind": kind, "time": time.time()} | entry))
         self._file.flush()
-        if self._board is not None and kind in ("step", "sites", "eval"):
-            scalars = {f"{kind}/{name}": value for name, value in entry.items() if name != "step"}
-            scalars |= {f"sync/{name}": value for name, value in entry.get("sync", {}).items()}
-            for site, values in entry.get("sites", {}).items():
-                scalars |= {f"site-{site}/{name}": value for name, value in values.items()}
-            for name, value in scalars.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, entry["step"])
-            self._board.flush()
+        self._tracking.entry(kind, entry)
 
     def step(self, entry: dict[str, Any]) -> None:
         """Write a step's entry and show it."""
@@ -165,14 +159,6 @@ def _json_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_numbers(item) for item in value]
     return value
-
-
-def _open_tensorboard(folder: RunFolder) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise BadInput("logging.tensorboard needs the package 'tensorboard'; install it or set it to false") from None
-    return SummaryWriter(log_dir=str(folder.tensorboard))
 
 
 class _ProgressBar:

@@ -21,6 +21,7 @@ from geocomm.data.text_tokenizer import load_tokenizer
 from geocomm.data.token_store import load_tokens
 from geocomm.membership.job_store import Rendezvous
 from geocomm.runs.run_folder import RunFolder
+from geocomm.runs.trackers import require_packages
 from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import load_config
 from geocomm.train.deepspeed_seams import require_checked_deepspeed
@@ -165,6 +166,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     require_checked_deepspeed()
     options = _backend_options(config)
     presence = _own_presence(config, options, place.rank) if options else None
+    if place.rank == 0:
+        require_packages(config.logging.trackers)
     folder = RunFolder(config.output_dir.expanduser())
     root = folder.checkpoints
     if config.checkpoint.resume == "never" and folder.has_run():

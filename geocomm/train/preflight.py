@@ -12,6 +12,7 @@ from typing import Any
 
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
+from geocomm.core.config_section import flat_fields
 from geocomm.core.place import Place
 from geocomm.membership.roll_call import differences
 from geocomm.train.train_config import RunConfig
@@ -31,19 +32,8 @@ class Plan:
 
 def shared_fields(config: RunConfig) -> dict[str, Any]:
     """Dotted name and JSON value of every field that must be equal on all ranks."""
-    flat: dict[str, Any] = {}
-
-    def visit(prefix: str, value: Any) -> None:
-        if prefix in _LOCAL_FIELDS or prefix.startswith("logging"):
-            return
-        if isinstance(value, dict) and value:
-            for name, item in value.items():
-                visit(f"{prefix}.{name}" if prefix else str(name), item)
-        else:
-            flat[prefix] = value
-
-    visit("", config.model_dump(mode="json"))
-    return flat
+    fields = flat_fields(config.model_dump(mode="json")).items()
+    return {name: value for name, value in fields if name not in _LOCAL_FIELDS and not name.startswith("logging.")}
 
 
 def visible_gpus() -> int:

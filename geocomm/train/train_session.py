@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from geocomm.core.config_section import flat_fields
 from geocomm.membership.collective_verdict import together
 from geocomm.metrics.events import EventReader, events
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.run_log import RunLog
+from geocomm.runs.trackers import open_trackers
 from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import format_config
 from geocomm.train.engine import create_engine, create_model
@@ -35,10 +37,12 @@ def train_session(agreed: Agreed) -> int:
         torch.manual_seed(config.seed + 1 + place.rank + progress.consumed)
 
     def open_log() -> RunLog:
+        trackers = None
         if place.rank == 0:
             folder.config.write_text(format_config(config), encoding="utf-8")
+            trackers = open_trackers(config.logging, folder, flat_fields(config.model_dump(mode="json")))
         reader = EventReader(events)
-        return RunLog(folder, config.logging, config.training.steps, progress.step, place.rank, reader)
+        return RunLog(folder, config.logging, config.training.steps, progress.step, place.rank, reader, trackers)
 
     with together(place, open_log) as log:
         module: Any = trained.engine.module

@@ -35,7 +35,7 @@ SMALL_RUN = (
     "evaluation.max_sequences=6",
     "schedule.warmup_steps=2",
     "schedule.decay_steps=6",
-    "logging.tensorboard=false",
+    "logging.trackers=[]",
     "logging.every_steps=1",
 )
 

@@ -45,7 +45,7 @@ FLOORS = (
     ("data",),
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
-    ("gradients", "local_sgd", "diagnostics", "bench", "demo", "integrations", "export"),
+    ("gradients", "local_sgd", "diagnostics", "bench", "demo", "integrations", "export", "serve"),
     ("train",),
     ("cli",),
 )

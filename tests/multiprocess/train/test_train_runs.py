@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("training")
 def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps of ZeRO-0 in fp32 with a checkpoint after the second."""
     folder = tmp_path_factory.mktemp("plain")
-    ended = run_ranks(folder, ["training.steps=4", "checkpoint.every_steps=2", "logging.tensorboard=true"])
+    ended = run_ranks(folder, ["training.steps=4", "checkpoint.every_steps=2", "logging.trackers=[tensorboard]"])
     require_success(ended)
     assert ended[1].out == ""
     return folder

@@ -1,0 +1,77 @@
+"""`geocomm serve`: a model behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from geocomm.cli.command_end import fail
+from geocomm.core.bad_input import BadInput
+from geocomm.serve.engines import Engine
+
+_HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
+
+The engine's own server does the work: vLLM where it and a GPU are there, else transformers; llama.cpp for GGUF. Prints
+"ready" and a curl line when the model is loaded. What the engine prints goes to stderr. Arguments after -- go to the
+engine.
+
+With --api-key-file clients must show that key; without one, only a loopback --host is allowed. Exit status: 2 for wrong
+input, 128 + the signal that ended it, else the engine's.
+
+    geocomm serve model-hf
+    geocomm serve model-hf --host 0.0.0.0 --api-key-file api.key
+    geocomm serve model-hf --engine vllm --python vllm-env/bin/python -- --max-model-len 4096
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("serve", help=_HELP)(serve)
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Folder of geocomm export.", metavar="MODEL")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For the engine; write them after --.", metavar="ENGINE-ARGUMENTS...")
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="What computes.")] = Engine.AUTO,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key that clients must show.", metavar="PATH")
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="Python that has the engine.", show_default="this one", metavar="PATH")
+    ] = sys.executable,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model.", show_default="the folder's name")
+    ] = None,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the engine has to load the model.")] = 1800,
+    container: Annotated[
+        Path | None,
+        typer.Option(help="Write this folder, which builds an image that serves MODEL, and leave.", metavar="FOLDER"),
+    ] = None,
+) -> None:
+    """See _HELP."""
+    from geocomm.serve.container_files import write_container
+    from geocomm.serve.model_folder import check_name, open_folder
+    from geocomm.serve.serving import Serving
+    from geocomm.serve.serving import serve as run
+
+    try:
+        if container is not None:
+            folder = open_folder(model)
+            print(write_container(container, folder, check_name(name or folder.default_name()), engine, python))
+            return
+        python = os.path.abspath(python) if os.sep in python else python  # not resolved: a link names its environment
+        serving = Serving(model, engine, host, port, api_key_file, python, name, start_timeout, arguments or ())
+        status = run(serving)
+    except ImportError as error:
+        fail("serve", f"{error}; pip install 'geocomm[serve]'")
+    except BadInput as error:
+        fail("serve", str(error))
+    raise typer.Exit(status)

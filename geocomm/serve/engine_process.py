@@ -1,0 +1,122 @@
+"""An engine's server as a child process: started, waited for, ended. No child outlives this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+_STOP_SECONDS = 10.0
+_PROBE_SECONDS = 5.0
+_BETWEEN_PROBES_SECONDS = 0.2
+
+
+class EngineEnded(Exception):
+    """The engine ended or did not come up; the message says so in a line."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        """Exit status for this process: not 0."""
+
+
+class Stopped(BaseException):
+    """A signal asks this process to end. Not an Exception: nothing on the way may take it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[None]:
+    """Inside of the block SIGINT and SIGTERM raise Stopped in the main thread, which enters it."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class EngineProcess:
+    """A running engine. What it prints goes to stderr."""
+
+    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
+        """variables: of its environment, besides this process's own; folder: where it works. OSError: cannot start."""
+        self._name = name
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            process_group=0,  # Ctrl-C at the terminal comes once, from this process
+            preexec_fn=_ends_with_parent(),
+        )
+
+    def wait_ready(self, host: str, port: int, path: str, limit_s: float) -> None:
+        """Return when the engine answers 200 on `path`. EngineEnded: it ended, or took longer than limit_s."""
+        deadline = time.monotonic() + limit_s
+        while not _answers(host, port, path):
+            if (status := self._process.poll()) is not None:
+                raise self._ended(status, "before it was ready")
+            if time.monotonic() > deadline:
+                raise EngineEnded(f"{self._name} was not ready within {limit_s:g} s; see --start-timeout", 1)
+            time.sleep(_BETWEEN_PROBES_SECONDS)
+
+    def wait(self) -> EngineEnded:
+        """Wait until it ends by itself, which it should not."""
+        return self._ended(self._process.wait(), "by itself")
+
+    def end(self, number: int) -> None:
+        """End it by signal `number`, and by SIGKILL if that takes more than ten seconds or another signal comes."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired, Stopped):
+                self._process.wait(_STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # workers that it left behind, too
+        self._process.wait()
+
+    def _ended(self, status: int, when: str) -> EngineEnded:
+        how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+        code = 128 - status if status < 0 else status or 1
+        return EngineEnded(f"{self._name} ended {how} {when}; its last lines are above", code)
+
+
+def _ends_with_parent() -> Callable[[], None]:
+    """For the child, between fork and exec: SIGTERM comes when the thread that started it is gone, however it went."""
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: after it, only system calls are safe
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _answers(host: str, port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=_PROBE_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
