@@ -37,6 +37,11 @@ class RunFolder:
         """The folder of TensorBoard's files."""
         return self.path / "tensorboard"
 
+    @property
+    def mlflow(self) -> Path:
+        """MLflow's database, where no server is named."""
+        return self.path / "mlflow.db"
+
     def has_run(self) -> bool:
         """Whether a run has written here."""
         return self.metrics.exists() or self.checkpoints.exists()

@@ -66,7 +66,7 @@ class RunLog:
             return
         folder.path.mkdir(parents=True, exist_ok=True)
         self._file = folder.metrics.open("a", encoding="utf-8")
-        self._tracking = RunTracking(trackers or {}, total_steps, config.every_steps)
+        self._tracking = RunTracking(trackers, total_steps, config.every_steps) if trackers else None
         self._bar = _ProgressBar(total_steps, first_step) if config.progress and sys.stdout.isatty() else None
 
     def __enter__(self) -> Self:
@@ -81,7 +81,8 @@ class RunLog:
             return
         if self._bar is not None:
             self._bar.close()
-        self._tracking.close()
+        if self._tracking is not None:
+            self._tracking.close()
         self._file.close()
 
     def say(self, text: str) -> None:
@@ -119,7 +120,8 @@ class RunLog:
     def _write_entry(self, kind: str, entry: dict[str, Any]) -> None:
         self._file.write(_json_line({"kind": kind, "time": time.time()} | entry))
         self._file.flush()
-        self._tracking.entry(kind, entry)
+        if self._tracking is not None:
+            self._tracking.entry(kind, entry)
 
     def step(self, entry: dict[str, Any]) -> None:
         """Write a step's entry and show it."""

@@ -139,7 +139,7 @@ class MLflow:
         from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
         from mlflow.tracking import is_tracking_uri_set  # pyright: ignore[reportMissingImports]
 
-        uri = None if is_tracking_uri_set() else f"sqlite:///{run.folder.path / 'mlflow.db'}"
+        uri = None if is_tracking_uri_set() else f"sqlite:///{run.folder.mlflow}"
         self._client = MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name(run.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
@@ -183,7 +183,8 @@ class Trackio:
 
     def close(self) -> None:
         """See Tracker."""
-        self._run.finish()
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()
 
 
 _CLASSES: dict[TrackerName, Callable[[TrackedRun], Tracker]] = {

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geocomm.checkpoint.checkpoint_folder import MANIFEST
 from geocomm.core.bad_input import BadInput
+from geocomm.runs.run_folder import RunFolder
 
 _RECORD = "export.json"
 _LONGEST_NAME = 96
@@ -55,7 +57,7 @@ def open_folder(path: Path) -> ModelFolder:
     record = path / _RECORD
     if record.is_file():
         return ModelFolder(path, _recorded_format(record))
-    if (path / "metrics.jsonl").exists() or (path / "manifest.json").exists():
+    if RunFolder(path).has_run() or (path / MANIFEST).exists():
         raise BadInput(f"{path} is a run or a checkpoint; first: geocomm export {path} FOLDER --format hf")
     if any(path.glob("*.gguf")):
         return ModelFolder(path, Format.GGUF)

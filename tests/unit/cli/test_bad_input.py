@@ -26,6 +26,18 @@ CASES = [
     ("train --set model.preset=nope", 2, "model.preset"),
     ("train --set output_dir={file}/run", 2, "output_dir"),
     ("train --print-config --set training.stepz=1", 2, "training.steps"),
+    ("serve {away}", 2, "{away} is not there"),
+    ("serve {file}", 2, "{file} is no folder"),
+    ("serve {folder}", 2, "{folder} holds no model"),
+    ("serve {model} --name a@b", 2, "--name a@b"),
+    ("serve {model} --host 0.0.0.0", 2, "--host 0.0.0.0 is open to other machines"),
+    ("serve {model} --api-key-file {away}", 2, "--api-key-file {away} is not there"),
+    ("serve {model} --api-key-file {file}", 2, "{file} can be read by others"),
+    ("serve {model} --python {away}", 2, "--python {away} cannot be run"),
+    ("serve {model} --engine llama.cpp", 2, "llama.cpp serves gguf folders"),
+    ("serve {model} --engine nope", 2, "--engine"),
+    ("serve {model} --port 0", 2, "--port"),
+    ("serve {model} --container {folder}", 2, "--container {folder} is there already"),
     ("run -- train.py", 2, "--hub"),
     ("run --hub hub:29400 -- train.py", 2, "no keys"),
     ("run --hub hub:29400 --keys {away} -- train.py", 2, "cannot read {away}/ca.pem"),
@@ -102,8 +114,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("neither TOML nor JSON\n", encoding="utf-8")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    (tmp_path / "model" / "config.json").touch()
     JobCa.create(tmp_path / "keys", "job", ["a"], 30)
-    return {name: str(tmp_path / name) for name in ("file", "folder", "keys", "away")}
+    return {name: str(tmp_path / name) for name in ("file", "folder", "model", "keys", "away")}
 
 
 def _require_refusal(result: Result, status: int, words: str) -> None:

@@ -11,6 +11,7 @@ from geocomm.metrics.events import EventLog, EventReader
 from geocomm.runs.log_settings import LoggingConfig
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.run_log import RunLog, step_summary
+from geocomm.runs.trackers import open_trackers
 
 _STEP = {
     "step": 1,
@@ -21,7 +22,7 @@ _STEP = {
     "wire_bytes_sent": 3_000_000,
     "exposed_seconds": 0.25,
 }
-_QUIET = LoggingConfig(tensorboard=False, every_steps=1)
+_QUIET = LoggingConfig(trackers=[], every_steps=1)
 
 
 def _entries(folder: Path) -> list[dict[str, object]]:
@@ -79,15 +80,20 @@ def test_events_are_lines_of_their_own_on_every_rank_and_among_the_entries_of_ra
     assert entries[1:] == lines[:2]
 
 
-def test_tensorboard_holds_the_numbers(tmp_path: Path) -> None:
+def test_trackers_get_the_numbers_and_the_verdict(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with RunLog(RunFolder(tmp_path), LoggingConfig(), 2, 0, 0, EventReader(EventLog())) as log:
-        log.step(_STEP | {"sites": {"paris": {"tokens_per_second": 7.0, "wire_bytes_sent": None}}})
+    folder, config = RunFolder(tmp_path), LoggingConfig()
+    site = {"tokens_per_second": 7.0, "wire_bytes_sent": None, "step_seconds": 0.5, "exposed_seconds": 0.25}
+    with RunLog(folder, config, 2, 0, 0, EventReader(EventLog()), open_trackers(config, folder, {})) as log:
+        log.step(_STEP | {"sites": {"paris": site}})
+        log.write("end", {"step": 1, "complete": False})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [e.value for e in events.Scalars("step/loss")] == [2.5]
     assert [e.value for e in events.Scalars("site-paris/tokens_per_second")] == [7.0]
     assert "site-paris/wire_bytes_sent" not in events.Tags()["scalars"]
+    (verdict,) = events.Tensors("verdict/text_summary")
+    assert b"stopped after step 1 of 2" in verdict.tensor_proto.string_val[0]
 
 
 def test_step_summary_without_wire_counters_leaves_them_out() -> None:

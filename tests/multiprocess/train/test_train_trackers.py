@@ -1,0 +1,43 @@
+"""What a run between two sites tells its trackers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deepspeed")
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+from geocomm.runs.run_folder import RunFolder  # noqa: E402
+from support.train_ranks import require_refusal, require_success, run_ranks  # noqa: E402
+
+# One worker: there the ranks are forked from one process, which takes seconds to get ready.
+pytestmark = pytest.mark.xdist_group("training")
+
+
+def test_tensorboard_has_links_configuration_and_verdict(tmp_path: Path) -> None:
+    settings = ["distributed.backend=geocomm", "training.steps=4", "logging.trackers=[tensorboard]"]
+    require_success(run_ranks(tmp_path, [*settings, "logging.every_steps=2"], sites=("a", "b")))
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    sent = events.Scalars("link/b/bytes_sent")
+    assert [each.step for each in sent] == [2, 4]
+    assert 0 < sent[0].value < sent[1].value
+    assert [each.step for each in events.Scalars("link/b/sent_bps")] == [4]
+    assert events.Scalars("link/b/sent_bps")[0].value > 0
+    assert events.Scalars("link/b/resumes")[-1].value == 0
+    (verdict,) = events.Tensors("verdict/text_summary")
+    text = verdict.tensor_proto.string_val[0].decode()
+    assert text.startswith("- complete after 4 steps\n")
+    assert "MB sent by all sites together" in text
+    assert "bound: of " in text
+    hyper = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"optimizer.learning_rate" in hyper
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_missing_package_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    require_refusal(run_ranks(tmp_path, ["logging.trackers=[wandb]"]), "pip install wandb")
+    assert not RunFolder(tmp_path / "run").has_run()
