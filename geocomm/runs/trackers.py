@@ -84,11 +84,11 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        self._writer = SummaryWriter(log_dir=str(run.folder.tensorboard))
+        self._writer: Any = SummaryWriter(log_dir=str(run.folder.tensorboard))
         # add_hparams() would begin a second run beside this one.
         values = {name: value if isinstance(value, int | float) else str(value) for name, value in run.fields.items()}
         for summary in hparams(values, {"step/loss": 0.0, "eval/loss": 0.0}):
-            self._writer._get_file_writer().add_summary(summary)
+            self._writer.file_writer.add_summary(summary)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """See Tracker."""
