@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from geocomm._version import __version__
-from geocomm.cli import bench, demo, doctor, keys, plan, probe, run, serve, train, wan
+from geocomm.cli import bench, demo, doctor, export, keys, plan, probe, run, serve, train, wan
 from geocomm.cli.help_text import fit_help
 
-_COMMANDS = (demo, train, serve, run, keys, doctor, probe, plan, wan, bench)
+_COMMANDS = (demo, train, export, serve, run, keys, doctor, probe, plan, wan, bench)
 
 
 def build_app() -> typer.Typer:

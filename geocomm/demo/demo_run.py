@@ -138,6 +138,7 @@ def train_config(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
         "evaluation": {"max_sequences": 16},
         "logging": {"every_steps": 1, "progress": False, "trackers": []},
         "sync": _sync(variant),
+        "export": {"format": "none"},
         "distributed": {"backend": variant.backend, "codec": variant.codec, "device": "cpu"},
     }
 

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Pre
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.data.data_settings import DataConfig
 from geocomm.data.text_tokenizer import TextTokenizer
+from geocomm.models.implied_fields import implied_fields
 from geocomm.models.model_presets import PRESETS
 from geocomm.models.model_settings import ModelConfig
 
@@ -23,7 +24,7 @@ _NOT_IDENTITY = frozenset(
 
 def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer) -> PreTrainedConfig:
     """The transformers configuration of the model, checked against the tokenizer and the sequence length."""
-    hf_config = _from_folder(config.path) if config.path is not None else _from_preset(config, tokenizer)
+    hf_config = folder_config(config.path) if config.path is not None else preset_config(config.preset, tokenizer)
     for name, value in config.overrides.items():
         if not hasattr(hf_config, name):
             raise BadInput(f"model.overrides: unknown field '{name}'{did_you_mean(name, hf_config.to_dict())}")
@@ -44,30 +45,37 @@ def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer
     return hf_config
 
 
-def _from_preset(config: ModelConfig, tokenizer: TextTokenizer) -> PreTrainedConfig:
-    if config.preset not in PRESETS:
+def preset_config(preset: str, tokenizer: TextTokenizer, field: str = "model.preset") -> PreTrainedConfig:
+    """The configuration of a named size. field: where the name was given, for the BadInput of an unknown one."""
+    if preset not in PRESETS:
         known = ", ".join(PRESETS)
-        raise BadInput(f"model.preset '{config.preset}' is unknown{did_you_mean(config.preset, PRESETS)} ({known})")
-    fields = dict(PRESETS[config.preset])
+        raise BadInput(f"{field} '{preset}' is unknown{did_you_mean(preset, PRESETS)} ({known})")
+    fields = dict(PRESETS[preset])
     fields.setdefault("vocab_size", -(-tokenizer.vocab_size // 8) * 8)
     return DeepseekV3Config(
         **fields, num_mtp_layers=0, bos_token_id=None, eos_token_id=tokenizer.end_of_text, pad_token_id=None
     )
 
 
-def _from_folder(path: Path) -> PreTrainedConfig:
+def folder_config(path: Path, field: str = "model.path") -> PreTrainedConfig:
+    """The configuration in a folder. field: where the folder was given, for the BadInput of an unusable one."""
     if not (path / "config.json").is_file():
-        raise BadInput(f"model.path {path} is no transformers checkpoint: it has no config.json")
+        raise BadInput(f"{field} {path} is no transformers checkpoint: it has no config.json")
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"model.path {path} cannot be used: {' '.join(str(error).split())}") from None
+        raise BadInput(f"{field} {path} cannot be used: {' '.join(str(error).split())}") from None
 
 
 def model_identity(hf_config: PreTrainedConfig) -> dict[str, Any]:
     """The fields that make two configurations the same model; JSON values only."""
     fields = json.loads(json.dumps(hf_config.to_dict(), default=str))
-    return {name: value for name, value in sorted(fields.items()) if name not in _NOT_IDENTITY}
+    implied = implied_fields(hf_config.model_type).items()
+    return {
+        name: value
+        for name, value in sorted(fields.items())
+        if name not in _NOT_IDENTITY and (name, value) not in implied
+    }
 
 
 def identity_differences(expected: dict[str, Any], got: dict[str, Any], limit: int = 3) -> str:
@@ -77,11 +85,15 @@ def identity_differences(expected: dict[str, Any], got: dict[str, Any], limit: i
     return text + ("; …" if len(names) > limit else "")
 
 
+def empty_model(hf_config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without data: names, shapes, modules."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(hf_config)
+
+
 def parameter_count(hf_config: PreTrainedConfig) -> int:
     """Parameters of the model, counted without allocating them."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in empty_model(hf_config).parameters())
 
 
 def build_model(config: ModelConfig, hf_config: PreTrainedConfig, seed: int) -> PreTrainedModel:

@@ -42,6 +42,11 @@ class RunFolder:
         """MLflow's database, where no server is named."""
         return self.path / "mlflow.db"
 
+    @property
+    def export(self) -> Path:
+        """The trained model, for other programs; rank 0 writes it at the end."""
+        return self.path / "export"
+
     def has_run(self) -> bool:
         """Whether a run has written here."""
         return self.metrics.exists() or self.checkpoints.exists()

@@ -28,13 +28,19 @@ def quiet_libraries(rank: int) -> None:
     if rank != 0:
         warnings.simplefilter("ignore")
     from deepspeed.utils import logger
-    from transformers.utils import logging as transformers_logging
 
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
             handler.setLevel(level)
     logger.setLevel(level)
+    quiet_transformers(level)
+
+
+def quiet_transformers(level: int = logging.WARNING) -> None:
+    """No progress bars of transformers, and no messages below `level`."""
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.set_verbosity(level)
     transformers_logging.disable_progress_bar()
 

@@ -19,6 +19,7 @@ from geocomm.core.place import Place, find_place
 from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
 from geocomm.data.token_store import load_tokens
+from geocomm.export.export_record import RECORD
 from geocomm.membership.job_store import Rendezvous
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.trackers import require_packages
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # fp32 weights and the two moments of Adam, which every precision and ZeRO stage saves in one form or another.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
+_EXPORT_BYTES_PER_PARAMETER = {"fp32": 4, "bf16": 2, "fp16": 2}
 # With local steps: anchor, outer momentum and residual.
 _OUTER_BYTES_PER_PARAMETER = 12
 _DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800.0
@@ -185,8 +187,13 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     from geocomm.models import model_factory
 
     model_config = model_factory.model_config(config.model, config.data, tokenizer)
-    if config.checkpoint.saves():
-        _require_space(place, root, model_factory.parameter_count(model_config), config)
+    exports = config.export.format != "none" and place.rank == 0
+    if config.checkpoint.saves() or exports:
+        parameters = model_factory.parameter_count(model_config)
+        if config.checkpoint.saves():
+            _require_space(place, root, parameters, config)
+        if exports:
+            _require_export(folder.export, parameters, config)
     record = {
         "fields": shared_fields(config),
         "data": data.fingerprint,
@@ -210,6 +217,19 @@ def _require_space(place: Place, root: Path, parameters: int, config: RunConfig)
         raise BadInput(
             f"{root} has {free / 1e6:.0f} MB free, but one checkpoint takes about {share / 1e6:.0f} MB here: free "
             f"space, use another output_dir, or turn checkpoints off"
+        )
+
+
+def _require_export(out: Path, parameters: int, config: RunConfig) -> None:
+    """The exported model must fit, and must not stand where something else lies."""
+    if out.exists() and not (out / RECORD).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"{out} is no model that geocomm exported; move it, or set export.format=none")
+    size = parameters * _EXPORT_BYTES_PER_PARAMETER[config.export_dtype()]
+    free = free_bytes(out.parent)
+    if free < size:
+        raise BadInput(
+            f"{out.parent} has {free / 1e6:.0f} MB free, but the exported model takes {size / 1e6:.0f} MB: free space, "
+            "use another output_dir, or set export.format=none"
         )
 
 

@@ -15,6 +15,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from geocomm.core.config_section import Fraction, NonNegative, Positive, Section
 from geocomm.data.data_settings import DataConfig
+from geocomm.export.export_record import Dtype
+from geocomm.export.export_settings import ExportConfig
 from geocomm.models.model_settings import ModelConfig
 from geocomm.runs.log_settings import LoggingConfig
 from geocomm.train.sync_settings import SyncConfig
@@ -128,7 +130,7 @@ class RunConfig(Section):
 
     output_dir: Path = Field(
         Path("runs/default"),
-        description="Folder of the run: config.yaml, metrics.jsonl, events.jsonl, tensorboard/, checkpoints/.",
+        description="Folder of the run: config.yaml, metrics.jsonl, events.jsonl, tensorboard/, checkpoints/, export/.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of initial weights and data order.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model is trained.")
@@ -138,6 +140,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over time.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Loss on held-out text.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving and resuming.")
+    export: ExportConfig = Field(default_factory=ExportConfig, description="What is left for other programs.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is shown and written.")
     distributed: DistributedConfig = Field(default_factory=DistributedConfig, description="How the ranks talk.")
     sync: SyncConfig = Field(default_factory=SyncConfig, description="What crosses between the sites.")
@@ -161,6 +164,11 @@ class RunConfig(Section):
             raise ValueError(
                 "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not "
                 "scale the loss, though it divides the gradients by the scale, and nothing is learned"
+            )
+        if self.export.dtype == "fp32" and self.training.precision != "fp32":
+            raise ValueError(
+                f"export.dtype fp32 needs training.precision fp32, not {self.training.precision}: the float32 weights "
+                "are in checkpoints, from which `geocomm export --dtype fp32` takes them"
             )
         if other := self.sync.field_of_other_mode():
             raise ValueError(f"sync.{other} means nothing with sync.mode {self.sync.mode}; remove one of them")
@@ -219,6 +227,10 @@ class RunConfig(Section):
         """Steps of linear warm-up."""
         given = self.schedule.warmup_steps
         return min(10, self.training.steps // 10) if given is None else given
+
+    def export_dtype(self) -> Dtype:
+        """The type of the exported weights."""
+        return self.training.precision if self.export.dtype == "auto" else self.export.dtype
 
     def joint_steps(self, *, equal_sites: bool = True) -> int:
         """With local steps: the first steps, whose gradients are averaged over all ranks.

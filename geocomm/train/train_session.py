@@ -16,6 +16,7 @@ from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import format_config
 from geocomm.train.engine import create_engine, create_model
 from geocomm.train.train_checkpoint import Progress, Restored, RunCheckpoints
+from geocomm.train.train_export import export_run
 from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
 
 
@@ -75,6 +76,8 @@ def train_session(agreed: Agreed) -> int:
         if not end["complete"]:
             log.say(f"stopped after step {progress.step} of {config.training.steps}")
             return 128 + (stop.signal or 15)
+        if line := export_run(agreed, trained, progress.step, renew=progress.step > restored.progress.step):
+            log.say(line)
     return 0
 
 

@@ -37,6 +37,7 @@ SMALL_RUN = (
     "schedule.decay_steps=6",
     "logging.trackers=[]",
     "logging.every_steps=1",
+    "export.format=none",
 )
 
 

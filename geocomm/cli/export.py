@@ -1,0 +1,102 @@
+"""`geocomm export`: a trained model for other programs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from geocomm.cli.command_end import fail
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    HF = "hf"
+
+
+class Dtype(StrEnum):
+    """Type of the weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("export")(export)
+
+
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="A run's output_dir (its newest checkpoint), a checkpoint, or a torch.distributed.checkpoint folder.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to make; it must not hold anything.")],
+    format_: Annotated[Format, typer.Option("--format", help="hf: a Hugging Face folder.")] = Format.HF,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Type of the weights; fp32: the masters.", show_default="as trained")
+    ] = None,
+    verify: Annotated[
+        int, typer.Option(min=0, help="Load the result and compare it on so many sequences; 0: do not.")
+    ] = 32,
+    shards: Annotated[
+        list[Path] | None,
+        typer.Option(help="The same checkpoint from another machine's disk; may be repeated.", metavar="FOLDER"),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="For torch.distributed.checkpoint: a folder with the model's config.json.", metavar="FOLDER"),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="The same, a preset of the training driver.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="byte, or a folder.", metavar="FOLDER", show_default="the run's"),
+    ] = None,
+) -> None:
+    """Write a trained model as a folder that other programs load.
+
+    A complete run leaves such a folder in OUTPUT_DIR/export by itself. Exit status: 0; 2 where it cannot be made, and
+    then OUT is as it was.
+
+    Example:
+
+        geocomm export runs/default my-model
+        geocomm export runs/default/checkpoints/step-00000200 my-model --dtype bf16
+        geocomm serve my-model
+    """
+    try:
+        from geocomm.core.bad_input import BadInput
+        from geocomm.export.export_record import Dtype as DtypeName
+        from geocomm.export.export_run import export_hf
+        from geocomm.export.export_source import Given
+        from geocomm.runs.run_log import quiet_transformers
+    except ImportError as error:
+        fail("export", f"{error}; pip install 'geocomm[train]'")
+    quiet_transformers()
+    console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    wanted: DtypeName | None = None if dtype is None else dtype.value
+    try:
+        record = export_hf(source, out, Given(shards or (), model, preset, tokenizer), wanted, verify, say)
+    except BadInput as error:
+        fail("export", str(error))
+    size = sum(file.bytes for file in record.files.values()) / 1e6
+    line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
+    if record.verify is not None:
+        line += f"; logits equal on {record.verify.sequences} sequences"
+    if record.held_out is not None and record.held_out.loss is not None:
+        line += f"; held-out loss {record.held_out.loss:.6f}"
+        if record.held_out.run_loss is not None:
+            line += f", in training {record.held_out.run_loss:.6f}"
+    typer.echo(f"{line}\nserve it: geocomm serve {out}")

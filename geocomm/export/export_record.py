@@ -1,0 +1,104 @@
+"""export.json: where an exported model comes from, what it is, and what was checked. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from geocomm.core.bad_input import BadInput
+
+RECORD = "export.json"
+"""Its name in the folder; written last, so that it stands for a whole folder."""
+
+Format = Literal["hf", "onnx", "gguf"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class TrainedBy(_Part):
+    """The training that made the weights; None: not known."""
+
+    path: str
+    """The run's folder, or the checkpoint."""
+    step: int | None = None
+    world_size: int | None = None
+    sites: dict[str, int] | None = None
+    """Ranks by site."""
+    zero_stage: int | None = None
+    precision: Dtype | None = None
+    sync_mode: Literal["gradients", "local"] | None = None
+    sync_preset: str | None = None
+    """Of local steps."""
+    sync_codec: str | None = None
+    """With error feedback; null: that of the preset, or none."""
+    codec: str | None = None
+    """Of other traffic between sites."""
+
+
+class HeldOut(_Part):
+    """The loss on held-out text."""
+
+    sequences: int
+    loss: float | None = None
+    """Of the exported model; null: not computed."""
+    run_loss: float | None = None
+    """That the run logged at the same step; null: it did not."""
+
+
+class Verification(_Part):
+    """The folder, loaded again, against the model built from the weights."""
+
+    sequences: int
+    held_out: bool
+    """Of held-out text; false: of random tokens."""
+    max_logit_difference: float
+    argmax_equal: bool
+
+
+class FileFacts(_Part):
+    """One file of the folder."""
+
+    bytes: int
+    sha256: str
+
+
+class ExportRecord(_Part):
+    """What export.json holds."""
+
+    format: Format
+    geocomm: str
+    """The version that wrote it."""
+    source: TrainedBy
+    model_type: str
+    dtype: Dtype
+    parameters: int
+    data: str | None
+    """Fingerprint of the packed training data; null: not known."""
+    held_out: HeldOut | None
+    held_out_reason: str | None = None
+    """Why it was not computed."""
+    verify: Verification | None
+    files: dict[str, FileFacts]
+    """By name, but for export.json itself."""
+
+    def text(self) -> str:
+        """As it is written."""
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def read_record(folder: Path) -> ExportRecord | None:
+    """The record in `folder`; None where there is none. Raises BadInput where it cannot be read."""
+    path = folder / RECORD
+    try:
+        return ExportRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}; export the model again") from None
