@@ -34,7 +34,8 @@ def test_model_that_was_trained_exported_and_served_answers(tmp_path: Path) -> N
     train, export, serve, curl = commands()
     assert [line[:2] for line in (train, export, serve)] == [["geocomm", name] for name in ("train", "export", "serve")]
     assert curl[0] == "curl"
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for command in (train, export):
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
