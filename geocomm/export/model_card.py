@@ -29,7 +29,7 @@ def model_card(record: ExportRecord) -> str:
     )
     use = (
         f"## Load\n\n{_LOAD[record.format]}\n\n## Serve\n\n```\ngeocomm serve FOLDER\n```\n\n"
-        "The model completes text. It was not trained to chat, and its tokenizer has no chat template.\n"
+        "The model completes text. It was not trained to chat.\n"
     )
     return "\n".join((front, about, "## Training\n", _training(record), "## Quality\n", _quality(record), use))
 
