@@ -14,6 +14,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.runs.run_folder import RunFolder
 
 _RECORD = "export.json"
+_WEIGHTS = (".safetensors", ".gguf", ".onnx", ".data")
 _LONGEST_NAME = 96
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 
@@ -79,11 +80,14 @@ def check_name(name: str) -> str:
 
 
 def _recorded_format(record: Path) -> Format:
-    """The format that export.json says; BadInput where its files are not those that it lists."""
+    """The format that export.json says; BadInput where its weights are not those that it lists, as in half a copy.
+
+    The other files may be changed: a user adds a chat template, or writes a better README.
+    """
     try:
         found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         kind = Format(found["format"])
-        files = {name: int(file["bytes"]) for name, file in found.get("files", {}).items()}
+        files = {name: int(file["bytes"]) for name, file in found["files"].items() if name.endswith(_WEIGHTS)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{record} is not a record of geocomm export; export the model again") from None
     for name, size in files.items():

@@ -41,8 +41,11 @@ def test_folder_is_known_by_its_files(tmp_path: Path, names: tuple[str, ...], fo
 
 def test_record_of_the_export_says_what_the_folder_is(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m", "config.json", "model.onnx")
-    record = {"format": "onnx", "files": {"model.onnx": {"bytes": 2, "sha256": "0"}}}
+    files = {"model.onnx": {"bytes": 2, "sha256": "0"}, "README.md": {"bytes": 9, "sha256": "0"}}
+    record = {"format": "onnx", "files": files}
     (folder / "export.json").write_text(json.dumps(record))
+    assert open_folder(folder).format is Format.ONNX
+    (folder / "README.md").write_text("changed since")
     assert open_folder(folder).format is Format.ONNX
     (folder / "model.onnx").write_text("{")
     with pytest.raises(BadInput, match=r"model\.onnx is not as it was exported \(2 bytes\)"):
@@ -52,7 +55,9 @@ def test_record_of_the_export_says_what_the_folder_is(tmp_path: Path) -> None:
         open_folder(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "h5"}', '{"format": "hf", "files": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"files": {}}', '{"format": "h5", "files": {}}', '{"format": "hf", "files": {"a.gguf": 1}}']
+)
 def test_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     folder = _folder(tmp_path / "m", "config.json", "model.safetensors")
     (folder / "export.json").write_text(text)
