@@ -1,0 +1,75 @@
+"""A Hugging Face folder as an ONNX graph: `input_ids` and `attention_mask` in, `logits` of every position out.
+
+The graph computes in float32 whatever the folder's dtype, since ONNX Runtime has few 16-bit operators for the CPU.
+16-bit weights become float32 without loss.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.bad_input import BadInput
+from geocomm.export.export_packages import need_packages
+
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = "model.onnx.data"
+LARGEST_DIFFERENCE = 1e-4
+"""Between a logit of ONNX Runtime and transformers'. Measured: TODO"""
+_NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """What was compared with transformers, and how it came out.
+
+    `positions` logit vectors of `sequences` random sequences differ by at most `largest_difference`, and
+    `positions_argmax_equal` of them have the same most likely token. Of the model's `experts`, summed over its layers,
+    the sequences reached `experts_reached`.
+    """
+
+    sequences: int
+    positions: int
+    positions_argmax_equal: int
+    largest_difference: float
+    experts: int
+    experts_reached: int
+
+
+def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], None]) -> OnnxFacts:
+    """Writes graph, weights and the folder's other files into `out`, and compares with transformers.
+
+    `out` exists, and is the caller's to remove where this fails. At least `verify` sequences are compared, and more
+    until every expert of every layer was used or a limit is reached; 0 compares none. Needs memory for about three
+    copies of the model in float32.
+
+    Raises BadInput for a missing package, a model whose graph would be too large, and logits that differ.
+    """
+    need_packages("onnx", "onnx", "onnxscript", "onnxruntime")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from geocomm.export.onnx_check import compare_logits
+    from geocomm.export.onnx_graph import check_size, save_graph
+
+    model = AutoModelForCausalLM.from_pretrained(hf_folder, local_files_only=True, dtype=torch.float32).eval()
+    check_size(model.config)
+    shutil.copytree(hf_folder, out, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
+    say("making the ONNX graph, with all experts in it; this takes a while")
+    save_graph(model, out / MODEL_FILE)
+    size_bytes = sum((out / name).stat().st_size for name in (MODEL_FILE, WEIGHTS_FILE))
+    say(f"{MODEL_FILE}: {size_bytes / 1e6:.1f} MB with its weights")
+    facts = compare_logits(model, out / MODEL_FILE, verify)
+    if not facts.largest_difference <= LARGEST_DIFFERENCE:  # NaN, too
+        raise BadInput(
+            f"the ONNX graph's logits differ from transformers' by {facts.largest_difference:.1e}, more than "
+            f"{LARGEST_DIFFERENCE:.0e}: export hf instead, and please report the model's config.json"
+        )
+    if verify:
+        say(
+            f"onnxruntime: {facts.positions} positions, largest difference {facts.largest_difference:.1e}, "
+            f"{facts.experts_reached} of {facts.experts} experts reached"
+        )
+    return facts
