@@ -29,7 +29,7 @@ def check_convertible(config: Any) -> DeepseekV3Config:
     """The configuration, if llama.cpp computes such a model as transformers does; else BadInput."""
     if not isinstance(config, DeepseekV3Config):
         raise BadInput(f"gguf: only deepseek_v3 models are written, this is {config.model_type}: {_ELSE}")
-    rope = dict(config.rope_parameters or {})
+    rope: dict[str, Any] = dict(config.rope_parameters or {})
     unsupported = {
         f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
         "attention_bias": config.attention_bias,
@@ -71,7 +71,8 @@ def add_model_facts(writer: gguf.GGUFWriter, config: DeepseekV3Config, dtype: st
     writer.add_key_length_mla(key_width + rope_width)
     writer.add_value_length_mla(config.v_head_dim or 0)
     writer.add_rope_dimension_count(rope_width)
-    writer.add_rope_freq_base((config.rope_parameters or {})["rope_theta"])
+    rope: dict[str, Any] = dict(config.rope_parameters or {})
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
     writer.add_expert_count(config.n_routed_experts)

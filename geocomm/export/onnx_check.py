@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from geocomm.export.onnx_export import OnnxFacts
+from geocomm.export.onnx_facts import OnnxFacts
 
 SHAPES = ((3, 160), (1, 128))
 """Batch and length in turn."""
@@ -74,17 +74,18 @@ class RoutingWatch:
 
 def routing_margin(router: DeepseekV3TopkRouter, logits: torch.Tensor) -> torch.Tensor:
     """Per token, how far the last chosen group and expert lie above the first that are not chosen."""
+    groups, kept_groups, kept = router.num_group or 1, router.topk_group or 1, router.top_k or 1
     scores = logits.sigmoid() + router.e_score_correction_bias
     margin = torch.full((len(scores),), torch.inf)
-    if router.topk_group < router.num_group:
-        grouped = scores.unflatten(1, (router.num_group, -1))
+    if kept_groups < groups:
+        grouped = scores.unflatten(1, (groups, -1))
         by_group = grouped.topk(2, dim=-1).values.sum(dim=-1)
-        best = by_group.topk(router.topk_group + 1, dim=-1)
+        best = by_group.topk(kept_groups + 1, dim=-1)
         margin = best.values[:, -2] - best.values[:, -1]
-        kept = torch.zeros_like(by_group, dtype=torch.bool).scatter(1, best.indices[:, :-1], True)
-        scores = grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
-    if router.top_k < router.num_experts:
-        best_scores = scores.topk(router.top_k + 1, dim=-1).values
+        is_kept = torch.zeros_like(by_group, dtype=torch.bool).scatter(1, best.indices[:, :-1], True)
+        scores = grouped.masked_fill(~is_kept.unsqueeze(-1), -torch.inf).flatten(1)
+    if kept < router.num_experts:
+        best_scores = scores.topk(kept + 1, dim=-1).values
         margin = torch.minimum(margin, best_scores[:, -2] - best_scores[:, -1])
     return margin
 

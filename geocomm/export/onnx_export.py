@@ -8,34 +8,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
 from geocomm.export.export_packages import need_packages
+from geocomm.export.onnx_facts import OnnxFacts
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 LARGEST_DIFFERENCE = 1e-4
 """Between a logit of ONNX Runtime and transformers'. Measured: TODO"""
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
-
-
-@dataclass(frozen=True)
-class OnnxFacts:
-    """What was compared with transformers, and how it came out.
-
-    `positions` logit vectors of `sequences` random sequences differ by at most `largest_difference`, and
-    `positions_argmax_equal` of them have the same most likely token. Of the model's `experts`, summed over its layers,
-    the sequences reached `experts_reached`.
-    """
-
-    sequences: int
-    positions: int
-    positions_argmax_equal: int
-    largest_difference: float
-    experts: int
-    experts_reached: int
 
 
 def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], None]) -> OnnxFacts:
