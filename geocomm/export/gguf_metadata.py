@@ -89,6 +89,8 @@ def add_model_facts(writer: gguf.GGUFWriter, config: DeepseekV3Config, dtype: st
 def add_vocabulary(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
     """The byte-level BPE tokenizer of the folder, filled up to the model's `vocab_size` with unused tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not hasattr(tokenizer, "backend_tokenizer") or tokenizer.eos_token_id is None:
+        raise BadInput(f"gguf: the tokenizer has no tokenizer.json or no end-of-text token: {_ELSE}")
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = _merges(facts)
     kinds = dict.fromkeys(facts["model"]["vocab"].values(), gguf.TokenType.NORMAL)

@@ -18,25 +18,32 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 
 from geocomm.export.onnx_facts import OnnxFacts
 
-SHAPES = ((3, 160), (1, 128))
+SHAPES = ((3, 192), (1, 128))
 """Batch and length in turn."""
-SEARCH_FACTOR = 8
+SEARCH_FACTOR = 4
 """At most this many times the sequences that are asked for, in search of experts that none has reached."""
-TIE = 1e-6
+TIE = 1e-5
+"""Between scores, which lie between 0 and 1 and differ by less than a tenth of this between the two programs."""
 
 
 class RoutingWatch:
     """Which experts a model chooses while it runs, and where a choice is a tie up to rounding."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._routers = [module for module in model.modules() if isinstance(module, DeepseekV3TopkRouter)]
-        self._reached = [torch.zeros(router.num_experts, dtype=torch.bool) for router in self._routers]
+        self._routers = {
+            int(name.split(".")[2]): module  # model.layers.3.mlp.gate
+            for name, module in model.named_modules()
+            if isinstance(module, DeepseekV3TopkRouter)
+        }
+        self._reached = {
+            layer: torch.zeros(router.num_experts, dtype=torch.bool) for layer, router in self._routers.items()
+        }
         self._margins: list[torch.Tensor] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> RoutingWatch:
-        for number, router in enumerate(self._routers):
-            self._hooks.append(router.register_forward_hook(self._hook(number)))
+        for layer, router in self._routers.items():
+            self._hooks.append(router.register_forward_hook(self._hook(layer)))
         return self
 
     def __exit__(
@@ -48,12 +55,16 @@ class RoutingWatch:
     @property
     def experts(self) -> int:
         """Experts of all layers."""
-        return sum(len(reached) for reached in self._reached)
+        return sum(len(reached) for reached in self._reached.values())
 
-    @property
-    def reached(self) -> int:
-        """How many of them some token was sent to."""
-        return sum(int(reached.sum()) for reached in self._reached)
+    def not_reached(self) -> tuple[tuple[int, int], ...]:
+        """Layer and number of the experts that no token was sent to."""
+        return tuple(
+            (layer, expert)
+            for layer, reached in self._reached.items()
+            for expert, was in enumerate(reached.tolist())
+            if not was
+        )
 
     def clear_positions(self, batch: int, length: int) -> torch.Tensor:
         """Positions of the last forward before the first tie of their sequence: bool `[batch, length]`."""
@@ -63,10 +74,10 @@ class RoutingWatch:
         self._margins.clear()
         return clear.long().cumprod(dim=1).bool()
 
-    def _hook(self, number: int) -> Any:
+    def _hook(self, layer: int) -> Any:
         def hook(router: DeepseekV3TopkRouter, _inputs: Any, outputs: tuple[torch.Tensor, ...]) -> None:
             logits, _weights, chosen = outputs
-            self._reached[number][chosen.flatten()] = True
+            self._reached[layer][chosen.flatten()] = True
             self._margins.append(routing_margin(router, logits))
 
         return hook
@@ -98,7 +109,7 @@ def compare_logits(model: PreTrainedModel, path: Path, sequences: int) -> OnnxFa
     done = positions = argmax_equal = turn = 0
     largest = torch.zeros(())
     with RoutingWatch(model) as watch, torch.inference_mode():
-        while done < sequences or (watch.reached < watch.experts and done < SEARCH_FACTOR * sequences):
+        while done < sequences or (watch.not_reached() and done < SEARCH_FACTOR * sequences):
             batch, length = SHAPES[turn % len(SHAPES)]
             tokens = torch.randint(model.config.vocab_size, (batch, min(length, longest)), generator=generator)
             expected = model(input_ids=tokens, use_cache=False).logits
@@ -111,7 +122,7 @@ def compare_logits(model: PreTrainedModel, path: Path, sequences: int) -> OnnxFa
             argmax_equal += int((expected.argmax(dim=-1) == got.argmax(dim=-1)).sum())
             done += batch
             turn += 1
-        return OnnxFacts(done, positions, argmax_equal, largest.item(), watch.experts, watch.reached)
+        return OnnxFacts(done, positions, argmax_equal, largest.item(), watch.experts, watch.not_reached())
 
 
 def _run(session: onnxruntime.InferenceSession, tokens: np.ndarray) -> np.ndarray:

@@ -32,13 +32,13 @@ def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], Non
     """
     need_packages("onnx", "onnx", "onnxscript", "onnxruntime")
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from geocomm.export.onnx_check import compare_logits
     from geocomm.export.onnx_graph import check_size, save_graph
 
+    check_size(AutoConfig.from_pretrained(hf_folder, local_files_only=True))
     model = AutoModelForCausalLM.from_pretrained(hf_folder, local_files_only=True, dtype=torch.float32).eval()
-    check_size(model.config)
     shutil.copytree(hf_folder, out, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
     say("making the ONNX graph, with all experts in it; this takes a while")
     save_graph(model, out / MODEL_FILE)
@@ -50,9 +50,16 @@ def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], Non
             f"the ONNX graph's logits differ from transformers' by {facts.largest_difference:.1e}, more than "
             f"{LARGEST_DIFFERENCE:.0e}: export hf instead, and please report the model's config.json"
         )
-    if verify:
-        say(
-            f"onnxruntime: {facts.positions} positions, largest difference {facts.largest_difference:.1e}, "
-            f"{facts.experts_reached} of {facts.experts} experts reached"
+    if verify and not facts.positions:
+        raise BadInput(
+            "the ONNX graph could not be checked: the model's choice of experts is a tie or no number everywhere"
         )
+    if verify:
+        say(f"onnxruntime: {facts.positions} positions, largest difference {facts.largest_difference:.1e}")
+        if facts.experts_not_reached:
+            first = ", ".join(f"layer {layer} expert {expert}" for layer, expert in facts.experts_not_reached[:3])
+            say(
+                f"not compared: {len(facts.experts_not_reached)} of {facts.experts} experts, which the model sent no "
+                f"token to in {facts.sequences} random sequences ({first}, …)"
+            )
     return facts

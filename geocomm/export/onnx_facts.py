@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class OnnxFacts:
     """What was compared with transformers, and how it came out.
 
-    `positions` logit vectors of `sequences` random sequences differ by at most `largest_difference`, and
-    `positions_argmax_equal` of them have the same most likely token. Of the model's `experts`, summed over its layers,
-    the sequences reached `experts_reached`.
+    At `positions` of `sequences` random sequences, no logit differs by more than `largest_difference`, and at
+    `positions_argmax_equal` of them the most likely token is the same. No token was sent to the experts
+    `experts_not_reached` (layer, number) out of `experts`, counted over all layers.
     """
 
     sequences: int
@@ -19,4 +19,4 @@ class OnnxFacts:
     positions_argmax_equal: int
     largest_difference: float
     experts: int
-    experts_reached: int
+    experts_not_reached: tuple[tuple[int, int], ...]

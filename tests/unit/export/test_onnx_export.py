@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnxruntime
 from transformers import AutoTokenizer, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput
+from geocomm.export.export_packages import need_packages
 from geocomm.export.onnx_check import RoutingWatch, compare_logits, routing_margin
 from geocomm.export.onnx_export import LARGEST_DIFFERENCE, write_onnx
 from geocomm.export.onnx_facts import OnnxFacts
@@ -34,7 +36,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel,
 
 def test_every_expert_gives_the_models_logits(exported: tuple[PreTrainedModel, Path, OnnxFacts]) -> None:
     _, _, facts = exported
-    assert facts.experts == facts.experts_reached == 8
+    assert (facts.experts, facts.experts_not_reached) == (8, ())
     assert facts.sequences >= 16
     assert facts.positions > 2000
     assert facts.positions_argmax_equal == facts.positions
@@ -109,11 +111,18 @@ def test_positions_after_a_tie_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_model_with_too_many_experts_is_refused(tmp_path: Path) -> None:
-    deepseek_folder(tmp_path / "hf", n_routed_experts=2048, moe_intermediate_size=1, hidden_size=8)
+    deepseek_folder(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"n_routed_experts": 2048}))
     (tmp_path / "out").mkdir()
-    with pytest.raises(BadInput, match="experts"):
+    with pytest.raises(BadInput, match="4096 experts"):
         write_onnx(tmp_path / "hf", tmp_path / "out", 0, print)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_missing_package_is_named_with_the_way_to_get_it() -> None:
+    with pytest.raises(BadInput, match=r"not_a_package: pip install 'geocomm\[export\]'"):
+        need_packages("onnx", "torch", "not_a_package")
 
 
 def _run(out: Path, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
