@@ -17,7 +17,7 @@ from geocomm.export.onnx_facts import OnnxFacts
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 LARGEST_DIFFERENCE = 1e-4
-"""Between a logit of ONNX Runtime and transformers'. Measured: TODO"""
+"""Between a logit of ONNX Runtime and of transformers. A model like the preset tiny, with large weights, had 2e-5."""
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
 
 
