@@ -16,6 +16,8 @@ class Format(StrEnum):
     """What is written."""
 
     HF = "hf"
+    ONNX = "onnx"
+    GGUF = "gguf"
 
 
 class Dtype(StrEnum):
@@ -40,7 +42,9 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to make; it must not hold anything.")],
-    format_: Annotated[Format, typer.Option("--format", help="hf: a Hugging Face folder.")] = Format.HF,
+    format_: Annotated[
+        Format, typer.Option("--format", help="hf: a Hugging Face folder. onnx: for ONNX Runtime. gguf: for llama.cpp.")
+    ] = Format.HF,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters.", show_default="as trained")
     ] = None,
@@ -74,6 +78,7 @@ def export(
     """
     try:
         from geocomm.core.bad_input import BadInput
+        from geocomm.export.converted import export_converted
         from geocomm.export.export_record import Dtype as DtypeName
         from geocomm.export.export_run import export_hf
         from geocomm.export.export_source import Given
@@ -88,13 +93,20 @@ def export(
 
     wanted: DtypeName | None = None if dtype is None else dtype.value
     try:
-        record = export_hf(source, out, Given(shards or (), model, preset, tokenizer), wanted, verify, say)
+        given = Given(shards or (), model, preset, tokenizer)
+        if format_ is Format.HF:
+            record = export_hf(source, out, given, wanted, verify, say)
+        else:
+            record = export_converted(source, out, given, format_.value, wanted, verify, say)
     except BadInput as error:
         fail("export", str(error))
     size = sum(file.bytes for file in record.files.values()) / 1e6
     line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:
-        line += f"; logits equal on {record.verify.sequences} sequences"
+        difference = (
+            f"by at most {record.verify.max_logit_difference:.1g}" if record.verify.max_logit_difference else "not"
+        )
+        line += f"; logits differ {difference} on {record.verify.sequences} sequences"
     if record.held_out is not None and record.held_out.loss is not None:
         line += f"; held-out loss {record.held_out.loss:.6f}"
         if record.held_out.run_loss is not None:

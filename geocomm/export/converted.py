@@ -1,0 +1,71 @@
+"""`geocomm export` to the formats that are made from a Hugging Face folder: ONNX and GGUF."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from geocomm.core.bad_input import BadInput
+from geocomm.export.export_record import Dtype, ExportRecord, Verification, read_record
+from geocomm.export.export_run import export_hf
+from geocomm.export.export_source import Given, find_weights
+from geocomm.export.gguf_export import write_gguf
+from geocomm.export.hf_folder import finish_folder
+from geocomm.export.new_folder import new_folder
+from geocomm.export.onnx_export import write_onnx
+
+Say = Callable[[str], None]
+
+
+def export_converted(
+    path: Path, out: Path, given: Given, kind: Literal["onnx", "gguf"], dtype: Dtype | None, verify: int, say: Say
+) -> ExportRecord:
+    """As `export_hf`, but for `kind`; `path` may also be a Hugging Face folder of geocomm, or a run that has one.
+
+    Raises BadInput; `out` then is as it was.
+    """
+    if kind == "onnx" and dtype not in (None, "fp32"):
+        raise BadInput(f"--format onnx has weights of fp32, not {dtype}: leave out --dtype")
+    with new_folder(out) as folder:
+        wanted: Dtype | None = "fp32" if kind == "onnx" else dtype
+        with _hf_folder(path, folder, given, wanted, verify, say) as (hf_folder, made):
+            if kind == "onnx":
+                facts = write_onnx(hf_folder, folder, verify, say)
+                changes = {"dtype": "fp32", "verify": None}
+                if verify:
+                    changes["verify"] = Verification(
+                        sequences=facts.sequences,
+                        held_out=False,
+                        max_logit_difference=facts.largest_difference,
+                        argmax_equal=facts.positions_argmax_equal == facts.positions,
+                    )
+            else:
+                written = wanted or made.dtype
+                write_gguf(hf_folder, folder, written, verify, say)
+                changes = {"dtype": written, "verify": None}  # the file was read back, but nothing ran it
+        # The loss was computed with the Hugging Face folder.
+        held_out = made.held_out and made.held_out.model_copy(update={"loss": None})
+        return finish_folder(folder, made.model_copy(update={"format": kind, "held_out": held_out, **changes}), {})
+
+
+@contextlib.contextmanager
+def _hf_folder(
+    path: Path, beside: Path, given: Given, dtype: Dtype | None, verify: int, say: Say
+) -> Iterator[tuple[Path, ExportRecord]]:
+    """The Hugging Face folder that is there, or one that is made for the block."""
+    found = find_weights(path)
+    if found.exported is not None:
+        record = read_record(found.exported)
+        if record is None or record.format != "hf":
+            raise BadInput(f"{found.exported} is no Hugging Face folder; export from the run, or from its checkpoint")
+        yield found.exported, record
+        return
+    made = beside.with_name(f"{beside.name}-hf")
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        yield made, export_hf(path, made, given, dtype, verify, say)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
