@@ -43,7 +43,12 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to make; it must not hold anything.")],
     format_: Annotated[
-        Format, typer.Option("--format", help="hf: a Hugging Face folder. onnx: for ONNX Runtime. gguf: for llama.cpp.")
+        Format,
+        typer.Option(
+            "--format",
+            help="hf: a Hugging Face folder. onnx: for ONNX Runtime, also in place of TensorFlow's SavedModel. gguf: "
+            "for llama.cpp.",
+        ),
     ] = Format.HF,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters.", show_default="as trained")
