@@ -16,8 +16,10 @@ from geocomm.export.onnx_facts import OnnxFacts
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
-LARGEST_DIFFERENCE = 1e-4
-"""Between a logit of ONNX Runtime and of transformers. A model like the preset tiny, with large weights, had 2e-5."""
+LARGEST_DIFFERENCE = 1e-3
+"""Between a logit of ONNX Runtime and of transformers. Rounding made up to 2e-5 in models like the preset tiny and 1e-4
+in one like small, with weights five times a fresh model's; one wrong expert makes 0.1 and more.
+"""
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
 
 
@@ -25,7 +27,7 @@ def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], Non
     """Writes graph, weights and the folder's other files into `out`, and compares with transformers.
 
     `out` exists, and is the caller's to remove where this fails. At least `verify` sequences are compared, and more
-    until every expert of every layer was used or a limit is reached; 0 compares none. Needs memory for about three
+    until every expert of every layer was used or a limit is reached; 0 compares none. Needs memory for about four
     copies of the model in float32.
 
     Raises BadInput for a missing package, a model whose graph would be too large, and logits that differ.

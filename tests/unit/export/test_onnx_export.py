@@ -23,6 +23,7 @@ from geocomm.export.onnx_export import LARGEST_DIFFERENCE, write_onnx
 from geocomm.export.onnx_facts import OnnxFacts
 from support.deepseek_folder import deepseek_folder
 
+ROUNDING = 1e-4
 EXPERTS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 
 
@@ -40,7 +41,7 @@ def test_every_expert_gives_the_models_logits(exported: tuple[PreTrainedModel, P
     assert facts.sequences >= 16
     assert facts.positions > 2000
     assert facts.positions_argmax_equal == facts.positions
-    assert 0 < facts.largest_difference <= LARGEST_DIFFERENCE
+    assert 0 < facts.largest_difference <= ROUNDING
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 64), (5, 3), (3, 512)])
@@ -51,7 +52,7 @@ def test_batch_and_length_are_open(batch: int, length: int, exported: tuple[PreT
         expected = model(input_ids=tokens, use_cache=False).logits
     got = _run(out, tokens, torch.ones_like(tokens))
     assert got.shape == expected.shape
-    assert (got - expected).abs().max() <= LARGEST_DIFFERENCE
+    assert (got - expected).abs().max() <= ROUNDING
 
 
 def test_attention_mask_hides_padding_on_the_left(exported: tuple[PreTrainedModel, Path, OnnxFacts]) -> None:
@@ -62,8 +63,8 @@ def test_attention_mask_hides_padding_on_the_left(exported: tuple[PreTrainedMode
     with torch.inference_mode():
         alone = model(input_ids=tokens[:1, 9:], use_cache=False).logits[0]
     got = _run(out, tokens, mask)
-    assert (got[0, 9:] - alone).abs().max() <= LARGEST_DIFFERENCE
-    assert (_run(out, tokens, torch.ones_like(mask))[0, 9:] - alone).abs().max() > 100 * LARGEST_DIFFERENCE
+    assert (got[0, 9:] - alone).abs().max() <= ROUNDING
+    assert (_run(out, tokens, torch.ones_like(mask))[0, 9:] - alone).abs().max() > 100 * ROUNDING
 
 
 def test_folder_has_what_a_consumer_needs(exported: tuple[PreTrainedModel, Path, OnnxFacts]) -> None:
