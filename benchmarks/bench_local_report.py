@@ -61,12 +61,15 @@ def _regime(regime: tuple[str, int, int], found: Found) -> list[str]:
     for name, plans in _by_name([plan for plan in found if plan.every is None]).items():
         losses = ", ".join(f"{plan.seed}: {found[plan]['loss']:.4f}" for plan in plans)
         lines.append(f"| {name} | {losses} |")
+    local = _by_name([plan for plan in found if plan.every is not None])
+    if not local:
+        return lines
     lines += [
         "",
         "| local steps | mean | each seed | rounds | bytes a site codes, a round |",
         "|---|---:|---|---:|---:|",
     ]
-    for name, plans in _by_name([plan for plan in found if plan.every is not None]).items():
+    for name, plans in local.items():
         over = {plan.seed: _over_best(plan, found) for plan in plans}
         each = ", ".join(f"{seed}: {value:+.2f}" for seed, value in over.items())
         one = found[plans[0]]

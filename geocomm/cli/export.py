@@ -116,4 +116,6 @@ def export(
         line += f"; held-out loss {record.held_out.loss:.6f}"
         if record.held_out.run_loss is not None:
             line += f", in training {record.held_out.run_loss:.6f}"
-    typer.echo(f"{line}\nserve it: geocomm serve {out}")
+    typer.echo(line)
+    if format_ is not Format.ONNX:  # which no server takes
+        typer.echo(f"serve it: geocomm serve {out}")

@@ -27,10 +27,8 @@ def model_card(record: ExportRecord) -> str:
         f"A causal language model, trained with geocomm {record.geocomm}. `export.json` has the same facts for "
         "programs, and the SHA-256 of every file.\n"
     )
-    use = (
-        f"## Load\n\n{_LOAD[record.format]}\n\n## Serve\n\n```\ngeocomm serve FOLDER\n```\n\n"
-        "The model completes text. It was not trained to chat.\n"
-    )
+    serve = "" if record.format == "onnx" else "## Serve\n\n```\ngeocomm serve FOLDER\n```\n\n"
+    use = f"## Load\n\n{_LOAD[record.format]}\n\n{serve}The model completes text. It was not trained to chat.\n"
     return "\n".join((front, about, "## Training\n", _training(record), "## Quality\n", _quality(record), use))
 
 

@@ -29,7 +29,8 @@ class RunVerdict:
         if kind == "eval":
             self._held_out = entry["loss"]
         elif kind == "step":
-            self._losses.append((entry["step"], entry["loss"]))
+            if entry["loss"] is not None:
+                self._losses.append((entry["step"], entry["loss"]))
             self._seconds.append(entry["step_seconds"])
             self._exposed.append(entry["exposed_seconds"])
             self._wire_bytes += entry["wire_bytes_sent"] or 0
