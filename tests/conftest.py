@@ -5,12 +5,19 @@ And no limit to what one example of hypothesis takes, which depends on the machi
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 pytest.register_assert_rewrite("support")
+# Where `make build` has compiled DeepSpeed's operator. Elsewhere the first engine of the tests would compile it again.
+if sys.prefix != sys.base_prefix:
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

@@ -319,8 +319,8 @@ IN_USE = ("", "assert total() == 1000 * dist.get_world_size()\ndist.destroy_proc
     ("site", "before", "after"),
     [
         pytest.param("' + os.environ['RANK'] + '", *IN_USE, id="1+1"),
-        pytest.param("' + str(int(os.environ['RANK']) // 2) + '", *IN_USE, id="2+1"),
-        pytest.param("one", *IN_USE, id="one site"),
+        pytest.param("' + str(int(os.environ['RANK']) // 2) + '", *IN_USE, id="2+1", marks=pytest.mark.slow),
+        pytest.param("one", *IN_USE, id="one site", marks=pytest.mark.slow),
         pytest.param("' + os.environ['RANK'] + '", "dist.destroy_process_group()", "", id="destroyed"),
     ],
 )

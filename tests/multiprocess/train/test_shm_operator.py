@@ -181,12 +181,11 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     """The real operator in a folder of its own; it is compiled first where `make build` has not done that."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("transformers")
-    from torch.utils.cpp_extension import _get_build_directory
-
     environment = os.environ | {"PATH": _path()}
     subprocess.run([sys.executable, "-m", "geocomm.train.shm_operator"], env=environment, check=True, timeout=280)
     operator = tmp_path / "extensions/deepspeed_shm_comm"
-    shutil.copytree(_get_build_directory("deepspeed_shm_comm", verbose=False), operator)
+    shutil.copytree(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / operator.name, operator)
+    assert (operator / "deepspeed_shm_comm.so").is_file()
     (operator / "lock").touch()
     settings = [*SMALL_RUN, f"output_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'tokens'}"]
     settings += ["training.steps=1", "evaluation.at_end=false"]

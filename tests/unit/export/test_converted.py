@@ -45,6 +45,7 @@ def test_gguf_is_made_of_whatever_there_is(saved: Path, tmp_path: Path, source: 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow  # test_onnx_export.py has the same from a folder
 def test_onnx_has_the_logits_of_the_model(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
