@@ -7,8 +7,8 @@
 What most test modules want is a group for all their tests: `ranks = ranks_fixture({"2+1": ["a", "a", "b"]})`.
 
 A call has a hard time limit: where a rank does not answer, the stacks of all ranks are part of the failure, and the
-processes are killed. The processes are forked from a server that has imported torch, with what its collectives and
-wrappers import late, and nothing of geocomm.
+processes are killed. The processes are forked from a server that has imported what they need (rank_preload), and has
+one thread.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"])
+_CONTEXT.set_forkserver_preload(["support.rank_preload"])
 
 
 class Hang(AssertionError):
@@ -88,6 +89,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="geocomm-ranks-")
         self._pipes: list[Connection] = []
         self._processes = []
+        _ensure_server()
         for rank, site in enumerate(sites):
             ours, theirs = _CONTEXT.Pipe()
             variables = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0", "GEOCOMM_THREADS": "1"}
@@ -254,6 +256,15 @@ def hash_of(*tensors: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def _ensure_server() -> None:
+    """Start what rank processes are forked from: with a path to this package, and with no thread of NumPy's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        forkserver.ensure_running()
+
+
 def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
     """A rank process: runs what comes until the pipe closes."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -263,6 +274,8 @@ def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     for name in [name for name in os.environ if name.startswith(("GEOCOMM_", "TORCH_DISTRIBUTED_"))]:
         del os.environ[name]
+    for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):  # were for the server
+        os.environ.pop(name, None)
     os.environ.update(variables)
     torch.set_num_threads(1)
     while True:
