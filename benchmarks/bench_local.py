@@ -5,9 +5,9 @@ begins with the same weights and reads the same batches: per step, the union of 
 baseline averages exactly, which is the same as training on that union. The loss is of held-out text, on the anchor.
 
 Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the last.
-`--parts` says what to compare, in this order: merge, codec, int8, loco, every, every-int4, sites, sites-int4, alone,
-fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime: `--size`, `--steps` and
-`--batch`.
+`--parts` says what to compare, in this order: merge, codec, int4, int8, loco, every, every-int4, sites, sites-int4,
+alone, fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime: `--size`, `--text`,
+`--steps` and `--batch`.
 One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md, .jsonl and
 .png.
 """
@@ -20,6 +20,7 @@ import math
 import os
 import shlex
 import sys
+import sysconfig
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_local_report import write_report
+from bench_local_report import TEXTS, write_report
 
 from geocomm.bench.bench_report import Conditions, git_commit
 from geocomm.data.data_settings import DataConfig
@@ -92,6 +93,8 @@ class Plan:
     warmup_steps: int = 40
     micro_batch: int = 4
     """Sequences per site and step."""
+    text: str = "builtin"
+    """One of `TEXTS`."""
 
     def per_step(self) -> Plan:
         """The run that this one is compared with."""
@@ -99,9 +102,9 @@ class Plan:
         return replace(self, **defaults, every=None)
 
     @property
-    def regime(self) -> tuple[str, int, int]:
-        """Model, steps and batch: runs of one regime are compared."""
-        return self.size, self.steps, self.micro_batch
+    def regime(self) -> tuple[str, str, int, int]:
+        """Model, text, steps and batch: runs of one regime are compared."""
+        return self.size, self.text, self.steps, self.micro_batch
 
     @property
     def name(self) -> str:
@@ -137,6 +140,7 @@ def parts_of(base: Plan) -> dict[str, list[Plan]]:
             replace(base, merge=0.0),
         ],
         "codec": [base, replace(base, codec="int4")],
+        "int4": [replace(base, codec="int4")],
         "int8": [base, replace(base, codec="int8")],
         "loco": [replace(base, codec="loco", outer_lr=1.0, outer_momentum=0.0, decay=0.95)],  # the preset of this name
         "every": [
@@ -167,11 +171,19 @@ def parts_of(base: Plan) -> dict[str, list[Plan]]:
     }
 
 
+def standard_library() -> tuple[Path, ...]:
+    """The Python files of the interpreter's standard library, without its tests: 11 MB in version 3.11."""
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+    return tuple(path for path in sorted(root.rglob("*.py")) if not left_out & set(path.relative_to(root).parts))
+
+
 class Data:
     """Text, and models by seed."""
 
-    def __init__(self, size: str, seed: int) -> None:
-        config = DataConfig(sequence_length=SEQUENCE_LENGTH, held_out_fraction=HELD_OUT_FRACTION)
+    def __init__(self, size: str, text: str, seed: int) -> None:
+        source = {} if text == "builtin" else {"source": "text", "paths": standard_library()}
+        config = DataConfig(sequence_length=SEQUENCE_LENGTH, held_out_fraction=HELD_OUT_FRACTION, **source)
         tokenizer = load_tokenizer(config.tokenizer)
         self._sequences = PackedSequences(load_tokens(config, tokenizer), SEQUENCE_LENGTH, HELD_OUT_FRACTION, seed)
         self._settings = ModelConfig(preset="tiny", overrides=SIZES[size])
@@ -202,7 +214,7 @@ class Data:
 
 def run_plan(plan: Plan) -> dict[str, Any]:
     """Train; the loss and what it took."""
-    data = Data(plan.size, plan.seed)
+    data = Data(plan.size, plan.text, plan.seed)
     start = time.monotonic()
     if plan.every is None:
         model = data.model()
@@ -293,6 +305,7 @@ def main() -> int:
     """Run what is missing, print, write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.4m", help="of the model (default 0.4m)")
+    parser.add_argument("--text", choices=TEXTS, default="builtin", help="what the models read (default builtin)")
     parser.add_argument("--steps", type=int, default=960, help="optimizer steps of every site (default 960)")
     parser.add_argument("--batch", type=int, default=4, help="sequences for each site and step (default 4)")
     parser.add_argument("--warmup", type=int, default=40, help="steps of warm-up (default 40)")
@@ -317,6 +330,7 @@ def main() -> int:
                 learning_rate=arguments.rate,
                 warmup_steps=arguments.warmup,
                 micro_batch=arguments.batch,
+                text=arguments.text,
             )
             parts = parts_of(base)
             for part in parts if arguments.parts == "all" else arguments.parts.split(","):

@@ -12,6 +12,9 @@ from geocomm.bench.bench_report import Conditions
 Found = Mapping[Any, Mapping[str, Any]]
 """Results by plan (`bench_local.Plan`)."""
 
+TEXTS = {"builtin": "the driver's built-in text (465 KB)", "stdlib": "sources of Python 3.11's standard library (11 MB)"}
+"""What the models read, by the names of `--text`."""
+
 
 def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], conditions: Conditions) -> None:
     """Write the Markdown file, a part for each regime (`Plan.regime`)."""
@@ -21,9 +24,9 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
         "",
         "Sites simulated in one process by `geocomm.local_sgd`, with the real handle and the real codecs; no network, "
         "no step times.",
-        "The model is the training driver's architecture in a small size, on byte tokens of the built-in corpus. Runs "
-        "of one seed begin with the same weights and read the same batches. The loss is of 512 held-out sequences of "
-        "64 tokens, on the anchor after the last round.",
+        "The model is the training driver's architecture in a small size, on byte tokens. Runs of one seed begin with "
+        "the same weights and read the same batches. The loss is of 512 held-out sequences of 64 tokens, on the anchor "
+        "after the last round.",
         "",
         f"- machine: {conditions.machine}; {conditions.software}; CPU, one thread",
         "- AdamW (betas 0.9, 0.95, weight decay 0.1), gradients clipped to 1, learning rate 2e-3 unless a row says "
@@ -46,12 +49,12 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _regime(regime: tuple[str, int, int], found: Found) -> list[str]:
-    size, steps, batch = regime
+def _regime(regime: tuple[str, str, int, int], found: Found) -> list[str]:
+    size, text, steps, batch = regime
     warmups = sorted({plan.warmup_steps for plan in found})
     lines = [
         "",
-        f"## {size} parameters, {steps} steps, {batch} sequences for each site and step",
+        f"## {size} parameters, {TEXTS[text]}, {steps} steps, {batch} sequences for each site and step",
         "",
         f"{steps * batch * 64 / 1e6:.2f} million tokens at each site; {_listed(warmups)} steps of warm-up.",
         "",
@@ -94,7 +97,7 @@ def _plot(found: Found, path: Path) -> None:
     figure = Figure(figsize=(11, 0.32 * sum(heights) + 1), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(regimes), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for panel, ((size, steps, batch), methods) in zip(panels, regimes.items(), strict=True):
+    for panel, ((size, text, steps, batch), methods) in zip(panels, regimes.items(), strict=True):
         for place, plans in enumerate(methods.values()):
             over = [_over_best(plan, found) for plan in plans]
             panel.barh(place, statistics.mean(over), color="#9ecae1")
@@ -102,7 +105,7 @@ def _plot(found: Found, path: Path) -> None:
         panel.set_yticks(range(len(methods)), methods, fontsize=7)
         panel.invert_yaxis()
         panel.grid(axis="x", alpha=0.3)
-        panel.set_title(f"{size} parameters, {steps} steps of {batch} sequences a site", fontsize=9)
+        panel.set_title(f"{size} parameters, {TEXTS[text]}, {steps} steps of {batch} sequences a site", fontsize=9)
     panels[-1].set_xlabel("held-out loss over per-step training at equal tokens, %")
     figure.savefig(path, dpi=130)
 

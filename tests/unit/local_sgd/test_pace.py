@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from geocomm.local_sgd.local_settings import Auto
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
@@ -135,3 +138,40 @@ def test_every_stays_where_it_was_given_or_runs_are_deterministic(every: int | A
     assert found[0][1] == 30
     assert found[1][0] == 110  # no change
     assert handle.stats()["every"] == 30
+
+
+def part_of_a_run(
+    rounds: Rounds, sites: SimulatedSites, folder: Path, first: int, last: int
+) -> tuple[int, list[float]]:
+    """Steps [first, last) on a slow line, from the state in `folder` unless first is 0; the state after them is kept.
+
+    Returns `every` and the parameters.
+    """
+    model = make_model()
+    optimizer = adamw(model)
+    slow = SlowLineRounds(sites, rounds.site)
+    handle = local_steps(model, optimizer, rounds=slow, every="auto", fragments=3, overlap=2, exact_below=100)
+    path = folder / f"{rounds.site}.pt"
+    if first:
+        state = torch.load(path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        handle.load_state_dict(state["local_steps"])
+    for step in range(first, last):
+        train_step(model, optimizer, rounds.site, step)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "local_steps": handle.state_dict()}
+    torch.save(state, path)
+    return handle.stats()["every"], values(model).tolist()
+
+
+@pytest.mark.parametrize("stop", [71, 95])  # while the change is agreed but not yet held, and after it
+def test_resumed_run_changes_every_where_the_whole_one_does(stop: int, tmp_path: Path) -> None:
+    whole_sites = SimulatedSites(SITES)
+    whole = whole_sites.run(lambda rounds: part_of_a_run(rounds, whole_sites, tmp_path, 0, 200))
+    for first, last in ((0, stop), (stop, 200)):
+        sites = SimulatedSites(SITES)
+        resumed = sites.run(
+            lambda rounds, sites=sites, first=first, last=last: part_of_a_run(rounds, sites, tmp_path, first, last)
+        )
+    assert resumed == whole
+    assert [every for every, _ in whole] == [300, 300]
