@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +34,11 @@ def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer
             setattr(hf_config, name, value)
         except Exception as error:  # the strict dataclass of transformers has its own exception types
             raise BadInput(f"model.overrides.{name}: {' '.join(str(error).split())}") from None
+    if config.path is None and config.overrides:  # made anew, since some fields follow from others
+        try:
+            hf_config = preset_config(config.preset, tokenizer, overrides=config.overrides)
+        except Exception as error:
+            raise BadInput(f"model.overrides: {' '.join(str(error).split())}") from None
     hf_config.use_cache = False
     vocab_size = hf_config.vocab_size
     if tokenizer.vocab_size > vocab_size:
@@ -45,16 +52,20 @@ def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer
     return hf_config
 
 
-def preset_config(preset: str, tokenizer: TextTokenizer, field: str = "model.preset") -> PreTrainedConfig:
+def preset_config(
+    preset: str,
+    tokenizer: TextTokenizer,
+    field: str = "model.preset",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> PreTrainedConfig:
     """The configuration of a named size. field: where the name was given, for the BadInput of an unknown one."""
     if preset not in PRESETS:
         known = ", ".join(PRESETS)
         raise BadInput(f"{field} '{preset}' is unknown{did_you_mean(preset, PRESETS)} ({known})")
     fields = dict(PRESETS[preset])
     fields.setdefault("vocab_size", -(-tokenizer.vocab_size // 8) * 8)
-    return DeepseekV3Config(
-        **fields, num_mtp_layers=0, bos_token_id=None, eos_token_id=tokenizer.end_of_text, pad_token_id=None
-    )
+    fields |= {"num_mtp_layers": 0, "bos_token_id": None, "eos_token_id": tokenizer.end_of_text, "pad_token_id": None}
+    return DeepseekV3Config(**(fields | dict(overrides)))
 
 
 def folder_config(path: Path, field: str = "model.path") -> PreTrainedConfig:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.data_settings import DataConfig
 from geocomm.data.text_tokenizer import ByteTokenizer
-from geocomm.models.model_factory import identity_differences, model_config, model_identity, parameter_count
+from geocomm.models.model_factory import (
+    build_model,
+    identity_differences,
+    model_config,
+    model_identity,
+    parameter_count,
+)
 from geocomm.models.model_presets import PRESETS
 from geocomm.models.model_settings import ModelConfig
 
@@ -48,6 +55,7 @@ def test_every_preset_stands_in_the_documentation_with_its_size() -> None:
         {"overrides": {"hiden_size": 4}},
         {"overrides": {"hidden_size": "wide"}},
         {"overrides": {"vocab_size": 100}},
+        {"overrides": {"rope_parameters": {"rope_type": "yarn"}}},
         {"overrides": {"max_position_embeddings": 100}},
         {"path": "/nonexistent"},
     ],
@@ -56,6 +64,14 @@ def test_unusable_model_is_refused_in_one_line(fields: dict[str, object]) -> Non
     with pytest.raises(BadInput) as caught:
         _config(**fields)
     assert "\n" not in str(caught.value)
+
+
+def test_fields_that_follow_from_an_override_follow_it() -> None:
+    """The width of heads does: the rotary part has the width of `head_dim`."""
+    settings = ModelConfig.model_validate({"overrides": {"qk_rope_head_dim": 8}})
+    model = build_model(settings, _config(overrides={"qk_rope_head_dim": 8}), seed=0)
+    with torch.no_grad():
+        assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_identity_sees_sizes_and_ignores_how_a_model_is_stored() -> None:
