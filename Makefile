@@ -60,7 +60,7 @@ demo: $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two emul
 	@.venv/bin/geocomm demo
 
 # Many of the C++ tests wait for each other's sockets and deadlines.
-CTEST_JOBS = $(shell expr 2 \* $(JOBS))
+CTEST_JOBS = $(shell expr 4 \* $(JOBS))
 # $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>,<targets to build, if not all>,<options of ctest>)
 define cpp_tests
 	@echo "test: building the C++ tests$(2)"
