@@ -71,6 +71,7 @@ def test_bench_one_site_pairs_geocomm_with_gloo() -> None:
     assert ours.ratio > 0
 
 
+@pytest.mark.slow
 def test_bench_link_worker_that_fails_raises_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     require_wan()
     monkeypatch.setenv("GEOCOMM_STREAMS", "no number")

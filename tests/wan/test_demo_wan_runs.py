@@ -16,6 +16,7 @@ def _wan() -> None:
     require_wan()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_run_that_fails_raises_with_the_end_of_its_log(tmp_path: Path) -> None:
     seen: list[Progress] = []

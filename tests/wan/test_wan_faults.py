@@ -52,7 +52,7 @@ def shuffled(run: FaultRun) -> AbstractContextManager[None]:
     [
         pytest.param(cut, 5, 10, True, id="cut-5s-tls"),
         pytest.param(deaf, 5, 10, False, id="deaf-5s", marks=pytest.mark.slow),
-        pytest.param(stopped, 4, 6, True, id="stopped-4s-tls"),
+        pytest.param(stopped, 4, 6, True, id="stopped-4s-tls", marks=pytest.mark.slow),
         *(
             pytest.param(*case, id=name, marks=pytest.mark.slow)
             for name, case in {

@@ -63,6 +63,7 @@ def test_site_of_two_machines_in_a_job_of_two_sites_has_groups_of_its_own() -> N
     assert outcome.values("inside") == ["3.0"] * 2
 
 
+@pytest.mark.slow
 def test_doctor_and_driver_refuse_one_site_on_two_machines(tmp_path: Path) -> None:
     require_wan()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}

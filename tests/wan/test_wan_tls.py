@@ -34,6 +34,7 @@ def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
     assert not Path(found["keys"]).exists()
 
 
+@pytest.mark.slow
 def test_secure_run_at_a_hub_has_no_lines_of_torch_about_names() -> None:
     require_wan()
     run = geocomm("wan", "run", "--secure", "--rtt", "2ms", "--", *hub_command([__file__]))

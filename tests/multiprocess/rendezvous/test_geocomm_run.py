@@ -199,6 +199,7 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
@@ -213,7 +214,7 @@ def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_
     assert not list(job.folder.glob("rank*"))
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_run_of_two_nodes_of_one_number_is_refused_on_both(job: Job, tmp_path: Path, number: int) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
@@ -232,6 +233,7 @@ def test_run_of_two_nodes_of_one_number_is_refused_on_both(job: Job, tmp_path: P
     assert not list(job.folder.glob("rank*"))
 
 
+@pytest.mark.slow
 def test_run_of_nodes_that_declare_one_site_passes(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     (job.folder / "go").touch()

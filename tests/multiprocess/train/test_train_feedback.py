@@ -56,7 +56,7 @@ def _steps(folder: Path) -> list[dict[str, Any]]:
     ("sites", "stage", "precision"),
     [
         (ONE_EACH, 0, "fp32"),
-        (TWO_EACH, 2, "fp32"),
+        pytest.param(TWO_EACH, 2, "fp32", marks=pytest.mark.slow),
         pytest.param(TWO_EACH, 0, "bf16", marks=pytest.mark.slow),
         pytest.param(TWO_EACH, 1, "fp32", marks=pytest.mark.slow),
         pytest.param(TWO_EACH, 1, "bf16", marks=pytest.mark.slow),

@@ -206,6 +206,7 @@ def test_disk_too_small_for_a_checkpoint_is_refused_before_training(tmp_path: Pa
     require_refusal(ended, "MB free")
 
 
+@pytest.mark.slow
 def test_module_under_torchrun_trains(tmp_path: Path) -> None:
     import os
     import sys
