@@ -64,10 +64,10 @@ def export(
         Path | None,
         typer.Option(help="For torch.distributed.checkpoint: a folder with the model's config.json.", metavar="FOLDER"),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="The same, a preset of the training driver.")] = None,
+    preset: Annotated[str | None, typer.Option(help="In place of --model: a preset of geocomm train.")] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="byte, or a folder.", metavar="FOLDER", show_default="the run's"),
+        typer.Option(help="The model's tokenizer: byte, or a folder.", metavar="FOLDER", show_default="the run's"),
     ] = None,
 ) -> None:
     """Write a trained model as a folder that other programs load.

@@ -72,8 +72,8 @@ class SyncConfig(Section):
     )
     decay: NumberOrAuto = Field(
         "auto",
-        description="Of what the codec has lost, in each step or round, 0 to 1; 1: nothing is ever lost. auto: 1, in "
-        "mode local the preset's.",
+        description="Fraction of the stored error that is kept in each step or round, 0 to 1; 1 keeps all of it. auto: "
+        "1, in mode local the preset's.",
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         10, description="Mode gradients: first steps whose gradients go exactly."
@@ -84,7 +84,7 @@ class SyncConfig(Section):
         "resume, which then is not bit for bit.",
     )
     guard: bool = Field(
-        True, description="Mode gradients: go on with a finer preset where error feedback does not keep up."
+        True, description="Mode gradients: change to a finer preset when the stored error grows too large."
     )
     guard_steps: PositiveInt = Field(50, description="Mode gradients: steps between two looks of the guard.")
     preset: Literal["pretrain", "finetune", "loco"] = Field(
