@@ -108,10 +108,9 @@ def export(
     size = sum(file.bytes for file in record.files.values()) / 1e6
     line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:
-        difference = (
-            f"by at most {record.verify.max_logit_difference:.1g}" if record.verify.max_logit_difference else "not"
-        )
-        line += f"; logits differ {difference} on {record.verify.sequences} sequences"
+        largest = record.verify.max_logit_difference
+        found = f"differ by at most {largest:.1g}" if largest else "are equal"
+        line += f"; logits {found} on {record.verify.sequences} sequences"
     if record.held_out is not None and record.held_out.loss is not None:
         line += f"; held-out loss {record.held_out.loss:.6f}"
         if record.held_out.run_loss is not None:

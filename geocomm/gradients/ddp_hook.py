@@ -39,7 +39,7 @@ def ddp_hook(
     codec: a preset or codec string (docs/how-to/choose-a-codec.md), those that need error feedback included.
     warmup_steps: that many first steps are exact. exact: regular expressions, searched in the names of parameters that
     always go exactly; so do those of one dimension or fewer than `exact_below` elements.
-    decay: of the residual, in each step; 1: nothing is ever lost.
+    decay: fraction of the residual that each step keeps; 1: all of it.
     adaptive: what is encoded is divided by each element's usual magnitude, a power of two learned from the reduced
     gradients, so that the codec's error does not drown small gradients, which Adam and its kin count as much as large
     ones. It adds two float32 to the memory below. Not with top-k codecs, and not for float16.
