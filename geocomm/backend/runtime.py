@@ -38,6 +38,7 @@ class Group:
     infos: list[RankInfo]
     policy: Policy | None = None  # None inside one site
     splits: int = 0
+    site_group: dist.ProcessGroup | None = None  # see backend/site_group.py, which makes that of the default group
 
     @property
     def global_ranks(self) -> list[int]:

@@ -7,10 +7,11 @@ outer = geocomm.local_steps(engine, engine.optimizer)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
-from geocomm.backend.runtime import runtime
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.backend.site_group import site_group
 
 
 class SiteParallel:
@@ -20,12 +21,14 @@ class SiteParallel:
     """
 
     def __init__(self, site: dist.ProcessGroup | None = None) -> None:
-        """site: the ranks of this rank's site; default: a new group of them.
+        """site: the ranks of this rank's site; default: the group of them that all of geocomm shares, which ends with
+        the default process group.
 
         Raises InvalidArgumentError where the default process group is not geocomm's.
         """
-        self.site = _new_site_group() if site is None else site
-        self._alone = _own(dist.new_group([dist.get_rank()], use_local_synchronization=True))
+        self.site = site_group() if site is None else site
+        alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        self._alone: dist.ProcessGroup = alone
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         """The ranks of the site."""
@@ -54,21 +57,3 @@ class SiteParallel:
     def get_model_parallel_rank(self) -> int:
         """0."""
         return 0
-
-
-def _new_site_group() -> dist.ProcessGroup:
-    world = runtime.world
-    if world is None or world.backend.closed:
-        raise InvalidArgumentError(
-            'SiteParallel needs the default process group: init_process_group("geocomm") before it'
-        )
-    ranks_of = world.ranks_of_sites
-    groups = {site: dist.new_group(ranks) for site, ranks in ranks_of.items()}
-    return _own(groups[world.infos[dist.get_rank()].site or ""])
-
-
-def _own(group: object) -> dist.ProcessGroup:
-    """A group that this rank is in."""
-    if not isinstance(group, dist.ProcessGroup):
-        raise InvalidArgumentError("this rank is not in a group of its own site")
-    return group

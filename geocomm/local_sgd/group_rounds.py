@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.backend.runtime import runtime
+from geocomm.backend.site_group import site_group
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
@@ -78,9 +79,9 @@ class GroupRounds:
         self._turns = itertools.cycle(self._exchanges)
         # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
         self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
-        inner = [_new_group(ranks) for ranks in ranks_of.values() if len(ranks) > 1]
-        self._inner = next((group for group in inner if group is not None), None)
-        self.ranks = SiteRanks(self._inner, place, lane_count)
+        # All ranks ask for it, or none: it may be made here.
+        inside = site_group() if max(map(len, ranks_of.values())) > 1 else None
+        self.ranks = SiteRanks(inside if len(ranks_of[self._site]) > 1 else None, place, lane_count)
         self._number = next(_NUMBERS)
         self._agreements = 0
         self._offers: dict[int, Offer] = {}
@@ -149,7 +150,7 @@ class GroupRounds:
         self._digests.add(number, digest)
 
     def close(self) -> None:
-        """See `Rounds`. Ends the threads and the process groups."""
+        """See `Rounds`. Ends the threads, and the process groups between the sites."""
         try:
             if self._first_ranks is not None:
                 latest = _all_gather(self._first_ranks, _header_of_digest(self._digests.latest))
@@ -158,7 +159,7 @@ class GroupRounds:
         finally:
             for exchange in self._exchanges:
                 exchange.end()
-            for group in (self._first_ranks, self._inner, *(exchange.group for exchange in self._exchanges)):
+            for group in (self._first_ranks, *(exchange.group for exchange in self._exchanges)):
                 if group is not None:
                     dist.destroy_process_group(group)
 

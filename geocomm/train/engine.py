@@ -85,7 +85,7 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
         optimizer=_adamw(model, config),
         config=deepspeed_config(config),
         dist_init_required=False,
-        mpu=shards if sites is None else SiteParallel(sites.inside),
+        mpu=shards if sites is None else SiteParallel(),
     )
     _forget_initial_step(engine)
     sync = GradientSync(engine, config.sync, shards) if config.sync.reduces_gradients else None

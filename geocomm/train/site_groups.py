@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from geocomm.backend.runtime import runtime
+from geocomm.backend.site_group import site_group
 from geocomm.core.errors import InvalidArgumentError
 
 
@@ -27,8 +28,7 @@ class SiteGroups:
         self.ranks = ranks_of[own]
         """Of this rank's site."""
         self._ranks_of = ranks_of
-        groups: dict[str, Any] = {site: dist.new_group(ranks) for site, ranks in ranks_of.items()}
-        self.inside: dist.ProcessGroup = groups[own]
+        self.inside = site_group()
         first: Any = dist.new_group([ranks[0] for ranks in ranks_of.values()])
         self.first_ranks: dist.ProcessGroup | None = first if self.is_first else None
 

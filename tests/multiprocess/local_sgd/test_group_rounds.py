@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from geocomm.backend.site_group import site_group
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -103,7 +104,8 @@ def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes])
 
 
 def _left_behind(sites: list[str]) -> tuple[int, int]:
-    """Threads of rounds, and process groups, that a run leaves."""
+    """Threads of rounds, and process groups, that a run leaves beside the site's."""
+    site_group()  # lives as long as the default process group, whoever makes it
     groups = len(dist.distributed_c10d._world.pg_map)
     model = make_model()
     handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1)
