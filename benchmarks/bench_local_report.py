@@ -12,7 +12,10 @@ from geocomm.bench.bench_report import Conditions
 Found = Mapping[Any, Mapping[str, Any]]
 """Results by plan (`bench_local.Plan`)."""
 
-TEXTS = {"builtin": "the driver's built-in text (465 KB)", "stdlib": "sources of Python 3.11's standard library (11 MB)"}
+TEXTS = {
+    "builtin": "the driver's built-in text (465 KB)",
+    "stdlib": "sources of Python 3.11's standard library (11 MB)",
+}
 """What the models read, by the names of `--text`."""
 
 
