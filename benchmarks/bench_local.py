@@ -6,8 +6,8 @@ baseline averages exactly, which is the same as training on that union. The loss
 
 Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the last.
 `--parts` says what to compare, in this order: merge, codec, int4, int8, loco, every, every-int4, sites, sites-int4,
-alone, fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime: `--size`, `--text`,
-`--steps` and `--batch`.
+sites-outer, alone, fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime:
+`--size`, `--text`, `--steps` and `--batch`.
 One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md, .jsonl and
 .png.
 """
@@ -35,6 +35,7 @@ from geocomm.data.data_settings import DataConfig
 from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
 from geocomm.data.token_store import load_tokens
+from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.rounds import Rounds
@@ -87,6 +88,7 @@ class Plan:
     outer_momentum: float = 0.9
     decay: float = 1.0
     """Of the residual of error feedback."""
+    averaging: Averaging = "auto"
     joint_steps: int = 0
     """First steps that are per-step."""
     learning_rate: float = 2e-3
@@ -119,6 +121,8 @@ class Plan:
             parts.append(f"{self.fragments} fragments")
         if (self.outer_lr, self.outer_momentum) != (0.6, 0.9):
             parts.append(f"outer lr {self.outer_lr:g}, momentum {self.outer_momentum:g}")
+        if self.averaging != "auto":
+            parts.append(f"{self.averaging} averages")
         if self.joint_steps:
             parts.append(f"first {self.joint_steps} steps per-step")
         if self.learning_rate != Plan.learning_rate:
@@ -126,7 +130,17 @@ class Plan:
         return ", ".join(parts)
 
 
-_LOCAL_FIELDS = ("overlap", "merge", "codec", "fragments", "outer_lr", "outer_momentum", "decay", "joint_steps")
+_LOCAL_FIELDS = (
+    "overlap",
+    "merge",
+    "codec",
+    "fragments",
+    "outer_lr",
+    "outer_momentum",
+    "decay",
+    "averaging",
+    "joint_steps",
+)
 
 
 def parts_of(base: Plan) -> dict[str, list[Plan]]:
@@ -155,6 +169,16 @@ def parts_of(base: Plan) -> dict[str, list[Plan]]:
             if (base.steps - base.joint_steps) // every >= LEAST_ROUNDS - 1
         ],
         "sites-int4": [replace(base, sites=4, codec="int4")],
+        "sites-outer": [
+            replace(base, sites=4, codec="int4", **changes)
+            for changes in (
+                {"averaging": "radial"},
+                {"outer_lr": 0.8},
+                {"outer_lr": 0.4},
+                {"every": 10},
+                {"joint_steps": base.steps // 10},
+            )
+        ],
         "per-step": [base.per_step()],
         "sites": [replace(base, sites=4), replace(base, sites=4, codec="int4"), replace(base, sites=4, overlap=0)],
         "alone": [replace(base, sites=1).per_step()],
@@ -238,6 +262,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
             decay=plan.decay,
             outer=Nesterov(plan.outer_lr, plan.outer_momentum),
             fragments=plan.fragments,
+            averaging=plan.averaging,
             merge=plan.merge,  # pyright: ignore[reportArgumentType]
             overlap=plan.overlap,
         )

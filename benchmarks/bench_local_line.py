@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_train import ROOT, TIMED, WORKER, Runs
-from bench_train_worker import ALONE, LOCAL, TORCHFT, TORCHFT_OVERLAP
+from bench_train_worker import ALONE, LOCAL, TORCHFT, TORCHFT_OVERLAP, Plan
 
 from geocomm.bench.bench_report import Conditions, write_pair
 from geocomm.emulator.emulated_keys import site_environment
@@ -58,7 +58,8 @@ SHORT = {"gloo": TIMED.untimed_steps + 3, "balanced": TIMED.untimed_steps + 30}
 # loop with rounds is faster by a tenth than the same loop alone: its steps touch no new pages.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
 LOCAL_PLAN = replace(TIMED, steps=TIMED.untimed_steps + 120)
-CUT_PLAN = replace(TIMED, method=LOCAL + "int4", steps=TIMED.untimed_steps + 480)
+UNTIMED_CYCLES = 2
+"""Left out of the times of local steps: memory that a fragment's first rounds touch is new to the process."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Row:
     mean_s: float
     median_s: float
     longest_s: float
+    cpu_s: float
+    """CPU time of a step, of all threads of the first rank."""
     alone_s: float
     """Mean step of the loop without rounds, in a run of its own."""
     rounds: dict[str, Any]
@@ -88,9 +91,10 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
     """All methods over one line."""
     found, alone_s = [], 0.0
     for method in methods:
-        steps = SHORT.get(method, LOCAL_PLAN.steps)
         name, _, every = method.partition(EVERY)
-        plan = replace(LOCAL_PLAN, method=name, steps=steps, every=int(every or LOCAL_PLAN.every))
+        plan = replace(LOCAL_PLAN, method=name, steps=SHORT.get(method, LOCAL_PLAN.steps))
+        if name.startswith((LOCAL, ALONE)):
+            plan = _without_first_cycles(plan, int(every or LOCAL_PLAN.every))
         result = runs.result(plan, LINES[line])
         times = result["steps_s"]
         if method == ALONE:
@@ -105,6 +109,7 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
                 statistics.mean(times),
                 statistics.median(times),
                 max(times),
+                result["cpu_s"],
                 alone_s,
                 result["rounds"],
             )
@@ -112,11 +117,18 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
     return found
 
 
+def _without_first_cycles(plan: Plan, every: int) -> Plan:
+    """With so many steps between two rounds, and as many timed steps as before."""
+    more = UNTIMED_CYCLES * every
+    return replace(plan, every=every, steps=plan.steps + more, untimed_steps=plan.untimed_steps + more)
+
+
 def measure_cut(line: str, seconds: float) -> dict[str, Any]:
     """The times of the steps of a run whose line is down for so long in the middle."""
     with tempfile.TemporaryDirectory(prefix="geocomm-local-") as scratch, tempfile.TemporaryFile("w+") as log:
         plan, out = Path(scratch) / "plan.json", Path(scratch) / "out.json"
-        plan.write_text(json.dumps(asdict(CUT_PLAN)), encoding="utf-8")
+        timed = replace(TIMED, method=LOCAL + "int4", steps=TIMED.untimed_steps + 480)
+        plan.write_text(json.dumps(asdict(_without_first_cycles(timed, timed.every))), encoding="utf-8")
         command = [sys.executable, str(WORKER), str(plan), str(out)]
         environment = site_environment(bare_environment(), None) | {"GEOCOMM_LINK_DEADLINE": str(4 * seconds)}
         with WanRun(
@@ -137,7 +149,7 @@ def measure_cut(line: str, seconds: float) -> dict[str, Any]:
 
 
 def _cut(run: WanRun, seconds: float) -> None:
-    time.sleep(40)
+    time.sleep(60)
     run.control.set_link("site0", "site1", up=False)
     time.sleep(seconds)
     run.control.set_link("site0", "site1", up=True)
@@ -151,25 +163,26 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             f"## {name}",
             "",
             f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 + error "
-            "feedback unless the row says otherwise. torchft: its DiLoCo over Gloo, with the same H, one fragment in "
-            "float32, and no overlap, or 5 steps of it. alone: no communication, the same loop, in a run of its own. "
+            f"feedback unless the row says otherwise. The first {UNTIMED_CYCLES} H steps are left out of these rows and of "
+            "alone: a fragment's first rounds touch memory that is new to the process. torchft: its DiLoCo over Gloo, with "
+            "the same H, one fragment in float32, and no overlap, or 5 steps of it. alone: no communication, the same loop, in a run of its own. "
             "Where equal runs differ by more than the rounds take, utilisation and stolen say no more than that "
             "(negative: the run alone was slower).",
             "",
-            "| method | steps | mean step s | longest s | utilisation | exposed | stolen | rounds | steps held back |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+            "| method | steps | mean step s | longest s | CPU s a step | utilisation | exposed | stolen | rounds | steps held back |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for row in (row for row in rows if row.line == name):
             used = row.alone_s / row.mean_s
             local = row.method.startswith(LOCAL)
             stolen = f"{1 - used - row.exposed:.1%}" if local else ""
             lines.append(
-                f"| {row.method} | {row.steps} | {row.mean_s:.3f} | {row.longest_s:.2f} | {used:.1%} "
+                f"| {row.method} | {row.steps} | {row.mean_s:.3f} | {row.longest_s:.2f} | {row.cpu_s:.3f} | {used:.1%} "
                 f"| {f'{row.exposed:.1%}' if local else ''} | {stolen} | {row.rounds.get('rounds', '')} "
                 f"| {row.rounds.get('held_back', '')} |"
             )
         lines.append("")
-    products = [row for row in rows if row.rounds.get("rounds")]
+    products = [row for row in rows if row.rounds.get("elements_sent")]
     if products:
         lines += [
             "## Bytes",
@@ -180,8 +193,7 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             "|---|---:|---:|---:|---|",
         ]
         for row in products:
-            elements, rounds = row.rounds["elements"], row.rounds["rounds"] / int(row.rounds["fragments"])
-            codec = 4 * elements * rounds / row.rounds["wire_bytes"]
+            codec = 4 * row.rounds["elements_sent"] / row.rounds["wire_bytes"]
             lines.append(f"| {row.method} | {row.every} | {codec:.2f} | {row.every * codec:.0f} | {row.line} |")
         lines.append("")
     if cut is not None:
@@ -192,8 +204,8 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
             "",
             f"{len(times)} steps; median {median:.3f} s, 99th of 100 {sorted(times)[int(0.99 * len(times))]:.3f} s, "
             f"longest {max(times):.3f} s: {max(times) / median:.2f} x the median. Rounds: {rounds['rounds']}; steps "
-            f"for which a round was held back: {rounds['held_back']}; waited for results: {rounds['waited_s']:.3f} s. "
-            "Both sites ended with equal bits (`finish` compares them).",
+            f"for which a round was held back: {rounds['held_back']}; waited for results: "
+            f"{rounds['waited_seconds']:.3f} s. Both sites ended with equal bits (`finish` compares them).",
             "",
         ]
     return "\n".join(lines)

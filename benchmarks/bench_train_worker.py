@@ -108,14 +108,22 @@ class Trainer:
         """Train; what rank 0 knows afterwards."""
         plan, gloo = self._plan, self._method.startswith("gloo")
         held_out: list[tuple[int, float]] = []
+        cpu_before_s = 0.0
 
         def step_and_evaluate(step: int) -> None:
+            nonlocal cpu_before_s
+            if step == plan.untimed_steps:
+                cpu_before_s = time.process_time()
             self._step(step)
             if plan.evaluate_every and ((step + 1) % plan.evaluate_every == 0 or step + 1 == plan.steps):
                 held_out.append((step + 1, self._held_out_loss()))
 
         times = _seconds_of_each(plan.steps, step_and_evaluate)[plan.untimed_steps :]
+        cpu_s = (time.process_time() - cpu_before_s) / len(times) if times else None
         rounds = {} if self._local is None else self._local.stats()
+        if self._method.startswith(LOCAL):
+            fragments = self._local.fragments
+            rounds["elements_sent"] = sum(fragments[r % len(fragments)].numel for r in range(rounds["rounds"]))
         if self._local is not None:
             self._local.finish()
         compute_s, backward_s = self._compute_seconds() if times else (None, None)
@@ -123,6 +131,7 @@ class Trainer:
             "parameters": self.parameters,
             "step_s": statistics.median(times) if times else None,
             "steps_s": times,
+            "cpu_s": cpu_s,
             "compute_s": compute_s,
             "backward_s": backward_s,
             "communication_s": self._communication_seconds() if times and not gloo and not self._by_itself else None,
