@@ -16,22 +16,30 @@ _MOST_SITES_OF_A_MEAN = 4
 
 
 def average_deltas(
-    how: Averaging, fragment: Fragment, deltas: Sequence[torch.Tensor], weights: Sequence[float]
+    how: Averaging,
+    fragment: Fragment,
+    deltas: Sequence[torch.Tensor],
+    weights: Sequence[float],
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The average of the sites' deltas of a fragment: float32, 1-D, in the order of the sites.
 
     weights: one for each delta, 0 or more, not all 0. how: "mean"; "radial", see `radial_directional`; "auto": the mean
-    of up to four sites, and radial of more.
+    of up to four sites, and radial of more. out: where it is written to, none of `deltas`; new memory without it.
     """
     counted = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight]
     total = math.fsum(weight for _, weight in counted)
     shares = [(delta, weight / total) for delta, weight in counted]
+    average = torch.empty_like(deltas[0]) if out is None else out
     if how == "mean" or (how == "auto" and len(shares) <= _MOST_SITES_OF_A_MEAN):
-        return _mean(shares)
-    average = torch.empty_like(deltas[0])
+        return _mean(shares, average)
     for part, span in fragment.spans():
         here = [(delta[span], share) for delta, share in shares]
-        average[span] = _mean(here) if part.table else radial_directional(here)
+        if part.table:
+            _mean(here, average[span])
+        else:
+            average[span] = radial_directional(here)
     return average
 
 
@@ -47,15 +55,14 @@ def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Te
     turned = [(delta, share / one) for (delta, share), one in zip(shares, lengths, strict=True) if one]
     if not turned:
         return torch.zeros_like(shares[0][0])
-    direction = _mean(turned)
+    direction = _mean(turned, torch.empty_like(turned[0][0]))
     norm = _norm(direction)
     return direction.mul_(length / norm) if norm else direction
 
 
-def _mean(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """The sum of each delta times its share: products and sums apart, in the order of the sites."""
+def _mean(shares: Sequence[tuple[torch.Tensor, float]], total: torch.Tensor) -> torch.Tensor:
+    """The sum of each delta times its share, in `total`: products and sums apart, in the order of the sites."""
     (first, first_share), *others = shares
-    total = torch.empty_like(first)
     for span in cache_chunks(first.numel()):
         sums = torch.mul(first[span], first_share, out=total[span])
         for delta, share in others:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.local_sgd.averaging import Averaging, average_deltas
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.host_memory import Scratch
 from geocomm.local_sgd.rounds import Coding
 
 _EXACT = "none"
@@ -31,13 +34,27 @@ class DeltaFrames:
         """Bytes of both."""
         return sum(self.sizes)
 
-    def decode(self, fragment: Fragment) -> torch.Tensor:
-        """The delta: float32, `fragment.numel` elements. Raises CorruptDataError."""
-        delta, coded = torch.empty(fragment.numel), fragment.coded_elems
-        for frame, part in ((self.coded, delta[:coded]), (self.exact, delta[coded:])):
+    def decode(self, fragment: Fragment, out: torch.Tensor) -> None:
+        """Write the delta to `out`: float32, 1-D, `fragment.numel` elements. Raises CorruptDataError."""
+        coded = fragment.coded_elems
+        for frame, part in ((self.coded, out[:coded]), (self.exact, out[coded:])):
             if frame is not None:
                 decompress(frame, out=part, threads=1)
-        return delta
+
+
+def average_frames(
+    frames: Sequence[DeltaFrames],
+    fragment: Fragment,
+    weights: Sequence[int],
+    averaging: Averaging,
+    scratch: Scratch,
+    out: torch.Tensor,
+) -> None:
+    """Write the average of what the sites sent to `out`. Raises CorruptDataError. See `average_deltas`."""
+    with scratch.borrowed(len(frames), fragment.numel) as deltas:
+        for one, delta in zip(frames, deltas, strict=True):
+            one.decode(fragment, delta)
+        average_deltas(averaging, fragment, deltas, weights, out=out)
 
 
 def encode_delta(

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from geocomm.backend.runtime import runtime
 from geocomm.backend.site_group import site_group
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
-from geocomm.local_sgd.averaging import average_deltas
-from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
+from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.host_memory import Scratch
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
@@ -87,6 +87,7 @@ class GroupRounds:
         self._offers: dict[int, Offer] = {}
         self._digests = _Digests(self._sites)
         self._line = LineClock()
+        self._scratch = Scratch()
 
     @property
     def site(self) -> str:
@@ -197,14 +198,15 @@ class GroupRounds:
         with self._line.running():  # all sites are there now
             gathered = _all_gather(group, padded)
             if any(entry.weights):
-                deltas = [
+                said = [
                     DeltaFrames(
-                        said[:coded] if coded else None,
-                        said[coded : coded + exact] if exact else None,
-                    ).decode(fragment)
-                    for said, (coded, exact) in zip(gathered, sizes, strict=True)
+                        one[:coded] if coded else None,
+                        one[coded : coded + exact] if exact else None,
+                    )
+                    for one, (coded, exact) in zip(gathered, sizes, strict=True)
                 ]
-                values = average_deltas(coding.averaging, fragment, deltas, entry.weights)
+                values = delta  # it is in the frames by now
+                average_frames(said, fragment, entry.weights, coding.averaging, self._scratch, values)
         return Average(entry, values, new_residual, frames.wire_bytes)
 
     def _call(self, record: dict[str, Any]) -> list[dict[str, Any]]:

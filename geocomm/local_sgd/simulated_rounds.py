@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
-from geocomm.local_sgd.averaging import average_deltas
-from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta
+from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.host_memory import Scratch
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
 
@@ -144,6 +144,7 @@ class SimulatedRounds:
         self._site = site
         self._agreements = 0
         self._weights: dict[int, int] = {}
+        self._scratch = Scratch()
 
     @property
     def site(self) -> str:
@@ -180,7 +181,9 @@ class SimulatedRounds:
         place = (self._sites.names.index(self._site), len(self._sites.names))
         frames, new_residual = encode_delta(number, fragment, delta, residual, coding, place=place, counts=counts)
         self._sites.send(self._site, number, frames)
-        return SimulatedReduction(self._sites, number, fragment, new_residual, coding, frames.wire_bytes)
+        return SimulatedReduction(
+            self._sites, number, fragment, delta, new_residual, coding, self._scratch, frames.wire_bytes
+        )
 
     def commit(self, number: int, digest: str) -> None:
         """See `Rounds`."""
@@ -202,16 +205,20 @@ class SimulatedReduction:
         sites: SimulatedSites,
         number: int,
         fragment: Fragment,
+        delta: torch.Tensor,
         residual: torch.Tensor | None,
         coding: Coding,
+        scratch: Scratch,
         wire_bytes: int,
     ) -> None:
-        """The frames are sent."""
+        """The frames are sent; the average takes the place of `delta`."""
         self._sites = sites
         self._number = number
         self._fragment = fragment
+        self._delta = delta
         self._residual = residual
         self._coding = coding
+        self._scratch = scratch
         self._wire_bytes = wire_bytes
         self._average: Average | None = None
 
@@ -225,7 +232,7 @@ class SimulatedReduction:
             entry, frames = self._sites.receive(self._number)
             values = None
             if any(entry.weights):
-                deltas = [one.decode(self._fragment) for one in frames]
-                values = average_deltas(self._coding.averaging, self._fragment, deltas, entry.weights)
+                values = self._delta
+                average_frames(frames, self._fragment, entry.weights, self._coding.averaging, self._scratch, values)
             self._average = Average(entry, values, self._residual, self._wire_bytes)
         return self._average
