@@ -162,15 +162,15 @@ def report(conditions: Conditions, rows: list[Row], cut: dict[str, Any] | None, 
         lines += [
             f"## {name}",
             "",
-            f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 + error "
-            "feedback unless the row says otherwise. "
-            f"The first {UNTIMED_CYCLES} H steps are left out of these rows and of alone: a fragment's first rounds touch "
-            "memory that is new to the process. "
-            "torchft: its DiLoCo over Gloo, with the same H, one fragment in float32, and no overlap, or 5 steps of it. "
+            f"{rows[0].parameters / 1e6:.1f} M parameters, two sites of one rank; H = {LOCAL_PLAN.every}, int4 "
+            "+ error feedback unless the row says otherwise. "
+            f"The first {UNTIMED_CYCLES} H steps are left out of these rows and of alone: a fragment's first rounds "
+            "touch memory that is new to the process. "
+            "torchft: its DiLoCo over Gloo, with the same H, one fragment in float32, no overlap or 5 steps of it. "
             "alone: no communication, the same loop, in a run of its own. Where equal runs differ by more than the "
             "rounds take, utilisation and stolen say no more than that (negative: the run alone was slower).",
             "",
-            "| method | steps | mean step s | longest s | CPU s | utilisation | exposed | stolen | rounds | held back |",
+            "| method | steps | mean s | longest s | CPU s | utilisation | exposed | stolen | rounds | held back |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for row in (row for row in rows if row.line == name):
