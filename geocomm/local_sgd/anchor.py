@@ -11,7 +11,7 @@ import xxhash
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.cache_chunks import cache_chunks
-from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_zeros
 from geocomm.local_sgd.outer_step import Nesterov, outer_step
 
@@ -29,8 +29,9 @@ class AnchoredFragment:
         """Zeros, until the anchor is set. pinned: see `host_zeros`; only the anchor is ever copied to a GPU."""
         self.fragment = fragment
         self.anchor = host_zeros(fragment.numel, pinned=pinned)
-        self.momentum = torch.zeros(fragment.numel) if momentum else None
-        self.residual = torch.zeros(fragment.coded_elems) if residual and fragment.coded_elems else None
+        self.momentum = host_zeros(fragment.numel, pinned=False) if momentum else None
+        coded = fragment.coded_elems
+        self.residual = host_zeros(coded, pinned=False) if residual and coded else None
         self.version = 0
         """Outer steps that were taken."""
 
@@ -73,6 +74,14 @@ class AnchoredFragment:
         ):
             if own is not None:
                 own.copy_(given)
+
+
+def least_memory(owned: Sequence[Fragment], *, momentum: bool, residual: bool) -> int:
+    """Bytes of host memory that these fragments' outer state takes, with a round of the largest between two sites."""
+    kept = (1 + momentum + residual) * sum(fragment.numel for fragment in owned)
+    # The delta, those of both sites decoded, and the site's weights that the anchor is merged into.
+    one_round = 4 * max((fragment.numel for fragment in owned), default=0)
+    return BYTES_PER_ELEMENT * (kept + one_round)
 
 
 def take_delta(anchor: torch.Tensor, local: torch.Tensor) -> bool:

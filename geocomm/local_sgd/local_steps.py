@@ -16,11 +16,13 @@ import torch
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import GeocommError, InvalidArgumentError, PeerLostError
 from geocomm.core.message_log import logger
-from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest, take_delta
+from geocomm.core.place import local_world_size
+from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment, digest, least_memory, take_delta
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.group_rounds import GroupRounds
+from geocomm.local_sgd.host_memory import available_memory, require_memory
 from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
 from geocomm.local_sgd.optimizer_clock import after_each_step, optimizer_terms
@@ -140,14 +142,10 @@ class LocalSteps:
         self._ranks = rounds.ranks
         self.fragments: tuple[Fragment, ...] = make_fragments(view.tensors, self._schedule.fragments)
         """What the rounds average, one after the other."""
-        with_residual = not codec_spec(settings.coding.codec).exact
-        self._state = {
-            fragment.index: AnchoredFragment(
-                fragment, momentum=settings.outer.momentum > 0, residual=with_residual, pinned=view.on_cuda
-            )
-            for fragment in self.fragments
-            if self._ranks.owns(fragment.index)
-        }
+        owned = [fragment for fragment in self.fragments if self._ranks.owns(fragment.index)]
+        self._has = {"momentum": settings.outer.momentum > 0, "residual": not codec_spec(settings.coding.codec).exact}
+        require_memory(least_memory(owned, **self._has), local_world_size(), available_memory())
+        self._state: dict[int, AnchoredFragment] = {}
         self._layout = digest([], repr(self.fragments))
         self._flights: deque[Flight] = deque()
         self._step = 0
@@ -167,8 +165,14 @@ class LocalSteps:
         """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
         now on. `local_steps` has called it."""
         terms = self._settings.terms() | {"layout": self._layout} | optimizer_terms(self._optimizer)
+        # No rank takes memory before all have looked how much there is.
         self._rounds.agree(Terms(terms, self._view.types(), {}))
         try:
+            self._state = {
+                fragment.index: AnchoredFragment(fragment, pinned=self._view.on_cuda, **self._has)
+                for fragment in self.fragments
+                if self._ranks.owns(fragment.index)
+            }
             digests = self._take_anchor()
         except GeocommError as error:
             self._rounds.refuse(str(error))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.fragments import Fragment, Range
-from geocomm.local_sgd.host_memory import host_zeros
+from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
 
 _Piece = tuple[Range, slice]
@@ -86,7 +86,7 @@ class SiteRanks:
         dist.all_to_all_single(arrived.view(torch.int32), own.view(torch.int32), received, sent, group=self._group)
         if owner != self.place:
             return None
-        values, offset = host_zeros(fragment.numel, pinned=view.on_cuda), 0
+        values, offset = host_empty(fragment.numel, pinned=view.on_cuda), 0
         for part, span in (piece for some in pieces for piece in some):
             values[span] = arrived[offset : offset + part.numel]
             offset += part.numel
@@ -95,7 +95,7 @@ class SiteRanks:
     def write(self, view: ParameterView, fragment: Fragment, values: torch.Tensor | None) -> None:
         """Replace the model's values at all ranks by those of the fragment's owner; the others pass None."""
         if self._group is not None:
-            values = host_zeros(fragment.numel, pinned=view.on_cuda) if values is None else values
+            values = host_empty(fragment.numel, pinned=view.on_cuda) if values is None else values
             dist.broadcast(values.view(torch.int32), group=self._group, group_src=self._owner(fragment.index))
         if values is not None:
             for part, span in fragment.spans():
@@ -107,7 +107,7 @@ class SiteRanks:
 
 def _read(view: ParameterView, pieces: Sequence[_Piece]) -> torch.Tensor:
     """The values of ranges that this rank holds, one after the other."""
-    values, offset = host_zeros(sum(part.numel for part, _ in pieces), pinned=view.on_cuda), 0
+    values, offset = host_empty(sum(part.numel for part, _ in pieces), pinned=view.on_cuda), 0
     for part, _ in pieces:
         view.read(part, values[offset : offset + part.numel])
         offset += part.numel

@@ -6,7 +6,9 @@ import io
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -177,8 +179,11 @@ def _refusal(sites: list[str], change: str) -> str:
             settings["every"] = 0
     if not (change == "optimizer" and site == sites[-1]):
         optimizer = adamw(model)
+    full = change == "memory" and site == sites[-1]
+    left = mock.patch("geocomm.local_sgd.local_steps.available_memory", return_value=1000)
     try:
-        local_steps(model, optimizer, **settings)
+        with left if full else nullcontext():
+            local_steps(model, optimizer, **settings)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "begun"
@@ -191,6 +196,7 @@ def _refusal(sites: list[str], change: str) -> str:
         ("every", ["InvalidArgumentError", "every is 5"]),
         ("optimizer", ["InvalidArgumentError", "optimizer is SGD", "AdamW"]),
         ("bad argument", ["InvalidArgumentError", "every is 0"]),
+        ("memory", ["InvalidArgumentError", "GiB of host memory", "more fragments"]),
         ("DDP over all", ["InvalidArgumentError", "DDP reduces every gradient between the sites a, b"]),
     ],
 )

@@ -1,12 +1,76 @@
-"""Buffers that are borrowed and given back."""
+"""Host memory of local steps: what there is, and buffers that are borrowed and given back."""
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
+import pytest
 import torch
 
-from geocomm.local_sgd.host_memory import Scratch
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd import host_memory
+from geocomm.local_sgd.anchor import least_memory
+from geocomm.local_sgd.fragments import Tensor, make_fragments
+from geocomm.local_sgd.host_memory import Scratch, available_memory, host_zeros, require_memory
+
+
+def test_what_is_available_is_about_what_the_kernel_says() -> None:
+    found = available_memory()
+    assert found is not None
+    assert 2**20 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"job": ("max", 100, 0)}, 2048 * 1000),
+        ({"job": ("5000", 4000, 0)}, 1000),
+        ({"job": ("5000", 4000, 300)}, 1300),
+        ({"job": ("5000", 6000, 0)}, 0),
+        ({"": ("9000", 8500, 0), "job": ("5000", 4000, 0)}, 500),
+    ],
+    ids=["none", "own", "cached files", "exceeded", "of a parent"],
+)
+def test_limits_of_the_cgroups_above_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, tuple[str, int, int]], left: int
+) -> None:
+    """The least of what the machine and each cgroup leave. Files in tmp_path stand for the kernel's."""
+    monkeypatch.setattr(host_memory, "_CGROUPS", tmp_path)
+    for name, (limit, used, cached) in limits.items():
+        group = tmp_path / name
+        group.mkdir(exist_ok=True)
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text(f"anon 77\ninactive_file {cached}\nactive_file 5\n")
+    meminfo, own = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    2000 kB\n")
+    own.write_text("1:cpu:/old\n0::/job\n")
+    assert available_memory(meminfo, own) == left
+
+
+def test_memory_that_the_kernel_does_not_describe_is_not_refused(tmp_path: Path) -> None:
+    found = available_memory(tmp_path / "none", tmp_path / "none")
+    assert found is None
+    require_memory(2**60, 8, found)
+
+
+def test_too_little_memory_is_refused_for_all_ranks_of_the_machine() -> None:
+    """The state is 12 bytes an element (4 without momentum and residual), a round 16 of the largest fragment."""
+    (fragment,) = make_fragments([Tensor("w", 2**20)], 1)
+    needed = least_memory([fragment], momentum=True, residual=True)
+    assert needed == 28 * 2**20
+    assert least_memory([fragment], momentum=False, residual=False) == 20 * 2**20
+    require_memory(needed, 2, 2 * needed)
+    with pytest.raises(InvalidArgumentError, match=r"0\.03 GiB of host memory for each of its 2 ranks.*0\.05 GiB left"):
+        require_memory(needed, 2, 2 * needed - 1)
+
+
+def test_memory_that_cannot_be_had_is_an_error_that_says_how_much() -> None:
+    """2**48 bytes are more than a process can address."""
+    with pytest.raises(InvalidArgumentError, match="ulimit -v"):
+        host_zeros(2**46, pinned=False)
 
 
 def test_memory_that_was_given_back_is_borrowed_again() -> None:
