@@ -352,7 +352,11 @@ class LocalSteps:
             self._weight += 1
         if self._step == 1:
             self._view.check()
-        self._merge_begun_by(self._step - self._schedule.overlap, wait=self._settings.deterministic)
+        if self._settings.deterministic:
+            self._merge_begun_by(self._step - self._schedule.overlap, wait=True)
+        else:
+            # Results that a line has kept back come all at once; a step merges one more than begin in a step.
+            self._merge_begun_by(self._step - self._schedule.overlap, most=1 + self._schedule.most_in_a_step)
         while self._next_round < self._schedule.begun_by(self._step - self._held_back):
             fragment = self._schedule.fragment_of(self._next_round)
             if self._is_in_flight(fragment):
@@ -363,12 +367,14 @@ class LocalSteps:
             self._merge_begun_by(self._step, wait=True)
         self._last_numbers = self._numbers()
 
-    def _merge_begun_by(self, step: int, *, wait: bool) -> None:
-        """In the order of the rounds, as far as results are there."""
-        while self._flights and self._flights[0].begun <= step:
+    def _merge_begun_by(self, step: int, *, wait: bool = False, most: int | None = None) -> None:
+        """In the order of the rounds, as far as results are there; `most` of them."""
+        merged = 0
+        while self._flights and self._flights[0].begun <= step and merged != most:
             if not wait and not self._is_done(self._flights[0]):
                 break
             self._merge_next()
+            merged += 1
 
     def _is_done(self, flight: Flight) -> bool:
         done = None if flight.own is None else [int(flight.own.reduction.is_done())]

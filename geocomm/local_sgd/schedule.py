@@ -43,6 +43,11 @@ class Schedule:
         """The fragment that round `number` averages."""
         return number % self.fragments
 
+    @property
+    def most_in_a_step(self) -> int:
+        """Rounds that begin after one step, at most."""
+        return -(-self.fragments // self.every)
+
     def begins(self, number: int) -> int:
         """The step after which round `number` begins."""
         cycle, position = divmod(number - self.first_round, self.fragments)

@@ -15,7 +15,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.simulated_rounds import SimulatedSites
+from geocomm.local_sgd.simulated_rounds import SimulatedReduction, SimulatedSites
 from support.local_models import SITES, adamw, batch, make_model, train, train_step, values
 
 
@@ -432,3 +432,36 @@ def test_parameters_in_another_memory_order_are_averaged_too() -> None:
 
 def test_public_name_is_the_function() -> None:
     assert geocomm.local_steps is local_steps
+
+
+@pytest.mark.parametrize(("fragments", "most"), [(5, 2), (13, 4)])
+def test_results_that_come_together_are_merged_in_several_steps(
+    monkeypatch: pytest.MonkeyPatch, fragments: int, most: int
+) -> None:
+    """One more than begin in a step, so that the site catches up and no step takes long."""
+    down = True
+    monkeypatch.setattr(SimulatedReduction, "is_done", lambda _: not down)
+
+    def run(rounds: Rounds) -> None:
+        nonlocal down
+        model = nn.ParameterList([torch.zeros(8) for _ in range(20)])
+        optimizer = adamw(model)
+        handle = local_steps(model, optimizer, rounds=rounds, every=5, overlap=1, fragments=fragments)
+
+        def merged_in_a_step() -> int:
+            before = handle.stats()["rounds"]
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            return handle.stats()["rounds"] - before
+
+        assert [merged_in_a_step() for _ in range(12)] == [0] * 12
+        assert handle.stats()["in_flight"] == fragments
+        assert handle.stats()["held_back"] > 0
+        down = False
+        merged = [merged_in_a_step() for _ in range(40)]
+        assert max(merged) == merged[0] == most
+        assert handle.stats()["in_flight"] <= most
+        handle.finish()
+
+    SimulatedSites(["a"]).run(run)

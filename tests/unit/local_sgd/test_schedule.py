@@ -26,6 +26,7 @@ def test_every_fragment_is_due_once_in_every_steps_and_rounds_are_in_order(
         assert schedule.begins(number + fragments) == step + every
     gaps = [later - earlier for earlier, later in itertools.pairwise(begins)]
     assert max(gaps, default=0) - min(gaps, default=0) <= 1
+    assert max(map(begins.count, begins)) == schedule.most_in_a_step
 
 
 @given(every=st.integers(1, 60), fragments=st.integers(1, 30), step=st.integers(0, 300))
