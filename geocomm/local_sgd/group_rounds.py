@@ -180,14 +180,14 @@ class GroupRounds:
             frames, new_residual = encode_delta(
                 offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
             )
-        header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.int64)
+        header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.float64)
         headers = _all_gather(group, torch.cat([header.view(torch.uint8), _header_of_digest(digest)]))
         offers: list[tuple[str, Offer]] = []
         sizes: list[tuple[int, int]] = []
         for site, said in zip(self._sites, headers, strict=True):
-            numbers = said[: header.nbytes].view(torch.int64).tolist()
-            offers.append((site, Offer(*numbers[:-2])))
-            sizes.append((numbers[-2], numbers[-1]))
+            *numbers, norm, last, coded, exact = said[: header.nbytes].view(torch.float64).tolist()
+            offers.append((site, Offer(*map(int, numbers), squared_norm=norm, last=bool(last))))
+            sizes.append((int(coded), int(exact)))
             self._digests.check(site, *_digest_of_header(said[header.nbytes :]))
         entry = decide(offers)
         longest = max(map(sum, sizes))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
 
@@ -23,9 +22,9 @@ from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.host_memory import available_memory, require_memory
+from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_settings import Auto, LocalSettings, Weights
 from geocomm.local_sgd.merge import CARRY, Merge, merge_local
-from geocomm.local_sgd.optimizer_clock import after_each_step, optimizer_terms
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.pace import Pace
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -33,9 +32,6 @@ from geocomm.local_sgd.parameter_views import view_of
 from geocomm.local_sgd.rounds import Average, Offer, Rounds, Terms
 from geocomm.local_sgd.schedule import Schedule
 from geocomm.metrics.hook_registry import register_handle
-
-_IN_USE: WeakSet[Any] = WeakSet()
-"""Optimizers that are the clock of a run: with two handles every step would count for both."""
 
 
 def local_steps(
@@ -102,7 +98,9 @@ def local_steps(
             raise InvalidArgumentError(f"buffers is {buffers!r}; it must be 'refuse' or 'local'")
         keep = buffers == "local"
         view = view_of(model, rounds, exact=exact, exact_below=exact_below, keep_buffers_local=keep)
-        view.check_optimizer(optimizer)
+        inner = InnerOptimizers(optimizer)
+        for one in inner.each:
+            view.check_optimizer(one)
         settings = LocalSettings.of(
             view.tensors,
             preset=preset,
@@ -117,7 +115,7 @@ def local_steps(
             weights=weights,
             deterministic=deterministic,
         )
-        handle = LocalSteps(view, optimizer, rounds, settings)
+        handle = LocalSteps(view, inner, rounds, settings)
     except GeocommError as error:
         rounds.refuse(str(error))
         raise
@@ -128,12 +126,10 @@ def local_steps(
 class LocalSteps:
     """The handle of `geocomm.local_steps`. Not thread-safe; it belongs to the thread that calls optimizer.step()."""
 
-    def __init__(self, view: ParameterView, optimizer: Any, rounds: Rounds, settings: LocalSettings) -> None:
+    def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: LocalSettings) -> None:
         """Not begun yet."""
-        if optimizer in _IN_USE:
-            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
         self._view = view
-        self._optimizer = optimizer
+        self._inner = inner
         self._rounds = rounds
         self._settings = settings
         self._schedule = settings.schedule
@@ -164,7 +160,7 @@ class LocalSteps:
     def begin(self) -> None:
         """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
         now on. `local_steps` has called it."""
-        terms = self._settings.terms() | {"layout": self._layout} | optimizer_terms(self._optimizer)
+        terms = self._settings.terms() | {"layout": self._layout} | self._inner.terms()
         # No rank takes memory before all have looked how much there is.
         self._rounds.agree(Terms(terms, self._view.types(), {}))
         try:
@@ -178,8 +174,7 @@ class LocalSteps:
             self._rounds.refuse(str(error))
             raise
         self._rounds.agree(Terms({}, {}, digests))
-        self._stop_clock = after_each_step(self._optimizer, self._after_step)
-        _IN_USE.add(self._optimizer)
+        self._stop_clock = self._inner.start(self._after_step)
         register_handle("local_steps", self)
 
     def _take_anchor(self) -> dict[str, str]:
@@ -224,7 +219,6 @@ class LocalSteps:
         self._last_numbers = self._numbers()
         stop_clock()
         self._stop_clock = None
-        _IN_USE.discard(self._optimizer)
 
     @contextmanager
     def anchor(self) -> Iterator[None]:

@@ -40,6 +40,11 @@ class Offer:
     """Steps, or tokens, that the delta stands for; 0: it does not count."""
     every: int = 0
     """How many steps the site wants between two rounds of a fragment from now on; 0: as many as now."""
+    squared_norm: float = 0.0
+    """Of the delta, before it is compressed (squared L2 norm)."""
+    last: bool = False
+    """Whether the round is the fragment's last: it carries the site's weights in place of a delta, and its result is
+    their mean."""
 
 
 @dataclass(frozen=True)

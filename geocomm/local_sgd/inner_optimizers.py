@@ -1,13 +1,49 @@
-"""The inner optimizer: the clock of a run with local steps, and what must be the same at every site."""
+"""The inner optimizers of a site: the clock of a run with local steps, and what must be the same at every site."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+
+_IN_USE: WeakSet[Any] = WeakSet()
+"""Optimizers of runs that have not ended: with two handles every step would count for both."""
+
+
+class InnerOptimizers:
+    """One optimizer or several, which together make a step: the last one is the clock."""
+
+    def __init__(self, optimizers: Any) -> None:
+        """optimizers: torch's, that of a DeepSpeed engine, or a sequence of torch's in the order of their steps."""
+        self.each: tuple[Any, ...] = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
+        if any(one in _IN_USE for one in self.each):
+            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
+
+    def start(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each step that changed the weights; returns what ends that. Until then no other run
+        can have these optimizers."""
+        remove = after_each_step(self.each[-1], callback)
+        for one in self.each:
+            _IN_USE.add(one)
+
+        def stop() -> None:
+            remove()
+            for one in self.each:
+                _IN_USE.discard(one)
+
+        return stop
+
+    def terms(self) -> dict[str, str]:
+        """What must be the same at every site: classes and the settings of groups, by name."""
+        return optimizer_terms(self.each[-1])
+
+    def heal(self) -> list[str]:
+        """Begin anew where the state has NaN or Inf. What was begun anew, in words; empty where all was finite."""
+        return []
 
 
 def after_each_step(optimizer: Any, callback: Callable[[], None]) -> Callable[[], None]:

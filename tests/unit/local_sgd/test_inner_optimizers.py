@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.local_sgd.optimizer_clock import after_each_step
+from geocomm.local_sgd.inner_optimizers import after_each_step
 from support.local_models import adamw, make_model, train_step
 
 
