@@ -13,9 +13,9 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.cache_chunks import cache_chunks
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_zeros
-from geocomm.local_sgd.outer_step import Nesterov, outer_step
+from geocomm.local_sgd.outer_step import Nesterov, outer_step, take_back_momentum
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 
 class AnchoredFragment:
@@ -40,6 +40,18 @@ class AnchoredFragment:
         self.version += 1
         return outer_step(outer, self.anchor, self.momentum, delta)
 
+    def end(self, outer: Nesterov, mean: torch.Tensor | None) -> None:
+        """Take over the mean of the sites' weights for good; None: no site has trained since the last outer step.
+
+        That step went further than the sites' mean, in the direction of the momentum, and no round follows that would
+        correct it: then this much is taken back.
+        """
+        self.version += 1
+        if mean is not None:
+            self.anchor.copy_(mean)
+        elif self.momentum is not None:
+            take_back_momentum(outer, self.anchor, self.momentum)
+
     def digest(self) -> str:
         """Of what is equal at every site: version, anchor and momentum."""
         parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
@@ -55,13 +67,21 @@ class AnchoredFragment:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise InvalidArgumentError for the state of another fragment."""
+        """Raise InvalidArgumentError for the state of another fragment, or for one that is damaged."""
+        if int(state["version"]) < 0:
+            raise InvalidArgumentError(
+                f"the state of fragment {self.fragment.index} is damaged: its version is {state['version']}"
+            )
         for name, own in (("anchor", self.anchor), ("momentum", self.momentum), ("residual", self.residual)):
             given = state[name]
             if (None if own is None else own.shape) != (None if given is None else given.shape):
                 raise InvalidArgumentError(
                     f"the state's {name} of fragment {self.fragment.index} has {_elements(given)}, and here it has "
                     f"{_elements(own)}: codec, outer optimizer and fragments must be those of the run that was saved"
+                )
+            if given is not None and not given.isfinite().all():
+                raise InvalidArgumentError(
+                    f"the state's {name} of fragment {self.fragment.index} has NaN or Inf; take an older state"
                 )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -76,11 +96,11 @@ class AnchoredFragment:
                 own.copy_(given)
 
 
-def least_memory(owned: Sequence[Fragment], *, momentum: bool, residual: bool) -> int:
+def least_memory(owned: Sequence[Fragment], *, momentum: bool, residual: bool, keeps_local: bool) -> int:
     """Bytes of host memory that these fragments' outer state takes, with a round of the largest between two sites."""
     kept = (1 + momentum + residual) * sum(fragment.numel for fragment in owned)
-    # The delta, those of both sites decoded, and the site's weights that the anchor is merged into.
-    one_round = 4 * max((fragment.numel for fragment in owned), default=0)
+    # The delta, those of both sites decoded, the site's weights now and, for "carry", when the round began.
+    one_round = (4 + keeps_local) * max((fragment.numel for fragment in owned), default=0)
     return BYTES_PER_ELEMENT * (kept + one_round)
 
 

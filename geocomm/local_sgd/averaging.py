@@ -32,7 +32,7 @@ def average_deltas(
     total = math.fsum(weight for _, weight in counted)
     shares = [(delta, weight / total) for delta, weight in counted]
     average = torch.empty_like(deltas[0]) if out is None else out
-    if how == "mean" or (how == "auto" and len(shares) <= _MOST_SITES_OF_A_MEAN):
+    if is_mean(how, len(shares)):
         return _mean(shares, average)
     for part, span in fragment.spans():
         here = [(delta[span], share) for delta, share in shares]
@@ -41,6 +41,11 @@ def average_deltas(
         else:
             average[span] = radial_directional(here)
     return average
+
+
+def is_mean(how: Averaging, counted: int) -> bool:
+    """Whether the average of so many deltas is their mean."""
+    return how == "mean" or (how == "auto" and counted <= _MOST_SITES_OF_A_MEAN)
 
 
 def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:

@@ -16,8 +16,6 @@ from geocomm.local_sgd.rounds import Average, Entry, Reduction
 class OwnersPart:
     """What the owner of the fragment has of the round."""
 
-    counts: bool
-    """Whether the site's delta is finite."""
     local_at_begin: torch.Tensor | None
     reduction: Reduction
 
@@ -30,16 +28,25 @@ class Flight:
     fragment: int
     begun: int
     """The optimizer step after which it began."""
+    finite: bool
+    """Whether the site's weights were."""
     own: OwnersPart | None
     """None at ranks that do not own the fragment."""
+    last: bool = False
+    """Whether it is the fragment's last one, of `finish`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Copies. Waits for the result."""
-        state: dict[str, Any] = {"number": self.number, "fragment": self.fragment, "begun": self.begun, "own": None}
+        state: dict[str, Any] = {
+            "number": self.number,
+            "fragment": self.fragment,
+            "begun": self.begun,
+            "finite": self.finite,
+            "own": None,
+        }
         if self.own is not None:
             average = self.own.reduction.wait()
             state["own"] = {
-                "counts": self.own.counts,
                 "local_at_begin": copy_of(self.own.local_at_begin),
                 "entry": dict(vars(average.entry)),
                 "values": copy_of(average.values),
@@ -56,8 +63,8 @@ class Flight:
             average = Average(
                 Entry(**own["entry"]), copy_of(own["values"]), copy_of(own["residual"]), own["wire_bytes"]
             )
-            part = OwnersPart(own["counts"], copy_of(own["local_at_begin"]), _Arrived(average))
-        return cls(state["number"], state["fragment"], state["begun"], part)
+            part = OwnersPart(copy_of(own["local_at_begin"]), _Arrived(average))
+        return cls(state["number"], state["fragment"], state["begun"], state["finite"], part)
 
 
 @dataclass(frozen=True)

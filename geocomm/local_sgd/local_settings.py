@@ -11,7 +11,7 @@ from geocomm.core.bad_input import did_you_mean
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.fragments import Tensor, automatic_count
-from geocomm.local_sgd.merge import Merge, check_merge
+from geocomm.local_sgd.merge import CARRY, Merge, check_merge
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.rounds import Coding
 from geocomm.local_sgd.schedule import Schedule
@@ -19,7 +19,10 @@ from geocomm.planning.local_estimate import LEAST_EVERY
 
 Auto = Literal["auto"]
 Weights = Literal["steps", "tokens"]
-_OVERLAP = 5
+_LEAST_OVERLAP = 1
+"""A result is merged as soon as it is there, but not before the next step: the site trains while it is on the line."""
+_DETERMINISTIC_OVERLAP = 5
+"""Where a result is always merged after the same step, it should be there by then."""
 _INT4_BLOCK = 128
 
 
@@ -30,12 +33,13 @@ class Preset:
     outer: Nesterov
     codec: str
     decay: float
+    merge: Merge
 
 
 PRESETS = {
-    "pretrain": Preset(Nesterov(lr=0.6, momentum=0.9), "int4", 1.0),  # DiLoCo's values for 2 and 4 sites
-    "finetune": Preset(Nesterov(lr=0.2, momentum=0.0), "int4", 1.0),
-    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "loco", 0.95),  # SparseLoCo, arXiv 2508.15706
+    "pretrain": Preset(Nesterov(), "int4", 1.0, CARRY),
+    "finetune": Preset(Nesterov(lr=0.2, momentum=0.0), "int4", 1.0, 0.5),
+    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "loco", 0.95, 0.5),  # SparseLoCo, arXiv 2508.15706
 }
 
 
@@ -63,7 +67,7 @@ class LocalSettings:
         codec: str | None,
         outer: Nesterov | None,
         fragments: int | Auto,
-        merge: Merge,
+        merge: Merge | Auto,
         overlap: int | Auto,
         decay: float | None,
         averaging: Averaging,
@@ -80,12 +84,16 @@ class LocalSettings:
         decay = base.decay if decay is None else decay
         if not 0 <= decay <= 1:
             raise InvalidArgumentError(f"decay is {decay}; it must be from 0 to 1")
+        if merge == "auto":
+            merge = base.merge
         check_merge(merge)
         first_every = LEAST_EVERY if every == "auto" else every
+        if overlap == "auto":
+            overlap = min(_DETERMINISTIC_OVERLAP if deterministic else _LEAST_OVERLAP, first_every)
         schedule = Schedule(
             every=first_every,
             fragments=automatic_count(tensors) if fragments == "auto" else fragments,
-            overlap=min(_OVERLAP, first_every) if overlap == "auto" else overlap,
+            overlap=overlap,
         )
         coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
         # Times differ between equal runs, so `deterministic` keeps the first value.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.pace import Pace
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views import view_of
-from geocomm.local_sgd.rounds import Average, Offer, Rounds, Terms
+from geocomm.local_sgd.rounds import LAST, Average, Offer, Rounds, Terms
 from geocomm.local_sgd.schedule import Schedule
 from geocomm.metrics.hook_registry import register_handle
 
@@ -44,7 +45,7 @@ def local_steps(
     codec: str | None = None,
     outer: Nesterov | None = None,
     fragments: int | Auto = "auto",
-    merge: Merge = 0.5,
+    merge: Merge | Auto = "auto",
     overlap: int | Auto = "auto",
     decay: float | None = None,
     averaging: Averaging = "auto",
@@ -67,17 +68,19 @@ def local_steps(
     optimizer: a torch.optim.Optimizer that has the model's parameters, or `engine.optimizer`.
     rounds: what carries the deltas; default: `GroupRounds`, over the sites of the default process group, and then the
     call is collective. `SimulatedSites.run` makes one for sites in one process.
-    preset: "pretrain" (Nesterov with lr 0.6 and momentum 0.9, int4), "finetune" (lr 0.2, no momentum, int4) or "loco"
-    (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the codec loco, residuals that decay by 0.95). codec, outer and
-    decay replace its own.
+    preset: "pretrain" (Nesterov with lr 1.0 and momentum 0.8, int4, merge "carry"), "finetune" (lr 0.2, no momentum,
+    int4, merge 0.5) or "loco" (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the codec loco, residuals that decay by
+    0.95, merge 0.5). codec, outer, merge and decay replace its own.
     every: optimizer steps between two rounds of a fragment. "auto": 30, and while the run goes the smallest number from
     30 to 300 with which rounds take at most 0.7 of the time, so that a slow line gets fewer of them. The sites measure
     it and change it after the same round; with `deterministic` it stays 30.
     codec: of the deltas, with error feedback; "none" sends float32. int4 has blocks of 128 unless it says otherwise.
     fragments: how many; "auto": as many as have 4 MiB each, at most 24.
-    merge: the weight of the site's own weights when a result arrives, 0 to below 1, or "carry" (`merge_local`).
-    overlap: optimizer steps from a round's beginning to its merge; "auto": 5, at most `every`. 0: the site waits for
-    the result and takes over the anchor, whatever `merge` is.
+    merge: what becomes of the steps that a site took while a result was on the line (`merge_local`). "carry" adds them
+    to the new anchor; a number, 0 to below 1, is the weight of the site's own weights.
+    overlap: optimizer steps from a round's beginning to its merge, at least. "auto": 1, so a result is merged as soon
+    as it is there; with `deterministic` 5, at most `every`. 0: the site waits for the result and takes over the anchor,
+    whatever `merge` is.
     deterministic: what becomes of a result that is late. False: the site trains on and merges it when it comes, and
     rounds that are due meanwhile begin later, so that a line that is down holds up no step. True: the step waits, and
     equal runs have equal bits.
@@ -88,8 +91,9 @@ def local_steps(
     one dimension or fewer than `exact_below` elements.
     buffers: "refuse" those that change in training (BatchNorm's statistics); "local": each site keeps its own.
 
-    A site whose delta is not finite has weight 0 in that round, and takes over the anchor. Host memory: 12 bytes an
-    element (8 without momentum), which the ranks of a site share by fragments, and what rounds in flight hold.
+    A site whose weights have NaN or Inf has weight 0 in that round. It takes over the whole anchor at once, and begins
+    the optimizer's state anew where that is not finite. Host memory: 12 bytes an element (8 without momentum), which
+    the ranks of a site share by fragments, and what rounds in flight hold.
     Raises InvalidArgumentError, UnsupportedError, and ReplicaMismatchError where the sites' weights differ.
     """
     rounds = GroupRounds() if rounds is None else rounds
@@ -99,8 +103,7 @@ def local_steps(
         keep = buffers == "local"
         view = view_of(model, rounds, exact=exact, exact_below=exact_below, keep_buffers_local=keep)
         inner = InnerOptimizers(optimizer)
-        for one in inner.each:
-            view.check_optimizer(one)
+        inner.check(view)
         settings = LocalSettings.of(
             view.tensors,
             preset=preset,
@@ -140,7 +143,9 @@ class LocalSteps:
         """What the rounds average, one after the other."""
         owned = [fragment for fragment in self.fragments if self._ranks.owns(fragment.index)]
         self._has = {"momentum": settings.outer.momentum > 0, "residual": not codec_spec(settings.coding.codec).exact}
-        require_memory(least_memory(owned, **self._has), local_world_size(), available_memory())
+        keeps_local = settings.merge == CARRY and settings.schedule.overlap > 0
+        least = least_memory(owned, **self._has, keeps_local=keeps_local)
+        require_memory(least, local_world_size(), available_memory())
         self._state: dict[int, AnchoredFragment] = {}
         self._layout = digest([], repr(self.fragments))
         self._flights: deque[Flight] = deque()
@@ -151,7 +156,9 @@ class LocalSteps:
         self._step_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
-        self._norms: dict[str, float | None] = dict.fromkeys(("delta_norm", "mean_norm", "outer_step", "residual_norm"))
+        self._norms: dict[str, float | None] = dict.fromkeys(
+            ("delta_norm", "mean_norm", "agreement", "outer_step", "residual_norm")
+        )
         self._shows_anchor = False
         self._held_back = 0  # steps for which a round that was due could not begin
         self._stop_clock: Callable[[], None] | None = None
@@ -200,19 +207,18 @@ class LocalSteps:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """End the run: merge what is in flight, average what was learned since, and leave the anchor in the model.
+        """End the run: merge what is in flight, and leave the mean of the sites' weights in the model, equal at all.
 
-        All sites call it, with `deterministic` after the same step. The optimizer is an ordinary one afterwards.
+        All sites call it, with `deterministic` after the same step; it waits for them. The mean counts each site by the
+        steps, or tokens, since its last round, and crosses exactly: 4 bytes an element. There is no outer step, since
+        no step follows that would correct its momentum. The optimizer is an ordinary one afterwards.
         """
-        stop_clock = self._require_open()
-        due = [index for index in range(len(self.fragments)) if self._step > self._step_at_begin[index]]
+        stop_clock = self._require_open("finish()")
         if not self._settings.deterministic:  # a site may be at another step, or in another round
             self._catch_up()
-            number = self._next_round + bool(due)
-            due = [*range(len(self.fragments))] if self._rounds.furthest(number) > self._next_round else []
         self._merge_begun_by(self._step, wait=True)
-        for fragment in due:
-            self._begin(fragment, last=True)
+        for index in range(len(self.fragments)):
+            self._begin(index, last=True)
         self._merge_begun_by(self._step, wait=True)
         self._show_anchor()
         self._rounds.close()
@@ -221,14 +227,22 @@ class LocalSteps:
         self._stop_clock = None
 
     @contextmanager
-    def anchor(self) -> Iterator[None]:
-        """Let the model hold the anchor, which is equal at every site: to evaluate, export or save it.
+    def anchor(self, *, together: bool = False) -> Iterator[None]:
+        """Let the model hold the anchor: to evaluate, export or save it.
 
         All ranks of a site enter and leave it together. The site's own weights come back at the end; changes made
         meanwhile are dropped, and an optimizer step raises.
+
+        together: False: the anchor as this site has it, without a word to the others. It has equal bits at all sites
+        that have merged as many `rounds` (`stats`); a site whose results are late has an older one. True: all sites
+        call it, and wait for each other and for the results in flight; all then have equal bits.
         """
-        if self._shows_anchor:
-            raise InvalidArgumentError("anchor() is entered already")
+        self._refuse_in_anchor("anchor()")
+        if together:
+            self._require_open("anchor(together=True)")
+            if not self._settings.deterministic:
+                self._catch_up()
+            self._merge_begun_by(self._step, wait=True)
         local = [self._ranks.gather(self._view, fragment) for fragment in self.fragments]
         self._shows_anchor = True
         try:
@@ -246,7 +260,7 @@ class LocalSteps:
         Waits for the results of rounds in flight. A rank has the anchor, momentum and residual of the fragments that it
         owns; the first two are equal at every site. torch.load(weights_only=True) reads it.
         """
-        self._require_open()
+        self._require_open("state_dict()")
         if not self._settings.deterministic:
             self._catch_up()
         return {
@@ -272,10 +286,10 @@ class LocalSteps:
         """Go on where `state_dict()` was called, at every rank, each with its own state.
 
         Call local_steps() with the weights that all sites share, then load model, optimizer and this. Raises
-        InvalidArgumentError for the state of another rank or of other settings, and where the ranks' states do not
-        belong together.
+        InvalidArgumentError for the state of another rank or of other settings, for one that is damaged, and where the
+        ranks' states do not belong together.
         """
-        self._require_open()
+        self._require_open("load_state_dict()")
         if state.get("version") != STATE_VERSION:
             raise InvalidArgumentError(
                 f"not a state of local steps of this version ({STATE_VERSION}): {state.get('version')!r}"
@@ -290,6 +304,9 @@ class LocalSteps:
         for name, value in here.items():
             if saved.get(name) != value:
                 raise InvalidArgumentError(f"{name} was {saved.get(name)} when the state was saved, and is {value}")
+        for name in ("step", "next_round", "held_back", "weight"):
+            if int(state[name]) < 0:
+                raise InvalidArgumentError(f"this state is damaged: its {name} is {state[name]}; take another one")
         for index, held in self._state.items():
             held.check_state(state["fragments"][index])
         for index, held in self._state.items():
@@ -337,8 +354,7 @@ class LocalSteps:
     @torch.no_grad()
     def _after_step(self) -> None:
         """The optimizer has made a step."""
-        if self._shows_anchor:
-            raise InvalidArgumentError("an optimizer step while anchor() is entered would be lost; leave it first")
+        self._refuse_in_anchor("an optimizer step")
         self._step += 1
         if self._pace is not None:
             self._pace.count_step()
@@ -383,7 +399,10 @@ class LocalSteps:
         return any(flight.fragment == fragment for flight in self._flights)
 
     def _catch_up(self) -> None:
-        """Begin the rounds that other sites have begun; without it a site whose results were late has begun fewer."""
+        """Begin the rounds that other sites have begun; without it a site whose results were late has begun fewer.
+
+        A fragment may be due again though no step was taken since it began: the site then has weight 0.
+        """
         furthest = self._rounds.furthest(self._next_round)
         while self._next_round < furthest:
             fragment = self._schedule.fragment_of(self._next_round)
@@ -406,57 +425,88 @@ class LocalSteps:
             self._ranks.write(self._view, fragment, None if held is None else held.anchor)
 
     def _begin(self, index: int, *, last: bool = False) -> None:
-        """Begin the next round, with this fragment. last: a site may have taken no step since the one before."""
+        """Begin the next round, with this fragment; its last one carries weights in place of deltas."""
         self._view.check()
         weight = self._weight - self._weight_at_begin[index]
-        if weight < 1 and not last:
-            raise InvalidArgumentError(
-                "weights='tokens': no tokens were counted for this round; call count_tokens() in every step"
+        if weight < 1 and self._step > self._step_at_begin[index]:
+            told = (
+                f"weights='tokens': no tokens were counted in the {self._step - self._step_at_begin[index]} steps "
+                "before this round; call count_tokens() in every step"
             )
+            if not last:
+                raise InvalidArgumentError(told)
+            logger().warning(f"local steps: {told}. This site does not count in its last round")
         local = self._ranks.gather(self._view, self.fragments[index])
-        own = None if local is None else self._offer(self._state[index], local, weight)
-        self._flights.append(Flight(self._next_round, index, self._step, own))
+        begun = None if local is None else self._offer(self._state[index], local, weight, last=last)
+        own, finite = begun or (None, True)
+        said = None if begun is None else [int(finite)]
+        (finite,) = self._ranks.tell(index, said, 1)
+        self._flights.append(Flight(self._next_round, index, self._step, bool(finite), own, last))
         self._weight_at_begin[index] = self._weight
         self._step_at_begin[index] = self._step
         self._next_round += 1
+        if not finite:
+            self._take_over_anchor()
         self._follow_schedule()
+
+    def _take_over_anchor(self) -> None:
+        """The model has NaN or Inf: begin anew where the sites stand, in all fragments, before it spreads again."""
+        self._show_anchor()
+        for flight in self._flights:
+            if flight.own is not None and flight.own.local_at_begin is not None:
+                # What the site changes from here on is carried over to the anchor that comes.
+                flight.own.local_at_begin.copy_(self._state[flight.fragment].anchor)
+        self._weight_at_begin = [self._weight] * len(self.fragments)
+        self._step_at_begin = [self._step] * len(self.fragments)
+        healed = self._inner.heal()
+        anew = f" and begins its optimizer anew: {'; '.join(healed)}" if healed else ""
+        logger().warning(
+            f"local steps, round {self._next_round - 1}: the weights of this site have NaN or Inf after {self._step} "
+            f"steps. It does not count in this round, takes over the anchor of the sites{anew}"
+        )
 
     def _follow_schedule(self) -> None:
         """Take over the next schedule, if there is one, where it begins."""
         if self._next_schedule is not None and self._next_round == self._next_schedule.first_round:
             self._schedule, self._next_schedule = self._next_schedule, None
 
-    def _offer(self, held: AnchoredFragment, local: torch.Tensor, weight: int) -> OwnersPart:
-        """Begin the next round between the sites. local: the site's weights; the delta takes their place."""
-        number = self._next_round
-        keeps_local = self._settings.merge == CARRY and self._schedule.overlap
+    def _offer(
+        self, held: AnchoredFragment, local: torch.Tensor, weight: int, *, last: bool
+    ) -> tuple[OwnersPart, bool]:
+        """Begin the next round between the sites; whether the site's weights are finite.
+
+        local: the site's weights. In a last round they are what crosses; else the delta takes their place.
+        """
+        number, every, squared_norm = self._next_round, 0, 0.0
+        keeps_local = self._settings.merge == CARRY and self._schedule.overlap and not last
         local_at_begin = local.clone() if keeps_local else None
-        finite, delta = take_delta(held.anchor, local), local
-        if finite:
-            self._norms["delta_norm"] = float(delta.norm())
+        if last:
+            finite = bool(local.isfinite().all())
         else:
-            logger().warning(
-                f"local steps, round {number}: the weights of this site have NaN or Inf after {self._step} steps; "
-                "it does not count in this round and takes over the other sites' result"
-            )
-            delta.zero_()
-        every = 0
-        if self._pace is not None and held.fragment.index == 0:
+            finite = take_delta(held.anchor, local)
+            squared_norm = float(torch.dot(local, local)) if finite else 0.0
+        if not finite:
+            local.zero_()
+        elif not last:
+            self._norms["delta_norm"] = math.sqrt(squared_norm)
+        if self._pace is not None and held.fragment.index == 0 and not last:
             every = self._pace.wanted(self._schedule.every, self._rounds.line_seconds)
         weight = weight if finite else 0
-        self._rounds.propose(Offer(number, held.fragment.index, self._step, held.version, weight, every))
-        reduction = self._rounds.reduce(number, held.fragment, delta, held.residual, self._settings.coding)
-        return OwnersPart(finite, local_at_begin, reduction)
+        offer = Offer(number, held.fragment.index, self._step, held.version, weight, every, squared_norm, last)
+        self._rounds.propose(offer)
+        coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
+        reduction = self._rounds.reduce(number, held.fragment, local, residual, coding)
+        return OwnersPart(local_at_begin, reduction), finite
 
     def _merge(self, flight: Flight) -> None:
         """Take the outer step of a round, once its result is there, and merge it into the model."""
-        finite, void, every = self._settle(flight)
+        void, every = self._settle(flight)
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void
-        self._counters["rounds_not_finite"] += not finite
+        self._counters["rounds_not_finite"] += not flight.finite
         fragment, held = self.fragments[flight.fragment], self._state.get(flight.fragment)
         merged = None if held is None else held.anchor
-        if finite and flight.begun < self._step:  # else there is nothing of the site's own to keep
+        if flight.begun < self._step:  # else there is nothing of the site's own to keep
             local = self._ranks.gather(self._view, fragment)
             if held is not None and local is not None and flight.own is not None:
                 merge_local(self._settings.merge, local, held.anchor, flight.own.local_at_begin)
@@ -467,41 +517,49 @@ class LocalSteps:
             self._next_schedule = self._schedule.renewed(flight.number + self._schedule.fragments, every)
             self._follow_schedule()
 
-    def _settle(self, flight: Flight) -> tuple[bool, bool, int]:
+    def _settle(self, flight: Flight) -> tuple[bool, int]:
         """Wait for the result, and take the outer step where the fragment is owned.
 
-        Returns whether the site's delta was finite, whether none was, and what the sites want `every` to be, or 0. A
-        round that failed raises at all ranks of the site.
+        Returns whether no site counted, and what the sites want `every` to be, or 0. A round that failed raises at all
+        ranks of the site.
         """
         start, said = time.monotonic(), None
         if flight.own is not None:
             try:
                 average = flight.own.reduction.wait()
-                self._step_outside(flight.number, self._state[flight.fragment], average)
+                self._step_outside(flight, self._state[flight.fragment], average)
             except Exception:
-                self._ranks.tell(flight.fragment, [0, 0, 0, 0], 4)
+                self._ranks.tell(flight.fragment, [0, 0, 0], 3)
                 raise
-            said = [1, int(flight.own.counts), int(average.values is None), average.entry.every]
-        ended_well, finite, void, every = self._ranks.tell(flight.fragment, said, 4)
+            said = [1, int(average.values is None), average.entry.every]
+        ended_well, void, every = self._ranks.tell(flight.fragment, said, 3)
         self._waited_s += time.monotonic() - start
         if not ended_well:
             raise PeerLostError(
                 f"local steps: round {flight.number} failed; the rank of this site that exchanged it has the error"
             )
-        return bool(finite), bool(void), every
+        return bool(void), every
 
-    def _step_outside(self, number: int, held: AnchoredFragment, average: Average) -> None:
-        if average.values is not None:
+    def _step_outside(self, flight: Flight, held: AnchoredFragment, average: Average) -> None:
+        if flight.last:
+            held.end(self._settings.outer, average.values)
+        elif average.values is not None:
             moved, mean_norm = held.step(self._settings.outer, average.values), float(average.values.norm())
             self._norms["mean_norm"] = mean_norm
             self._norms["outer_step"] = moved / mean_norm if mean_norm else None
+            self._norms["agreement"] = average.entry.agreement(self._settings.coding.averaging, mean_norm)
             if held.residual is not None and average.residual is not None:
                 held.residual = average.residual
                 self._norms["residual_norm"] = float(held.residual.norm())
-        self._rounds.commit(number, held.digest())
+        self._rounds.commit(flight.number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes
 
-    def _require_open(self) -> Callable[[], None]:
+    def _require_open(self, what: str) -> Callable[[], None]:
         if self._stop_clock is None:
-            raise InvalidArgumentError("finish() was called; the run with local steps has ended")
+            raise InvalidArgumentError(f"{what}: finish() was called; the run with local steps has ended")
+        self._refuse_in_anchor(what)
         return self._stop_clock
+
+    def _refuse_in_anchor(self, what: str) -> None:
+        if self._shows_anchor:
+            raise InvalidArgumentError(f"{what} while anchor() is entered: leave it first")

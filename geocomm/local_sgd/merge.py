@@ -22,10 +22,10 @@ def check_merge(merge: Merge) -> None:
 def merge_local(merge: Merge, local: torch.Tensor, anchor: torch.Tensor, local_at_begin: torch.Tensor | None) -> None:
     """Turn the site's weights into those after a merge, in place; all are float32, 1-D and of the same length.
 
-    local: its weights now, after the steps of the overlap. anchor: the new one. merge: the weight of `local` in the
-    mean of the two (Streaming DiLoCo, arXiv 2501.18512, takes 0.5); 0 takes over the anchor and drops the overlap's
-    steps; "carry" adds what the overlap's steps changed to the anchor, and needs the weights as they were when the
-    round began.
+    local: its weights now, after the steps of the overlap. anchor: the new one. merge: "carry" adds what the overlap's
+    steps changed to the anchor, and needs the weights as they were when the round began: so each step counts in one
+    delta, however late the result is. A number is the weight of `local` in the mean of the two (Streaming DiLoCo,
+    arXiv 2501.18512, takes 0.5); 0 takes over the anchor and drops the overlap's steps.
     """
     if merge == CARRY and local_at_begin is None:
         raise InvalidArgumentError("merge='carry' needs the weights as they were when the round began")

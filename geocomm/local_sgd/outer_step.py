@@ -15,9 +15,9 @@ from geocomm.local_sgd.cache_chunks import cache_chunks
 class Nesterov:
     """The outer optimizer: SGD with Nesterov momentum on averaged deltas (DiLoCo, arXiv 2311.08105, 2503.09799)."""
 
-    lr: float = 0.6
-    """Outer learning rate. The best depends on the number of sites and of local steps, not on the model's size."""
-    momentum: float = 0.9
+    lr: float = 1.0
+    """Outer learning rate."""
+    momentum: float = 0.8
     """0: plain averaging steps, and no momentum is kept."""
 
     def __post_init__(self) -> None:
@@ -53,3 +53,13 @@ def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | N
         anchor[span].sub_(move)
         squares += float(torch.dot(move, move))
     return math.sqrt(squares)
+
+
+def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor) -> None:
+    """Undo what the momentum added to the last step: anchor = anchor + lr * (mu * b), in place.
+
+    With lr 1 this is the mean of the sites' weights in the last round, to rounding. Operations are rounded one by one,
+    as in `outer_step`.
+    """
+    for span in cache_chunks(anchor.numel()):
+        anchor[span].add_(momentum[span].mul(outer.momentum).mul_(outer.lr))

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
-from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.averaging import Averaging, is_mean
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.site_ranks import SiteRanks
 
@@ -59,9 +59,25 @@ class Entry:
     steps: tuple[int, ...]
     """Optimizer steps of the members when they began the round."""
     weights: tuple[int, ...]
-    """Of the members; 0: the site's delta is not finite and left out."""
+    """Of the members; 0: the site does not count, since its delta is not finite or it has taken no step."""
     every: int = 0
     """The most that a member wants between two rounds of a fragment; 0: none said."""
+    squared_norms: tuple[float, ...] = ()
+    """Of the members' deltas (squared L2 norms)."""
+    last: bool = False
+    """Whether the members sent their weights, and the result is the mean of these."""
+
+    def agreement(self, averaging: Averaging, mean_norm: float) -> float | None:
+        """How far the sites learn the same: |mean delta|^2 / mean |delta|^2, from 1 (equal deltas) down to 1 / sites,
+        where the deltas are as good as noise.
+
+        mean_norm: the L2 norm of the averaged delta. None where the average is no mean, or no site has moved.
+        """
+        total = sum(self.weights)
+        squares = sum(weight * one for weight, one in zip(self.weights, self.squared_norms, strict=True))
+        if not squares or not is_mean(averaging, sum(map(bool, self.weights))):
+            return None
+        return mean_norm**2 * total / squares
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,10 @@ class Coding:
     decay: float
     """Of the residual of error feedback, in each round."""
     averaging: Averaging
+
+
+LAST = Coding("none", 1.0, "mean")
+"""Of last rounds, which carry weights."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +229,12 @@ def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
     """The entry of a round from the offers of its members. Raises InvalidArgumentError for offers that do not fit."""
     (first, expected), *others = offers
     for site, offer in others:
+        if offer.last != expected.last:
+            (ended, end), (going, now) = sorted([(first, expected), (site, offer)], key=lambda one: not one[1].last)
+            raise InvalidArgumentError(
+                f"local steps: site {ended!r} has called finish() after {end.step} steps, and site {going!r} trains on "
+                f"after {now.step}; with deterministic=True all sites call finish() after the same number of steps"
+            )
         for field in ("round", "fragment", "base"):
             here, there = getattr(expected, field), getattr(offer, field)
             if here != there:
@@ -224,4 +250,6 @@ def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
         tuple(offer.step for _, offer in offers),
         tuple(offer.weight for _, offer in offers),
         max(offer.every for _, offer in offers),
+        tuple(offer.squared_norm for _, offer in offers),
+        expected.last,
     )

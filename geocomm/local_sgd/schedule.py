@@ -9,7 +9,7 @@ from geocomm.core.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later.
+    """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later or more.
 
     Fragments are due one after the other (Streaming DiLoCo, arXiv 2501.18512), at steps as far apart as whole numbers
     allow; `every` need not be a multiple of their number. Rounds begin and end in the order of their numbers. Steps are
@@ -21,7 +21,7 @@ class Schedule:
     fragments: int
     """Their number (P)."""
     overlap: int
-    """Optimizer steps from the beginning of a round to the merge of its result (tau); 0: the site waits."""
+    """Optimizer steps from the beginning of a round to the merge of its result (tau), at least; 0: the site waits."""
     first_round: int = 0
     """The first of this schedule, of fragment 0; those before followed another one."""
     first_step: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Term
 from geocomm.local_sgd.site_ranks import SiteRanks
 
 Result = TypeVar("Result")
+Said = TypeVar("Said")
 
 
 @dataclass
@@ -28,6 +29,14 @@ class _Board:
     digests: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """What a site waits for."""
+
+    is_there: Callable[[], bool]
+    gives_up: bool
+
+
 class SimulatedSites:
     """Sites that share a process. Each trains on its own thread, one at a time: the turn changes where a site waits.
 
@@ -35,18 +44,25 @@ class SimulatedSites:
     early fails the rounds of the others.
     """
 
-    def __init__(self, names: Sequence[str], *, timeout_s: float = 600.0) -> None:
-        """names: of the sites, in the order in which deltas are added. timeout_s: the most that a site waits."""
+    def __init__(
+        self, names: Sequence[str], *, late: Callable[[str, int], int] | None = None, timeout_s: float = 600.0
+    ) -> None:
+        """names: of the sites, in the order in which deltas are added. late: how many optimizer steps the result of a
+        round is late at a site, given the site and the round's number; default: 0. timeout_s: the most that a site
+        waits."""
         if not names or len(set(names)) < len(names):
             raise InvalidArgumentError(f"sites are {list(names)}; give one or more different names")
         self.names = tuple(names)
         self.committed: list[Entry] = []
         """The entries of the rounds that all sites have committed, in their order."""
+        self.late = late or (lambda _site, _round: 0)
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._boards: dict[int, _Board] = {}
         self._terms: list[dict[str, Terms]] = []
+        self._numbers: list[dict[str, int]] = []
         self._left: set[str] = set()
+        self._waiting: dict[str, _Waiting] = {}
 
     def run(self, train: Callable[[Rounds], Result]) -> list[Result]:
         """Call `train` once for each site, with the site's `Rounds`; returns the results in the order of the names.
@@ -66,7 +82,7 @@ class SimulatedSites:
                     self._left.add(name)
                     self._turn.notify_all()
 
-        self._boards, self._terms, self._left = {}, [], set()
+        self._boards, self._terms, self._numbers, self._left, self._waiting = {}, [], [], set(), {}
         threads = [threading.Thread(target=run_site, args=(name,), name=f"site-{name}") for name in self.names]
         for thread in threads:
             thread.start()
@@ -78,12 +94,12 @@ class SimulatedSites:
 
     def agree(self, site: str, number: int, terms: Terms) -> None:
         """The `number`-th agreement of the sites."""
-        while len(self._terms) <= number:
-            self._terms.append({})
-        said = self._terms[number]
-        said[site] = terms
-        self._wait_for(said, f"agreement {number}")
+        said = self._say(self._terms, number, site, terms, "agreement")
         check_terms([(name, said[name]) for name in self.names])
+
+    def furthest(self, site: str, number: int, next_round: int) -> int:
+        """The largest of the numbers that the sites give in their `number`-th call."""
+        return max(self._say(self._numbers, number, site, next_round, "meeting").values())
 
     def propose(self, site: str, offer: Offer) -> None:
         """A site's offer."""
@@ -94,10 +110,10 @@ class SimulatedSites:
         self._board(number).frames[site] = frames
         self._turn.notify_all()
 
-    def receive(self, number: int) -> tuple[Entry, list[DeltaFrames]]:
+    def receive(self, site: str, number: int) -> tuple[Entry, list[DeltaFrames]]:
         """The frames of all sites, in their order, once all are there."""
         board = self._board(number)
-        self._wait_for(board.frames, f"round {number}")
+        self._wait_for(site, board.frames, f"round {number}")
         entry = decide([(name, board.offers[name]) for name in self.names])
         return entry, [board.frames[name] for name in self.names]
 
@@ -116,22 +132,53 @@ class SimulatedSites:
                 self.committed.append(decide([(name, board.offers[name]) for name in self.names]))
             del self._boards[number]
 
+    def _say(self, meetings: list[dict[str, Said]], number: int, site: str, what: Said, name: str) -> dict[str, Said]:
+        """What all sites said in the `number`-th of their meetings."""
+        while len(meetings) <= number:
+            meetings.append({})
+        meetings[number][site] = what
+        self._wait_for(site, meetings[number], f"{name} {number}")
+        return meetings[number]
+
     def _board(self, number: int) -> _Board:
         return self._boards.setdefault(number, _Board())
 
-    def _wait_for(self, said: dict[str, object] | dict[str, DeltaFrames] | dict[str, Terms], what: str) -> None:
+    def has_arrived(self, site: str, number: int) -> bool:
+        """Whether the frames of all sites are there, once the others have run as far as they can without this one."""
+        board = self._board(number)
+        self._turn.notify_all()
+        self._wait(site, lambda: not self._missing(board.frames), gives_up=True)
+        missing = self._missing(board.frames)
+        return not missing or bool(missing & self._left)  # then waiting for them raises
+
+    def _missing(self, said: Mapping[str, object]) -> set[str]:
+        return {name for name in self.names if name not in said}
+
+    def _wait_for(self, site: str, said: Mapping[str, object], what: str) -> None:
         """Until every site has said something; the turn is another's meanwhile."""
         self._turn.notify_all()
-
-        def missing() -> list[str]:
-            return [name for name in self.names if name not in said]
-
-        ended = self._turn.wait_for(lambda: not missing() or set(missing()) & self._left, self._timeout_s)
-        if not missing():
+        ended = self._wait(site, lambda: not self._missing(said) or bool(self._missing(said) & self._left))
+        missing = self._missing(said)
+        if not missing:
             return
         if not ended:
-            raise OperationTimeoutError(f"{what}: nothing from sites {missing()} in {self._timeout_s:g} s")
-        raise PeerLostError(f"{what}: sites {sorted(set(missing()) & self._left)} ended before it")
+            raise OperationTimeoutError(f"{what}: nothing from sites {sorted(missing)} in {self._timeout_s:g} s")
+        raise PeerLostError(f"{what}: sites {sorted(missing & self._left)} ended before it")
+
+    def _wait(self, site: str, is_there: Callable[[], bool], *, gives_up: bool = False) -> bool:
+        """Until something is there. gives_up: or until no site can go on, if this is the first of those that give up:
+        so equal runs take equal turns."""
+        self._waiting[site] = _Waiting(is_there, gives_up)
+
+        def none_goes_on() -> bool:
+            stuck = {name for name, one in self._waiting.items() if not one.is_there()}
+            first = next((name for name in self.names if name in stuck and self._waiting[name].gives_up), None)
+            return first == site and stuck | self._left >= set(self.names)
+
+        ended = self._turn.wait_for(lambda: is_there() or (gives_up and none_goes_on()), self._timeout_s)
+        del self._waiting[site]
+        self._turn.notify_all()
+        return ended
 
 
 class SimulatedRounds:
@@ -143,6 +190,7 @@ class SimulatedRounds:
         self._sites = sites
         self._site = site
         self._agreements = 0
+        self._meetings = 0
         self._weights: dict[int, int] = {}
         self._scratch = Scratch()
 
@@ -181,8 +229,18 @@ class SimulatedRounds:
         place = (self._sites.names.index(self._site), len(self._sites.names))
         frames, new_residual = encode_delta(number, fragment, delta, residual, coding, place=place, counts=counts)
         self._sites.send(self._site, number, frames)
+        late = self._sites.late(self._site, number)
         return SimulatedReduction(
-            self._sites, number, fragment, delta, new_residual, coding, self._scratch, frames.wire_bytes
+            self._sites,
+            self._site,
+            number,
+            fragment,
+            delta,
+            new_residual,
+            coding,
+            self._scratch,
+            frames.wire_bytes,
+            late,
         )
 
     def commit(self, number: int, digest: str) -> None:
@@ -190,8 +248,9 @@ class SimulatedRounds:
         self._sites.commit(self._site, number, digest)
 
     def furthest(self, number: int) -> int:
-        """See `Rounds`; no result is late here, so all sites that have taken as many steps have the same number."""
-        return number
+        """See `Rounds`."""
+        self._meetings += 1
+        return self._sites.furthest(self._site, self._meetings - 1, number)
 
     def close(self) -> None:
         """See `Rounds`; digests were compared as they came."""
@@ -203,6 +262,7 @@ class SimulatedReduction:
     def __init__(
         self,
         sites: SimulatedSites,
+        site: str,
         number: int,
         fragment: Fragment,
         delta: torch.Tensor,
@@ -210,9 +270,11 @@ class SimulatedReduction:
         coding: Coding,
         scratch: Scratch,
         wire_bytes: int,
+        late: int,
     ) -> None:
         """The frames are sent; the average takes the place of `delta`."""
         self._sites = sites
+        self._site = site
         self._number = number
         self._fragment = fragment
         self._delta = delta
@@ -220,16 +282,19 @@ class SimulatedReduction:
         self._coding = coding
         self._scratch = scratch
         self._wire_bytes = wire_bytes
+        self._late = late
         self._average: Average | None = None
 
     def is_done(self) -> bool:
-        """True: the other sites run while this one waits, so no result is late here."""
-        return True
+        """False in as many calls as the result is late: a site asks once a step. Then the other sites run, as far as
+        they can without this one; so a result is later only where they do not come to the round."""
+        self._late -= 1
+        return self._late < 0 and self._sites.has_arrived(self._site, self._number)
 
     def wait(self) -> Average:
         """See `Reduction`."""
         if self._average is None:
-            entry, frames = self._sites.receive(self._number)
+            entry, frames = self._sites.receive(self._site, self._number)
             values = None
             if any(entry.weights):
                 values = self._delta

@@ -340,6 +340,14 @@ LOCAL_STEPS = (
     ),
     Metric("mean_norm", "", Kind.GAUGE, "L2 norm of the sites' last average here; None before the first", LOCAL),
     Metric(
+        "agreement",
+        "",
+        Kind.GAUGE,
+        "how far the sites learned the same in that round, |mean delta|^2 / mean |delta|^2: 1: equal deltas; 1 / sites: "
+        "noise; None before the first, and where the average is no mean",
+        LOCAL,
+    ),
+    Metric(
         "outer_step",
         "",
         Kind.GAUGE,

@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from geocomm.local_sgd.outer_step import Nesterov
 
 
-def _number_or(word: str, *, whole: bool) -> PlainValidator:
-    """Lets the word pass, and numbers; their limits are those of `geocomm.local_steps`."""
+def _number_or(*words: str, whole: bool) -> PlainValidator:
+    """Lets the words pass, and numbers; their limits are those of `geocomm.local_steps`."""
 
     def check(value: Any) -> Any:
-        if value == word or (isinstance(value, int) and not isinstance(value, bool)):
+        if value in words or (isinstance(value, int) and not isinstance(value, bool)):
             return value
         if isinstance(value, float) and not whole:
             return value
-        raise ValueError(f"must be '{word}' or a {'whole ' if whole else ''}number (got {value!r})")
+        named = ", ".join(f"'{word}'" for word in words)
+        raise ValueError(f"must be {named} or a {'whole ' if whole else ''}number (got {value!r})")
 
     return PlainValidator(check)
 
 
 WholeOrAuto = Annotated[int | Literal["auto"], _number_or("auto", whole=True)]
 NumberOrAuto = Annotated[float | Literal["auto"], _number_or("auto", whole=False)]
-NumberOrCarry = Annotated[float | Literal["carry"], _number_or("carry", whole=False)]
+MergeOrAuto = Annotated[float | Literal["auto", "carry"], _number_or("auto", "carry", whole=False)]
 
 _OF_MODE = {
     "gradients": ("warmup_steps", "adaptive", "guard", "guard_steps"),
@@ -89,8 +90,8 @@ class SyncConfig(Section):
     guard_steps: PositiveInt = Field(50, description="Mode gradients: steps between two looks of the guard.")
     preset: Literal["pretrain", "finetune", "loco"] = Field(
         "pretrain",
-        description="Mode local: outer optimizer and codec. pretrain: lr 0.6, momentum 0.9, int4. finetune: lr 0.2, no "
-        "momentum, int4. loco: lr 1, no momentum, top-k of 64 in 4096.",
+        description="Mode local: outer optimizer, codec and merge. pretrain: lr 1.0, momentum 0.8, int4, carry. "
+        "finetune: lr 0.2, no momentum, int4, 0.5. loco: lr 1, no momentum, top-k of 64 in 4096, 0.5.",
     )
     every: WholeOrAuto = Field(
         "auto",
@@ -107,14 +108,15 @@ class SyncConfig(Section):
     outer_momentum: NumberOrAuto = Field(
         "auto", description="Mode local: momentum of the outer optimizer. auto: the preset's."
     )
-    merge: NumberOrCarry = Field(
-        0.5,
-        description="Mode local: weight of a site's own weights when a result arrives, 0 to below 1; or carry.",
+    merge: MergeOrAuto = Field(
+        "auto",
+        description="Mode local: carry: a result that arrives takes over the steps that the site took meanwhile. 0 to "
+        "below 1: the weight of the site's own weights. auto: the preset's.",
     )
     overlap: WholeOrAuto = Field(
         "auto",
-        description="Mode local: optimizer steps from a round's beginning to its merge. auto: 5. 0: steps wait for the "
-        "result.",
+        description="Mode local: optimizer steps from a round's beginning to its merge, at least. auto: 1, so a result "
+        "is merged as soon as it is there; with deterministic 5. 0: steps wait for the result.",
     )
     deterministic: bool = Field(
         False,

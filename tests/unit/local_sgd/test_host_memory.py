@@ -59,9 +59,10 @@ def test_memory_that_the_kernel_does_not_describe_is_not_refused(tmp_path: Path)
 def test_too_little_memory_is_refused_for_all_ranks_of_the_machine() -> None:
     """The state is 12 bytes an element (4 without momentum and residual), a round 16 of the largest fragment."""
     (fragment,) = make_fragments([Tensor("w", 2**20)], 1)
-    needed = least_memory([fragment], momentum=True, residual=True)
+    needed = least_memory([fragment], momentum=True, residual=True, keeps_local=False)
     assert needed == 28 * 2**20
-    assert least_memory([fragment], momentum=False, residual=False) == 20 * 2**20
+    assert least_memory([fragment], momentum=True, residual=True, keeps_local=True) == 32 * 2**20
+    assert least_memory([fragment], momentum=False, residual=False, keeps_local=False) == 20 * 2**20
     require_memory(needed, 2, 2 * needed)
     with pytest.raises(InvalidArgumentError, match=r"0\.03 GiB of host memory for each of its 2 ranks.*0\.05 GiB left"):
         require_memory(needed, 2, 2 * needed - 1)

@@ -329,7 +329,7 @@ def test_anchor_gives_back_the_local_weights_and_refuses_steps() -> None:
         optimizer = adamw(model)
         with handle.anchor():
             assert not torch.equal(values(model), local)
-            with pytest.raises(InvalidArgumentError, match="entered already"), handle.anchor():
+            with pytest.raises(InvalidArgumentError, match="anchor"), handle.anchor():
                 pass
         assert equal_bits(values(model), local)
         handle.finish()
@@ -368,8 +368,9 @@ def test_wire_bytes_are_those_of_the_frames() -> None:
         return handle.stats()
 
     stats = SimulatedSites(SITES).run(run)[0]
-    assert stats["rounds"] == 2
-    assert 2 * 256 * 256 / 2 < stats["wire_bytes"] < 2 * 256 * 256 * 0.54
+    assert stats["rounds"] == 3
+    in_last_round = 4 * 256 * 256  # exact
+    assert 2 * 256 * 256 / 2 < stats["wire_bytes"] - in_last_round < 2 * 256 * 256 * 0.54
 
 
 def test_sites_with_other_numbers_of_steps_count_by_them() -> None:
