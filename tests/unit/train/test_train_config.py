@@ -134,7 +134,7 @@ def test_there_are_no_joint_steps_by_default_with_zero_3() -> None:
     assert config.joint_steps() == 0
 
 
-@pytest.mark.parametrize(("preset", "lr", "momentum"), [("pretrain", 0.6, 0.9), ("finetune", 0.2, 0.0)])
+@pytest.mark.parametrize(("preset", "lr", "momentum"), [("pretrain", 1.0, 0.8), ("finetune", 0.2, 0.0)])
 def test_outer_optimizer_is_the_presets_but_for_what_is_given(preset: str, lr: float, momentum: float) -> None:
     base = ["sync.mode=local", f"sync.preset={preset}"]
     assert load_config(None, base).sync.local_arguments()["outer"] == Nesterov(lr, momentum)
