@@ -52,8 +52,13 @@ class ParameterView(Protocol):
         """Raise InvalidArgumentError or UnsupportedError, by name, for what has changed since the view was made."""
         ...
 
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Raise InvalidArgumentError for an optimizer that does not update this model."""
+    def names(self) -> Mapping[int, str]:
+        """Of all parameters, by id()."""
+        ...
+
+    def check_optimizers(self, optimizers: Sequence[Any]) -> None:
+        """Raise InvalidArgumentError, by name, unless these update this model: every parameter that is trained, each
+        by one of them, and no others."""
         ...
 
     def types(self) -> Mapping[str, str]:
@@ -143,14 +148,33 @@ class ModuleView:
                     "keeps its own"
                 )
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def names(self) -> Mapping[int, str]:
         """See `ParameterView`."""
-        own = {id(parameter) for parameter in self._parameters.values()}
-        for index, group in enumerate(optimizer.param_groups):
-            if any(id(parameter) not in own for parameter in group["params"]):
+        return {id(parameter): name for name, parameter in self._parameters.items()}
+
+    def check_optimizers(self, optimizers: Sequence[Any]) -> None:
+        """See `ParameterView`."""
+        names, owners = self.names(), dict[int, str]()
+        for optimizer in optimizers:
+            kind = type(optimizer).__name__
+            for index, group in enumerate(optimizer.param_groups):
+                for number in map(id, group["params"]):
+                    if number not in names:
+                        raise InvalidArgumentError(
+                            f"local steps: group {index} of the optimizer {kind} has a parameter that is not the "
+                            "model's; pass the model and the optimizers that train it"
+                        )
+                    if number in owners:
+                        raise InvalidArgumentError(
+                            f"local steps: parameter {names[number]} is in the optimizers {owners[number]} and {kind}; "
+                            "give it to one of them"
+                        )
+                    owners[number] = kind
+        for name, parameter in self._trainable.items():
+            if id(parameter) not in owners:
                 raise InvalidArgumentError(
-                    f"local steps: group {index} of the optimizer has a parameter that is not the model's; pass the "
-                    "model and the optimizer that trains it"
+                    f"local steps: parameter {name} is trained, but no optimizer has it; pass all optimizers, as in "
+                    "local_steps(model, [muon, adamw]), or freeze the parameter"
                 )
 
     def types(self) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -32,10 +32,7 @@ def view_of(model: torch.nn.Module, rounds: Rounds, **settings: Any) -> Paramete
             )
         model = model.module
     elif (engine := engine_of(model)) is not None:
-        view = engine_view(engine, rounds, **settings)
-        if view is not None:
-            return view
-        model = cast(torch.nn.Module, engine.module)
+        return engine_view(engine, rounds, **settings)
     modules = list(model.modules())
     if any(isinstance(module, FullyShardedDataParallel) for module in modules):
         raise UnsupportedError(

@@ -11,6 +11,7 @@ from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.parameter_view import ModuleView, type_name
+from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.zero_seams import (
     Master,
@@ -75,12 +76,9 @@ class MasterParameters(ModuleView):
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         return whole_values(parameter)
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def check_optimizers(self, optimizers: Sequence[Any]) -> None:
         """See `ParameterView`."""
-        if optimizer is not self._engine.optimizer:
-            raise InvalidArgumentError(
-                "local steps: the optimizer is not the engine's; call local_steps(engine, engine.optimizer)"
-            )
+        require_engines_optimizer(self._engine, optimizers)
 
     def held(self, name: str) -> tuple[int, int]:
         """See `ParameterView`."""
@@ -115,8 +113,33 @@ def _follow(master: Master, parameter: torch.nn.Parameter) -> bool:
     return torch.allclose(masters, weights, rtol=0.02, atol=1e-6, equal_nan=True)
 
 
-def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> MasterParameters | None:
-    """The view of an engine; None where its module is an ordinary one, in float32 without ZeRO.
+def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Sequence[Any]) -> None:
+    """Raise InvalidArgumentError for others than the one that the engine steps."""
+    if len(optimizers) > 1:
+        raise InvalidArgumentError("local steps: a DeepSpeed engine has one optimizer; pass engine.optimizer alone")
+    if optimizers[0] is not engine.optimizer:
+        raise InvalidArgumentError(
+            "local steps: the optimizer is not the engine's; call local_steps(engine, engine.optimizer)"
+        )
+
+
+class EngineParameters(PlainParameters):
+    """Of an engine whose module is an ordinary one, in float32 without ZeRO."""
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, **settings: Any) -> None:
+        """See `ModuleView`."""
+        self._engine = engine
+        module: Any = engine.module
+        super().__init__(module, **settings)
+
+    def check_optimizers(self, optimizers: Sequence[Any]) -> None:
+        """See `ParameterView`."""
+        require_engines_optimizer(self._engine, optimizers)
+        super().check_optimizers(optimizers)
+
+
+def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> MasterParameters | EngineParameters:
+    """The view of an engine.
 
     Raises InvalidArgumentError for an engine whose data parallel group is not the ranks of this site, UnsupportedError
     for one that does what was not checked with local steps.
@@ -131,7 +154,7 @@ def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: A
     if (words := unsupported_part(engine)) is not None:
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
     if isinstance(engine.optimizer, torch.optim.Optimizer):
-        return None
+        return EngineParameters(engine, **settings)
     if engine.zero_optimization_stage() == 3:
         compare_no_traces()
     return MasterParameters(engine, **settings)
