@@ -11,6 +11,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
+from geocomm.local_sgd.optimizer_state import begin_anew
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.step_clock import after_each_step
 
@@ -89,8 +90,18 @@ class InnerOptimizers:
         return terms | self._members
 
     def heal(self) -> list[str]:
-        """Begin anew where the state has NaN or Inf. What was begun anew, in words; empty where all was finite."""
-        return []
+        """Begin the state of each parameter anew that has NaN or Inf, after which it is that of a new optimizer.
+
+        Returns what was begun anew, in words; nothing where all was finite. Raises UnsupportedError for a state whose
+        first values are not known.
+        """
+        told: list[str] = []
+        for label, one in zip(self._labels, self.each, strict=True):
+            ill, count = begin_anew(_inside_engine(one), label)
+            if ill:
+                whose = "parameters" if isinstance(one, torch.optim.Optimizer) else "flat parts"
+                told.append(f"{label}: the state of {ill} of {count} {whose}")
+        return told
 
     def _names(self) -> Sequence[str]:
         return ["optimizer"] if len(self.each) == 1 else self._labels

@@ -138,7 +138,9 @@ class EngineParameters(PlainParameters):
         super().check_optimizers(optimizers)
 
 
-def engine_view(engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> MasterParameters | EngineParameters:
+def engine_view(
+    engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any
+) -> MasterParameters | EngineParameters:
     """The view of an engine.
 
     Raises InvalidArgumentError for an engine whose data parallel group is not the ranks of this site, UnsupportedError

@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.engine_sites import DTYPES, Reference, engine_values, make_engine, train_engine
 from support.harness import Ranks, hash_of, ranks_fixture
-from support.local_models import adamw, values
+from support.local_models import adamw, make_model, values
 
 ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
 even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
@@ -170,6 +171,29 @@ def test_resumed_engine_has_the_bits_of_one_that_was_not_interrupted(
         assert whole_run == resumed
 
 
+def _after_nan(sites: list[str], stage: int, precision: str) -> tuple[int, list[str], bool]:
+    """How many parts of the state have NaN, which DeepSpeed itself would keep out; what was healed; whether the state
+    is as at first then."""
+    engine = make_engine(stage, precision)
+    train_engine(engine, _site(sites), 0, 2)
+    states = list(engine.optimizer.optimizer.state.values())
+    for state in states:
+        state["exp_avg"].view(-1)[:1] = torch.nan
+    ill = sum(bool(state["exp_avg"].isnan().any()) for state in states)
+    told = InnerOptimizers(engine.optimizer).heal()
+    train_engine(engine, _site(sites), 2, 3)
+    values_, _ = engine_values(engine)
+    return ill, told, bool(values_.isfinite().all()) and all(int(state["step"]) == 1 for state in states)
+
+
+@pytest.mark.parametrize(("stage", "precision"), quick_first((2, "bf16"), (3, "bf16"), (0, "bf16"), (1, "fp32")))
+def test_state_of_an_engine_begins_anew_after_nan(ranks: Ranks, stage: int, precision: str) -> None:
+    for ill, told, is_new in ranks.run(_after_nan, ranks.sites, stage, precision):
+        assert ill > 0
+        assert told == [f"AdamW: the state of {ill} of {ill} flat parts"]
+        assert is_new
+
+
 def _refused(sites: list[str], change: str) -> str:
     stage = 3 if change in ("frozen weights", "module") else 1
     config: dict[str, Any] = {}
@@ -192,7 +216,7 @@ def _refused(sites: list[str], change: str) -> str:
     if change == "inner optimizer":
         optimizer = engine.optimizer.optimizer
     try:
-        local_steps(engine, optimizer)
+        local_steps(engine, [optimizer, adamw(make_model())] if change == "list" else optimizer)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "begun"
@@ -204,6 +228,7 @@ def _refused(sites: list[str], change: str) -> str:
         ("group over sites", ["InvalidArgumentError", "ranks of a, b", "SiteParallel"]),
         ("another optimizer", ["InvalidArgumentError", "engine.optimizer"]),
         ("inner optimizer", ["InvalidArgumentError", "engine.optimizer"]),
+        ("list", ["InvalidArgumentError", "pass engine.optimizer alone"]),
         ("module", ["UnsupportedError", "0.weight is a shard", "the engine"]),
         ("weights", ["ReplicaMismatchError", "4.weight"]),
         ("frozen weights", ["ReplicaMismatchError", "2.bias"]),
