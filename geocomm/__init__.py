@@ -14,6 +14,8 @@ from geocomm._version import __version__ as __version__
 if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for public
     from geocomm.backend.device_mesh import device_mesh as device_mesh
     from geocomm.backend.policy_epochs import refresh_links as refresh_links
+    from geocomm.backend.sites import Sites as Sites
+    from geocomm.backend.sites import sites as sites
     from geocomm.codecs.tensor_codec import codec_names as codec_names
     from geocomm.codecs.tensor_codec import codec_presets as codec_presets
     from geocomm.codecs.tensor_codec import compress as compress
@@ -60,6 +62,8 @@ _MODULE_OF = {
     "last_error": "metrics.counters",
     "refresh_links": "backend.policy_epochs",
     "device_mesh": "backend.device_mesh",
+    "sites": "backend.sites",
+    "Sites": "backend.sites",
     "check_replicas": "diagnostics.replica_check",
     "ddp_hook": "gradients.ddp_hook",
     "fsdp_hook": "gradients.fsdp_hook",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geocomm.backend.runtime import runtime
+from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ def device_mesh(device_type: str = "cpu") -> DeviceMesh:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    if runtime.world is None or runtime.world.backend.closed:
-        raise InvalidArgumentError('device_mesh needs the default process group: init_process_group("geocomm") first')
-    ranks_of = runtime.world.ranks_of_sites
-    if len({len(ranks) for ranks in ranks_of.values()}) > 1:
-        sizes = ", ".join(f"{site}: {len(ranks)}" for site, ranks in ranks_of.items())
+    found = sites()
+    if not found.have_equal_sizes:
+        sizes = ", ".join(f"{name}: {len(ranks)}" for name, ranks in zip(found.names, found.ranks, strict=True))
         raise InvalidArgumentError(f"a mesh needs sites of equal size; ranks per site: {sizes}")
-    return DeviceMesh(device_type, torch.tensor(list(ranks_of.values())), mesh_dim_names=("site", "local"))
+    return DeviceMesh(device_type, torch.tensor(found.ranks), mesh_dim_names=("site", "local"))

@@ -6,8 +6,10 @@ import atexit
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,19 +40,19 @@ class Group:
     infos: list[RankInfo]
     policy: Policy | None = None  # None inside one site
     splits: int = 0
-    site_group: dist.ProcessGroup | None = None  # see backend/site_group.py, which makes that of the default group
+    # Of the default group alone.
+    inside: dist.ProcessGroup | None = None  # of this site's ranks (`Sites.inside` makes it)
+    parts: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups inside one site so far, by their ranks
+    message_users: int = 0  # how many have taken a range of tags (backend/reserved_tags.py)
+
+    @property
+    def timeout(self) -> timedelta:
+        """Of its operations."""
+        return self.backend.options._timeout
 
     @property
     def global_ranks(self) -> list[int]:
         return [info.global_rank for info in self.infos]
-
-    @property
-    def ranks_of_sites(self) -> dict[str, list[int]]:
-        """Ranks in the group by site, ascending; sites in the order of their first ranks."""
-        found: dict[str, list[int]] = {}
-        for info in self.infos:
-            found.setdefault(info.site or "", []).append(info.rank)
-        return found
 
 
 class Runtime:

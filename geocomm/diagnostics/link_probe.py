@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from geocomm.backend.runtime import runtime
+from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.membership.rank_record import sites_of
 from geocomm.planning.link_table import MOST_BPS, Links, table_of
 
 MESSAGES = 8
@@ -112,8 +112,8 @@ class LinkProbe:
         self._seconds = seconds
         self._most = ranks_per_site
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        site_of_rank, self.names = sites_of(self._world.infos)
-        self._ranks = [[r for r in range(self._size) if site_of_rank[r] == s] for s in range(len(self.names))]
+        found = sites()
+        self.names, self._ranks = found.names, found.ranks
         self._rates: dict[Pair, float] = {}
         self._rtts: dict[Pair, float] = {}
         self._loss: dict[Pair, float] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from geocomm.backend.site_group import site_group
+from geocomm.backend.sites import sites
 
 
 class SiteParallel:
@@ -26,7 +26,7 @@ class SiteParallel:
 
         Raises InvalidArgumentError where the default process group is not geocomm's.
         """
-        self.site = site_group() if site is None else site
+        self.site = sites().inside if site is None else site
         alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         self._alone: dist.ProcessGroup = alone
 

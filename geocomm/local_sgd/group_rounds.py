@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import itertools
-import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict
+from collections.abc import Sequence
+from concurrent.futures import wait as wait_for_futures
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from geocomm.backend.reserved_tags import ReservedTags
 from geocomm.backend.runtime import runtime
-from geocomm.backend.site_group import site_group
+from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
-from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch
 from geocomm.local_sgd.pace import LineClock
-from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms, decide
+from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
+from geocomm.local_sgd.round_header import Digest
+from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms
 from geocomm.local_sgd.site_ranks import SiteRanks
+from geocomm.local_sgd.waiting import Patience, wait_for
 from geocomm.membership import roll_call
 
-Result = TypeVar("Result")
-_DIGEST_BYTES = 16
 _FIRST = 0
 """The fragment whose owner is the first rank of its site."""
-_UNDER_WAY = 4
-"""Rounds of a lane that are exchanged at a time. Fragments may be due four times in the time that a round takes."""
-# All ranks make their rounds together, so the n-th of one belongs to the n-th of another.
-_NUMBERS = itertools.count()
+_AGREE_S = 300.0
 
 
 class GroupRounds:
-    """The rounds of one rank. Every rank of the default process group makes one, at the same time (collective).
+    """The rounds of one rank. Every rank of the default process group makes one, in the same order.
 
     The ranks of a site train one model. Lane i has the i-th rank of every site, as far as all sites have one. Fragment
     f takes lane f % lanes, whose ranks own it: so the ranks of a site share the work and the memory.
 
-    Threads exchange the frames of all sites, so that a round holds up no step; several rounds of a lane are under way
-    at a time, each in a process group of its own, since every one takes two round trips at least. Every site
-    decodes the same frames in the same order: averages have equal bits everywhere, and equal those of SimulatedSites.
-    Each site sends its frame to every other one, which suits a few sites.
+    One thread exchanges the frames of all sites, so that a round holds up no step; many rounds of a lane are under way
+    at a time (`RoundExchange`). Every site decodes the same frames in the same order: averages have equal bits
+    everywhere, and equal those of SimulatedSites. Each site sends its frame to every other one, which suits a few
+    sites. Where the links between two sites are slow, a third one passes frames on (`Links.relays`).
+
+    A wait for another site is logged after 10 s, with its name. It ends with an error after the time-out of the process
+    group (`agree`: after 300 s at most).
     """
 
-    def __init__(self, *, timeout_s: float = 300.0) -> None:
-        """timeout_s: how long `agree` waits for the other ranks.
+    def __init__(self) -> None:
+        """Waits for no other site, and for the other ranks of this one where its process group is made (`sites`).
 
         Raises InvalidArgumentError where the default process group is not geocomm's, or has one site only.
         """
@@ -57,42 +53,33 @@ class GroupRounds:
             raise InvalidArgumentError(
                 'local steps need the default process group: init_process_group("geocomm") before local_steps()'
             )
-        ranks_of = world.ranks_of_sites
-        if len(ranks_of) < 2:
+        self._sites = found = sites()
+        if len(found.names) < 2:
             raise InvalidArgumentError(
                 "local steps need two sites or more, and all ranks are at one; GEOCOMM_SITE names the site of a rank"
             )
         self._world = world
-        self._rank = dist.get_rank()
-        self._sites = tuple(ranks_of)
-        self._site = world.infos[self._rank].site or ""
-        self._timeout = timedelta(seconds=timeout_s)
-        lane_count = min(len(ranks) for ranks in ranks_of.values())
-        place = ranks_of[self._site].index(self._rank)
-        # Collective: every rank makes all groups, in the same order.
-        lanes = [
-            [_new_group([ranks[lane] for ranks in ranks_of.values()]) for _ in range(_UNDER_WAY)]
-            for lane in range(lane_count)
-        ]
-        own = lanes[place] if place < lane_count else []
-        self._exchanges = [_Exchange(group, f"geocomm-rounds{i}") for i, group in enumerate(own) if group is not None]
-        self._turns = itertools.cycle(self._exchanges)
-        # Beside the lanes: a site may have begun more rounds than another when they ask each other something.
-        self._first_ranks = _new_group([ranks[0] for ranks in ranks_of.values()])
-        # All ranks ask for it, or none: it may be made here.
-        inside = site_group() if max(map(len, ranks_of.values())) > 1 else None
-        self.ranks = SiteRanks(inside if len(ranks_of[self._site]) > 1 else None, place, lane_count)
-        self._number = next(_NUMBERS)
-        self._agreements = 0
-        self._offers: dict[int, Offer] = {}
-        self._digests = _Digests(self._sites)
+        self._agree_timeout = min(world.timeout, timedelta(seconds=_AGREE_S))
+        self._digests = _Digests()
         self._line = LineClock()
-        self._scratch = Scratch()
+        tags = ReservedTags.take(world)
+        self._call_prefix = f"local_steps/{tags.number}"
+        self._agreements = 0
+        self._exchange: RoundExchange | None = None
+        if found.place < found.common_places:
+            relays = [] if world.policy is None else world.policy.links.relays()
+            self._exchange = RoundExchange(
+                found.same_place, found.name, relays, tags, world.timeout, self._line, self._digests.check
+            )
+        # Every rank asks for the group of its site, or none does.
+        inside = found.inside if max(map(len, found.ranks)) > 1 else None
+        self.ranks = SiteRanks(inside if len(found.own) > 1 else None, found.place, found.common_places)
+        self._offers: dict[int, Offer] = {}
 
     @property
     def site(self) -> str:
         """The name of this site."""
-        return self._site
+        return self._sites.name
 
     @property
     def line_seconds(self) -> float:
@@ -101,20 +88,20 @@ class GroupRounds:
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """See `Rounds`."""
-        return tuple(dict.fromkeys(self._world.infos[rank].site or "" for rank in ranks))
+        return self._sites.names_of(ranks)
 
     def agree(self, terms: Terms) -> None:
-        """See `Rounds`. Raises OperationTimeoutError for ranks that do not come."""
+        """See `Rounds`. Two round trips to the store. Raises OperationTimeoutError for ranks that do not come."""
         records = self._call({name: dict(value) for name, value in vars(terms).items()})
-        for info, record in zip(self._world.infos, records, strict=True):
+        for rank, record in enumerate(records):
             if "error" in record:
-                raise InvalidArgumentError(f"local steps: {self._name(info.rank)} cannot begin: {record['error']}")
+                raise InvalidArgumentError(f"local steps: {self._sites.describe(rank)} cannot begin: {record['error']}")
         check_terms([(self._name(rank), Terms(**record)) for rank, record in enumerate(records)])
 
     def refuse(self, reason: str) -> None:
         """See `Rounds`."""
         self._agreements += 1
-        roll_call.publish(self._world.store, self._call_name(), self._rank, {"error": reason})
+        roll_call.publish(self._world.store, self._call_name(), self._sites.rank, {"error": reason})
 
     def propose(self, offer: Offer) -> None:
         """See `Rounds`."""
@@ -124,23 +111,18 @@ class GroupRounds:
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> LaneReduction:
         """See `Rounds`."""
-        offer, digest = self._offers.pop(number), self._digests.latest
-        exchanged = next(self._turns).submit(
-            lambda group: self._exchange(group, offer, digest, fragment, delta, residual, coding)
-        )
-        return LaneReduction(exchanged)
+        exchange = self._lane().begin(self._offers.pop(number), self._digests.latest, fragment, delta, residual, coding)
+        return LaneReduction(number, exchange)
 
     def furthest(self, number: int) -> int:
         """See `Rounds`."""
         said = None
-        if self._first_ranks is not None:
-            largest = torch.tensor([number])
+        if self._sites.is_first:
             try:
-                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._first_ranks)
+                said = [_result(self._lane().ask(number), "the exchange of where the sites are")]
             except Exception:  # every rank of the site has to hear of it
                 self.ranks.tell(_FIRST, [-1], 1)
                 raise
-            said = [int(largest)]
         (found,) = self.ranks.tell(_FIRST, said, 1)
         if found < 0:
             raise PeerLostError("local steps: the first rank of this site could not ask the others; it has the error")
@@ -151,109 +133,92 @@ class GroupRounds:
         self._digests.add(number, digest)
 
     def close(self) -> None:
-        """See `Rounds`. Ends the threads, and the process groups between the sites."""
-        try:
-            if self._first_ranks is not None:
-                latest = _all_gather(self._first_ranks, _header_of_digest(self._digests.latest))
-                for site, said in zip(self._sites, latest, strict=True):
-                    self._digests.check(site, *_digest_of_header(said))
-        finally:
-            for exchange in self._exchanges:
-                exchange.end()
-            for group in (self._first_ranks, *(exchange.group for exchange in self._exchanges)):
-                if group is not None:
-                    dist.destroy_process_group(group)
+        """See `Rounds`. Ends the thread."""
+        if self._exchange is not None:
+            try:
+                _result(self._exchange.end(self._digests.latest), "the end of the run")
+            finally:
+                self._exchange.stop()
 
-    def _exchange(
-        self,
-        group: dist.ProcessGroup,
-        offer: Offer,
-        digest: tuple[int, str] | None,
-        fragment: Fragment,
-        delta: torch.Tensor,
-        residual: torch.Tensor | None,
-        coding: Coding,
-    ) -> Average:
-        """A round between the ranks of a lane. Runs in a thread of an `_Exchange`."""
-        place = (self._sites.index(self._site), len(self._sites))
-        with self._line.running():
-            frames, new_residual = encode_delta(
-                offer.round, fragment, delta, residual, coding, place=place, counts=offer.weight > 0
+    def _lane(self) -> RoundExchange:
+        if self._exchange is None:
+            raise InvalidArgumentError(
+                f"local steps: {self._sites.describe(self._sites.rank)} has no counterpart at every site, so it owns "
+                "no fragment"
             )
-        header = torch.tensor([*asdict(offer).values(), *frames.sizes], dtype=torch.float64)
-        headers = _all_gather(group, torch.cat([header.view(torch.uint8), _header_of_digest(digest)]))
-        offers: list[tuple[str, Offer]] = []
-        sizes: list[tuple[int, int]] = []
-        for site, said in zip(self._sites, headers, strict=True):
-            *numbers, norm, last, coded, exact = said[: header.nbytes].view(torch.float64).tolist()
-            offers.append((site, Offer(*map(int, numbers), squared_norm=norm, last=bool(last))))
-            sizes.append((int(coded), int(exact)))
-            self._digests.check(site, *_digest_of_header(said[header.nbytes :]))
-        entry = decide(offers)
-        longest = max(map(sum, sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        own = [frame for frame in (frames.coded, frames.exact) if frame is not None]
-        torch.cat(own, out=padded[: frames.wire_bytes])
-        values = None
-        with self._line.running():  # all sites are there now
-            gathered = _all_gather(group, padded)
-            if any(entry.weights):
-                said = [
-                    DeltaFrames(
-                        one[:coded] if coded else None,
-                        one[coded : coded + exact] if exact else None,
-                    )
-                    for one, (coded, exact) in zip(gathered, sizes, strict=True)
-                ]
-                values = delta  # it is in the frames by now
-                average_frames(said, fragment, entry.weights, coding.averaging, self._scratch, values)
-        return Average(entry, values, new_residual, frames.wire_bytes)
+        return self._exchange
 
     def _call(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         self._agreements += 1
-        size = len(self._world.infos)
+        patience = Patience()
+
+        def waits_for(ranks: Sequence[int]) -> None:
+            if patience.left_s <= 0:
+                patience.say("local_steps()", self._names(ranks))
+
         try:
-            return roll_call.exchange(self._world.store, self._call_name(), self._rank, size, record, self._timeout)
+            return roll_call.gather(
+                self._world.store,
+                self._call_name(),
+                self._sites.rank,
+                len(self._world.infos),
+                record,
+                self._agree_timeout,
+                waits_for,
+            )
         except roll_call.Absent as absent:
-            missing = ", ".join(self._name(rank) for rank in absent.ranks)
             raise OperationTimeoutError(
-                f"local steps: {missing} did not call local_steps() within {self._timeout.total_seconds():g} s; every "
-                "rank of every site calls it"
+                f"local steps: {self._names(absent.ranks)} did not call local_steps() within "
+                f"{self._agree_timeout.total_seconds():g} s; every rank of every site calls it"
             ) from absent
 
     def _call_name(self) -> str:
-        return f"local_steps/{self._number}/{self._agreements}"
+        return f"{self._call_prefix}/{self._agreements}"
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return ", ".join(map(self._name, ranks))
 
     def _name(self, rank: int) -> str:
-        site = self._world.infos[rank].site or ""
-        alone = sum(info.site == site for info in self._world.infos) == 1
+        (site,) = self._sites.names_of([rank])
+        alone = len(self._sites.ranks[self._sites.names.index(site)]) == 1
         return site if alone else f"{site} (rank {rank})"
 
 
 class LaneReduction:
     """A round that is under way."""
 
-    def __init__(self, exchanged: Future[Average]) -> None:
-        self._exchanged = exchanged
+    def __init__(self, number: int, exchange: Awaited) -> None:
+        self._number = number
+        self._exchange = exchange
 
     def is_done(self) -> bool:
         """See `Reduction`."""
-        return self._exchanged.done()
+        return self._exchange.future.done()
 
     def wait(self) -> Average:
         """See `Reduction`."""
-        return self._exchanged.result()
+        return _result(self._exchange, f"round {self._number}")
+
+
+def _result(awaited: Awaited, what: str) -> Any:
+    """Wait for it, with a word to the log now and then."""
+    wait_for(
+        lambda seconds: bool(wait_for_futures([awaited.future], seconds).done),
+        what,
+        lambda: sites_text(awaited.missing),
+    )
+    return awaited.future.result()
 
 
 class _Digests:
     """What this rank has committed, compared with what the other sites say in the headers of later rounds."""
 
-    def __init__(self, sites: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own: dict[int, str] = {}
         self._said: dict[int, list[tuple[str, str]]] = {}
         self._keep = 64  # a site is never so many rounds behind: a fragment has one round under way
-        self.latest: tuple[int, str] | None = None
+        self.latest: Digest | None = None
 
     def add(self, number: int, digest: str) -> None:
         """Raises ReplicaMismatchError where a site has said something else."""
@@ -265,13 +230,13 @@ class _Digests:
         for site, other in said:
             self._compare(site, number, other, digest)
 
-    def check(self, site: str, number: int, digest: str) -> None:
-        """What a site has said; number -1: nothing yet."""
-        if number < 0:
-            return
+    def check(self, site: str, said: Digest) -> None:
+        """What a site has said."""
+        number, digest = said
         with self._lock:
             own = self._own.get(number)
-            if own is None and (self.latest is None or number > self.latest[0]):
+            latest = -1 if self.latest is None else self.latest[0]
+            if own is None and latest < number <= latest + self._keep:
                 self._said.setdefault(number, []).append((site, digest))
         if own is not None:
             self._compare(site, number, digest, own)
@@ -283,65 +248,3 @@ class _Digests:
                 f"local steps: after round {number} the anchor of site {site!r} is {digest}, and here it is {own}. "
                 "Resume from a checkpoint; if it comes again, a machine computes wrongly"
             )
-
-
-class _Exchange:
-    """Runs exchanges over one process group, one after the other, in a thread of their own.
-
-    The thread is a daemon: a process that ends does not wait for a line that is down.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
-        self.group = group
-        self._name = name
-        self._calls: queue.SimpleQueue[tuple[Callable[[dist.ProcessGroup], Any], Future[Any]] | None]
-        self._calls = queue.SimpleQueue()
-        self._started = False
-
-    def submit(self, call: Callable[[dist.ProcessGroup], Result]) -> Future[Result]:
-        future: Future[Result] = Future()
-        self._calls.put((call, future))
-        if not self._started:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
-            self._started = True
-        return future
-
-    def end(self) -> None:
-        """After what was submitted."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (submitted := self._calls.get()) is not None:
-            call, future = submitted
-            try:
-                future.set_result(call(self.group))
-            except BaseException as error:  # it is raised where the result is asked for
-                future.set_exception(error)
-
-
-def _new_group(ranks: list[int]) -> dist.ProcessGroup | None:
-    """None at ranks that are not in it."""
-    group = dist.new_group(ranks)
-    return group if isinstance(group, dist.ProcessGroup) else None
-
-
-def _all_gather(group: dist.ProcessGroup, own: torch.Tensor) -> list[torch.Tensor]:
-    """The 1-D tensors of all ranks of the group, which are as long as this one, in their order."""
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, own, group=group)
-    return found
-
-
-def _header_of_digest(latest: tuple[int, str] | None) -> torch.Tensor:
-    number, digest = latest or (-1, "00" * _DIGEST_BYTES)
-    return torch.cat(
-        [
-            torch.tensor([number], dtype=torch.int64).view(torch.uint8),
-            torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8),
-        ]
-    )
-
-
-def _digest_of_header(header: torch.Tensor) -> tuple[int, str]:
-    number = int(header[:8].clone().view(torch.int64))
-    return number, bytes(header[8 : 8 + _DIGEST_BYTES].tolist()).hex()

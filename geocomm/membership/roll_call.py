@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_WORD_S = 10.0
+"""After so long a wait, the caller hears for whom it is."""
+
 Record = dict[str, Any]
 """What JSON can hold. One with an `error` ends the roll call at once: its rank takes no further part."""
 
@@ -76,6 +79,39 @@ def exchange(
             raise Absent(late)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.2)
+
+
+def gather(
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    record: Mapping[str, Any],
+    timeout: timedelta,
+    waits_for: Callable[[list[int]], None],
+) -> list[Record]:
+    """As `exchange`, under a name of which the store holds nothing else: two round trips to it.
+
+    waits_for: is called about every ten seconds with the ranks whose records are missing. Raises Absent, or what the
+    store raises when it is gone.
+    """
+    until = time.monotonic() + timeout.total_seconds()
+    publish(store, name, rank, record)
+    keys = [f"{name}/rank/{other}" for other in range(size)]
+    while True:
+        left = until - time.monotonic()
+        try:
+            store.wait(keys, timedelta(seconds=min(max(left, 0.001), _WORD_S)))
+        except Exception:  # each kind of store has its own
+            missing = [other for other, key in enumerate(keys) if not _present(store, key)]
+            if rank in missing:  # the store is gone
+                raise
+            if missing and left <= _WORD_S:
+                raise Absent(missing) from None
+            if missing:
+                waits_for(missing)
+                continue
+        return [json.loads(text) for text in store.multi_get(keys)]
 
 
 def decided_by_first(store: Store, key: str, rank: int, decide: Callable[[], Record]) -> Record:

@@ -11,13 +11,13 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from geocomm.backend.sites import sites
 from geocomm.core.bad_input import BadInput
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
 from geocomm.train.joint_steps import share_weights
 from geocomm.train.local_sync import LocalSync
-from geocomm.train.site_groups import SiteGroups
 from geocomm.train.train_config import RunConfig
 
 _NEVER = 1 << 62
@@ -75,24 +75,24 @@ class TrainedModel:
 
 def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     """Make AdamW and the DeepSpeed engine around `model`. Collective."""
-    sites = SiteGroups() if config.sync.is_local else None
-    shards = SiteShards() if sites is None and config.shards_in_sites() else None
-    joint_steps = 0 if sites is None else config.joint_steps(equal_sites=sites.have_equal_sizes)
-    if sites is not None and not joint_steps:
+    own_sites = sites() if config.sync.is_local else None
+    shards = SiteShards() if own_sites is None and config.shards_in_sites() else None
+    joint_steps = 0 if own_sites is None else config.joint_steps(equal_sites=own_sites.have_equal_sizes)
+    if own_sites is not None and not joint_steps:
         share_weights(model)  # a seed may give other last bits on other hardware; joint steps share at their end
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         optimizer=_adamw(model, config),
         config=deepspeed_config(config),
         dist_init_required=False,
-        mpu=shards if sites is None else SiteParallel(),
+        mpu=shards if own_sites is None else SiteParallel(),
     )
     _forget_initial_step(engine)
     sync = GradientSync(engine, config.sync, shards) if config.sync.reduces_gradients else None
     local = None
-    if sites is not None:
+    if own_sites is not None:
         tokens = config.global_batch(1) * config.data.sequence_length
-        local = LocalSync(engine, config.sync, sites, joint_steps=joint_steps, tokens_per_rank=tokens)
+        local = LocalSync(engine, config.sync, own_sites, joint_steps=joint_steps, tokens_per_rank=tokens)
     return TrainedModel(engine, sync, local)
 
 

@@ -8,6 +8,7 @@ import deepspeed
 import torch.distributed as dist
 from torch.distributed.utils import _sync_module_states  # what DDP shares its first weights with
 
+from geocomm.backend.sites import Sites
 from geocomm.train.deepspeed_seams import (
     follow_masters,
     give_back_reduction,
@@ -16,7 +17,6 @@ from geocomm.train.deepspeed_seams import (
     reduce_shards_over,
     take_over_reduction,
 )
-from geocomm.train.site_groups import SiteGroups
 
 _BROADCAST_BYTES = 64 << 20
 
@@ -28,13 +28,13 @@ class JointSteps:
     shard, after DeepSpeed has reduced it inside the site. To make one is collective.
     """
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, sites: SiteGroups) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, sites: Sites) -> None:
         self._engine = engine
         world: Any = dist.group.WORLD
         self._is_sharded = engine.zero_optimization_stage() > 0
-        self._replicas = sites.same_place_group() if self._is_sharded else world
+        self._replicas = _same_place_group(sites) if self._is_sharded else world
         """The ranks that hold the same masters."""
-        self._source = sites.same_place[0] if self._is_sharded else 0
+        self._source = next(iter(sites.same_place.values())) if self._is_sharded else 0
         """The one of them that is at rank 0's site."""
         if not self._is_sharded:
             take_over_reduction(engine, lambda: reduce_over(engine, world))
@@ -59,6 +59,13 @@ class JointSteps:
         else:
             give_back_reduction(self._engine)
             share_weights(self._engine.module)
+
+
+def _same_place_group(sites: Sites) -> dist.ProcessGroup:
+    """A new group of the ranks at this rank's place, where all sites have the same number of ranks. Collective over all
+    ranks."""
+    groups: list[Any] = [dist.new_group(list(ranks)) for ranks in zip(*sites.ranks, strict=True)]
+    return groups[sites.place]
 
 
 def share_weights(model: Any) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import deepspeed
 import torch
 
+from geocomm.backend.sites import Sites
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
 from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
-from geocomm.train.site_groups import SiteGroups
 from geocomm.train.sync_settings import SyncConfig
 
 _NUMBERS = schema.names(schema.LOCAL_STEPS)
@@ -34,7 +34,7 @@ class LocalSync:
         self,
         engine: deepspeed.DeepSpeedEngine,
         config: SyncConfig,
-        sites: SiteGroups,
+        sites: Sites,
         *,
         joint_steps: int,
         tokens_per_rank: int,
@@ -45,7 +45,7 @@ class LocalSync:
         self._engine = engine
         self._config = config
         self._joint_steps = joint_steps
-        self._tokens = tokens_per_rank * len(sites.ranks)
+        self._tokens = tokens_per_rank * len(sites.own)
         self._handle: LocalSteps | None = None
         self._joint = JointSteps(engine, sites) if joint_steps else None
 
@@ -62,7 +62,7 @@ class LocalSync:
     @property
     def replicas(self) -> list[int]:
         """The ranks that have the same part of the anchor as this one, where their sites have as many ranks."""
-        return self.sites.same_place
+        return list(self.sites.same_place.values())
 
     def before_step(self, steps_done: int) -> None:
         """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from geocomm.backend.sites import Sites
 from geocomm.train.comm_meter import ROW, StepReducer, StepSum, StepTotals, Wants
 from geocomm.train.local_sync import LocalSync
-from geocomm.train.site_groups import SiteGroups
 
 _EVERY_STEPS = 5
 """From one exchange to the next."""
@@ -60,15 +60,15 @@ class SiteTalk:
 
     def __init__(self, local: LocalSync, site: str, device: torch.device) -> None:
         self._local = local
-        self._groups = local.sites
+        self._sites = local.sites
         self._site = site
-        self._inside = StepReducer({site: len(self._groups.ranks)}, site, device, self._groups.inside)
-        self._between = _Exchanges(self._groups, site)
+        self._inside = StepReducer({site: len(self._sites.own)}, site, device, self._sites.inside)
+        self._between = _Exchanges(self._sites)
         self._until = 0  # the step after which what was asked for happens; 0: nothing was
 
     def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> SiteStep:
         """See `StepTalk`."""
-        until = self._turn(step) if self._groups.is_first else 0
+        until = self._turn(step) if self._sites.is_first else 0
         return SiteStep(self, step, self._inside.launch(step, loss, row, wants, note=float(until)))
 
     def flush(self, row: list[float], wants: Wants) -> StepTotals:
@@ -120,14 +120,14 @@ class SiteTalk:
     def _meet(self, step: int) -> Wants:
         """Wait for all sites after this step; what their ranks ask for."""
         between = self._between
-        if self._groups.is_first:
+        if self._sites.is_first:
             between.read()
             while not self._local.in_lockstep and not between.all_arrived():
                 between.begin(step, arrived=True)
                 between.read()
         self._until = 0
         wants = torch.tensor(between.end_meeting().to_row())
-        dist.broadcast(wants, self._groups.ranks[0], group=self._groups.inside)
+        dist.broadcast(wants, self._sites.own[0], group=self._sites.inside)
         return Wants.of_row(wants.tolist())
 
 
@@ -147,9 +147,11 @@ class SiteStep:
 class _Exchanges:
     """The exchanges between the sites, one after the other, and what this site has to say in the next one."""
 
-    def __init__(self, groups: SiteGroups, site: str) -> None:
-        self._groups = groups
-        self._own = groups.names.index(site)
+    def __init__(self, sites: Sites) -> None:
+        """Collective over all ranks. Those that are not the first of their sites exchange nothing."""
+        self._sites = sites
+        made: Any = dist.new_group(list(sites.firsts))
+        self._group: dist.ProcessGroup | None = made if sites.is_first else None
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._asked = Wants()  # by any site, in what was read since the last meeting
@@ -181,9 +183,9 @@ class _Exchanges:
         """Tell the other sites where this one is."""
         values = {**self.standing, **self._sums, "arrived": arrived, "step": step}
         values |= dict(zip(("save", "stop", "failed"), self.wants.to_row(), strict=True))
-        table = torch.zeros(len(self._groups.names), len(_COLUMNS), dtype=torch.float64)
-        table[self._own] = torch.tensor([float(values.get(name, 0)) for name in _COLUMNS], dtype=torch.float64)
-        self._pending = table, dist.all_reduce(table, group=self._groups.first_ranks, async_op=True)
+        table = torch.zeros(len(self._sites.names), len(_COLUMNS), dtype=torch.float64)
+        table[self._sites.index] = torch.tensor([float(values.get(name, 0)) for name in _COLUMNS], dtype=torch.float64)
+        self._pending = table, dist.all_reduce(table, group=self._group, async_op=True)
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._begun = step, time.monotonic()
 
@@ -195,7 +197,7 @@ class _Exchanges:
         work.wait()
         self._pending = None
         rows = [dict(zip(_COLUMNS, row, strict=True)) for row in table.tolist()]
-        self._last = SiteReport(dict(zip(self._groups.names, rows, strict=True)))
+        self._last = SiteReport(dict(zip(self._sites.names, rows, strict=True)))
         self.reports.append(self._last)
         self._asked |= self._last.wants
         return bool(self._last.wants)

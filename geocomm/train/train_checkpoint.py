@@ -91,7 +91,9 @@ class RunCheckpoints:
 
     def _unequal_shards(self, local: LocalSync, on_disk: list[int]) -> str | None:
         """What is wrong where sites that have other shards would write files of the same names."""
-        sizes = local.sites.sizes(on_disk)
+        sites = local.sites
+        writers = sites.names_of(on_disk)
+        sizes = {name: len(ranks) for name, ranks in zip(sites.names, sites.ranks, strict=True) if name in writers}
         if not self._engine.zero_optimization() or len(set(sizes.values())) < 2:
             return None
         found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())

@@ -109,7 +109,7 @@ def _gathers_with_rank_0(trained: TrainedModel) -> bool:
     """Whether this rank has a part of what rank 0 writes."""
     if not trained.engine.zero_optimization_partition_weights():
         return False
-    return trained.local is None or 0 in trained.local.sites.ranks
+    return trained.local is None or 0 in trained.local.sites.own
 
 
 def _write(run: RunFolder, agreed: Agreed, model: HfModel, step: int) -> str:

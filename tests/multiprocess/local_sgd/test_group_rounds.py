@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.backend.site_group import site_group
+import geocomm
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -37,17 +37,12 @@ ranks = ranks_fixture(
 
 
 def of_site(model: nn.Module, sites: Sequence[str]) -> nn.Module:
-    """Under DDP over the ranks of this rank's site, if there are two; collective.
+    """Under DDP over the ranks of this rank's site, if there are two; every rank calls it.
 
     The mean of two equal gradients has the bits of each; of more it has not, and there the ranks are alike without.
     """
-    groups = {
-        site: dist.new_group([rank for rank, other in enumerate(sites) if other == site])
-        for site in dict.fromkeys(sites)
-        if sites.count(site) == 2
-    }
-    own = groups.get(sites[dist.get_rank()])
-    return model if own is None else DistributedDataParallel(model, process_group=own)
+    inside = geocomm.sites().inside
+    return DistributedDataParallel(model, process_group=inside) if sites.count(sites[dist.get_rank()]) == 2 else model
 
 
 def run(
@@ -107,7 +102,7 @@ def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes])
 
 def _left_behind(sites: list[str]) -> tuple[int, int]:
     """Threads of rounds, and process groups, that a run leaves beside the site's."""
-    site_group()  # lives as long as the default process group, whoever makes it
+    _ = geocomm.sites().inside  # lives as long as the default process group, whoever makes it
     groups = len(dist.distributed_c10d._world.pg_map)
     model = make_model()
     handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1)

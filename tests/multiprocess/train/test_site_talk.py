@@ -14,6 +14,7 @@ pytest.importorskip("deepspeed")
 import torch
 import torch.distributed as dist
 
+import geocomm
 from support.harness import Ranks, ranks_fixture
 
 STEPS = 50
@@ -25,12 +26,11 @@ ranks = ranks_fixture({"2+1": ["a", "a", "b"], "1+1+1": list("abc")}, environmen
 def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockstep: bool) -> list[tuple[int, str]]:
     """The steps after which all came together, with what was asked for; asks: by rank, at which step and for what."""
     from geocomm.train.comm_meter import ROW, Wants
-    from geocomm.train.site_groups import SiteGroups
     from geocomm.train.site_talk import SiteTalk
 
     site = sites[dist.get_rank()]
     counters = dict.fromkeys(("rounds", "held_back", "rounds_not_finite"), 0)
-    local: Any = SimpleNamespace(sites=SiteGroups(), in_lockstep=lockstep, summary=lambda: counters)
+    local: Any = SimpleNamespace(sites=geocomm.sites(), in_lockstep=lockstep, summary=lambda: counters)
     talk = SiteTalk(local, site, torch.device("cpu"))
     pace = random.Random(f"{site} {asks} {slow}")
     when, what = asks.get(dist.get_rank(), (0, ""))
@@ -52,7 +52,7 @@ def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockst
         reports = [report.sites[site] for report in talk.take_reports()]
         assert [row["step"] for row in reports] == sorted(row["step"] for row in reports)
         assert reports[-1]["step"] <= met[-1][0]
-        assert all(row["step_seconds"] == 0.5 * row["steps"] * len(local.sites.ranks) for row in reports)
+        assert all(row["step_seconds"] == 0.5 * row["steps"] * len(local.sites.own) for row in reports)
     return met
 
 
