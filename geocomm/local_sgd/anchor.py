@@ -34,23 +34,31 @@ class AnchoredFragment:
         self.residual = host_zeros(coded, pinned=False) if residual and coded else None
         self.version = 0
         """Outer steps that were taken."""
+        self._steps = 0
 
-    def step(self, outer: Nesterov, delta: torch.Tensor) -> float:
-        """Take an outer step with the averaged delta; returns how far the anchor moved (L2)."""
+    def step(self, outer: Nesterov, delta: torch.Tensor, steps: int) -> float:
+        """Take an outer step with the averaged delta; returns how far the anchor moved (L2).
+
+        steps: optimizer steps of all sites together when the round began.
+        """
         self.version += 1
+        self._steps = steps
         return outer_step(outer, self.anchor, self.momentum, delta)
 
-    def end(self, outer: Nesterov, mean: torch.Tensor | None) -> None:
+    def end(self, outer: Nesterov, mean: torch.Tensor | None, steps: int, cycle: int) -> None:
         """Take over the mean of the sites' weights for good; None: no site has trained since the last outer step.
 
-        That step went further than the sites' mean, in the direction of the momentum, and no round follows that would
-        correct it: then this much is taken back.
+        That step went further than the sites' mean, in the direction of the momentum. The steps after it correct that,
+        and a whole cycle of them does so in full. What they have not corrected is taken back.
+
+        steps: as in `step`. cycle: steps of all sites together between two rounds of the fragment.
         """
         self.version += 1
         if mean is not None:
             self.anchor.copy_(mean)
-        elif self.momentum is not None:
-            take_back_momentum(outer, self.anchor, self.momentum)
+        if self.momentum is not None:
+            corrected = min(1.0, max(0, steps - self._steps) / cycle)
+            take_back_momentum(outer, self.anchor, self.momentum, 1.0 - corrected)
 
     def digest(self) -> str:
         """Of what is equal at every site: version, anchor and momentum."""
@@ -61,6 +69,7 @@ class AnchoredFragment:
         """Copies."""
         return {
             "version": self.version,
+            "steps": self._steps,
             "anchor": self.anchor.clone(),
             "momentum": copy_of(self.momentum),
             "residual": copy_of(self.residual),
@@ -87,6 +96,7 @@ class AnchoredFragment:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state that was checked."""
         self.version = int(state["version"])
+        self._steps = int(state["steps"])
         for own, given in (
             (self.anchor, state["anchor"]),
             (self.momentum, state["momentum"]),

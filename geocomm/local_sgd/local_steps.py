@@ -165,7 +165,8 @@ class LocalSteps:
 
         All sites call it, with `deterministic` after the same step; it waits for them. The mean counts each site by the
         steps, or tokens, since its last round, and crosses exactly: 4 bytes an element. There is no outer step, since
-        no step follows that would correct its momentum. The optimizer is an ordinary one afterwards.
+        no step follows that would correct its momentum; of the last one's momentum the end takes back what was not
+        corrected (`AnchoredFragment.end`). The optimizer is an ordinary one afterwards.
         """
         stop_clock = self._require_open("finish()")
         self._own.meet()

@@ -55,11 +55,13 @@ def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | N
     return math.sqrt(squares)
 
 
-def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor) -> None:
-    """Undo what the momentum added to the last step: anchor = anchor + lr * (mu * b), in place.
+def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor, part: float) -> None:
+    """Undo a part, 0 to 1, of what the momentum added to the last step: anchor = anchor + part * lr * mu * b, in place.
 
-    With lr 1 this is the mean of the sites' weights in the last round, to rounding. Operations are rounded one by one,
-    as in `outer_step`.
+    With lr 1 all of it leads to the mean of the sites' weights in the last round, to rounding. The product of the three
+    numbers is taken first; then operations are rounded one by one, as in `outer_step`.
     """
-    for span in cache_chunks(anchor.numel()):
-        anchor[span].add_(momentum[span].mul(outer.momentum).mul_(outer.lr))
+    factor = part * outer.lr * outer.momentum
+    if factor:
+        for span in cache_chunks(anchor.numel()):
+            anchor[span].add_(momentum[span].mul(factor))

@@ -234,7 +234,7 @@ class SiteRounds:
         for flight in self._flights:
             values = None if flight.own is None else flight.own.reduction.wait().values
             if values is not None:
-                coming[flight.fragment].step(self._settings.outer, values)
+                coming[flight.fragment].step(self._settings.outer, values, 0)
         return {index: held.digest() for index, held in coming.items()}
 
     def _is_done(self, flight: Flight) -> bool:
@@ -302,7 +302,7 @@ class SiteRounds:
         """Take the outer step of a round, once its result is there, and merge it into the model."""
         void, every = self._settle(flight)
         self._counters["rounds"] += 1
-        self._counters["rounds_void"] += void
+        self._counters["rounds_void"] += void and not flight.last
         self._counters["rounds_not_finite"] += not flight.finite
         fragment, held = self.fragments[flight.fragment], self._state.get(flight.fragment)
         merged = None if held is None else held.anchor
@@ -342,9 +342,13 @@ class SiteRounds:
 
     def _step_outside(self, flight: Flight, held: AnchoredFragment, average: Average) -> None:
         if flight.last:
-            held.end(self._settings.outer, average.values)
+            cycle = len(average.entry.members) * self._schedule.every
+            held.end(self._settings.outer, average.values, sum(average.entry.steps), cycle)
         elif average.values is not None:
-            moved, mean_norm = held.step(self._settings.outer, average.values), float(average.values.norm())
+            moved, mean_norm = (
+                held.step(self._settings.outer, average.values, sum(average.entry.steps)),
+                float(average.values.norm()),
+            )
             self._norms["mean_norm"] = mean_norm
             self._norms["outer_step"] = moved / mean_norm if mean_norm else None
             self._norms["agreement"] = average.entry.agreement(self._settings.coding.averaging, mean_norm)
