@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.local_sgd.fragments import Range
+from geocomm.local_sgd.living_wrappers import require_no_reduction_between_sites
 from geocomm.local_sgd.parameter_view import ModuleView, type_name, write_flat
+from geocomm.local_sgd.rounds import Rounds
 
 
 class PlainParameters(ModuleView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
+
+    def __init__(self, model: torch.nn.Module, rounds: Rounds, **settings: Any) -> None:
+        """See `ModuleView`. Raises InvalidArgumentError where something reduces the gradients between sites."""
+        super().__init__(model, **settings)
+        self._rounds: Rounds | None = rounds
+        require_no_reduction_between_sites(self._trainable.values(), rounds)
+
+    def check(self) -> None:
+        """See `ParameterView`."""
+        if self._rounds is not None:  # some frameworks wrap the model between local_steps() and the first step
+            require_no_reduction_between_sites(self._trainable.values(), self._rounds)
+            self._rounds = None
+        super().check()
 
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         if isinstance(parameter, DTensor) or hasattr(parameter, "ds_tensor"):

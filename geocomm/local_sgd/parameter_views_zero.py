@@ -126,11 +126,11 @@ def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Seq
 class EngineParameters(PlainParameters):
     """Of an engine whose module is an ordinary one, in float32 without ZeRO."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, **settings: Any) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> None:
         """See `ModuleView`."""
         self._engine = engine
         module: Any = engine.module
-        super().__init__(module, **settings)
+        super().__init__(module, rounds, **settings)
 
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
         """See `ParameterView`."""
@@ -156,7 +156,7 @@ def engine_view(
     if (words := unsupported_part(engine)) is not None:
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
     if isinstance(engine.optimizer, torch.optim.Optimizer):
-        return EngineParameters(engine, **settings)
+        return EngineParameters(engine, rounds, **settings)
     if engine.zero_optimization_stage() == 3:
         compare_no_traces()
     return MasterParameters(engine, **settings)

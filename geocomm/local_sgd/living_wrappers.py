@@ -1,0 +1,90 @@
+"""Wrappers that reduce the gradients of a module between sites, though the module was passed without them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.local_sgd.rounds import Rounds
+
+
+def require_ddp_in_site(ddp: DistributedDataParallel, rounds: Rounds) -> None:
+    """Raise InvalidArgumentError for one that reduces between sites."""
+    if len(sites := _sites(ddp.process_group, rounds)) > 1:
+        raise InvalidArgumentError(
+            f"local steps: DDP reduces every gradient between the sites {', '.join(sites)}; give it the ranks of this "
+            "site, DistributedDataParallel(model, process_group=...), or leave it out where a site has one rank"
+        )
+
+
+def require_no_fsdp1(modules: Iterable[torch.nn.Module]) -> None:
+    """Raise UnsupportedError for one of them."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in modules):
+        raise UnsupportedError(
+            "local steps: the model is of FullyShardedDataParallel (FSDP1), whose flat parameters have no names; use "
+            "fully_shard (FSDP2)"
+        )
+
+
+def require_no_reduction_between_sites(parameters: Iterable[torch.Tensor], rounds: Rounds) -> None:
+    """Raise InvalidArgumentError where a living DDP or DeepSpeed engine has one of these parameters, and its ranks are
+    at several sites; UnsupportedError where an FSDP1 has one. Callbacks and modules of frameworks get the model without
+    what is around it.
+
+    Looks at every object of the process: a quarter of a second for 450,000 of them.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    if not any(_reduces_between_sites(one, rounds) for one in _wrappers_of(wanted)):
+        return
+    gc.collect()  # one that is deleted already is no longer there afterwards, and reduces nothing
+    wrappers = _wrappers_of(wanted)
+    require_no_fsdp1(wrappers)
+    for wrapper in wrappers:
+        if _reduces_between_sites(wrapper, rounds):
+            raise InvalidArgumentError(
+                f"local steps: the model is in a {type(wrapper).__name__} too, which reduces every gradient between "
+                f"the sites {', '.join(_sites(_group(wrapper), rounds))}; give it the ranks of this site "
+                "(geocomm.sites().inside), leave it out where a site has one rank, or delete it before local_steps() "
+                "if it is of no more use"
+            )
+
+
+def _wrappers_of(wanted: set[int]) -> list[torch.nn.Module]:
+    """The living ones that have a parameter with one of these ids."""
+    deepspeed: Any = sys.modules.get("deepspeed")
+    kinds = _with_subclasses(DistributedDataParallel) | _with_subclasses(FullyShardedDataParallel)
+    if hasattr(deepspeed, "DeepSpeedEngine"):
+        kinds |= _with_subclasses(deepspeed.DeepSpeedEngine)
+    found: list[torch.nn.Module] = []
+    for wrapper in [one for one in gc.get_objects() if type(one) in kinds]:
+        # One whose __init__ has failed, or not ended, has no modules.
+        inside = [one for one in vars(wrapper).get("_modules", {}).values() if one is not None]
+        if any(id(parameter) in wanted for module in inside for parameter in module.parameters()):
+            found.append(wrapper)
+    return found
+
+
+def _reduces_between_sites(wrapper: torch.nn.Module, rounds: Rounds) -> bool:
+    return isinstance(wrapper, FullyShardedDataParallel) or len(_sites(_group(wrapper), rounds)) > 1
+
+
+def _group(wrapper: Any) -> Any:
+    return wrapper.process_group if isinstance(wrapper, DistributedDataParallel) else wrapper.seq_data_parallel_group
+
+
+def _sites(group: Any, rounds: Rounds) -> list[str]:
+    return sorted(rounds.sites_of(torch.distributed.get_process_group_ranks(group)))
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    found = {kind}
+    for one in kind.__subclasses__():
+        found |= _with_subclasses(one)
+    return found
