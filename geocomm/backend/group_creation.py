@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
         backend_options.timeout,
         options_of_group,
         scope,
+        inherits=group_options is None,
     )
     if is_world:
         runtime.world = made
@@ -92,19 +94,27 @@ def _make_group(
     timeout: timedelta,
     options_of_group: Callable[[], Options],
     scope: Scope,
+    *,
+    inherits: bool = False,
 ) -> Group:
+    """inherits: whether the options are those of the default process group, if there is one."""
     with contextlib.ExitStack() as held:
-        try:
-            own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
-        except Exception as error:
-            # The others would wait for this rank: tell them, then raise here what it was.
-            publish(
-                store, RankInfo(rank=rank, global_rank=global_ranks[rank], error=f"{type(error).__name__}: {error}")
-            )
-            raise
-        infos = exchange(store, global_ranks, own, timeout)
-        check(infos)
-        admission.check_one_site(infos, rank, scope)
+        world = runtime.world if inherits and scope is Scope.PART else None
+        infos = [] if world is None else _known_inside_a_site(world, global_ranks)
+        if world is not None and infos:
+            own, options, endpoint, store = infos[rank], world.options, None, world.store
+        else:
+            try:
+                own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
+            except Exception as error:
+                # The others would wait for this rank: tell them, then raise here what it was.
+                publish(
+                    store, RankInfo(rank=rank, global_rank=global_ranks[rank], error=f"{type(error).__name__}: {error}")
+                )
+                raise
+            infos = exchange(store, global_ranks, own, timeout)
+            check(infos)
+            admission.check_one_site(infos, rank, scope)
         # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
         store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
         site_of_rank, site_names = sites_of(infos)
@@ -138,6 +148,20 @@ def _make_group(
     runtime.add(made)
     reporting.start(options, global_ranks[rank])
     return made
+
+
+def _known_inside_a_site(world: Group, global_ranks: list[int]) -> list[RankInfo]:
+    """The records of a group of these ranks, where all are at one site: the ranks of the default group `world` have
+    agreed on them, and what they would say again takes as many round trips to the store. Empty where they are not.
+
+    Every rank of the group makes the same number of it, and counts groups of equal ranks for that.
+    """
+    if len({world.infos[rank].site for rank in global_ranks}) > 1:
+        return []
+    world.parts[tuple(global_ranks)] += 1
+    name = f"{world.infos[0].group}/{global_ranks}/{world.parts[tuple(global_ranks)]}"
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1 | 1
+    return [replace(world.infos[one], rank=rank, group=number) for rank, one in enumerate(global_ranks)]
 
 
 def _introduce(

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from geocomm.backend.rendezvous_store import Rendezvous
+
 # The inner backend's own watchdog must not end an operation that waits for the WAN.
 _INNER_TIMEOUT_MARGIN = timedelta(minutes=10)
 _devices_of_parent: list[Any] = []
+_rendezvous: list[Rendezvous] = []  # Gloo does not keep Python's objects alive
 
 
 @functools.cache
@@ -27,6 +30,7 @@ def _gloo_devices() -> list[Any]:
 def forget_devices() -> None:
     """No group is left: the next one makes devices anew."""
     _gloo_devices.cache_clear()
+    _rendezvous.clear()
 
 
 def leave_devices_to_parent() -> None:
@@ -49,7 +53,8 @@ def inner_backends(
     local_rank = members.index(rank)
 
     def gloo(stage: str) -> Any:
-        prefix = dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store)
+        prefix = Rendezvous(dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store), len(members))
+        _rendezvous.append(prefix)
         of_torch: Any = dist.ProcessGroupGloo  # torch's stub lacks its options
         options = of_torch._Options()
         options._devices = _gloo_devices()

@@ -90,28 +90,27 @@ def gather(
     timeout: timedelta,
     waits_for: Callable[[list[int]], None],
 ) -> list[Record]:
-    """As `exchange`, under a name of which the store holds nothing else: two round trips to it.
+    """As `exchange`, under a name of which the store holds nothing else: three round trips to it.
 
-    waits_for: is called about every ten seconds with the ranks whose records are missing. Raises Absent, or what the
+    waits_for: is called after each ten seconds with the ranks whose records are missing. Raises Absent, or what the
     store raises when it is gone.
     """
-    until = time.monotonic() + timeout.total_seconds()
+    begun = time.monotonic()
     publish(store, name, rank, record)
     keys = [f"{name}/rank/{other}" for other in range(size)]
-    while True:
-        left = until - time.monotonic()
-        try:
-            store.wait(keys, timedelta(seconds=min(max(left, 0.001), _WORD_S)))
-        except Exception:  # each kind of store has its own
-            missing = [other for other, key in enumerate(keys) if not _present(store, key)]
-            if rank in missing:  # the store is gone
-                raise
-            if missing and left <= _WORD_S:
-                raise Absent(missing) from None
+    word_s, pause_s = _WORD_S, 0.005
+    while not store.check(keys):  # torch writes to stderr where its `wait` takes too long
+        waited_s = time.monotonic() - begun
+        if waited_s >= min(word_s, timeout.total_seconds()):
+            missing = [other for other, key in enumerate(keys) if not store.check([key])]
+            if missing and waited_s >= timeout.total_seconds():
+                raise Absent(missing)
             if missing:
                 waits_for(missing)
-                continue
-        return [json.loads(text) for text in store.multi_get(keys)]
+            word_s += _WORD_S
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.2)
+    return [json.loads(text) for text in store.multi_get(keys)]
 
 
 def decided_by_first(store: Store, key: str, rank: int, decide: Callable[[], Record]) -> Record:
