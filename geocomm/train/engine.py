@@ -16,6 +16,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards
+from geocomm.train.inner_optimizer import make_optimizer
 from geocomm.train.joint_steps import share_weights
 from geocomm.train.local_sync import LocalSync
 from geocomm.train.train_config import RunConfig
@@ -74,7 +75,7 @@ class TrainedModel:
 
 
 def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
-    """Make AdamW and the DeepSpeed engine around `model`. Collective."""
+    """Make the optimizer and the DeepSpeed engine around `model`. Collective."""
     own_sites = sites() if config.sync.is_local else None
     shards = SiteShards() if own_sites is None and config.shards_in_sites() else None
     joint_steps = 0 if own_sites is None else config.joint_steps(equal_sites=own_sites.have_equal_sizes)
@@ -82,7 +83,7 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
         share_weights(model)  # a seed may give other last bits on other hardware; joint steps share at their end
     engine, _, _, _ = deepspeed.initialize(
         model=model,
-        optimizer=_adamw(model, config),
+        optimizer=make_optimizer(model, config.optimizer),
         config=deepspeed_config(config),
         dist_init_required=False,
         mpu=shards if own_sites is None else SiteParallel(),
@@ -96,26 +97,6 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     return TrainedModel(engine, sync, local)
 
 
-def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    decayed, plain = [], []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            # Under partitioned_init the parameter itself is a flat placeholder; ds_shape is its real shape.
-            dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
-            (decayed if dimensions >= 2 else plain).append(parameter)
-    optimizer = config.optimizer
-    groups = [
-        {"params": decayed, "weight_decay": optimizer.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=0.0,  # the loop sets it before every step
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.epsilon,
-    )
-
-
 def _forget_initial_step(engine: deepspeed.DeepSpeedEngine) -> None:
     """Start Adam's bias correction at zero.
 
@@ -124,7 +105,8 @@ def _forget_initial_step(engine: deepspeed.DeepSpeedEngine) -> None:
     """
     inner: Any = getattr(engine.optimizer, "optimizer", engine.optimizer)
     for state in inner.state.values():
-        state["step"].zero_()
+        if "step" in state:  # Muon has none, and its momentum is zeros then
+            state["step"].zero_()
 
 
 def set_learning_rate(engine: deepspeed.DeepSpeedEngine, rate: float) -> None:

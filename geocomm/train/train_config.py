@@ -56,13 +56,19 @@ class TrainingConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW."""
+    """AdamW or Muon."""
 
+    name: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="muon: torch's Muon for the matrices between the embeddings and the output layer, AdamW for the "
+        "rest, with one learning rate; needs training.zero_stage 0.",
+    )
     learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
     beta1: Fraction = Field(0.9, description="Decay of the first moment.")
     beta2: Fraction = Field(0.95, description="Decay of the second moment.")
     epsilon: Positive = Field(1e-8, description="Added to the root of the second moment.")
     weight_decay: NonNegative = Field(0.1, description="Decoupled decay of matrices; vectors are never decayed.")
+    momentum: Fraction = Field(0.95, description="muon only: Nesterov momentum of the matrices.")
 
 
 class ScheduleConfig(Section):
@@ -136,7 +142,7 @@ class RunConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model is trained.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, tokenizer and packing.")
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="Length, batch, precision, ZeRO.")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW or Muon.")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over time.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Loss on held-out text.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving and resuming.")
@@ -165,6 +171,13 @@ class RunConfig(Section):
                 "training.precision fp16 needs training.zero_stage 1 or more: with stage 0 DeepSpeed (0.19) does not "
                 "scale the loss, though it divides the gradients by the scale, and nothing is learned"
             )
+        if self.optimizer.name == "muon" and self.training.zero_stage:
+            raise ValueError(
+                f"optimizer.name muon needs training.zero_stage 0, not {self.training.zero_stage}: ZeRO cuts the "
+                "matrices that Muon works on. A loop of your own can have Muon under FSDP2 (geocomm.local_steps)"
+            )
+        if self.optimizer.name != "muon" and self.optimizer.momentum != OptimizerConfig().momentum:
+            raise ValueError("optimizer.momentum is for optimizer.name muon; AdamW has optimizer.beta1")
         if self.export.dtype == "fp32" and self.training.precision != "fp32":
             raise ValueError(
                 f"export.dtype fp32 needs training.precision fp32, not {self.training.precision}: the float32 weights "

@@ -52,6 +52,9 @@ def test_load_config_set_beats_file_and_parses_yaml_values(tmp_path: Path) -> No
         (["deepspeed={zero_optimization: {stage: 1}}"], "training.zero_stage"),
         (["model.partitioned_init=true"], "zero_stage 3"),
         (["training.precision=fp16", "training.zero_stage=0"], "training.zero_stage 1"),
+        (["optimizer.name=lion"], "optimizer.name"),
+        (["optimizer.name=muon", "training.zero_stage=2"], "optimizer.name muon needs training.zero_stage 0"),
+        (["optimizer.momentum=0.9"], "optimizer.momentum"),
     ],
 )
 def test_load_config_wrong_field_is_refused_in_one_line_naming_the_right_one(
