@@ -124,3 +124,11 @@ CLASS_OF_CODE: dict[str, type[GeocommError]] = {
         InternalError,
     )
 }
+
+
+def error_of(code: str, message: str) -> GeocommError:
+    """The error that another process had. code: `GeocommError.code`; of an unknown one it is a PeerLostError."""
+    for kind in GeocommError.__subclasses__():
+        if kind.code == code:
+            return kind(message)
+    return PeerLostError(f"{code}: {message}")

@@ -13,7 +13,7 @@ import torch
 from geocomm.backend.reserved_tags import ReservedTags
 from geocomm.backend.runtime import runtime
 from geocomm.backend.sites import sites
-from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
+from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
@@ -120,12 +120,13 @@ class GroupRounds:
         if self._sites.is_first:
             try:
                 said = [_result(self._lane().ask(number), "the exchange of where the sites are")]
-            except Exception:  # every rank of the site has to hear of it
+            except Exception as error:  # every rank of the site has to hear of it
                 self.ranks.tell(_FIRST, [-1], 1)
+                self.ranks.tell_failure(_FIRST, error)
                 raise
         (found,) = self.ranks.tell(_FIRST, said, 1)
         if found < 0:
-            raise PeerLostError("local steps: the first rank of this site could not ask the others; it has the error")
+            raise self.ranks.tell_failure(_FIRST, None)
         return found
 
     def commit(self, number: int, digest: str) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,10 +24,10 @@ from geocomm.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import (
     CorruptDataError,
-    GeocommError,
     InvalidArgumentError,
     OperationTimeoutError,
     PeerLostError,
+    error_of,
 )
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
@@ -318,7 +318,8 @@ class RoundExchange:
         header = decode_header(received, peer.site)
         if isinstance(header, FailureHeader):
             peer.expected.clear()  # it sends no more
-            raise _error_of(peer.site, header)
+            reason = header.reason.removeprefix("local steps: ")
+            raise error_of(header.code, f"local steps: site {peer.site!r} has failed: {reason}")
         if isinstance(header, OfferHeader) and isinstance(what, Exchange):
             what.check_sizes(peer.site, header)
             self._receive_frames(peer, what, header)
@@ -407,11 +408,8 @@ class RoundExchange:
         under_way, self._under_way = self._under_way, deque()
         for what in under_way:
             what.future.set_exception(error)
-        try:
-            code = error.code if isinstance(error, GeocommError) else type(error).__name__
-            self._say_last(FailureHeader(code, str(error)))
-        except GeocommError:
-            pass  # the process group has failed, and tells them itself
+        with suppress(Exception):  # a process group that has failed tells them itself
+            self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))
 
     def _explained(self, error: BaseException) -> BaseException:
         """A time-out of the process group says which message did not come; this says of which sites, in which round."""
@@ -458,14 +456,6 @@ class RoundExchange:
 
         if work is not None:
             work.get_future().add_done_callback(lambda _: self._calls.put(arrived))
-
-
-def _error_of(site: str, header: FailureHeader) -> GeocommError:
-    """The error of another site, here: of the same class, where geocomm has one of that code."""
-    kinds: list[type[GeocommError]] = [kind for kind in GeocommError.__subclasses__() if kind.code == header.code]
-    kind = kinds[0] if kinds else PeerLostError
-    reason = header.reason if kinds else f"{header.code}: {header.reason}"
-    return kind(f"local steps: site {site!r} has failed: {reason.removeprefix('local steps: ')}")
 
 
 def sites_text(sites: Sequence[str]) -> str:

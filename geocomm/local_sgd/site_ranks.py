@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
 
+_FAILURE_BYTES = 1024
+"""Of an error's code and text."""
 _Piece = tuple[Range, slice]
 """A range that a rank holds, with its place in a fragment's buffer."""
 
@@ -48,6 +50,17 @@ class SiteRanks:
         said = torch.zeros(count, dtype=torch.int64) if numbers is None else torch.tensor(list(numbers))
         dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
         return said.tolist()
+
+    def tell_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
+        """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
+        text = "" if error is None else f"{getattr(error, 'code', type(error).__name__)}\n{error}"
+        said = torch.zeros(_FAILURE_BYTES, dtype=torch.uint8)
+        own = text.encode()[:_FAILURE_BYTES]
+        said[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        if self._group is not None:
+            dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
+        code, _, reason = bytes(said.tolist()).rstrip(b"\0").decode(errors="replace").partition("\n")
+        return error_of(code, f"{reason} (at rank {self._owner(fragment)} of this site)")
 
     def learn_shards(self, view: ParameterView) -> None:
         """Have all ranks know who holds which elements. Called once, before `gather`.

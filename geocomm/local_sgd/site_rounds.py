@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.errors import InvalidArgumentError, PeerLostError
+from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
 from geocomm.local_sgd.anchor import AnchoredFragment, digest, least_memory, take_delta
@@ -328,16 +328,15 @@ class SiteRounds:
             try:
                 average = flight.own.reduction.wait()
                 self._step_outside(flight, self._state[flight.fragment], average)
-            except Exception:
+            except Exception as error:
                 self._ranks.tell(flight.fragment, [0, 0, 0], 3)
+                self._ranks.tell_failure(flight.fragment, error)
                 raise
             said = [1, int(average.values is None), average.entry.every]
         ended_well, void, every = self._ranks.tell(flight.fragment, said, 3)
         self._waited_s += time.monotonic() - start
         if not ended_well:
-            raise PeerLostError(
-                f"local steps: round {flight.number} failed; the rank of this site that exchanged it has the error"
-            )
+            raise self._ranks.tell_failure(flight.fragment, None)
         return bool(void), every
 
     def _step_outside(self, flight: Flight, held: AnchoredFragment, average: Average) -> None:
