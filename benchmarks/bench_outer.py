@@ -23,11 +23,12 @@ import torch
 
 import geocomm
 from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.local_sgd.anchor import digest, take_delta
+from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.fragments import Tensor, make_fragments
 from geocomm.local_sgd.merge import merge_local
 from geocomm.local_sgd.outer_step import Nesterov, outer_step
+from geocomm.local_sgd.site_weights import SiteWeights, take_delta
 
 OUTER_STEP = "outer step"
 TARGET = 3.0
@@ -52,16 +53,19 @@ def parts_of_round(numel: int) -> dict[str, Callable[[], object]]:
     """By name. Each may be called again and again."""
     generator = torch.Generator().manual_seed(1)
     anchor, momentum, delta, other, local, residual = (torch.randn(numel, generator=generator) for _ in range(6))
+    model, mean = SiteWeights([local], of_model=True), torch.empty(numel)
     outer = Nesterov()
     (fragment,) = make_fragments([Tensor("weights", numel)], 1)
     delta.mul_(1e-3)
     check_outer_step(outer, anchor[:100_000].clone(), momentum[:100_000].clone(), delta[:100_000])
     parts: dict[str, Callable[[], object]] = {
-        "delta, and whether it is finite": lambda: take_delta(anchor, local),
-        "mean of two sites": lambda: average_deltas("mean", fragment, [delta, other], [1, 1]),
+        "delta and its norm": lambda: take_delta(anchor, model, keep=False),
+        "delta and its norm, weights kept": lambda: take_delta(anchor, model, keep=True),
+        "mean of two sites": lambda: average_deltas("mean", fragment, [delta, other], [1, 1], out=mean),
         OUTER_STEP: lambda: outer_step(outer, anchor, momentum, delta),
         "digest of anchor and momentum": lambda: digest([anchor, momentum]),
         "merge 0.5": lambda: merge_local(0.5, local, anchor, None),
+        "merge carry": lambda: merge_local("carry", local, anchor, other),
         "torch.optim.SGD (peer of the outer step)": torch_sgd(outer, anchor.clone(), delta),
     }
     residual.zero_()

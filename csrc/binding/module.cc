@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "binding/gil_release.h"
+#include "binding/outer_passes.h"
 #include "binding/policy_values.h"
 #include "binding/process_group.h"
 #include "binding/tensor_codec.h"
@@ -428,6 +429,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
   m.def("learn_scales", &learn_scales, py::arg("values"), py::arg("first"), py::arg("weight"),
         py::arg("floor_bits"), py::arg("mean_square"), py::arg("scale"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_delta", &outer_delta, py::arg("anchor"), py::arg("local"), py::arg("delta"),
+        py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>());
+  m.def("outer_mean", &outer_mean, py::arg("deltas"), py::arg("shares"), py::arg("mean"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_step", &outer_step, py::arg("lr"), py::arg("mu"), py::arg("delta"), py::arg("anchor"),
+        py::arg("momentum") = py::none(), py::call_guard<py::gil_scoped_release>());
+  m.def("outer_carry", &outer_carry, py::arg("own"), py::arg("anchor"), py::arg("begin"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_blend", &outer_blend, py::arg("own"), py::arg("anchor"), py::arg("keep"),
         py::call_guard<py::gil_scoped_release>());
   m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
   m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });

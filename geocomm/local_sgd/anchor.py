@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 import xxhash
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.local_sgd.cache_chunks import cache_chunks
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
-from geocomm.local_sgd.host_memory import host_zeros
+from geocomm.local_sgd.host_memory import host_zeros, rounded_up
 from geocomm.local_sgd.outer_step import Nesterov, outer_step, take_back_momentum
 
 STATE_VERSION = 4
@@ -36,8 +34,8 @@ class AnchoredFragment:
         """Outer steps that were taken."""
         self._steps = 0
 
-    def step(self, outer: Nesterov, delta: torch.Tensor, steps: int) -> float:
-        """Take an outer step with the averaged delta; returns how far the anchor moved (L2).
+    def step(self, outer: Nesterov, delta: torch.Tensor, steps: int) -> tuple[float, float]:
+        """Take an outer step with the averaged delta. Returns how far the anchor moved, and the delta's length (L2).
 
         steps: optimizer steps of all sites together when the round began.
         """
@@ -107,23 +105,12 @@ class AnchoredFragment:
 
 
 def least_memory(owned: Sequence[Fragment], *, momentum: bool, residual: bool, keeps_local: bool) -> int:
-    """Bytes of host memory that these fragments' outer state takes, with a round of the largest between two sites."""
+    """Bytes of host memory that these fragments' outer state takes, with a round between two sites."""
     kept = (1 + momentum + residual) * sum(fragment.numel for fragment in owned)
-    # The delta, those of both sites decoded, the site's weights now and, for "carry", when the round began.
-    one_round = (4 + keeps_local) * max((fragment.numel for fragment in owned), default=0)
+    # The delta, those of both sites decoded, the new residual and, for "carry", the weights when the round began.
+    # Memory is taken again by rounds of fragments of about the same size.
+    one_round = (4 + keeps_local) * sum({rounded_up(fragment.numel) for fragment in owned})
     return BYTES_PER_ELEMENT * (kept + one_round)
-
-
-def take_delta(anchor: torch.Tensor, local: torch.Tensor) -> bool:
-    """Turn `local` into the delta, anchor - local, in place; returns whether all of it is finite.
-
-    Both are float32, 1-D and of the same length.
-    """
-    finite = True
-    for span in cache_chunks(local.numel()):
-        delta = torch.sub(anchor[span], local[span], out=local[span])
-        finite = finite and math.isfinite(delta.abs().amax())  # NaN is the largest of all
-    return finite
 
 
 def digest(tensors: Sequence[torch.Tensor], text: str = "") -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from geocomm.local_sgd.cache_chunks import cache_chunks
+from geocomm.core.native import native
 from geocomm.local_sgd.fragments import Fragment
 
 Averaging = Literal["auto", "mean", "radial"]
@@ -67,11 +67,7 @@ def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Te
 
 def _mean(shares: Sequence[tuple[torch.Tensor, float]], total: torch.Tensor) -> torch.Tensor:
     """The sum of each delta times its share, in `total`: products and sums apart, in the order of the sites."""
-    (first, first_share), *others = shares
-    for span in cache_chunks(first.numel()):
-        sums = torch.mul(first[span], first_share, out=total[span])
-        for delta, share in others:
-            sums.add_(delta[span].mul(share))
+    native().outer_mean([delta for delta, _ in shares], [share for _, share in shares], total)
     return total
 
 

@@ -10,7 +10,7 @@ import torch
 from geocomm.codecs.tensor_codec import compress, decompress
 from geocomm.local_sgd.averaging import Averaging, average_deltas
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch
+from geocomm.local_sgd.host_memory import Scratch, host_empty
 from geocomm.local_sgd.rounds import Coding
 
 _EXACT = "none"
@@ -74,7 +74,7 @@ def encode_delta(
     """
     coded = fragment.coded_elems
     seed = number * place[1] + place[0]  # stochastic rounding: errors of sites are independent
-    new_residual = None if residual is None else residual.clone()
+    new_residual = None if residual is None else host_empty(residual.numel(), pinned=False).copy_(residual)
     # What needs a residual gets zeros where the site does not count.
     feedback = new_residual if counts or residual is None else torch.zeros_like(residual)
     return DeltaFrames(

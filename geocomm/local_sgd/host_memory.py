@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
@@ -21,22 +24,71 @@ def host_zeros(numel: int, *, pinned: bool) -> torch.Tensor:
     Its pages are there when it returns, so that no later step waits for them. Raises InvalidArgumentError where there
     is not so much.
     """
-    return host_empty(numel, pinned=pinned).zero_()
+    values = host_empty(numel, pinned=True) if pinned else torch.from_numpy(_mapped(numel))
+    return values.zero_()
 
 
 def host_empty(numel: int, *, pinned: bool) -> torch.Tensor:
-    """`host_zeros` with whatever is there."""
+    """`host_zeros` with whatever is there. Memory that nobody uses any more is taken again, pages and all."""
+    if not pinned:
+        return _recycled(numel)
     try:
-        return torch.empty(numel, pin_memory=pinned)
+        return torch.empty(numel, pin_memory=True)
     except RuntimeError as error:
-        size = f"{numel * BYTES_PER_ELEMENT / 2**20:.0f} MiB of host memory"
-        if pinned:
-            message = f"{size} could not be pinned ({error}); raise the limit (ulimit -l, or the container's memory)"
-        else:
-            message = f"there are no {size}; raise the limit (ulimit -v)"
-        raise InvalidArgumentError(
-            f"local steps: {message}, or use more ranks per site, which share the outer state"
-        ) from error
+        raise _refusal(numel, f"could not be pinned ({error})", "-l, or the container's memory") from error
+
+
+def free_host_memory() -> None:
+    """Give the memory back that nobody uses any more."""
+    _FREE.clear()
+
+
+_FREE: dict[int, list[np.ndarray]] = {}
+"""Memory for `host_empty`, by its elements. Fresh memory costs as much time as a codec: the system clears each page
+when it is first written to, and the C library gives large blocks back.
+
+Every operation on it is one that other threads do not come into. There is never more of a size than was used at a time.
+"""
+
+
+def _recycled(numel: int) -> torch.Tensor:
+    if numel == 0:
+        return torch.empty(0)
+    size = rounded_up(numel)
+    free = _FREE.setdefault(size, [])
+    try:
+        memory = free.pop()
+    except IndexError:
+        memory = _mapped(size)
+    values = memory[:numel]
+    # Torch has this array as long as a tensor has its memory, and lets go of it in any thread.
+    weakref.finalize(values, free.append, memory).atexit = False
+    return torch.from_numpy(values)
+
+
+def rounded_up(numel: int) -> int:
+    """By an eighth at most, so that fragments of about the same size can have each other's memory."""
+    unit = 1 << max(0, numel.bit_length() - 4)
+    return -(-numel // unit) * unit
+
+
+def _mapped(numel: int) -> np.ndarray:
+    """float32. In large pages where the system has them: a pass over it then looks up fewer addresses."""
+    try:
+        memory = mmap.mmap(-1, max(1, numel * BYTES_PER_ELEMENT))
+    except (OSError, OverflowError, ValueError) as error:
+        raise _refusal(numel, f"could not be had ({error})", "-v") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32, count=numel)
+
+
+def _refusal(numel: int, what: str, limit: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"local steps: {numel * BYTES_PER_ELEMENT / 2**20:.0f} MiB of host memory {what}; raise the limit (ulimit "
+        f"{limit}), or use more ranks per site, which share the outer state"
+    )
 
 
 def require_memory(needed: int, ranks: int, available: int | None) -> None:
@@ -84,27 +136,9 @@ def _lines(path: Path) -> list[str]:
 
 
 class Scratch:
-    """float32 buffers that threads borrow and give back.
-
-    Fresh memory costs as much time as a codec: the system clears each page when it is first written to.
-    """
-
-    def __init__(self) -> None:
-        """None yet; there will be as many as were borrowed at a time."""
-        self._free: list[torch.Tensor] = []
+    """float32 buffers that threads borrow and give back."""
 
     @contextmanager
     def borrowed(self, count: int, numel: int) -> Iterator[list[torch.Tensor]]:
         """So many 1-D tensors of `numel` elements, whatever they hold, in this block."""
-        buffers = [self._take(numel) for _ in range(count)]
-        try:
-            yield [buffer[:numel] for buffer in buffers]
-        finally:
-            self._free.extend(buffers)
-
-    def _take(self, numel: int) -> torch.Tensor:
-        try:
-            buffer = self._free.pop()  # one operation, so that threads need no lock
-        except IndexError:
-            return torch.empty(numel)
-        return buffer if buffer.numel() >= numel else torch.empty(numel)
+        yield [host_empty(numel, pinned=False) for _ in range(count)]

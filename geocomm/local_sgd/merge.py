@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.local_sgd.cache_chunks import cache_chunks
+from geocomm.core.native import native
 
 CARRY = "carry"
 Merge = float | Literal["carry"]
@@ -19,21 +20,23 @@ def check_merge(merge: Merge) -> None:
         raise InvalidArgumentError(f"merge is {merge!r}; it must be from 0 on and below 1, or '{CARRY}'")
 
 
-def merge_local(merge: Merge, local: torch.Tensor, anchor: torch.Tensor, local_at_begin: torch.Tensor | None) -> None:
-    """Turn the site's weights into those after a merge, in place; all are float32, 1-D and of the same length.
+def merge_local(
+    merge: Merge,
+    local: torch.Tensor | Sequence[torch.Tensor],
+    anchor: torch.Tensor,
+    local_at_begin: torch.Tensor | None,
+) -> None:
+    """Turn the site's weights into those after a merge, in place; all are float32 on the CPU, of the same length.
 
-    local: its weights now, after the steps of the overlap. anchor: the new one. merge: "carry" adds what the overlap's
-    steps changed to the anchor, and needs the weights as they were when the round began: so each step counts in one
-    delta, however late the result is. A number is the weight of `local` in the mean of the two (Streaming DiLoCo,
-    arXiv 2501.18512, takes 0.5); 0 takes over the anchor and drops the overlap's steps.
+    local: its weights now, after the steps of the overlap: one tensor or several, one after the other. anchor: the new
+    one. merge: the weight of `local` in the mean of the two (Streaming DiLoCo, arXiv 2501.18512, takes 0.5); 0 takes
+    over the anchor and drops the overlap's steps; "carry" adds what the overlap's steps changed to the anchor, and
+    needs the weights as they were when the round began.
     """
-    if merge == CARRY and local_at_begin is None:
+    pieces = [local] if isinstance(local, torch.Tensor) else local
+    if merge != CARRY:
+        native().outer_blend(pieces, anchor, merge)
+    elif local_at_begin is not None:
+        native().outer_carry(pieces, anchor, local_at_begin)
+    else:
         raise InvalidArgumentError("merge='carry' needs the weights as they were when the round began")
-    for span in cache_chunks(local.numel()):
-        own, theirs = local[span], anchor[span]
-        if local_at_begin is not None and isinstance(merge, str):
-            own.sub_(local_at_begin[span]).add_(theirs)
-        elif merge and not isinstance(merge, str):
-            own.mul_(merge).add_(theirs.mul(1 - merge))
-        else:
-            own.copy_(theirs)

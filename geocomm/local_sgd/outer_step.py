@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.native import native
 from geocomm.local_sgd.cache_chunks import cache_chunks
 
 
@@ -28,31 +29,23 @@ class Nesterov:
             raise InvalidArgumentError(f"the outer momentum is {self.momentum}; it must be from 0 on and below 1")
 
 
-def outer_step(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor) -> float:
+def outer_step(
+    outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor
+) -> tuple[float, float]:
     """Move `anchor` by the averaged `delta`, in place; all are float32 on the CPU, 1-D, of the same length.
 
-    Returns the L2 norm of the move, about: it is for people, and no part of what is equal at every site.
+    Returns the L2 norms of the move and of `delta`. They are for people, and no part of what sites compare.
 
     momentum: b, zeros at first; None where the optimizer has none. For each element, every operation rounded by itself
     to float32, in this order:
 
         b = mu * b + delta;  anchor = anchor - lr * (mu * b + delta)        without momentum: anchor - lr * delta
 
-    Products and sums are separate operations and never fused, so vector widths and machines make no difference. This
-    holds while all sites treat subnormal numbers alike (`torch.set_flush_denormal`).
+    Products and sums are separate operations and never fused, and subnormal numbers are kept. So vector widths and
+    machines make no difference.
     """
-    squares = 0.0
-    for span in cache_chunks(delta.numel()):
-        change = delta[span]
-        if momentum is not None:
-            velocity = momentum[span]
-            velocity.mul_(outer.momentum)
-            velocity.add_(change)
-            change = velocity.mul(outer.momentum).add_(delta[span])
-        move = change.mul(outer.lr)
-        anchor[span].sub_(move)
-        squares += float(torch.dot(move, move))
-    return math.sqrt(squares)
+    moved, given = native().outer_step(outer.lr, outer.momentum, delta, anchor, momentum)
+    return math.sqrt(moved), math.sqrt(given)
 
 
 def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor, part: float) -> None:

@@ -46,6 +46,13 @@ class PlainParameters(ModuleView):
         """See `ParameterView`."""
         out.copy_(self._trainable[part.name].detach().reshape(-1)[part.start : part.stop])
 
+    def memory(self, part: Range) -> torch.Tensor | None:
+        """See `InMemory`."""
+        values = self._trainable[part.name].detach()
+        if values.device.type != "cpu" or not values.is_contiguous():
+            return None
+        return values.view(-1)[part.start : part.stop]
+
     def write(self, part: Range, values: torch.Tensor) -> None:
         """See `ParameterView`."""
         write_flat(self._trainable[part.name].detach(), part.start, values)

@@ -16,10 +16,10 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
-from geocomm.local_sgd.anchor import AnchoredFragment, digest, least_memory, take_delta
+from geocomm.local_sgd.anchor import AnchoredFragment, digest, least_memory
 from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.fragments import Fragment, make_fragments
-from geocomm.local_sgd.host_memory import available_memory, require_memory
+from geocomm.local_sgd.host_memory import available_memory, free_host_memory, require_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.merge import CARRY, merge_local
@@ -27,6 +27,7 @@ from geocomm.local_sgd.pace import Pace
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.rounds import LAST, Average, Offer, Rounds
 from geocomm.local_sgd.schedule import Schedule
+from geocomm.local_sgd.site_weights import SiteWeights, take_delta, weights_of
 
 
 class SiteRounds:
@@ -129,6 +130,7 @@ class SiteRounds:
             self._begin(index, last=True)
         self.merge_all()
         self.show_anchor()
+        free_host_memory()
 
     def numbers(self) -> dict[str, Any]:
         """By the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
@@ -194,7 +196,7 @@ class SiteRounds:
             if not last:
                 raise InvalidArgumentError(told)
             logger().warning(f"local steps: {told}. This site does not count in its last round")
-        local = self._ranks.gather(self._view, self.fragments[index])
+        local = weights_of(self._ranks, self._view, self.fragments[index])
         begun = None if local is None else self._offer(self._state[index], local, weight, last=last)
         own, finite = begun or (None, True)
         said = None if begun is None else [int(finite)]
@@ -249,24 +251,23 @@ class SiteRounds:
     def _is_in_flight(self, fragment: int) -> bool:
         return any(flight.fragment == fragment for flight in self._flights)
 
-    def _offer(
-        self, held: AnchoredFragment, local: torch.Tensor, weight: int, *, last: bool
-    ) -> tuple[OwnersPart, bool]:
+    def _offer(self, held: AnchoredFragment, local: SiteWeights, weight: int, *, last: bool) -> tuple[OwnersPart, bool]:
         """Begin the next round between the sites; whether the site's weights are finite.
 
-        local: the site's weights. In a last round they are what crosses; else the delta takes their place.
+        In a last round the site's weights are what crosses, else the delta.
         """
-        number, every, squared_norm = self.next_round, 0, 0.0
-        keeps_local = self._settings.merge == CARRY and self._schedule.overlap and not last
-        local_at_begin = local.clone() if keeps_local else None
+        number, every, squared_norm, local_at_begin = self.next_round, 0, 0.0, None
         if last:
-            finite = bool(local.isfinite().all())
+            given = torch.cat(list(local.pieces))
+            finite = bool(given.isfinite().all())
         else:
-            finite = take_delta(held.anchor, local)
-            squared_norm = float(torch.dot(local, local)) if finite else 0.0
+            keeps_local = self._settings.merge == CARRY and self._schedule.overlap > 0
+            delta = take_delta(held.anchor, local, keep=keeps_local)
+            given, local_at_begin, finite = delta.values, delta.local, delta.squared_norm is not None
         if not finite:
-            local.zero_()
+            given.zero_()
         elif not last:
+            squared_norm = delta.squared_norm or 0.0
             self._norms["delta_norm"] = math.sqrt(squared_norm)
         if self._pace is not None and held.fragment.index == 0 and not last:
             every = self._pace.wanted(self._schedule.every, self._rounds.line_seconds)
@@ -274,7 +275,7 @@ class SiteRounds:
         offer = Offer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
         self._rounds.propose(offer)
         coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
-        reduction = self._rounds.reduce(number, held.fragment, local, residual, coding)
+        reduction = self._rounds.reduce(number, held.fragment, given, residual, coding)
         return OwnersPart(local_at_begin, reduction), finite
 
     def _take_over_anchor(self) -> None:
@@ -306,12 +307,14 @@ class SiteRounds:
         self._counters["rounds_not_finite"] += not flight.finite
         fragment, held = self.fragments[flight.fragment], self._state.get(flight.fragment)
         merged = None if held is None else held.anchor
+        written = False
         if flight.begun < self.step:  # else there is nothing of the site's own to keep
-            local = self._ranks.gather(self._view, fragment)
+            local = weights_of(self._ranks, self._view, fragment)
             if held is not None and local is not None and flight.own is not None:
-                merge_local(self._settings.merge, local, held.anchor, flight.own.local_at_begin)
-                merged = local
-        self._ranks.write(self._view, fragment, merged)
+                merge_local(self._settings.merge, local.pieces, held.anchor, flight.own.local_at_begin)
+                merged, written = local.pieces[0], local.of_model
+        if not written:
+            self._ranks.write(self._view, fragment, merged)
         if every not in (0, self._schedule.every):
             # No site begins that round before it has merged this one, since both have the same fragment.
             self._next_schedule = self._schedule.renewed(flight.number + self._schedule.fragments, every)
@@ -344,10 +347,7 @@ class SiteRounds:
             cycle = len(average.entry.members) * self._schedule.every
             held.end(self._settings.outer, average.values, sum(average.entry.steps), cycle)
         elif average.values is not None:
-            moved, mean_norm = (
-                held.step(self._settings.outer, average.values, sum(average.entry.steps)),
-                float(average.values.norm()),
-            )
+            moved, mean_norm = held.step(self._settings.outer, average.values, sum(average.entry.steps))
             self._norms["mean_norm"] = mean_norm
             self._norms["outer_step"] = moved / mean_norm if mean_norm else None
             self._norms["agreement"] = average.entry.agreement(self._settings.coding.averaging, mean_norm)

@@ -1,0 +1,52 @@
+// What local steps do to each element, one table per CPU level. outer_scalar.cc is the reference: the others
+// give the same bits. Every product and every sum is rounded to float by itself, so sites agree whatever
+// their machines.
+//
+// Arrays are aligned as floats are, and have `count` elements. Those that are written overlap no other,
+// unless it says so.
+#pragma once
+
+#include <cstddef>
+
+namespace geocomm::codec {
+
+// Sums of squares are of doubles: 16 partial sums, of which element e joins number e mod 16 in order of e;
+// then s[j] += s[j + h] for h = 8, 4, 2, 1. They are finite exactly where all elements are.
+inline constexpr std::size_t kSquareSums = 16;
+
+// Sums of the squares of what the anchor moved, and of the delta.
+struct StepSquares {
+  double moved;
+  double delta;
+};
+
+struct OuterKernels {
+  // delta = anchor - local, where delta may be local. Returns the sum of the squares of delta.
+  double (*subtract)(const float* anchor, const float* local, std::size_t count, float* delta);
+
+  // mean = deltas[0] * shares[0] + deltas[1] * shares[1] + ..., from the left; `sites` is 1 or more. Returns
+  // the sum of the squares of the mean.
+  double (*mean)(const float* const* deltas, const float* shares, std::size_t sites, std::size_t count,
+                 float* mean);
+
+  // With momentum b: b = mu * b + delta; anchor = anchor - lr * (mu * b + delta). Where `momentum` is null:
+  // anchor = anchor - lr * delta.
+  StepSquares (*step)(float lr, float mu, const float* delta, std::size_t count, float* anchor,
+                      float* momentum);
+
+  // own = (own - begin) + anchor
+  void (*carry)(const float* anchor, const float* begin, std::size_t count, float* own);
+
+  // own = own * keep + anchor * take
+  void (*blend)(float keep, float take, const float* anchor, std::size_t count, float* own);
+};
+
+// nullptr where the architecture lacks the level.
+const OuterKernels* outer_kernels_scalar();
+const OuterKernels* outer_kernels_avx2();
+const OuterKernels* outer_kernels_avx512();
+
+// Of core::cpu_level().
+const OuterKernels& outer_kernels();
+
+}  // namespace geocomm::codec
