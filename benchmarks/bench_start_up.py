@@ -1,0 +1,167 @@
+"""How long local steps take to begin over a long line: `python benchmarks/bench_start_up.py`, three minutes.
+
+Two sites of 1, 2 and 4 ranks over an emulated line of 200 Mbit/s and 300 ms, without keys. All ranks leave a barrier
+and call `local_steps()`. A row has the seconds of the slowest rank, the median of some runs:
+
+- init: `init_process_group`;
+- begin: `local_steps()`, with the process group of the site, which nobody has asked for before;
+- end: `finish()` after one step, with the last round of a model of 33 k parameters.
+
+Results: benchmarks/results/local-start-up.md and .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RATE_BPS, RTT_S = 2e8, 0.3
+BEFORE = {1: (12.8, "16674df"), 2: (18.0, "436d975"), 4: (20.1, "436d975")}
+"""Seconds of `local_steps()` when it made five process groups, by ranks of a site, and the commit."""
+PORT = 29541
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of the slowest rank."""
+
+    ranks: int
+    """Of a site."""
+    init: float
+    begin: float
+    end: float
+
+
+def run(ranks: int) -> Row:
+    """One job."""
+    from geocomm.emulator.emulated_keys import site_environment
+    from geocomm.emulator.emulated_wan import WanRun
+    from geocomm.emulator.local_job import bare_environment
+    from geocomm.planning.link_matrix import Link, Topology
+
+    with tempfile.TemporaryDirectory(prefix="geocomm-start-") as folder, tempfile.TemporaryFile("w+") as log:
+        environment = site_environment(bare_environment(), None) | {"PYTHONPATH": str(ROOT)}
+        with WanRun(
+            Topology.uniform(2, Link(rate_bps=RATE_BPS, delay_s=RTT_S / 2)),
+            [sys.executable, __file__, "--site", folder, "--ranks", str(ranks)],
+            environment=environment,
+            stdout=log,
+            stderr=log,
+            master_port=PORT,
+        ) as job:
+            status = job.wait(240)
+        if status != 0:
+            log.seek(0)
+            raise SystemExit(f"the job ended with {status}:\n{''.join(log.readlines()[-25:])}")
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).iterdir()]
+    assert len(found) == 2 * ranks
+    return Row(ranks, *(max(one[name] for one in found) for name in ("init", "begin", "end")))
+
+
+def site_program(folder: Path, ranks: int) -> int:
+    """At each site: all its ranks."""
+    from geocomm.core.place import node_and_nodes, rank_variables
+
+    node, nodes = node_and_nodes()
+    command = [sys.executable, __file__, "--rank", str(folder)]
+    started = [
+        subprocess.Popen(command, env=os.environ | rank_variables(node * ranks + local, nodes * ranks, local, ranks))
+        for local in range(ranks)
+    ]
+    return max(process.wait() for process in started)
+
+
+def rank_program(folder: Path) -> int:
+    """At each rank."""
+    import torch
+    import torch.distributed as dist
+
+    import geocomm
+
+    torch.set_num_threads(1)
+    times: dict[str, float] = {}
+    begun = time.perf_counter()
+    dist.init_process_group("geocomm")
+    times["init"] = time.perf_counter() - begun
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    dist.barrier()
+    begun = time.perf_counter()
+    outer = geocomm.local_steps(model, optimizer)
+    times["begin"] = time.perf_counter() - begun
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    begun = time.perf_counter()
+    outer.finish()
+    times["end"] = time.perf_counter() - begun
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(times), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="1,2,4", help="of a site, by commas")
+    parser.add_argument("--runs", type=int, default=3, help="a row is their median")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    parser.add_argument("--site", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        return rank_program(arguments.rank)
+    if arguments.site is not None:
+        return site_program(arguments.site, int(arguments.ranks))
+
+    from geocomm.bench.bench_report import Conditions, write_pair
+
+    conditions = Conditions.here(shlex.join(["python", *sys.argv]))
+    rows = []
+    for ranks in map(int, arguments.ranks.split(",")):
+        runs = [run(ranks) for _ in range(arguments.runs)]
+        rows.append(
+            Row(ranks, *(statistics.median(getattr(one, name) for one in runs) for name in ("init", "begin", "end")))
+        )
+        print(rows[-1], flush=True)
+    lines = [
+        "# How long local steps take to begin",
+        "",
+        *conditions.lines(),
+        f"- two sites on one machine, a line of {RATE_BPS / 1e6:.0f} Mbit/s and {1000 * RTT_S:.0f} ms round trip, "
+        f"no keys; medians of {arguments.runs} runs, seconds of the slowest rank",
+        "",
+        "| ranks a site | `init_process_group` | `local_steps()` | before | round trips | `finish()` |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        before = "{:.1f} ({})".format(*BEFORE[row.ranks]) if row.ranks in BEFORE else ""
+        lines.append(
+            f"| {row.ranks} | {row.init:.1f} | {row.begin:.1f} | {before} | {row.begin / RTT_S:.1f} | {row.end:.1f} |"
+        )
+    lines += [
+        "",
+        "`local_steps()` compares settings and weights through the job's store, which is at site 0: two comparisons of "
+        "three round trips each. With several ranks a site, Gloo's addresses take three more. `finish()` waits for TCP "
+        "to speed up: the last round sends 134 KB exactly.",
+        "",
+    ]
+    path = arguments.out / "local-start-up.md"
+    write_pair(path, "\n".join(lines), {"rows": list(map(asdict, rows))})
+    print("\n".join(lines), f"written: {path}", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
