@@ -7,7 +7,7 @@ trainer's core (reading and writing the model, codec, outer step, and the emulat
 (2) The longest step while the line is down for a minute in the middle of the training, over the median.
 (3) Bytes that a site sends for a step, as a product: interval x dtype x codec.
 
-The model, the data and the loop are those of bench_train.py. Results: benchmarks/results/<date>-local-line.md, .json.
+The model, the data and the loop are those of bench_train.py. Results: benchmarks/results/local-line.md, .json and .png.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,12 @@ LINES = {
 }
 EVERY = "@"
 """Before the steps between two rounds, where they are not LOCAL_PLAN's: local-int4@100."""
+OVERLAP = "~"
+"""Before the least steps from a round's beginning to its merge, where they are not "auto": local-int4~5."""
 METHODS = (
     ALONE,
     LOCAL + "int4",
+    LOCAL + "int4" + OVERLAP + "5",
     LOCAL + "int4" + EVERY + "100",
     LOCAL + "loco",
     LOCAL + "none",
@@ -91,8 +93,10 @@ def measure(runs: Runs, line: str, methods: tuple[str, ...]) -> list[Row]:
     """All methods over one line."""
     found, alone_s = [], 0.0
     for method in methods:
-        name, _, every = method.partition(EVERY)
+        name, _, overlap = method.partition(OVERLAP)
+        name, _, every = name.partition(EVERY)
         plan = replace(LOCAL_PLAN, method=name, steps=SHORT.get(method, LOCAL_PLAN.steps))
+        plan = replace(plan, overlap=int(overlap) if overlap else None)
         if name.startswith((LOCAL, ALONE)):
             plan = _without_first_cycles(plan, int(every or LOCAL_PLAN.every))
         result = runs.result(plan, LINES[line])
@@ -249,7 +253,7 @@ def main() -> int:
     rows = [row for line in list(LINES)[: arguments.lines] for row in measure(runs, line, methods)]
     cut = measure_cut(next(iter(LINES)), arguments.cut) if arguments.cut else None
     text = report(conditions, rows, cut, arguments.cut)
-    path = arguments.out / f"{date.today().isoformat()}-local-line.md"
+    path = arguments.out / "local-line.md"
     plot(rows, path.with_suffix(".png"))
     write_pair(
         path,

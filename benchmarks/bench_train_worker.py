@@ -66,6 +66,8 @@ class Plan:
     bucket_mib: float
     every: int = 30
     """Of local steps."""
+    overlap: int | None = None
+    """Of local steps; None: as soon as a result is there."""
 
 
 class Trainer:
@@ -153,7 +155,12 @@ class Trainer:
             codec = method.removeprefix(LOCAL)
             preset = "loco" if codec == "loco" else "pretrain"
             self._local = geocomm.local_steps(
-                self._model, self._optimizer, preset=preset, codec=codec, every=self._plan.every
+                self._model,
+                self._optimizer,
+                preset=preset,
+                codec=codec,
+                every=self._plan.every,
+                overlap="auto" if self._plan.overlap is None else self._plan.overlap,
             )
         elif method.startswith(TORCHFT):
             from torchft_peer import TorchftDiloco
