@@ -166,6 +166,11 @@ def _as_sequence(optimizers: Any) -> Sequence[Any]:
 
 def _require_optimizer(optimizer: Any, *, alone: bool) -> None:
     name = type(optimizer).__name__
+    if "ZeroRedundancyOptimizer" in (kind.__name__ for kind in type(optimizer).__mro__):
+        raise UnsupportedError(
+            f"local steps: {name} sends the weights to all its ranks in every step, and was not tried inside a site; "
+            "use FSDP2 or DeepSpeed's ZeRO 1 over the ranks of the site"
+        )
     if isinstance(optimizer, torch.optim.Optimizer):
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             raise InvalidArgumentError(

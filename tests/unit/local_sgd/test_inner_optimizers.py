@@ -124,6 +124,12 @@ def test_schedule_free_optimizer_is_refused() -> None:
         InnerOptimizers(ScheduleFree(make_model().parameters(), lr=0.1))
 
 
+def test_zero_redundancy_optimizer_is_refused() -> None:
+    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})  # torch's imports much, and needs a process group
+    with pytest.raises(UnsupportedError, match=r"ZeroRedundancyOptimizer.*FSDP2"):
+        InnerOptimizers(kind(make_model().parameters(), lr=0.1))
+
+
 def test_trained_parameter_that_no_optimizer_has_is_refused_by_name() -> None:
     model = make_model()
     optimizer = torch.optim.AdamW([*model[0].parameters(), *model[4].parameters(), model[2].weight])
