@@ -55,6 +55,9 @@ class TrainingConfig(Section):
     )
 
 
+_MUON_MOMENTUM = 0.95
+
+
 class OptimizerConfig(Section):
     """AdamW or Muon."""
 
@@ -68,7 +71,7 @@ class OptimizerConfig(Section):
     beta2: Fraction = Field(0.95, description="Decay of the second moment.")
     epsilon: Positive = Field(1e-8, description="Added to the root of the second moment.")
     weight_decay: NonNegative = Field(0.1, description="Decoupled decay of matrices; vectors are never decayed.")
-    momentum: Fraction = Field(0.95, description="muon only: Nesterov momentum of the matrices.")
+    momentum: Fraction = Field(_MUON_MOMENTUM, description="muon only: Nesterov momentum of the matrices.")
 
 
 class ScheduleConfig(Section):
@@ -176,7 +179,7 @@ class RunConfig(Section):
                 f"optimizer.name muon needs training.zero_stage 0, not {self.training.zero_stage}: ZeRO cuts the "
                 "matrices that Muon works on. A loop of your own can have Muon under FSDP2 (geocomm.local_steps)"
             )
-        if self.optimizer.name != "muon" and self.optimizer.momentum != OptimizerConfig().momentum:
+        if self.optimizer.name != "muon" and self.optimizer.momentum != _MUON_MOMENTUM:
             raise ValueError("optimizer.momentum is for optimizer.name muon; AdamW has optimizer.beta1")
         if self.export.dtype == "fp32" and self.training.precision != "fp32":
             raise ValueError(
