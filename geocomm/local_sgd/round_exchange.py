@@ -18,12 +18,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from geocomm.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import (
     CorruptDataError,
+    GeocommError,
     InvalidArgumentError,
     OperationTimeoutError,
     PeerLostError,
@@ -44,13 +44,14 @@ from geocomm.local_sgd.round_header import (
     encode_header,
 )
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, decide
+from geocomm.local_sgd.site_messages import Relay, SiteMessages
 
 _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
 
 
-Relay = tuple[str, str, str]
-"""From a site, over a site, to a site."""
+_FAILED = -1
+"""The answer of a site that has failed, to whoever asks for its number."""
 
 
 class Awaited(Protocol):
@@ -131,33 +132,13 @@ class End:
 
 
 @dataclass(eq=False)
-class _Message:
-    """What a site sends."""
+class _Owed:
+    """The headers that a site owes this one."""
 
-    content: torch.Tensor
-    is_there: bool = False
-
-
-@dataclass(eq=False)
-class _Peer:
-    """What comes from one other site."""
-
-    site: str
-    index: int
-    """Of the site; the tags of what it sends have it, whoever passes it on."""
-    rank: int
-    source: int
-    """The rank that passes on what the site sends to this one; else `rank`."""
-    takes_directly: bool
-    """Whether no other site passes on what this one sends to it."""
-    forward_to: tuple[int, ...]
-    """The ranks to which this one passes on what the site sends."""
-    expected: deque[Exchange | End] = field(default_factory=deque)
-    """What the next headers are to belong to."""
+    what: deque[Exchange | End] = field(default_factory=deque)
+    """What the next ones are to belong to."""
     is_receiving: bool = False
-    """Whether the next header is being received."""
-    passing: tuple[deque[_Message], ...] = field(default_factory=lambda: tuple(deque[_Message]() for _ in range(KINDS)))
-    """By kind: what is being received, in the order in which the site sends it."""
+    """Whether the next one is being received."""
 
 
 class RoundExchange:
@@ -187,23 +168,9 @@ class RoundExchange:
         """
         self._sites = tuple(ranks)
         self._own = own
-        self._tags = tags
         self._timeout_s = timeout.total_seconds()
         self._line = line
         self._check_digest = check_digest
-        over = {(src, dst): ranks[by] for src, by, dst in relays}
-        self._peers = [
-            _Peer(
-                site,
-                index,
-                rank,
-                source=over.get((site, own), rank),
-                takes_directly=(own, site) not in over,
-                forward_to=tuple(ranks[dst] for src, by, dst in relays if (src, by) == (site, own)),
-            )
-            for index, (site, rank) in enumerate(ranks.items())
-            if site != own
-        ]
         self._place = self._sites.index(own), len(self._sites)
         self._under_way: deque[Exchange | Question | End] = deque()
         self._failure: BaseException | None = None
@@ -211,6 +178,8 @@ class RoundExchange:
         self._scratch = Scratch()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._messages = SiteMessages(ranks, own, relays, tags, self._calls.put)
+        self._owed = {site: _Owed() for site in ranks if site != own}
 
     def begin(
         self,
@@ -275,21 +244,25 @@ class RoundExchange:
         header = encode_header(OfferHeader(exchange.offer, *frames.sizes, exchange.digest))
         for message, kind in ((header, _HEADER), (frames.coded, _CODED), (frames.exact, _EXACT)):
             if message is not None:
-                self._send_to_all(message, kind)
-        for peer in self._peers:
-            self._expect(peer, exchange)
+                self._messages.send(message, kind)
+        self._expect(exchange)
 
     def _ask(self, question: Question, number: int) -> None:
         self._take_in(question)
         if self._failure is not None:
             return
-        self._send_to_all(torch.tensor([number]), _NUMBER)
-        for peer in self._peers:
-            said = torch.empty(1, dtype=torch.int64)
-            self._receive(said, peer, _NUMBER, lambda peer=peer, said=said: self._answered(question, peer, said))
+        self._messages.send(torch.tensor([number]), _NUMBER)
+        for site in self._owed:
+            self._receive_answer(question, site)
 
-    def _answered(self, question: Question, peer: _Peer, said: torch.Tensor) -> None:
-        question.said[peer.site] = int(said)
+    def _receive_answer(self, question: Question, site: str) -> None:
+        said = torch.empty(1, dtype=torch.int64)
+        self._messages.receive(said, site, _NUMBER, lambda: self._on_answer(question, site, int(said)))
+
+    def _on_answer(self, question: Question, site: str, number: int) -> None:
+        if number < 0:
+            raise PeerLostError(f"local steps: site {site!r} has failed; its own log says why")
+        question.said[site] = number
         if not question.missing:
             self._finish(question, max(question.said.values()))
 
@@ -298,58 +271,51 @@ class RoundExchange:
         if self._failure is not None:
             return
         self._say_last(EndHeader(digest))
-        for peer in self._peers:
-            self._expect(peer, end)
+        self._expect(end)
 
-    def _expect(self, peer: _Peer, what: Exchange | End) -> None:
-        """Take the header of `what`, after those of what came before."""
-        peer.expected.append(what)
-        self._receive_header(peer)
+    def _expect(self, what: Exchange | End) -> None:
+        """Receive the headers of `what`, after those of what came before."""
+        for site, owed in self._owed.items():
+            owed.what.append(what)
+            self._receive_header(site, owed)
 
-    def _receive_header(self, peer: _Peer) -> None:
-        if peer.expected and not peer.is_receiving:
+    def _receive_header(self, site: str, owed: _Owed) -> None:
+        if owed.what and not owed.is_receiving:
             header = empty_header()
-            self._receive(header, peer, _HEADER, lambda: self._on_header(peer, header))
-            peer.is_receiving = True
+            self._messages.receive(header, site, _HEADER, lambda: self._on_header(site, owed, header))
+            owed.is_receiving = True
 
-    def _on_header(self, peer: _Peer, received: torch.Tensor) -> None:
-        peer.is_receiving = False
-        what = peer.expected.popleft()
-        header = decode_header(received, peer.site)
-        if isinstance(header, FailureHeader):
-            peer.expected.clear()  # it sends no more
-            reason = header.reason.removeprefix("local steps: ")
-            raise error_of(header.code, f"local steps: site {peer.site!r} has failed: {reason}")
+    def _on_header(self, site: str, owed: _Owed, received: torch.Tensor) -> None:
+        owed.is_receiving = False
+        what = owed.what.popleft()
+        header = decode_header(received, site)
         if isinstance(header, OfferHeader) and isinstance(what, Exchange):
-            what.check_sizes(peer.site, header)
-            self._receive_frames(peer, what, header)
-            self._receive_header(peer)
-            if header.digest is not None:
-                self._check_digest(peer.site, header.digest)
-            what.offers[peer.site] = header.offer
-            if len(what.offers) == len(self._sites) and self._failure is None:
-                what.entry = decide([(site, what.offers[site]) for site in self._sites])
+            what.check_sizes(site, header)
+            self._receive_frames(site, what, header)
+            self._receive_header(site, owed)
+            self._on_offer(site, what, header)
             return
-        if isinstance(header, EndHeader):
-            peer.expected.clear()
-            if isinstance(what, Exchange):
-                raise PeerLostError(
-                    f"local steps, round {what.offer.round}: site {peer.site!r} has ended its run; all sites call "
-                    "finish()"
-                )
-            if header.digest is not None:
-                self._check_digest(peer.site, header.digest)
-            what.ended.add(peer.site)
-            if not what.missing:
-                self._finish(what, None)
-            return
-        peer.expected.clear()
-        raise InvalidArgumentError(
-            f"local steps: site {peer.site!r} begins another round, and this site has ended its run; all sites call "
-            "finish() after the same round"
-        )
+        owed.what.clear()  # the site sends no more headers
+        if isinstance(header, EndHeader) and isinstance(what, End):
+            self._on_end(site, what, header)
+        else:
+            raise _ended_early(site, what, header)
 
-    def _receive_frames(self, peer: _Peer, exchange: Exchange, header: OfferHeader) -> None:
+    def _on_offer(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
+        if header.digest is not None:
+            self._check_digest(site, header.digest)
+        exchange.offers[site] = header.offer
+        if len(exchange.offers) == len(self._sites) and self._failure is None:
+            exchange.entry = decide([(one, exchange.offers[one]) for one in self._sites])
+
+    def _on_end(self, site: str, end: End, header: EndHeader) -> None:
+        if header.digest is not None:
+            self._check_digest(site, header.digest)
+        end.ended.add(site)
+        if not end.missing:
+            self._finish(end, None)
+
+    def _receive_frames(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
         """Take the frames that the header announces, also where the round has failed: nothing else takes them."""
         on_line = ExitStack()
         on_line.enter_context(self._line.running())
@@ -363,12 +329,12 @@ class RoundExchange:
             left -= 1
             if left == 0:
                 on_line.close()
-                exchange.frames[peer.site] = DeltaFrames(coded, exact)
+                exchange.frames[site] = DeltaFrames(coded, exact)
                 self._average(exchange)
 
         for part, kind in ((coded, _CODED), (exact, _EXACT)):
             if part is not None:
-                self._receive(part, peer, kind, arrived)
+                self._messages.receive(part, site, kind, arrived)
 
     def _average(self, exchange: Exchange) -> None:
         """Decode and average, once all frames are there."""
@@ -379,7 +345,7 @@ class RoundExchange:
             values = exchange.delta  # it is in the frames by now
             with self._line.running():
                 average_frames(
-                    [exchange.frames[site] for site in self._sites],
+                    [exchange.frames[one] for one in self._sites],
                     exchange.fragment,
                     exchange.entry.weights,
                     exchange.coding.averaging,
@@ -410,6 +376,7 @@ class RoundExchange:
             what.future.set_exception(error)
         with suppress(Exception):  # a process group that has failed tells them itself
             self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))
+            self._messages.send(torch.tensor([_FAILED]), _NUMBER)
 
     def _explained(self, error: BaseException) -> BaseException:
         """A time-out of the process group says which message did not come; this says of which sites, in which round."""
@@ -425,37 +392,22 @@ class RoundExchange:
     def _say_last(self, header: Header) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._send_to_all(encode_header(header), _HEADER)
+            self._messages.send(encode_header(header), _HEADER)
 
-    def _send_to_all(self, message: torch.Tensor, kind: int) -> None:
-        """Send what begins here. Nobody waits for it: a send that fails fails the process group, and the receives."""
-        for peer in self._peers:
-            if peer.takes_directly:
-                dist.isend(message, peer.rank, tag=self._tags.tag(kind, self._place[0]))
 
-    def _forward(self, peer: _Peer, kind: int) -> None:
-        """Pass on what a site has sent, in its order, to those that it does not send to itself."""
-        passing = peer.passing[kind]
-        while passing and passing[0].is_there:
-            message = passing.popleft()
-            for rank in peer.forward_to:
-                dist.isend(message.content, rank, tag=self._tags.tag(kind, peer.index))
-
-    def _receive(self, room: torch.Tensor, peer: _Peer, kind: int, then: Callable[[], None]) -> None:
-        """Take a message, and call `then` in the thread of this exchange when it is there."""
-        work = dist.irecv(room, peer.source, tag=self._tags.tag(kind, peer.index))
-        message = _Message(room)
-        peer.passing[kind].append(message)
-
-        def arrived() -> None:
-            if work is not None:
-                work.wait()  # raises what has become of it
-            message.is_there = True
-            self._forward(peer, kind)
-            then()
-
-        if work is not None:
-            work.get_future().add_done_callback(lambda _: self._calls.put(arrived))
+def _ended_early(site: str, what: Exchange | End, header: Header) -> GeocommError:
+    """The error where a site's header does not belong to what this site waits for."""
+    if isinstance(header, FailureHeader):
+        reason = header.reason.removeprefix("local steps: ")
+        return error_of(header.code, f"local steps: site {site!r} has failed: {reason}")
+    if isinstance(what, Exchange):
+        return PeerLostError(
+            f"local steps, round {what.offer.round}: site {site!r} has ended its run; all sites call finish()"
+        )
+    return InvalidArgumentError(
+        f"local steps: site {site!r} begins another round, and this site has ended its run; all sites call finish() "
+        "after the same round"
+    )
 
 
 def sites_text(sites: Sequence[str]) -> str:

@@ -261,3 +261,25 @@ def _relayed(sites: list[str]) -> tuple[str, int]:
     far = {"a": 2, "b": -1, "c": 0}[_site(sites)]
     assert sent
     return hash_of(values(model)), sent.count(far)
+
+
+def _ask_one_that_failed(sites: list[str]) -> str:
+    """Site a fails in a round of its own; the others have none, and ask for its number."""
+    rounds = GroupRounds()
+    fragment = Fragment(0, (Range("w", 0, 300),))
+    try:
+        if _site(sites) == "a" and rounds.ranks.owns(0):
+            rounds.propose(Offer(0, 0, 0, 0, 1))
+            rounds.reduce(0, fragment, torch.zeros(300), None, Coding("no codec", 1.0, "mean")).wait()
+        rounds.furthest(3)
+    except (GeocommError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "answered"
+
+
+def test_site_that_has_failed_answers_so() -> None:
+    with Ranks(["a", "b"], time_limit=20) as ranks:
+        ranks.init()
+        found = ranks.run(_ask_one_that_failed, ranks.sites)
+        assert "answered" not in found
+        assert "site 'a' has failed" in found[1]

@@ -1,0 +1,109 @@
+"""Messages between the ranks of one place at all sites, over the default process group."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from geocomm.backend.reserved_tags import KINDS, ReservedTags
+
+Relay = tuple[str, str, str]
+"""From a site, over a site, to a site."""
+
+
+@dataclass(eq=False)
+class _Message:
+    """What a site sends."""
+
+    content: torch.Tensor
+    is_there: bool = False
+
+
+@dataclass(eq=False)
+class _Peer:
+    """The rank of another site."""
+
+    rank: int
+    index: int
+    """Of the site; the tags of what it sends have it, whoever passes it on."""
+    source: int
+    """The rank that passes on what the site sends to this one; else `rank`."""
+    takes_directly: bool
+    """Whether no other site passes on what this one sends to it."""
+    forward_to: tuple[int, ...]
+    """The ranks to which this one passes on what the site sends."""
+    passing: tuple[deque[_Message], ...] = field(default_factory=lambda: tuple(deque[_Message]() for _ in range(KINDS)))
+    """By kind: what is being received, in the order in which the site sends it."""
+
+
+class SiteMessages:
+    """Sends to all other sites at once, and receives from each. Messages of a kind arrive in the order of their sends.
+
+    Where the links between two sites are slow, a third one passes messages on, as soon as it has received them itself.
+    Methods are called by one thread. A message that fails, fails the process group.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[str, int],
+        own: str,
+        relays: Sequence[Relay],
+        tags: ReservedTags,
+        call: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """ranks: the ranks of one place, by site.
+        own: the site of this rank.
+        relays: sites that send to another one over a third.
+        tags: of the messages.
+        call: has the thread that calls the methods run something; called by any thread.
+        """
+        self._tags = tags
+        self._own = list(ranks).index(own)
+        self._call = call
+        over = {(src, dst): ranks[by] for src, by, dst in relays}
+        self._peers = {
+            site: _Peer(
+                rank,
+                index,
+                source=over.get((site, own), rank),
+                takes_directly=(own, site) not in over,
+                forward_to=tuple(ranks[dst] for src, by, dst in relays if (src, by) == (site, own)),
+            )
+            for index, (site, rank) in enumerate(ranks.items())
+            if site != own
+        }
+
+    def send(self, message: torch.Tensor, kind: int) -> None:
+        """Send a message to all other sites. It is not to be changed any more. Nobody waits for its arrival."""
+        for peer in self._peers.values():
+            if peer.takes_directly:
+                dist.isend(message, peer.rank, tag=self._tags.tag(kind, self._own))
+
+    def receive(self, room: torch.Tensor, site: str, kind: int, then: Callable[[], None]) -> None:
+        """Receive the next message of a kind from a site: `room` is as large as it is. `then` runs when it is there."""
+        peer = self._peers[site]
+        work = dist.irecv(room, peer.source, tag=self._tags.tag(kind, peer.index))
+        message = _Message(room)
+        peer.passing[kind].append(message)
+
+        def arrived() -> None:
+            if work is not None:
+                work.wait()  # raises what has become of it
+            message.is_there = True
+            self._pass_on(peer, kind)
+            then()
+
+        if work is not None:
+            work.get_future().add_done_callback(lambda _: self._call(arrived))
+
+    def _pass_on(self, peer: _Peer, kind: int) -> None:
+        """Send on what has arrived, in the order of its site."""
+        passing = peer.passing[kind]
+        while passing and passing[0].is_there:
+            message = passing.popleft()
+            for rank in peer.forward_to:
+                dist.isend(message.content, rank, tag=self._tags.tag(kind, peer.index))
