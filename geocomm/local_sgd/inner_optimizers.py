@@ -165,6 +165,13 @@ def _as_sequence(optimizers: Any) -> Sequence[Any]:
 
 
 def _require_optimizer(optimizer: Any, *, alone: bool) -> None:
+    inner = _inside_engine(optimizer)
+    if _is_schedule_free(inner):
+        raise UnsupportedError(
+            f"local steps: {type(inner).__name__} is schedule-free: it has two sets of weights, and the sites would "
+            "average only one of them. Use an ordinary optimizer, such as AdamW; the anchor of local steps is an "
+            "average of the weights, too"
+        )
     name = type(optimizer).__name__
     if "ZeroRedundancyOptimizer" in (kind.__name__ for kind in type(optimizer).__mro__):
         raise UnsupportedError(
@@ -185,13 +192,14 @@ def _require_optimizer(optimizer: Any, *, alone: bool) -> None:
         )
     elif not alone:
         raise InvalidArgumentError("local steps: a DeepSpeed engine has one optimizer; pass engine.optimizer alone")
-    inner = _inside_engine(optimizer)
-    if callable(getattr(inner, "train", None)) and callable(getattr(inner, "eval", None)):
-        raise UnsupportedError(
-            f"local steps: {type(inner).__name__} is schedule-free: it changes the weights between train() and eval(), "
-            "and the sites would average only one of the two. Use an ordinary optimizer, such as AdamW; the anchor of "
-            "local steps is an average of the weights, too"
-        )
+
+
+def _is_schedule_free(optimizer: Any) -> bool:
+    """The package schedulefree names its classes so; others, such as pytorch-optimizer, have its methods."""
+    if any("ScheduleFree" in kind.__name__ for kind in type(optimizer).__mro__):
+        return True
+    switches = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+    return switches and isinstance(optimizer, torch.optim.Optimizer)
 
 
 def _inside_engine(optimizer: Any) -> Any:

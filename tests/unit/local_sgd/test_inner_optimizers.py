@@ -35,12 +35,16 @@ class Wrapped:
 LightningOptimizer = type("LightningOptimizer", (Wrapped,), {})
 
 
-class ScheduleFree(torch.optim.SGD):
+class TwoModes(torch.optim.SGD):
     """Has the two methods of schedulefree's optimizers."""
 
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
+
+
+class AdamWScheduleFreeClosure(torch.optim.SGD):
+    """Of schedulefree too, without them."""
 
 
 def begin(model: nn.Module, optimizers: Any) -> None:
@@ -119,9 +123,10 @@ def test_optimizer_without_torchs_hooks_is_refused() -> None:
         InnerOptimizers(Wrapper(adamw(make_model())))
 
 
-def test_schedule_free_optimizer_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"ScheduleFree is schedule-free.*AdamW"):
-        InnerOptimizers(ScheduleFree(make_model().parameters(), lr=0.1))
+@pytest.mark.parametrize("kind", [TwoModes, AdamWScheduleFreeClosure])
+def test_schedule_free_optimizer_is_refused(kind: type[torch.optim.SGD]) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{kind.__name__} is schedule-free.*AdamW"):
+        InnerOptimizers(kind(make_model().parameters(), lr=0.1))
 
 
 def test_zero_redundancy_optimizer_is_refused() -> None:
