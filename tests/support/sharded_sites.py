@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -20,26 +19,16 @@ import geocomm
 from support.local_models import batch, make_model
 
 
-def site_group(sites: list[str]) -> dist.ProcessGroup:
-    """Of the ranks of this rank's site; collective."""
-    groups = {
-        site: dist.new_group([rank for rank, other in enumerate(sites) if other == site])
-        for site in dict.fromkeys(sites)
-    }
-    return groups[sites[dist.get_rank()]]
-
-
-def site_mesh(sites: list[str]) -> DeviceMesh:
-    """Over the ranks of this rank's site; collective."""
-    if len({sites.count(site) for site in sites}) == 1:
+def site_mesh() -> DeviceMesh:
+    """Over the ranks of this rank's site; every rank calls it."""
+    if geocomm.sites().have_equal_sizes:
         return geocomm.device_mesh()["local"]
-    own = [rank for rank, site in enumerate(sites) if site == sites[dist.get_rank()]]
-    return DeviceMesh.from_group(site_group(sites), "cpu", mesh=own)
+    return DeviceMesh.from_group(geocomm.sites().inside, "cpu")
 
 
 def fsdp(sites: list[str], *, low_precision: bool = False) -> nn.Module:
     """Most parameters have a number of rows that two ranks cannot share equally."""
-    model, mesh = make_model(), site_mesh(sites)
+    model, mesh = make_model(), site_mesh()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if low_precision else None)
     fully_shard(model[2], mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -53,7 +42,7 @@ def hsdp(sites: list[str]) -> nn.Module:
 
 
 def ddp(sites: list[str]) -> nn.Module:
-    return DistributedDataParallel(make_model(), process_group=site_group(sites))
+    return DistributedDataParallel(make_model(), process_group=geocomm.sites().inside)
 
 
 def whole(model: nn.Module) -> torch.Tensor:

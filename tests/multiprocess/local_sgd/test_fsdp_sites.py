@@ -151,7 +151,7 @@ class _Other(nn.Module):
 
 
 def _refused(sites: list[str], change: str) -> str:
-    model, mesh = make_model(), site_mesh(sites)
+    model, mesh = make_model(), site_mesh()
     if change == "mesh over sites":
         model = fully_shard(model, mesh=DeviceMesh("cpu", list(range(len(sites)))))
     elif change == "columns":
