@@ -1,6 +1,6 @@
 """Types of the native module. tests/unit/test_stub.py checks them against the module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 

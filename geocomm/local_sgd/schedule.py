@@ -9,9 +9,9 @@ from geocomm.core.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later or more.
+    """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later.
 
-    Fragments are due one after the other (Streaming DiLoCo, arXiv 2501.18512), at steps as far apart as whole numbers
+    `overlap` is the least, where results may be late. Fragments are due one after the other (Streaming DiLoCo, arXiv 2501.18512), at steps as far apart as whole numbers
     allow; `every` need not be a multiple of their number. Rounds begin and end in the order of their numbers. Steps are
     counted from 1: step s is the s-th optimizer step.
     """

@@ -343,8 +343,8 @@ LOCAL_STEPS = (
         "agreement",
         "",
         Kind.GAUGE,
-        "how far the sites learned the same in that round, |mean delta|^2 / mean |delta|^2: 1: equal deltas; 1 / sites: "
-        "noise; None before the first, and where the average is no mean",
+        "how far the sites learned the same in that round, |mean delta|^2 / mean |delta|^2: 1: equal deltas; "
+        "1 / sites: noise; None before the first, and where the average is no mean",
         LOCAL,
     ),
     Metric(

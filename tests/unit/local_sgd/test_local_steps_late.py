@@ -16,7 +16,7 @@ from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.outer_step import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
-from support.local_models import SITES, adamw, make_model, train, train_step, values
+from support.local_models import SITES, adamw, make_model, train, train_step, train_steps, values
 
 
 @settings(max_examples=40, deadline=None)
@@ -38,18 +38,17 @@ def test_sites_that_are_in_other_rounds_end_with_equal_bits(
     steps = {name: sorted(draw.randint(0, 30) for _ in range(saves + 1)) for name in names}
 
     def run(rounds: Rounds) -> tuple[torch.Tensor, int]:
-        model, step = make_model(), 0
+        model, done = make_model(), 0
         optimizer = adamw(model)
         handle = local_steps(
             model, optimizer, rounds=rounds, every=every, fragments=fragments, merge=merge, exact_below=100
         )
         *stops, end = steps[rounds.site]
         for stop in stops:
-            for step in range(step, stop):
-                train_step(model, optimizer, rounds.site, step)
+            train_steps(model, optimizer, rounds.site, range(done, stop))
             handle.state_dict()
-        for step in range(step, end):
-            train_step(model, optimizer, rounds.site, step)
+            done = stop
+        train_steps(model, optimizer, rounds.site, range(done, end))
         handle.finish()
         return values(model), handle.stats()["rounds"]
 
