@@ -69,15 +69,23 @@ def encode_delta(
 ) -> tuple[DeltaFrames, torch.Tensor | None]:
     """The frames of a site's delta in round `number`, and the residual that it has once the round is committed.
 
+    The delta is given away: the new residual may take its place. The old one is left as it is.
     place: of the site among the sites, and their number. counts: whether the site's weight is above 0; else the delta
     is zeros, and the residual stays as it is.
     """
     coded = fragment.coded_elems
     seed = number * place[1] + place[0]  # stochastic rounding: errors of sites are independent
-    new_residual = None if residual is None else host_empty(residual.numel(), pinned=False).copy_(residual)
-    # What needs a residual gets zeros where the site does not count.
-    feedback = new_residual if counts or residual is None else torch.zeros_like(residual)
-    return DeltaFrames(
-        compress(delta[:coded], coding.codec, feedback, seed=seed, decay=coding.decay, threads=1) if coded else None,
-        compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
-    ), new_residual
+    exact = compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None
+    if not coded:
+        return DeltaFrames(None, exact), residual
+    given, feedback, new_residual = delta[:coded], None, residual
+    if residual is not None and not counts:
+        feedback = torch.zeros_like(residual)  # some codecs need one
+    elif residual is not None and coding.decay == 1.0:
+        # A codec takes the sum of what it is given and the residual, in which it leaves what it has lost. So these two
+        # can change places, and nothing has to be copied.
+        given, feedback, new_residual = residual, given, given
+    elif residual is not None:
+        feedback = new_residual = host_empty(coded, pinned=False).copy_(residual)
+    frame = compress(given, coding.codec, feedback, seed=seed, decay=coding.decay, threads=1)
+    return DeltaFrames(frame, exact), new_residual

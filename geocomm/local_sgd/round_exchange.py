@@ -31,7 +31,7 @@ from geocomm.core.errors import (
 )
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch
+from geocomm.local_sgd.host_memory import Scratch, host_empty
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_header import (
     Digest,
@@ -342,7 +342,7 @@ class RoundExchange:
             return
         values = None
         if any(exchange.entry.weights):
-            values = exchange.delta  # it is in the frames by now
+            values = host_empty(exchange.fragment.numel, pinned=False)
             with self._line.running():
                 average_frames(
                     [exchange.frames[one] for one in self._sites],

@@ -168,7 +168,7 @@ class Rounds(Protocol):
         read until the result is there and never written to; the others travel exactly. The residual is in units of the
         site's own delta, before its weight, so it stays right when weights or the number of sites change. A site whose
         offer has weight 0 passes zeros, and keeps its residual. The caller leaves both tensors alone until the result
-        is there; `delta` is given away, and may become the average.
+        is there; `delta` is given away, and may become the new residual.
         """
         ...
 

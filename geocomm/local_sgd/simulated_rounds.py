@@ -12,7 +12,7 @@ import torch
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch
+from geocomm.local_sgd.host_memory import Scratch, host_empty
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
 
@@ -235,7 +235,6 @@ class SimulatedRounds:
             self._site,
             number,
             fragment,
-            delta,
             new_residual,
             coding,
             self._scratch,
@@ -265,19 +264,17 @@ class SimulatedReduction:
         site: str,
         number: int,
         fragment: Fragment,
-        delta: torch.Tensor,
         residual: torch.Tensor | None,
         coding: Coding,
         scratch: Scratch,
         wire_bytes: int,
         late: int,
     ) -> None:
-        """The frames are sent; the average takes the place of `delta`."""
+        """The frames are sent."""
         self._sites = sites
         self._site = site
         self._number = number
         self._fragment = fragment
-        self._delta = delta
         self._residual = residual
         self._coding = coding
         self._scratch = scratch
@@ -297,7 +294,7 @@ class SimulatedReduction:
             entry, frames = self._sites.receive(self._site, self._number)
             values = None
             if any(entry.weights):
-                values = self._delta
+                values = host_empty(self._fragment.numel, pinned=False)
                 average_frames(frames, self._fragment, entry.weights, self._coding.averaging, self._scratch, values)
             self._average = Average(entry, values, self._residual, self._wire_bytes)
         return self._average

@@ -185,7 +185,8 @@ class SiteRounds:
 
     def _begin(self, index: int, *, last: bool = False) -> None:
         """Begin the next round, with this fragment; its last one carries weights in place of deltas."""
-        self._view.check()
+        if index == 0 or last:  # once in a cycle: it looks at every parameter
+            self._view.check()
         self._inner.check(self._view)
         weight = self.weight - self._weight_at_begin[index]
         if weight < 1 and self.step > self._step_at_begin[index]:

@@ -1,0 +1,71 @@
+"""The frames of a delta, and the residual that a site has afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import geocomm
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.local_sgd.delta_frames import encode_delta
+from geocomm.local_sgd.fragments import Fragment, Range
+from geocomm.local_sgd.rounds import Coding
+from support.codec_oracle import same_bits
+
+CODED, EXACT = 5000, 70
+FRAGMENT = Fragment(0, (Range("matrix", 0, CODED), Range("norm", 0, EXACT, exact=True)))
+
+
+def random(count: int, seed: int, scale: float) -> torch.Tensor:
+    return scale * torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "none",
+        "fp16",
+        "bf16",
+        "int8",
+        "int4:block=128",
+        "int4:round=stochastic",
+        "balanced",
+        "bit1",
+        "topk:k=41",
+        "loco",
+    ],
+)
+def test_frame_and_residual_are_those_of_compress_in_place(codec: str, decay: float) -> None:
+    """The residual from before is not written to, whatever the delta's memory becomes."""
+    delta, residual = random(CODED + EXACT, 1, 1.0), None if codec_spec(codec).exact else random(CODED, 2, 0.3)
+    expected_residual = None if residual is None else residual.clone()
+    expected = geocomm.compress(delta[:CODED].clone(), codec, expected_residual, seed=11, decay=decay)
+    before = None if residual is None else residual.clone()
+    exact = delta[CODED:].clone()
+    coding = Coding(codec, decay, "mean")
+    frames, new = encode_delta(5, FRAGMENT, delta, residual, coding, place=(1, 2), counts=True)
+    assert frames.coded is not None
+    assert frames.exact is not None
+    assert same_bits(frames.coded, expected)
+    assert same_bits(geocomm.decompress(frames.exact), exact)
+    if expected_residual is None:
+        assert new is None
+    else:
+        assert new is not None
+        assert before is not None
+        assert residual is not None
+        assert same_bits(new, expected_residual)
+        assert same_bits(residual, before)
+
+
+@pytest.mark.parametrize("codec", ["int4:block=128", "loco"])
+def test_site_that_does_not_count_keeps_its_residual(codec: str) -> None:
+    residual = random(CODED, 2, 0.3)
+    before = residual.clone()
+    delta = torch.zeros(CODED + EXACT)
+    frames, new = encode_delta(5, FRAGMENT, delta, residual, Coding(codec, 1.0, "mean"), place=(0, 2), counts=False)
+    assert new is not None
+    assert same_bits(new, before)
+    assert frames.coded is not None
+    assert geocomm.decompress(frames.coded).count_nonzero() == 0
