@@ -11,9 +11,9 @@ from geocomm.core.errors import InvalidArgumentError
 class Schedule:
     """Round r averages fragment r % P. Every fragment is due once in `every` steps, and merged `overlap` steps later.
 
-    `overlap` is the least, where results may be late. Fragments are due one after the other (Streaming DiLoCo, arXiv 2501.18512), at steps as far apart as whole numbers
-    allow; `every` need not be a multiple of their number. Rounds begin and end in the order of their numbers. Steps are
-    counted from 1: step s is the s-th optimizer step.
+    `overlap` is the least, where results may be late. Fragments are due one after the other (Streaming DiLoCo, arXiv
+    2501.18512), at steps as far apart as whole numbers allow; `every` need not be a multiple of their number. Rounds
+    begin and end in the order of their numbers. Steps are counted from 1: step s is the s-th optimizer step.
     """
 
     every: int
