@@ -82,6 +82,11 @@ class GroupRounds:
         return self._sites.name
 
     @property
+    def site_count(self) -> int:
+        """See `Rounds`."""
+        return len(self._sites.names)
+
+    @property
     def line_seconds(self) -> float:
         """See `Rounds`."""
         return self._line.seconds

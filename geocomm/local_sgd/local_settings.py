@@ -30,16 +30,27 @@ _INT4_BLOCK = 128
 class Preset:
     """What a kind of training begins with."""
 
-    outer: Nesterov
+    outer_of_two: Nesterov
+    """With two sites."""
+    outer_of_more: Nesterov
+    """With three or more."""
     codec: str
     decay: float
     merge: Merge
 
+    def outer(self, sites: int) -> Nesterov:
+        """The outer optimizer with so many sites."""
+        return self.outer_of_two if sites <= 2 else self.outer_of_more
 
+
+_FINETUNE = Nesterov(lr=0.2, momentum=0.0)
+_PLAIN = Nesterov(lr=1.0, momentum=0.0)
 PRESETS = {
-    "pretrain": Preset(Nesterov(), "int4", 1.0, CARRY),
-    "finetune": Preset(Nesterov(lr=0.2, momentum=0.0), "int4", 1.0, 0.5),
-    "loco": Preset(Nesterov(lr=1.0, momentum=0.0), "loco", 0.95, 0.5),  # SparseLoCo, arXiv 2508.15706
+    # Momentum makes good what averaging takes from a step: the noise in a small batch shortens the steps of Adam.
+    # Measured for two and four sites (benchmarks/results/local-quality.md).
+    "pretrain": Preset(Nesterov(1.0, 0.5), Nesterov(1.0, 0.8), "int4", 1.0, CARRY),
+    "finetune": Preset(_FINETUNE, _FINETUNE, "int4", 1.0, 0.5),
+    "loco": Preset(_PLAIN, _PLAIN, "loco", 0.95, 0.5),  # SparseLoCo, arXiv 2508.15706
 }
 
 
@@ -62,6 +73,7 @@ class LocalSettings:
         cls,
         tensors: Sequence[Tensor],
         *,
+        sites: int,
         preset: str,
         every: int | Auto,
         codec: str | None,
@@ -74,7 +86,7 @@ class LocalSettings:
         weights: Weights,
         deterministic: bool,
     ) -> LocalSettings:
-        """Check what the user gave and fill in the rest. Raises InvalidArgumentError."""
+        """Check what the user gave and fill in the rest. sites: their number. Raises InvalidArgumentError."""
         if preset not in PRESETS:
             raise InvalidArgumentError(f"there is no preset {preset!r}{did_you_mean(preset, PRESETS)}")
         for name, value, known in (("averaging", averaging, Averaging), ("weights", weights, Weights)):
@@ -98,7 +110,9 @@ class LocalSettings:
         coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
         # Times differ between equal runs, so `deterministic` keeps the first value.
         renews = every == "auto" and not deterministic
-        return cls(schedule, renews, base.outer if outer is None else outer, coding, merge, weights, deterministic)
+        return cls(
+            schedule, renews, base.outer(sites) if outer is None else outer, coding, merge, weights, deterministic
+        )
 
     def terms(self) -> dict[str, str]:
         """As text, by the names that `geocomm.local_steps` gives them."""

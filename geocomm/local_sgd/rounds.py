@@ -133,6 +133,11 @@ class Rounds(Protocol):
         ...
 
     @property
+    def site_count(self) -> int:
+        """How many sites there are."""
+        ...
+
+    @property
     def ranks(self) -> SiteRanks:
         """The ranks of this site."""
         ...

@@ -200,6 +200,11 @@ class SimulatedRounds:
         return self._site
 
     @property
+    def site_count(self) -> int:
+        """See `Rounds`."""
+        return len(self._sites.names)
+
+    @property
     def line_seconds(self) -> float:
         """See `Rounds`; there is no line."""
         return 0.0

@@ -95,7 +95,7 @@ def _check_sync(sync: SyncConfig) -> None:
             with _named("sync.codec"):
                 codec_spec(sync.codec)
         with _named("sync"):
-            LocalSettings.of([], **sync.local_arguments())
+            LocalSettings.of([], sites=2, **sync.local_arguments(2))
 
 
 def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, Any]:

@@ -85,7 +85,11 @@ class LocalSync:
         config = self._config
         try:
             self._handle = local_steps(
-                self._engine, optimizer, exact=config.exact, exact_below=config.exact_below, **config.local_arguments()
+                self._engine,
+                optimizer,
+                exact=config.exact,
+                exact_below=config.exact_below,
+                **config.local_arguments(len(self.sites.names)),
             )
         except GeocommError as error:
             raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error

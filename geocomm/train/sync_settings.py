@@ -90,8 +90,8 @@ class SyncConfig(Section):
     guard_steps: PositiveInt = Field(50, description="Mode gradients: steps between two looks of the guard.")
     preset: Literal["pretrain", "finetune", "loco"] = Field(
         "pretrain",
-        description="Mode local: outer optimizer, codec and merge. pretrain: lr 1.0, momentum 0.8, int4, carry. "
-        "finetune: lr 0.2, no momentum, int4, 0.5. loco: lr 1, no momentum, top-k of 64 in 4096, 0.5.",
+        description="Mode local: outer optimizer, codec and merge. pretrain: lr 1.0, momentum 0.5 (two sites) or 0.8 "
+        "(more), int4, carry. finetune: lr 0.2, no momentum, int4, 0.5. loco: lr 1, no momentum, top-k of 64 in 4096, 0.5.",
     )
     every: WholeOrAuto = Field(
         "auto",
@@ -162,13 +162,13 @@ class SyncConfig(Section):
             adaptive=self.adaptive,
         )
 
-    def local_arguments(self) -> dict[str, Any]:
-        """What `LocalSettings.of` is given, but for the tensors; imports torch. Raises InvalidArgumentError."""
+    def local_arguments(self, sites: int) -> dict[str, Any]:
+        """What `geocomm.local_steps` is given with so many sites; imports torch. Raises InvalidArgumentError."""
         return {
             "preset": self.preset,
             "every": self.every,
             "codec": self.codec,
-            "outer": self._outer(),
+            "outer": self._outer(sites),
             "fragments": self.fragments,
             "merge": self.merge,
             "overlap": self.overlap,
@@ -179,11 +179,11 @@ class SyncConfig(Section):
             "deterministic": self.deterministic,
         }
 
-    def _outer(self) -> Nesterov:
+    def _outer(self, sites: int) -> Nesterov:
         from geocomm.local_sgd.local_settings import PRESETS
         from geocomm.local_sgd.outer_step import Nesterov
 
-        base = PRESETS[self.preset].outer
+        base = PRESETS[self.preset].outer(sites)
         return Nesterov(
             base.lr if self.outer_lr == "auto" else self.outer_lr,
             base.momentum if self.outer_momentum == "auto" else self.outer_momentum,

@@ -60,6 +60,14 @@ def test_sites_that_are_in_other_rounds_end_with_equal_bits(
     assert first.isfinite().all()
 
 
+@pytest.mark.parametrize(("sites", "momentum"), [("a", "0.5"), ("ab", "0.5"), ("abc", "0.8"), ("abcdefgh", "0.8")])
+def test_outer_momentum_follows_the_number_of_sites(sites: str, momentum: str) -> None:
+    for stats in SimulatedSites(sites).run(lambda rounds: train(rounds, 0)[1].stats()):
+        assert (stats["outer lr"], stats["outer momentum"]) == ("1.0", momentum)
+    for stats in SimulatedSites(sites).run(lambda rounds: train(rounds, 0, outer=Nesterov(0.7, 0.3))[1].stats()):
+        assert (stats["outer lr"], stats["outer momentum"]) == ("0.7", "0.3")
+
+
 @pytest.mark.parametrize("late", [0, 1, 7])
 def test_result_is_merged_as_soon_as_it_is_there(late: int) -> None:
     def run(rounds: Rounds) -> tuple[list[int], torch.Tensor]:

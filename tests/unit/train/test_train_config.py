@@ -137,11 +137,16 @@ def test_there_are_no_joint_steps_by_default_with_zero_3() -> None:
     assert config.joint_steps() == 0
 
 
-@pytest.mark.parametrize(("preset", "lr", "momentum"), [("pretrain", 1.0, 0.8), ("finetune", 0.2, 0.0)])
-def test_outer_optimizer_is_the_presets_but_for_what_is_given(preset: str, lr: float, momentum: float) -> None:
+@pytest.mark.parametrize(
+    ("preset", "sites", "lr", "momentum"),
+    [("pretrain", 2, 1.0, 0.5), ("pretrain", 3, 1.0, 0.8), ("pretrain", 8, 1.0, 0.8), ("finetune", 4, 0.2, 0.0)],
+)
+def test_outer_optimizer_is_the_presets_but_for_what_is_given(
+    preset: str, sites: int, lr: float, momentum: float
+) -> None:
     base = ["sync.mode=local", f"sync.preset={preset}"]
-    assert load_config(None, base).sync.local_arguments()["outer"] == Nesterov(lr, momentum)
-    given = load_config(None, [*base, "sync.outer_lr=0.3"]).sync.local_arguments()
+    assert load_config(None, base).sync.local_arguments(sites)["outer"] == Nesterov(lr, momentum)
+    given = load_config(None, [*base, "sync.outer_lr=0.3"]).sync.local_arguments(sites)
     assert given["outer"] == Nesterov(0.3, momentum)
     assert given["decay"] is None  # the preset's own, which differs in loco
     assert load_config(None, ["sync.codec=balanced"]).sync.hook_settings().decay == 1.0
