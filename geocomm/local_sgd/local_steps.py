@@ -59,8 +59,8 @@ def local_steps(
     rounds: what carries the deltas; default: `GroupRounds`, over the sites of the default process group, and then the
     call is collective. `SimulatedSites.run` makes one for sites in one process.
     preset: "pretrain" (Nesterov with lr 1.0 and momentum 0.5 for two sites, 0.8 for more; int4, merge "carry"),
-    "finetune" (lr 0.2, no momentum, int4, merge 0.5) or "loco" (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the codec loco, residuals that decay by
-    0.95, merge 0.5). codec, outer, merge and decay replace its own.
+    "finetune" (lr 0.2, no momentum, int4, merge 0.5) or "loco" (SparseLoCo, arXiv 2508.15706: lr 1, no momentum, the
+    codec loco, residuals that decay by 0.95, merge 0.5). codec, outer, merge and decay replace its own.
     every: optimizer steps between two rounds of a fragment. "auto": 30, and while the run goes the smallest number from
     30 to 300 with which rounds take at most 0.7 of the time, so that a slow line gets fewer of them. The sites measure
     it and change it after the same round; with `deterministic` it stays 30.

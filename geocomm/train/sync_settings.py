@@ -91,7 +91,8 @@ class SyncConfig(Section):
     preset: Literal["pretrain", "finetune", "loco"] = Field(
         "pretrain",
         description="Mode local: outer optimizer, codec and merge. pretrain: lr 1.0, momentum 0.5 (two sites) or 0.8 "
-        "(more), int4, carry. finetune: lr 0.2, no momentum, int4, 0.5. loco: lr 1, no momentum, top-k of 64 in 4096, 0.5.",
+        "(more), int4, carry. finetune: lr 0.2, no momentum, int4, 0.5. loco: lr 1, no momentum, top-k of 64 in 4096, "
+        "0.5.",
     )
     every: WholeOrAuto = Field(
         "auto",
