@@ -140,7 +140,7 @@ def main() -> int:
         "",
         *conditions.lines(),
         f"- two sites on one machine, a line of {RATE_BPS / 1e6:.0f} Mbit/s and {1000 * RTT_S:.0f} ms round trip, "
-        f"no keys; medians of {arguments.runs} runs, seconds of the slowest rank",
+        f"no keys; median of {arguments.runs} run(s), seconds of the slowest rank",
         "",
         "| ranks a site | `init_process_group` | `local_steps()` | before | round trips | `finish()` |",
         "|---:|---:|---:|---:|---:|---:|",
@@ -152,9 +152,9 @@ def main() -> int:
         )
     lines += [
         "",
-        "`local_steps()` compares settings and weights through the job's store, which is at site 0: two comparisons of "
-        "three round trips each. With several ranks a site, Gloo's addresses take three more. `finish()` waits for TCP "
-        "to speed up: the last round sends 134 KB exactly.",
+        "`local_steps()` compares settings and weights through the job's store, which is at site 0. By count these are "
+        "two comparisons of three round trips each, and more where a rank comes late. With several ranks a site, Gloo's "
+        "addresses take three more. The rest was not looked into. The last round of `finish()` sends 134 KB exactly.",
         "",
     ]
     path = arguments.out / "local-start-up.md"
