@@ -154,7 +154,8 @@ def main() -> int:
         "",
         "`local_steps()` compares settings and weights through the job's store, which is at site 0. By count these are "
         "two comparisons of three round trips each, and more where a rank comes late. With several ranks a site, "
-        "Gloo's addresses take three more. The rest was not looked into. The last round of `finish()` sends 134 KB exactly.",
+        "Gloo's addresses take three more. The rest was not looked into. The last round of "
+        "`finish()` sends 134 KB exactly.",
         "",
     ]
     path = arguments.out / "local-start-up.md"
