@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
@@ -144,7 +144,7 @@ def _has_nonfinite_gradient(optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_under_scaler() -> bool:
     """Whether a GradScaler has called the step that is being made."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
             return True
