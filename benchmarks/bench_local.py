@@ -4,17 +4,17 @@ Sites are simulated in this process, with the real handle and the real codecs (g
 begins with the same weights and reads the same batches: per step, the union of what the sites read. The per-step
 baseline averages exactly, which is the same as training on that union. The loss is of held-out text, on the anchor.
 
-Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the last.
-`--parts` says what to compare, in this order: merge, codec, int4, int8, loco, every, every-int4, sites, sites-int4,
-sites-outer, alone, fragments, joint, outer, rate, per-step (`parts_of`). Runs are compared inside of one regime:
-`--size`, `--text`, `--steps` and `--batch`.
-One thread; start it under `nice` where others work. Results: benchmarks/results/<--date>-local-quality.md, .jsonl and
-.png.
+Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the
+last. Several processes may add to one file. `--parts` says what to compare: base, per-step, merge, sites-merge, outer,
+before, codec, int8, loco, every, alone, radial, fragments, joint, rate, muon (`parts_of`). Runs are compared inside of
+one regime: `--size`, `--text`, `--steps`, and the sequences that all sites read in a step (`--sites` times `--batch`).
+One thread; start it under `nice` where others work. Results: benchmarks/results/local-quality.md, .jsonl and .png.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -23,9 +23,8 @@ import sys
 import sysconfig
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from bench_local_report import TEXTS, write_report
@@ -48,6 +47,14 @@ SEQUENCE_LENGTH = 64
 HELD_OUT_FRACTION = 0.05
 HELD_OUT_SEQUENCES = 512
 CLIP_NORM = 1.0
+MERGES: tuple[dict[str, Any], ...] = (
+    {"overlap": 0},
+    {"overlap": 5},
+    {"overlap": 15},
+    {"overlap": 5, "merge": 0.0},
+)
+RATES = (0.7, 1, 2)
+"""Of the inner learning rate, in the part `rate`."""
 LEAST_ROUNDS = 30  # shorter runs say little of outer optimizers
 FINAL_LR = 0.1
 SIZES: dict[str, dict[str, Any]] = {  # overrides of the preset `tiny`
@@ -70,6 +77,9 @@ SIZES: dict[str, dict[str, Any]] = {  # overrides of the preset `tiny`
 }
 
 
+Inner = Literal["adamw", "muon"]
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run."""
@@ -80,12 +90,12 @@ class Plan:
     sites: int = 2
     every: int | None = 30
     """None: per-step."""
-    overlap: int = 5
-    merge: float | str = 0.5
+    overlap: int = 1
+    merge: float | str = "carry"
     codec: str = "none"
     fragments: int = 1
-    outer_lr: float = 0.6
-    outer_momentum: float = 0.9
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.8
     decay: float = 1.0
     """Of the residual of error feedback."""
     averaging: Averaging = "auto"
@@ -97,6 +107,12 @@ class Plan:
     """Sequences per site and step."""
     text: str = "builtin"
     """One of `TEXTS`."""
+    inner: Inner = "adamw"
+    """muon: for the matrices between embeddings and output head, and AdamW for the rest."""
+    muon_rate: float = 0.02
+    """Muon's learning rate; `learning_rate` is AdamW's."""
+    end: Literal["outer step", "mean"] = "outer step"
+    """Of the run: what `finish` did up to version 0.2, or what it does now."""
 
     def per_step(self) -> Plan:
         """The run that this one is compared with."""
@@ -105,29 +121,40 @@ class Plan:
 
     @property
     def regime(self) -> tuple[str, str, int, int]:
-        """Model, text, steps and batch: runs of one regime are compared."""
-        return self.size, self.text, self.steps, self.micro_batch
+        """Model, text, steps, and the sequences that all sites read in a step: runs of one regime are compared."""
+        return self.size, self.text, self.steps, self.sites * self.micro_batch
+
+    @property
+    def identity(self) -> Plan:
+        """Equal for plans that are the same run: a per-step run does not depend on how many sites share its batch."""
+        plan = self if self.inner == "muon" else replace(self, muon_rate=Plan.muon_rate)
+        if plan.every is not None:
+            return plan
+        return replace(plan.per_step(), sites=1, micro_batch=plan.sites * plan.micro_batch)
 
     @property
     def name(self) -> str:
         """For the report."""
+        muon = f", Muon {self.muon_rate:g}" if self.inner == "muon" else ""
         if self.every is None:
-            return f"per-step, M={self.sites}, lr {self.learning_rate:.3g}"
+            return f"per-step, {self.sites * self.micro_batch} sequences, lr {self.learning_rate:.3g}{muon}"
         merge = "no overlap" if self.overlap == 0 else f"overlap {self.overlap}, merge {self.merge}"
-        parts = [f"M={self.sites}, H={self.every}, {merge}", "fp32" if self.codec == "none" else f"{self.codec} + EF"]
+        parts = [
+            f"M={self.sites} x {self.micro_batch}, H={self.every}, {merge}",
+            f"outer {self.outer_lr:g} / {self.outer_momentum:g}",
+            "fp32" if self.codec == "none" else f"{self.codec} + EF",
+        ]
         if self.decay != 1:
             parts.append(f"decay {self.decay:g}")
         if self.fragments > 1:
             parts.append(f"{self.fragments} fragments")
-        if (self.outer_lr, self.outer_momentum) != (0.6, 0.9):
-            parts.append(f"outer lr {self.outer_lr:g}, momentum {self.outer_momentum:g}")
         if self.averaging != "auto":
             parts.append(f"{self.averaging} averages")
         if self.joint_steps:
             parts.append(f"first {self.joint_steps} steps per-step")
-        if self.learning_rate != Plan.learning_rate:
-            parts.append(f"lr {self.learning_rate:.3g}")
-        return ", ".join(parts)
+        if self.end == "mean":
+            parts.append("ends in a mean")
+        return ", ".join(parts) + f", lr {self.learning_rate:.3g}{muon}"
 
 
 _LOCAL_FIELDS = (
@@ -140,58 +167,41 @@ _LOCAL_FIELDS = (
     "decay",
     "averaging",
     "joint_steps",
+    "end",
 )
 
 
 def parts_of(base: Plan) -> dict[str, list[Plan]]:
     """What each part compares with per-step."""
-    up, down = base.learning_rate * math.sqrt(2), base.learning_rate / math.sqrt(2)
     return {
-        "merge": [
-            replace(base, overlap=0),
-            base,
-            replace(base, merge="carry"),
-            replace(base, merge=0.0),
-        ],
-        "codec": [base, replace(base, codec="int4")],
-        "int4": [replace(base, codec="int4")],
-        "int8": [base, replace(base, codec="int8")],
-        "loco": [replace(base, codec="loco", outer_lr=1.0, outer_momentum=0.0, decay=0.95)],  # the preset of this name
-        "every": [
-            replace(base, every=every, overlap=overlap)
-            for every in (10, 30, 100)
-            for overlap in (0, 5)
-            if base.steps // every >= LEAST_ROUNDS
-        ],
-        "every-int4": [
-            replace(base, codec="int4", every=every)
-            for every in (10, 30, 100)
-            if (base.steps - base.joint_steps) // every >= LEAST_ROUNDS - 1
-        ],
-        "sites-int4": [replace(base, sites=4, codec="int4")],
-        "sites-outer": [
-            replace(base, sites=4, codec="int4", **changes)
-            for changes in (
-                {"averaging": "radial"},
-                {"outer_lr": 0.8},
-                {"outer_lr": 0.4},
-                {"every": 10},
-                {"joint_steps": base.steps // 10},
-            )
-        ],
+        "base": [base],
         "per-step": [base.per_step()],
-        "sites": [replace(base, sites=4), replace(base, sites=4, codec="int4"), replace(base, sites=4, overlap=0)],
-        "alone": [replace(base, sites=1).per_step()],
-        "fragments": [base, replace(base, fragments=4)],
-        "joint": [base, replace(base, joint_steps=base.warmup_steps), replace(base, joint_steps=base.steps // 10)],
+        "merge": [base, *(replace(base, **changes) for changes in MERGES)],
+        "sites-merge": [replace(base, sites=4, codec="int4", **changes) for changes in ({}, *MERGES)],
         "outer": [
             base,
             *(
                 replace(base, outer_lr=lr, outer_momentum=momentum)
-                for lr, momentum in ((1.0, 0.0), (0.8, 0.6), (0.4, 0.9), (0.8, 0.9), (1.0, 0.3))
+                for lr, momentum in ((0.6, 0.9), (1.0, 0.0), (0.8, 0.6), (0.4, 0.9), (0.8, 0.9), (1.0, 0.3))
             ),
         ],
-        "rate": [replace(base, learning_rate=rate) for rate in (down, base.learning_rate, up)],
+        "before": [
+            replace(base, overlap=5, merge=0.5, outer_lr=0.6, outer_momentum=0.9)
+        ],  # the defaults until November 2026
+        "codec": [base, replace(base, codec="int4")],
+        "int8": [base, replace(base, codec="int8")],
+        "loco": [replace(base, codec="loco", outer_lr=1.0, outer_momentum=0.0, decay=0.95)],  # the preset of this name
+        "every": [
+            replace(base, every=every)
+            for every in (10, 30, 100)
+            if (base.steps - base.joint_steps) // every >= LEAST_ROUNDS - 1
+        ],
+        "alone": [replace(base, sites=1).per_step()],
+        "radial": [replace(base, averaging="radial")],
+        "fragments": [base, replace(base, fragments=4)],
+        "joint": [base, replace(base, joint_steps=base.warmup_steps), replace(base, joint_steps=base.steps // 10)],
+        "rate": [replace(base, learning_rate=factor * base.learning_rate) for factor in RATES],
+        "muon": [replace(base, inner="muon")],
     }
 
 
@@ -230,32 +240,40 @@ class Data:
         numbers = self._sequences.held_out_numbers[:HELD_OUT_SEQUENCES]
         for first in range(0, len(numbers), 32):
             rows = torch.from_numpy(self._sequences.rows(numbers[first : first + 32]))
-            total += len(rows) * float(model(input_ids=rows, labels=rows).loss)
+            total += len(rows) * float(model.forward(input_ids=rows, labels=rows).loss)  # never compiled
             count += len(rows)
         model.train()
         return total / count
 
 
-def run_plan(plan: Plan) -> dict[str, Any]:
+def run_plan(plan: Plan, *, compiled: bool = False) -> dict[str, Any]:
     """Train; the loss and what it took."""
     data = Data(plan.size, plan.text, plan.seed)
     start = time.monotonic()
-    if plan.every is None:
+
+    def begin() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
         model = data.model()
-        optimizer = make_optimizer(model, plan)
-        for step in range(plan.steps):
-            train_step(model, optimizer, data.batch(step, 0, 1, plan.sites * plan.micro_batch), plan, step)
+        if compiled:
+            model.compile(dynamic=False)
+        return model, make_optimizers(model, plan)
+
+    model, optimizers = begin()
+    for step in range(plan.steps if plan.every is None else plan.joint_steps):
+        train_step(model, optimizers, data.batch(step, 0, 1, plan.sites * plan.micro_batch), plan, step)
+    if plan.every is None:
         return {"loss": data.held_out_loss(model), "seconds": time.monotonic() - start}
     names = [f"site{index}" for index in range(plan.sites)]
+    joint_weights = model.state_dict()
+    joint_moments = [optimizer.state_dict() for optimizer in optimizers]
 
     def train_site(rounds: Rounds) -> dict[str, Any]:
-        model = data.model()
-        optimizer = make_optimizer(model, plan)
-        for step in range(plan.joint_steps):
-            train_step(model, optimizer, data.batch(step, 0, 1, plan.sites * plan.micro_batch), plan, step)
+        model, optimizers = begin()
+        model.load_state_dict(joint_weights)
+        for optimizer, moments in zip(optimizers, joint_moments, strict=True):
+            optimizer.load_state_dict(copy.deepcopy(moments))
         handle = local_steps(
             model,
-            optimizer,
+            optimizers if len(optimizers) > 1 else optimizers[0],
             rounds=rounds,
             every=plan.every or 1,
             codec=plan.codec,
@@ -268,7 +286,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
         )
         site = names.index(rounds.site)
         for step in range(plan.joint_steps, plan.steps):
-            train_step(model, optimizer, data.batch(step, site, plan.sites, plan.micro_batch), plan, step)
+            train_step(model, optimizers, data.batch(step, site, plan.sites, plan.micro_batch), plan, step)
         handle.finish()
         stats = handle.stats()
         seconds = time.monotonic() - start
@@ -278,48 +296,61 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     return SimulatedSites(names, timeout_s=3600).run(train_site)[0]
 
 
-def make_optimizer(model: torch.nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """AdamW of every run."""
-    return torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+def make_optimizers(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    """The inner optimizers, in the order of their steps."""
+    matrices = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if plan.inner == "muon" and parameter.ndim == 2 and not {"embed_tokens", "lm_head"} & set(name.split("."))
+    ]
+    chosen = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    adamw = torch.optim.AdamW(others, lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return [torch.optim.Muon(matrices, lr=plan.muon_rate, weight_decay=0.1), adamw] if matrices else [adamw]
 
 
 def train_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tensor, plan: Plan, step: int
+    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], rows: torch.Tensor, plan: Plan, step: int
 ) -> None:
     """One optimizer step; the learning rate rises over the warm-up and falls linearly to a tenth."""
     done = max(0.0, step - plan.warmup_steps) / max(1, plan.steps - plan.warmup_steps)
-    rate = plan.learning_rate * min(1.0, (step + 1) / plan.warmup_steps) * (1 - (1 - FINAL_LR) * done)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.zero_grad()
+    share = min(1.0, (step + 1) / plan.warmup_steps) * (1 - (1 - FINAL_LR) * done)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"] * share
     model(input_ids=rows, labels=rows).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 class Runs:
-    """A file of JSON lines, one for each run that has ended."""
+    """A file of JSON lines, one for each run that has ended. Several processes may add to one file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compiled: bool = False) -> None:
         self._path = path
+        self._compiled = compiled
         self._commit = git_commit()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
         """`plan` of an older row may lack a field that plans have now."""
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        return [json.loads(line) for line in lines]
 
     def find(self, plan: Plan) -> dict[str, Any] | None:
         """The run of this plan, if it has ended."""
-        return next((row for row in self.rows if Plan(**row["plan"]) == plan), None)
+        return next((row for row in self.rows if Plan(**row["plan"]).identity == plan.identity), None)
 
     def run(self, plan: Plan) -> None:
         """Unless it has been run."""
         if self.find(plan) is not None:
             return
         loads = [os.getloadavg()[0]]
-        result = run_plan(plan)
+        result = run_plan(plan, compiled=self._compiled)
         loads.append(os.getloadavg()[0])
-        row = {"plan": asdict(plan), **result, "load": max(loads), "commit": self._commit}
-        self.rows.append(row)
+        row = {"plan": asdict(plan), **result, "load": max(loads), "compiled": self._compiled, "commit": self._commit}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -332,33 +363,38 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="0.4m", help="of the model (default 0.4m)")
     parser.add_argument("--text", choices=TEXTS, default="builtin", help="what the models read (default builtin)")
     parser.add_argument("--steps", type=int, default=960, help="optimizer steps of every site (default 960)")
+    parser.add_argument("--sites", type=int, default=2, help="their number (default 2)")
+    parser.add_argument("--codec", default="none", help="of the deltas (default none)")
     parser.add_argument("--batch", type=int, default=4, help="sequences for each site and step (default 4)")
     parser.add_argument("--warmup", type=int, default=40, help="steps of warm-up (default 40)")
     parser.add_argument("--rate", type=float, default=2e-3, help="inner learning rate (default 2e-3)")
     parser.add_argument("--joint", type=int, default=0, help="first steps that are per-step (default 0)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default 3)")
-    parser.add_argument("--parts", default="merge,codec", help="by commas (default merge,codec), or 'all'")
+    parser.add_argument("--seeds", default="1,2,3", help="by commas (default 1,2,3)")
+    parser.add_argument("--parts", default="merge,codec", help="by commas (default merge,codec)")
     parser.add_argument("--report", action="store_true", help="only write the report of what has been run")
-    parser.add_argument("--date", default=date.today().isoformat(), help="in the names of the results")
+    parser.add_argument("--compile", action="store_true", help="model.compile(): a third faster from a minute on")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    path = arguments.out / f"{arguments.date}-local-quality.md"
-    runs = Runs(path.with_suffix(".jsonl"))
+    path = arguments.out / "local-quality.md"
+    runs = Runs(path.with_suffix(".jsonl"), compiled=arguments.compile)
     if not arguments.report:
-        for seed in range(1, arguments.seeds + 1):
+        for seed in map(int, arguments.seeds.split(",")):
             base = Plan(
                 arguments.size,
                 seed,
                 arguments.steps,
+                sites=arguments.sites,
+                codec=arguments.codec,
                 joint_steps=arguments.joint,
                 learning_rate=arguments.rate,
                 warmup_steps=arguments.warmup,
                 micro_batch=arguments.batch,
                 text=arguments.text,
+                end="mean",
             )
             parts = parts_of(base)
-            for part in parts if arguments.parts == "all" else arguments.parts.split(","):
+            for part in arguments.parts.split(","):
                 for plan in parts[part]:
                     runs.run(plan.per_step())
                     runs.run(plan)
