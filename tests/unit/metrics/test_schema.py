@@ -52,6 +52,7 @@ AT_THE_ENDPOINT = {
     "geocomm_local_in_flight",
     "geocomm_local_oldest_in_flight",
     "geocomm_local_delta_norm",
+    "geocomm_local_agreement",
     "geocomm_local_mean_norm",
     "geocomm_local_outer_step",
     "geocomm_local_residual_norm",
