@@ -141,7 +141,10 @@ def test_masters_of_16_bits_are_exported_from_the_checkpoint_on_request(runs: di
     made = export_hf(folder / "run", tmp_path / "out", Given(), "fp32", 2, print)
     masters, rounded = stored_tensors(tmp_path / "out"), stored_tensors(folder / "run" / "export")
     assert made.dtype == "fp32"
-    assert all(torch.equal(tensor.to(rounded[name].dtype), rounded[name]) for name, tensor in masters.items())
+    for name, tensor in masters.items():
+        # Some that the run rounds are stored in float32 all the same: what transformers wants so.
+        kept = rounded[name].dtype
+        assert any(torch.equal(tensor.to(dtype).to(kept), rounded[name]) for dtype in (kept, torch.bfloat16)), name
     assert not all(torch.equal(tensor, rounded[name].float()) for name, tensor in masters.items())
 
 
