@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -128,6 +129,9 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # what is imported outlives every collection: else each one copies its pages, above all the one at exit
+    until = time.monotonic() + 10  # what an import has started for a moment ends by itself
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
     assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
     running: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and where its status goes
     while True:
