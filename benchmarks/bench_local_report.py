@@ -49,7 +49,8 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
         "tenth after the warm-up. Muon: for the matrices between embeddings and output head, AdamW for the rest",
         "- outer optimizer: Nesterov; one fragment unless a row says otherwise",
         "",
-        "**How to read the tables.** Seed 1 chose what was tried next; other seeds confirm. Runs of one table read the same sequences in every step, all sites together. "
+        "**How to read the tables.** Seed 1 chose what was tried next; other seeds confirm. "
+        "Runs of one table read the same sequences in every step, all sites together. "
         "The gap is the loss over that of the best per-step run of the same seed and the same inner optimizer, in "
         "percent: the mean over the seeds that ran, and each seed's. Where rows have other seeds, compare these and "
         "not the means. A difference of less than one point of one seed is no result.",
