@@ -24,7 +24,6 @@ LAW = {1: (18.363, -0.0961), 2: (18.768, -0.0969), 4: (19.762, -0.0992), 8: (21.
 LAW_PER_STEP = (18.129, -0.0953)
 PARAMETERS = {"0.4m": 389_520, "2.2m": 2_174_064}
 """By the names of `--size`."""
-FINDINGS: tuple[str, ...] = ()
 INNER = {"adamw": "AdamW", "muon": "Muon"}
 
 
@@ -57,7 +56,6 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
         "",
         "The law is the gap that arXiv 2503.09799 (loss = A N^a, by the number of sites) gives for this size. Below "
         "35 M parameters it is extrapolated. Its runs have AdamW inside and neither overlap nor codec.",
-        *FINDINGS,
     ]
     found = dict(rows)
     for regime in sorted({plan.regime for plan in found}, key=lambda regime: (regime[1] == "builtin", regime)):
