@@ -10,7 +10,7 @@ import torch
 from geocomm.codecs.tensor_codec import compress, decompress
 from geocomm.local_sgd.averaging import Averaging, average_deltas
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch, host_empty
+from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.rounds import Coding
 
 _EXACT = "none"
@@ -47,14 +47,13 @@ def average_frames(
     fragment: Fragment,
     weights: Sequence[int],
     averaging: Averaging,
-    scratch: Scratch,
     out: torch.Tensor,
 ) -> None:
     """Write the average of what the sites sent to `out`. Raises CorruptDataError. See `average_deltas`."""
-    with scratch.borrowed(len(frames), fragment.numel) as deltas:
-        for one, delta in zip(frames, deltas, strict=True):
-            one.decode(fragment, delta)
-        average_deltas(averaging, fragment, deltas, weights, out=out)
+    deltas = [host_empty(fragment.numel, pinned=False) for _ in frames]
+    for one, delta in zip(frames, deltas, strict=True):
+        one.decode(fragment, delta)
+    average_deltas(averaging, fragment, deltas, weights, out=out)
 
 
 def encode_delta(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -133,12 +132,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-class Scratch:
-    """float32 buffers that threads borrow and give back."""
-
-    @contextmanager
-    def borrowed(self, count: int, numel: int) -> Iterator[list[torch.Tensor]]:
-        """So many 1-D tensors of `numel` elements, whatever they hold, in this block."""
-        yield [host_empty(numel, pinned=False) for _ in range(count)]

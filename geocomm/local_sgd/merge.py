@@ -31,7 +31,7 @@ def merge_local(
     local: its weights now, after the steps of the overlap: one tensor or several, one after the other. anchor: the new
     one. merge: the weight of `local` in the mean of the two (Streaming DiLoCo, arXiv 2501.18512, takes 0.5); 0 takes
     over the anchor and drops the overlap's steps; "carry" adds what the overlap's steps changed to the anchor, and
-    needs the weights as they were when the round began.
+    needs the weights as they were when the round began. So each step counts in one delta, however late the result is.
     """
     pieces = [local] if isinstance(local, torch.Tensor) else local
     if merge != CARRY:

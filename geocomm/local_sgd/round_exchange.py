@@ -31,7 +31,7 @@ from geocomm.core.errors import (
 )
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch, host_empty
+from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_header import (
     Digest,
@@ -175,7 +175,6 @@ class RoundExchange:
         self._under_way: deque[Exchange | Question | End] = deque()
         self._failure: BaseException | None = None
         self._has_ended = False
-        self._scratch = Scratch()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._messages = SiteMessages(ranks, own, relays, tags, self._calls.put)
@@ -349,7 +348,6 @@ class RoundExchange:
                     exchange.fragment,
                     exchange.entry.weights,
                     exchange.coding.averaging,
-                    self._scratch,
                     values,
                 )
         wire_bytes = exchange.frames[self._own].wire_bytes

@@ -12,7 +12,7 @@ import torch
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.host_memory import Scratch, host_empty
+from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
 
@@ -192,7 +192,6 @@ class SimulatedRounds:
         self._agreements = 0
         self._meetings = 0
         self._weights: dict[int, int] = {}
-        self._scratch = Scratch()
 
     @property
     def site(self) -> str:
@@ -242,7 +241,6 @@ class SimulatedRounds:
             fragment,
             new_residual,
             coding,
-            self._scratch,
             frames.wire_bytes,
             late,
         )
@@ -271,7 +269,6 @@ class SimulatedReduction:
         fragment: Fragment,
         residual: torch.Tensor | None,
         coding: Coding,
-        scratch: Scratch,
         wire_bytes: int,
         late: int,
     ) -> None:
@@ -282,7 +279,6 @@ class SimulatedReduction:
         self._fragment = fragment
         self._residual = residual
         self._coding = coding
-        self._scratch = scratch
         self._wire_bytes = wire_bytes
         self._late = late
         self._average: Average | None = None
@@ -300,6 +296,6 @@ class SimulatedReduction:
             values = None
             if any(entry.weights):
                 values = host_empty(self._fragment.numel, pinned=False)
-                average_frames(frames, self._fragment, entry.weights, self._coding.averaging, self._scratch, values)
+                average_frames(frames, self._fragment, entry.weights, self._coding.averaging, values)
             self._average = Average(entry, values, self._residual, self._wire_bytes)
         return self._average

@@ -14,7 +14,6 @@ from geocomm.local_sgd import host_memory
 from geocomm.local_sgd.anchor import least_memory
 from geocomm.local_sgd.fragments import Tensor, make_fragments
 from geocomm.local_sgd.host_memory import (
-    Scratch,
     available_memory,
     free_host_memory,
     host_empty,
@@ -101,19 +100,18 @@ def test_memory_that_nobody_uses_any_more_is_taken_again() -> None:
     free_host_memory()
 
 
-def test_what_is_borrowed_is_nobody_elses() -> None:
-    """A block inside of a block, and threads, have memory of their own."""
-    scratch = Scratch()
-    with scratch.borrowed(1, 10) as (outer,), scratch.borrowed(1, 10) as (inner,):
-        assert outer.data_ptr() != inner.data_ptr()
+def test_memory_in_use_is_nobody_elses() -> None:
+    """Tensors that live at a time, and threads, have memory of their own."""
+    one, other = (host_empty(10, pinned=False) for _ in range(2))
+    assert one.data_ptr() != other.data_ptr()
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(200):
-            with scratch.borrowed(3, 50) as buffers:
-                for buffer in buffers:
-                    buffer.fill_(number)
-                wrong.extend(number for buffer in buffers if not bool((buffer == number).all()))
+            buffers = [host_empty(50, pinned=False) for _ in range(3)]
+            for buffer in buffers:
+                buffer.fill_(number)
+            wrong.extend(number for buffer in buffers if not bool((buffer == number).all()))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
