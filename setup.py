@@ -15,6 +15,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 PROGRAMS = {"wan_emulator": "csrc/tools", "link_bench": "csrc/bench"}
 """Behind commands, and where they are built."""
+LEAST_CUDA = (12, 8)
+"""The first whose nvcc knows all of CMAKE_CUDA_ARCHITECTURES."""
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/_version.py").read_text())[1]
 
 
@@ -30,16 +32,36 @@ def torch_build() -> tuple[str, str | None]:
     return torch.__version__.split("+")[0], torch.version.cuda
 
 
-def wants_cuda(torch_cuda: str | None) -> bool:
-    """Resolve GEOCOMM_CUDA=auto|on|off against what is here."""
+def nvcc_cuda() -> str | None:
+    """CUDA version of the nvcc on PATH."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return None
+    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"release (\d+\.\d+)", told)[1]
+
+
+def why_no_cuda(torch_cuda: str | None) -> str:
+    """Why the CUDA kernels are left out, by GEOCOMM_CUDA=auto|on|off and what is here; "": they are built."""
     choice = os.environ.get("GEOCOMM_CUDA", "auto")
     if choice not in ("auto", "on", "off"):
         sys.exit(f"GEOCOMM_CUDA is {choice!r}; it must be auto, on or off")
-    needed = {"nvcc": shutil.which("nvcc"), "a CUDA build of torch": torch_cuda}
-    missing = [what for what, there in needed.items() if not there]
-    if choice == "on" and missing:
-        sys.exit(f"GEOCOMM_CUDA=on, but {' and '.join(missing)} is missing; use GEOCOMM_CUDA=auto to build without")
-    return choice != "off" and not missing
+    if choice == "off":
+        return "built with GEOCOMM_CUDA=off"
+    nvcc = nvcc_cuda()
+    if torch_cuda is None:
+        why = "torch is a CPU build"
+    elif nvcc is None:
+        why = f"no nvcc on PATH; torch needs the one of CUDA {torch_cuda}"
+    elif nvcc.split(".")[0] != torch_cuda.split(".")[0]:  # torch's headers are for the runtime of its major version
+        why = f"nvcc is of CUDA {nvcc}, torch of CUDA {torch_cuda}"
+    elif tuple(map(int, nvcc.split("."))) < LEAST_CUDA:
+        why = f"nvcc is of CUDA {nvcc}, which is older than {'.'.join(map(str, LEAST_CUDA))}"
+    else:
+        return ""
+    if choice == "on":
+        sys.exit(f"GEOCOMM_CUDA=on, but {why}; mend it, or use GEOCOMM_CUDA=auto to build without CUDA kernels")
+    return why
 
 
 def build_tool(name: str) -> str:
@@ -64,13 +86,14 @@ class CMakeBuild(build_ext):
     def run(self) -> None:
         torch_version, torch_cuda = torch_build()
         minor = ".".join(torch_version.split(".")[:2])
-        cuda = wants_cuda(torch_cuda)
-        print(f"geocomm: building for torch {torch_version}, CUDA {'on' if cuda else 'off'}")
+        why_not = why_no_cuda(torch_cuda)
+        kernels = f"without CUDA kernels: {why_not}" if why_not else "with CUDA kernels"
+        print(f"geocomm: building for torch {torch_version}, {kernels}")
         build_dir = ROOT / "build" / f"py{sys.version_info.major}{sys.version_info.minor}-torch{minor}"
         cmake = build_tool("cmake")
         configure = [cmake, "-S", ROOT, "-B", build_dir, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}"]
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
-        configure += [f"-DGEOCOMM_CUDA={'ON' if cuda else 'OFF'}"]
+        configure += [f"-DGEOCOMM_CUDA={'OFF' if why_not else 'ON'}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         build = [sys.executable, ROOT / "tools/build_progress.py", "build", cmake, "--build", build_dir]
         sys.stdout.flush()  # what was printed comes before what the program prints
@@ -94,9 +117,9 @@ class CMakeBuild(build_ext):
             if not self.inplace:  # wheels go without debug information
                 subprocess.run(["strip", "--strip-unneeded", target], check=True)
         # Read before the module is loaded: one built for another torch would crash rather than complain.
-        (package / "_build_info.py").write_text(
-            f'"""Written by setup.py."""\n\nTORCH_VERSION = "{minor}"\nCUDA = {cuda}\n'
-        )
+        facts = {"TORCH_VERSION": minor, "CUDA": not why_not, "WHY_NO_CUDA": why_not}
+        lines = ['"""Written by setup.py."""', "", *(f"{name} = {value!r}" for name, value in facts.items())]
+        (package / "_build_info.py").write_text("\n".join(lines) + "\n")
 
 
 def metadata() -> dict[str, object]:

@@ -2,3 +2,5 @@
 
 TORCH_VERSION: str
 CUDA: bool
+WHY_NO_CUDA: str
+"""Empty where CUDA."""

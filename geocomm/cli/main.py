@@ -13,6 +13,7 @@ import typer
 from geocomm._version import __version__
 from geocomm.cli import bench, demo, doctor, export, keys, plan, probe, run, serve, train, wan
 from geocomm.cli.help_text import fit_help
+from geocomm.core.build_facts import build_facts
 
 _COMMANDS = (demo, train, export, serve, run, keys, doctor, probe, plan, wan, bench)
 
@@ -30,7 +31,13 @@ def build_app() -> typer.Typer:
     @app.callback()
     def _root(
         version: Annotated[
-            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+            bool,
+            typer.Option(
+                "--version",
+                callback=_print_version,
+                is_eager=True,
+                help="Print the version, and what it was built for.",
+            ),
         ] = False,
     ) -> None:
         """Train large models across distant sites."""
@@ -43,7 +50,7 @@ def build_app() -> typer.Typer:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"geocomm {__version__}")
+        typer.echo(f"geocomm {__version__}, {build_facts() or 'not built'}")
         raise typer.Exit
 
 

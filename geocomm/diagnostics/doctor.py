@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geocomm.core.build_facts import build_facts
 from geocomm.core.options import Options
+from geocomm.diagnostics.doctor_gpus import gpu_findings, gpus_of_torch
 from geocomm.diagnostics.doctor_keys import keys_findings
 from geocomm.diagnostics.doctor_machine import (
     buffer_findings,
@@ -55,7 +57,8 @@ def examine(question: Question) -> Iterator[Finding]:
 
 def version_findings(proc: Path) -> Iterator[Finding]:
     """Versions of what must fit together."""
-    for name, value in versions(proc).items():
+    found = versions(proc)
+    for name, value in found.items():
         yield Finding(name, value or "none", State.NOTE)
     from geocomm.core.errors import GeocommError
     from geocomm.core.native import native
@@ -66,6 +69,7 @@ def version_findings(proc: Path) -> Iterator[Finding]:
         yield Finding("native module", "cannot be loaded", State.BAD, str(error))
     else:
         yield Finding("native module", "loads", State.OK)
+    yield from gpu_findings(gpus_of_torch(), found["CUDA"], found["NVIDIA driver"], build_facts())
 
 
 def versions(proc: Path = Path("/proc")) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from geocomm._version import __version__
 from geocomm.cli.help_text import paragraphs
 from geocomm.cli.main import build_app
+from geocomm.core.build_facts import build_facts
 from support.command_tree import COMMANDS
 
 
@@ -48,6 +49,6 @@ def test_lines_of_an_example_stay_apart() -> None:
     )
 
 
-def test_version_is_that_of_the_package() -> None:
+def test_version_is_that_of_the_package_and_tells_what_it_was_built_for() -> None:
     result = CliRunner().invoke(build_app(), ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"geocomm {__version__}\n")
+    assert (result.exit_code, result.stdout) == (0, f"geocomm {__version__}, {build_facts()}\n")
