@@ -11,13 +11,11 @@
 
 #include "binding/comm_error.h"
 #include "binding/device_side.h"
+#include "binding/exposed_time.h"
 #include "binding/gil_release.h"
 #include "binding/torch_prelude.h"
 
 namespace geocomm::binding {
-
-// Nanoseconds that user threads spent blocked in wait(): the time exposed to the WAN.
-using ExposedTime = std::atomic<std::int64_t>;
 
 class GeoWork : public c10d::Work {
  public:
@@ -58,6 +56,7 @@ class GeoWork : public c10d::Work {
   // Exactly once. Runs the user's callbacks inline: never call it from a thread that other operations need.
   void complete(std::exception_ptr error) {
     finish(error);
+    stop_counting();
     if (is_on_stream()) {
       mark(*result_, error);
     } else if (error) {
@@ -88,12 +87,7 @@ class GeoWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     require_own_process(mark_);
-    const auto begin = std::chrono::steady_clock::now();
-    struct Count {
-      ~Count() { exposed->fetch_add((std::chrono::steady_clock::now() - begin).count()); }
-      std::chrono::steady_clock::time_point begin;
-      ExposedTime* exposed;
-    } count{begin, exposed_.get()};
+    const ExposedTime::Wait counted(*exposed_);
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!is_on_stream()) {
@@ -130,11 +124,17 @@ class GeoWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     require_own_process(mark_);
     use();
+    count_future();
+    return future_of_end();
+  }
+  // For geocomm's own threads: their waiting is not the program's.
+  c10::intrusive_ptr<c10::ivalue::Future> future_of_end() {
     future_taken_ = true;
     return future_;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
     use();
+    count_future();
     future_taken_ = true;
     return result_;
   }
@@ -152,6 +152,17 @@ class GeoWork : public c10d::Work {
     if (!use_) return;
     const GilRelease released;  // a thread that is about it may need Python's lock to free a tensor
     use_();
+  }
+  // The host does not wait for operations on streams. Once for an operation, by the first thread that takes
+  // its Future.
+  void count_future() {
+    std::lock_guard lock(end_mutex_);
+    if (is_on_stream() || Work::isCompleted() || waiting_thread_ != 0) return;
+    waiting_thread_ = exposed_->future_taken();
+  }
+  void stop_counting() {
+    std::lock_guard lock(end_mutex_);
+    if (waiting_thread_ != 0) exposed_->ended(std::exchange(waiting_thread_, 0));
   }
   // Does nothing if another thread has begun it.
   void run_end() {
@@ -183,6 +194,7 @@ class GeoWork : public c10d::Work {
   std::mutex end_mutex_;  // guards all below
   std::function<void(GeoWork&)> end_;
   bool over_ = false;
+  pid_t waiting_thread_ = 0;  // that `exposed_` counts for this operation, 0: none
 };
 
 // How whoever ends an operation on a stream completes its Work, which is the program's alone to hold: letting

@@ -318,7 +318,7 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   result["wire_bytes_received"] = stats.wire_bytes_received;
   result["relayed_bytes"] = stats.relayed_bytes;
   result["exposed_seconds"] =
-      self.spans_sites() ? static_cast<double>(self.wan()->exposed()->load()) * 1e-9 : 0.0;
+      self.spans_sites() ? static_cast<double>(self.wan()->exposed()->nanoseconds()) * 1e-9 : 0.0;
   return result;
 }
 
@@ -440,6 +440,7 @@ PYBIND11_MODULE(_C, m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("outer_blend", &outer_blend, py::arg("own"), py::arg("anchor"), py::arg("keep"),
         py::call_guard<py::gil_scoped_release>());
+  m.def("wait_in_background", &ExposedTime::leave_out_this_thread);
   m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
   m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });
   m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });

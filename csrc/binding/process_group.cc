@@ -113,7 +113,7 @@ WorkPtr ProcessGroupGeocomm::endCoalescing() {
     for (const auto& tensor : work->result()) outputs.push_back(tensor);
   }
   return join_works(getRank(), c10d::OpType::COALESCED, "geocomm:coalesced", std::move(works),
-                    std::move(outputs), wan_ ? wan_->exposed() : std::make_shared<ExposedTime>(0));
+                    std::move(outputs), wan_ ? wan_->exposed() : std::make_shared<ExposedTime>());
 }
 
 void ProcessGroupGeocomm::setGroupUid(const std::string& uid) {

@@ -42,7 +42,7 @@ WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& 
   auto sum_options = options;
   sum_options.reduceOp = c10d::ReduceOp::SUM;
   auto mean = c10::make_intrusive<GeoWork>(getRank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
-                                           results, results, std::make_shared<ExposedTime>(0));
+                                           results, results, std::make_shared<ExposedTime>());
   complete_after(mean, {reduce(sum_options)}, [results, ranks = getSize()] {
     for (const auto& sum : results) sum.copy_(at::div(sum.to(at::kLong), ranks, "trunc"));
   });

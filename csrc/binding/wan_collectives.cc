@@ -163,8 +163,8 @@ void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkP
     };
     for (auto& work : works) {
       attempt([&] {
-        if (dynamic_cast<GeoWork*>(work.get()) != nullptr) {
-          const auto future = work->getFuture();  // not wait(): that would count as the user's waiting
+        if (auto* const own = dynamic_cast<GeoWork*>(work.get())) {
+          const auto future = own->future_of_end();
           future->wait();
           if (future->hasError()) std::rethrow_exception(future->exception_ptr());
         } else if (work) {

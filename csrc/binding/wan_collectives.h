@@ -148,7 +148,7 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   const std::unique_ptr<collective::Exchange> exchange_;
   const InnerBackends inner_;
   const bool preserve_inputs_;
-  const std::shared_ptr<ExposedTime> exposed_ = std::make_shared<ExposedTime>(0);
+  const std::shared_ptr<ExposedTime> exposed_ = std::make_shared<ExposedTime>();
   std::atomic<std::uint64_t> next_seq_{1};
   // Shared with callbacks of inner works, which may outlive the group.
   struct Failure {

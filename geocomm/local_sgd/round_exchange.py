@@ -29,6 +29,7 @@ from geocomm.core.errors import (
     PeerLostError,
     error_of,
 )
+from geocomm.core.native import native
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.host_memory import host_empty
@@ -219,6 +220,7 @@ class RoundExchange:
             self._thread.start()
 
     def _run(self) -> None:
+        native().wait_in_background()  # what this thread waits for holds up no step
         while (call := self._calls.get()) is not None:
             try:
                 call()

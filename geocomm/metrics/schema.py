@@ -121,7 +121,7 @@ COUNTERS = (
         "of the bytes sent, those that are passed on between other sites",
         PROCESS,
     ),
-    Metric("exposed_seconds", _SECONDS, Kind.COUNTER, "time that callers spent waiting for collectives", PROCESS),
+    Metric("exposed_seconds", _SECONDS, Kind.COUNTER, "time that threads stood still for collectives, in wait() or with a Future of theirs", PROCESS),
 )
 """What each process group counts; of the process: since it started, ended groups included."""
 

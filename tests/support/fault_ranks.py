@@ -8,6 +8,7 @@ Everything passes through FOLDER: the store, `rank-<n>.jsonl` with one line per 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ os.environ.setdefault("GEOCOMM_SECURITY", "insecure")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import geocomm  # noqa: E402
 
@@ -65,11 +67,33 @@ def join(name: str, ranks: list[int]) -> None:
     )
 
 
+def sum_up(values: torch.Tensor) -> None:
+    """All-reduce, in place."""
+    dist.all_reduce(values)
+
+
+@functools.cache
+def ddp_model() -> DistributedDataParallel:
+    """Of the first group: the gradient of its weight is its input."""
+    return DistributedDataParallel(torch.nn.Linear(ELEMENTS, 1, bias=False))
+
+
+def sum_up_by_ddp(values: torch.Tensor) -> None:
+    """The same by a backward of DDP, which waits for a Future of its bucket inside of torch."""
+    model = ddp_model()
+    model.zero_grad()
+    model(values).sum().backward()
+    values.copy_(model.module.weight.grad[0] * dist.get_world_size())
+
+
+SUM_UP = {"call": sum_up, "ddp": sum_up_by_ddp}[os.environ.get("FAULT_SUMS", "call")]
+
+
 def reduce_once(ranks: list[int], number: int, digest: int) -> tuple[bool, int]:
     """One verified all-reduce: whether any rank wants to stop, and the digest of all results so far."""
     values = contribution(RANK, number)
     values[0] = float((FOLDER / "stop").exists())
-    dist.all_reduce(values)
+    SUM_UP(values)
     expected = torch.stack([contribution(rank, number) for rank in ranks]).sum(0)
     if not torch.equal(values[1:], expected[1:]):
         wrong = int((values[1:] != expected[1:]).sum())
@@ -83,7 +107,8 @@ def reduce_until_told(log: Log, ranks: list[int]) -> None:
     while not stop:
         began = time.monotonic()
         stop, digest = reduce_once(ranks, number, digest)
-        log.write(round=number, took=time.monotonic() - began, digest=digest)
+        took = time.monotonic() - began
+        log.write(round=number, took=took, exposed=geocomm.stats()["exposed_seconds"], digest=digest)
         number += 1
     peers = geocomm.stats()["peers"]
     log.write(**{name: sum(peer[name] for peer in peers) for name in ("resumes", "resent_segments")})

@@ -90,6 +90,24 @@ def test_fault_leaves_results_exact_and_nothing_behind(
             assert link.dropped_loss > 20
 
 
+def test_cut_under_ddp_counts_as_exposed(tmp_path: Path) -> None:
+    """DDP waits for the Future of its bucket, where geocomm does not see it wait."""
+    require_wan()
+    with FaultRun(tmp_path, Topology.uniform(2, LINK), environment={"FAULT_SUMS": "ddp"}) as run:
+        before = run.rounds() - 1
+        with cut(run):
+            time.sleep(3)
+        run.wait_rounds(10, 30)
+        run.finish()
+        for log in run.logs:
+            rounds = log.having("round")[before:]
+            exposed = [line["exposed"] for line in rounds]
+            in_round = [(line["took"], end - begin) for line, begin, end in zip(rounds[1:], exposed, exposed[1:])]
+            took, counted = max(in_round)
+            assert took > 2, "the cut did not hit an operation"
+            assert 0.9 * took < counted <= took
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_hundreds_of_resets_lose_nothing(tmp_path: Path, encrypted: bool) -> None:
