@@ -118,12 +118,14 @@ def options() -> str:
         `pg_options` of `init_process_group` or `new_group`. A field beats its variable. Rates take units
         such as `500mbit`, times `90s`, sizes `64KiB`. For yes and no write `1` and `0`.
 
-        These may differ between ranks: site, address, port, outbound_only, threads, and how a rank
-        reports (metrics_*, stats_*). Set all others alike on all ranks. geocomm refuses to start if ranks
-        differ in codec, transport, security, min_compress_bytes, in having keys or not, or in what
-        `codec=auto` goes by.
+        These may differ between ranks: `site`, `address`, `port`, `outbound_only`, `threads`, and how a
+        rank reports (`metrics_port`, `metrics_address`, `stats_file`, `stats_interval`). Set all others
+        alike on all ranks. geocomm refuses to start if ranks differ in `codec`, `transport`, `security`,
+        `min_compress_bytes`, in having keys or not, or in what `codec=auto` goes by.
         """)
-    return f"{NOTE}\n{text}\n\n{fields_table()}\n## Variables without a field\n\n{variables_table()}"
+    # python-api.md shows this section too.
+    fields = f"<!-- --8<-- [start:fields] -->\n{fields_table()}<!-- --8<-- [end:fields] -->\n"
+    return f"{NOTE}\n{text}\n\n{fields}\n## Variables without a field\n\n{variables_table()}"
 
 
 def run_configuration() -> str:

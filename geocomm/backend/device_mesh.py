@@ -11,11 +11,28 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def device_mesh(device_type: str = "cpu") -> DeviceMesh:
-    """A DeviceMesh over all ranks with the dimensions "site" and "local"; device_type: "cpu" or "cuda".
+def device_mesh(device_type: str | None = None) -> DeviceMesh:
+    """Make a DeviceMesh over all ranks with the dimensions "site" and "local".
 
-    Collective: every rank of the default process group calls it. Raises InvalidArgumentError where the default process
-    group is not geocomm's, or its sites have different numbers of ranks (a mesh is rectangular).
+    Collective: every rank of the default process group calls it.
+
+    Args:
+        device_type: where the tensors on the mesh live: "cpu" or "cuda". None: on the accelerator that torch sees
+            here, else on the CPU.
+
+    Returns:
+        A mesh of shape (number of sites, ranks per site). `mesh["site"]` has the ranks at this rank's place of every
+        site, `mesh["local"]` the ranks of its site.
+
+    Raises:
+        InvalidArgumentError: The default process group is not geocomm's, or its sites have different numbers of ranks:
+            a mesh is rectangular.
+
+    Example:
+        Shards inside each site, replicas between the sites:
+
+            mesh = geocomm.device_mesh()
+            fully_shard(model, mesh=mesh)
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,4 +41,12 @@ def device_mesh(device_type: str = "cpu") -> DeviceMesh:
     if not found.have_equal_sizes:
         sizes = ", ".join(f"{name}: {len(ranks)}" for name, ranks in zip(found.names, found.ranks, strict=True))
         raise InvalidArgumentError(f"a mesh needs sites of equal size; ranks per site: {sizes}")
-    return DeviceMesh(device_type, torch.tensor(found.ranks), mesh_dim_names=("site", "local"))
+    return DeviceMesh(device_type or _type_here(), torch.tensor(found.ranks), mesh_dim_names=("site", "local"))
+
+
+def _type_here() -> str:
+    """Of torch's accelerator where there is one, else "cpu"."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type

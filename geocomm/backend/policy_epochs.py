@@ -98,11 +98,27 @@ def observed_links(before: Links, infos: Sequence[RankInfo], seen: Sequence[dict
 
 
 def refresh_links(group: dist.ProcessGroup | None = None) -> Links | None:
-    """Begin a new epoch of `group` (default: the default group): links as its operations have seen them.
+    """Replace the group's table of links by what its operations have measured, and choose relays and codecs by it.
 
-    Collective: all ranks call it between the same two operations. Rates come from the operations since the last epoch,
-    round trips from heartbeats; what did not show keeps its number. With codec="auto" the codecs are chosen anew.
-    Returns the new table; None for a group inside one site. Raises OperationTimeoutError where a rank does not call it.
+    Collective: all ranks of the group call it between the same two operations. Rates come from the operations since the
+    last call (or since the group began), round-trip times from heartbeats. A pair of sites that exchanged less than
+    1 MiB since then keeps its rate. With codec="auto" the codecs are chosen anew.
+
+    Args:
+        group: A process group of geocomm; None: the default process group.
+
+    Returns:
+        The new table, equal on all ranks; None if the group lies inside one site.
+
+    Raises:
+        InvalidArgumentError: The group is not geocomm's.
+        OperationTimeoutError: A rank did not call it within the group's timeout.
+
+    Example:
+        Every 1000 steps:
+
+            if step % 1000 == 0:
+                links = geocomm.refresh_links()
     """
     own = runtime.group_of(group)
     before = own.policy

@@ -21,10 +21,10 @@ moment."""
 
 @dataclass(frozen=True)
 class Sites:
-    """The ranks of the default process group by site. Sites may have different numbers of ranks.
+    """The ranks of the default process group by site, from `geocomm.sites()`.
 
-    The *place* of a rank is its index among the ranks of its site. Site names, ranks and places are equal at every
-    rank; `name`, `place` and `inside` are this rank's own.
+    Sites may have different numbers of ranks. The *place* of a rank is its index among the ranks of its site. `names`
+    and `ranks` are equal on every rank; `name`, `own`, `place` and `inside` are those of this rank.
     """
 
     names: tuple[str, ...]
@@ -85,11 +85,12 @@ class Sites:
     def inside(self) -> dist.ProcessGroup:
         """The process group of the ranks of this rank's site.
 
-        The first use makes it: then every rank of the default process group asks for it, at the same point of its
-        program, and waits for the ranks of its own site alone. Later uses are local and give the same group. It ends
-        with the default process group; whoever uses it does not destroy it.
+        The first use makes the group: every rank of the default process group has to ask for it at the same point of
+        its program. A rank then waits for the ranks of its own site alone. Later uses are local and give the same
+        group. It ends with the default process group; do not destroy it.
 
-        Raises InvalidArgumentError where the default process group has ended.
+        Raises:
+            InvalidArgumentError: The default process group has ended.
         """
         import torch.distributed as dist
 
@@ -107,11 +108,25 @@ class Sites:
         return own
 
     def names_of(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """The names of the sites that have these ranks, in the order of `names`."""
+        """The names of the sites that have these ranks.
+
+        Args:
+            ranks: Ranks of the default process group.
+
+        Returns:
+            The names, each once, in the order of `names`.
+        """
         return tuple(name for name, own in zip(self.names, self.ranks, strict=True) if set(own) & set(ranks))
 
     def describe(self, rank: int) -> str:
-        """How messages name a rank: its site, and its number where the site has others."""
+        """Name a rank for a message.
+
+        Args:
+            rank: A rank of the default process group.
+
+        Returns:
+            The name of the rank's site, and the rank's number if the site has other ranks.
+        """
         for name, ranks in zip(self.names, self.ranks, strict=True):
             if rank in ranks:
                 return f"site {name!r}" if len(ranks) == 1 else f"rank {rank} of site {name!r}"
@@ -119,9 +134,21 @@ class Sites:
 
 
 def sites() -> Sites:
-    """The sites of the default process group, with the ranks of each. Local: no rank waits for another.
+    """The sites of the default process group, with the ranks of each.
 
-    Raises InvalidArgumentError where the default process group is not geocomm's.
+    Local: no rank waits for another.
+
+    Returns:
+        The same names and ranks on every rank.
+
+    Raises:
+        InvalidArgumentError: The default process group is not geocomm's, or there is none.
+
+    Example:
+        A sum over the ranks of this rank's site:
+
+            here = geocomm.sites()
+            dist.all_reduce(tensor, group=here.inside)
     """
     world = runtime.world
     if world is None or world.backend.closed:

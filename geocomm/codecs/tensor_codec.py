@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.errors import InvalidArgumentError, OutputTooSmallError
 from geocomm.core.native import native
 
 if TYPE_CHECKING:
@@ -22,21 +22,47 @@ def compress(
     out: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
-    """Compress a tensor of any shape; returns a uint8 tensor on its device (frames of at most 1 MiB of elements each).
+    """Compress a tensor.
 
-    codec: a preset ("balanced", see `codec_presets()`) or a codec with settings ("int8", "int4:block=128+huffman", see
-    docs/how-to/choose-a-codec.md). Lossy ones take float32, float16 and bfloat16, "none" and "lossless" every dtype.
-    residual: error feedback (Seide et al. 2014). float32 or bfloat16, contiguous, as many elements, zeros at first:
-    decay * residual is added before quantizing, and what was lost is left in it, in place. Keep one per tensor, from
-    call to call. "tiny", "topk" and "loco" refuse to work without.
-    seed: of stochastic rounding; the same seed gives the same bytes.
-    threshold: one float32, 0 at first, carried from call to call by "topk:select=global".
-    out: uint8, contiguous, of at least `compress_bound(tensor, codec)` bytes: the result is a view of its beginning.
-    threads: at most so many; default GEOCOMM_THREADS, else this process's share of the cores. The bytes do not depend
-    on them. CUDA tensors: the kernels of the device, or the host where there are none for the codec; the same bytes.
+    CUDA tensors are compressed by kernels of the device, or on the host if the codec has none. The bytes are the same.
 
-    Raises InvalidArgumentError (unknown codec, wrong or missing residual) or UnsupportedError (dtype or device).
+    Args:
+        tensor: Any shape, on the CPU or a CUDA device. Lossy codecs take float32, float16 and bfloat16; "none" and
+            "lossless" take every dtype.
+        codec: A preset such as "balanced" (`codec_presets`), or a codec with settings such as "int8" or
+            "int4:block=128+huffman" (docs/how-to/choose-a-codec.md).
+        residual: Error feedback (Seide et al. 2014): a contiguous float32 or bfloat16 tensor with as many elements,
+            zeros at first. `decay * residual` is added before quantizing, and the quantization error replaces it, in
+            place. Keep one for each tensor from call to call. "tiny", "topk" and "loco" need it.
+        seed: Seed of stochastic rounding; the same seed gives the same bytes.
+        decay: Factor of the residual before it is added; finite.
+        threshold: State of "topk:select=global": one float32, 0 at first, kept from call to call.
+        out: A contiguous uint8 tensor of at least `compress_bound(tensor, codec)` bytes on the tensor's device, to
+            compress into.
+        threads: The most CPU threads to use; None: GEOCOMM_THREADS, else this process's share of the cores. The bytes
+            do not depend on it.
+
+    Returns:
+        A 1-D uint8 tensor on the tensor's device; with `out`, a view of the beginning of `out`.
+
+    Raises:
+        InvalidArgumentError: The codec is unknown, its settings are invalid, the residual is missing, or another
+            argument does not fit.
+        OutputTooSmallError: `out` has fewer bytes than `compress_bound` gives.
+        UnsupportedError: The codec does not take this dtype or device.
+
+    Example:
+        Compress with error feedback, and decode:
+
+            residual = torch.zeros(gradient.numel())
+            payload = geocomm.compress(gradient, "int4", residual)
+            decoded = geocomm.decompress(payload).view_as(gradient)
     """
+    if out is not None and out.nbytes < (bound := compress_bound(tensor, codec)):
+        raise OutputTooSmallError(
+            f"out has {out.nbytes} bytes, and the payload may take {bound}; geocomm.compress_bound(tensor, codec) says "
+            "how many it needs"
+        )
     return native().compress(
         tensor.detach().resolve_neg(), codec, residual, seed, decay, threshold, out, _threads(threads)
     )
@@ -45,8 +71,19 @@ def compress(
 def compress_bound(tensor: torch.Tensor, codec: str) -> int:
     """The most bytes that `compress` can give for any tensor of this size and dtype.
 
-    Blocks with NaN or Inf cross as they are, so lossy codecs take far less where there are none (int8 a fifth of it).
-    Room that is not written to takes no memory on the CPU.
+    Lossy codecs send blocks with NaN or Inf uncompressed, so without those they take far less than the bound (int8 a
+    fifth). On the CPU, pages of `out` that are not written take no memory.
+
+    Args:
+        tensor: Only its number of elements and dtype count.
+        codec: A preset or a codec with settings, as for `compress`.
+
+    Returns:
+        A number of bytes.
+
+    Raises:
+        InvalidArgumentError: The codec is unknown, or its settings are invalid.
+        UnsupportedError: No codec takes this dtype.
     """
     return native().compress_bound(tensor, codec)
 
@@ -59,16 +96,29 @@ def decompress(
     max_elems: int | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
-    """Decode what `compress` gave: into `out` (same dtype and number of elements, any shape), else a new 1-D tensor.
+    """Decode a payload of `compress`.
 
-    add: add it to `out`, which is float32 and contiguous, in one pass; the payload's dtype may be float32, float16 or
-    bfloat16. What "topk" and "loco" left out is not touched.
-    max_elems: refuse a payload of more elements. Without it, and without `out`, the payload alone decides how much
-    memory the result takes, and 44 bytes of "topk" or of zeros stand for 1 MiB. Give one of the two where you do not
-    trust the payload's maker.
+    Without `out` and `max_elems` the payload alone decides how much memory the result takes: 44 bytes of "topk" stand
+    for 1 MiB. Give one of the two if you do not trust the payload's maker.
 
-    Raises CorruptDataError where the bytes are not a payload, InvalidArgumentError where `out` does not fit or
-    `max_elems` is exceeded.
+    Args:
+        payload: A contiguous uint8 tensor with the bytes of `compress`.
+        out: A tensor on the payload's device to decode into, with the payload's dtype and number of elements, in any
+            shape.
+        add: Add the decoded values to `out` in one pass, in place of overwriting it. Then `out` is float32 and
+            contiguous, and the payload's dtype is float32, float16 or bfloat16. Elements that "topk" and "loco" left
+            out stay untouched.
+        max_elems: Refuse a payload with more elements.
+        threads: The most CPU threads to use; None: GEOCOMM_THREADS, else this process's share of the cores.
+
+    Returns:
+        `out`, in its own shape; without `out`, a new 1-D tensor of the payload's dtype on its device.
+
+    Raises:
+        CorruptDataError: The bytes are not a payload.
+        InvalidArgumentError: `out` does not fit the payload, `add` came without `out`, or the payload has more than
+            `max_elems` elements.
+        VersionMismatchError: The payload was made by a version with another format.
     """
     if max_elems is not None and max_elems < 0:
         raise InvalidArgumentError(f"max_elems is {max_elems}; it must be 0 or more")
@@ -76,12 +126,26 @@ def decompress(
 
 
 def codec_names() -> list[str]:
-    """The codecs: names that a codec string may begin with."""
+    """List the codecs.
+
+    Returns:
+        The names that a codec string may begin with, such as "int8"; docs/how-to/choose-a-codec.md has the settings
+        that may follow.
+    """
     return native().codec_names()
 
 
 def codec_presets() -> dict[str, str]:
-    """The presets, each with the codec that it stands for."""
+    """List the presets.
+
+    Returns:
+        For each preset the codec string it stands for.
+
+    Example:
+        The codec behind a preset:
+
+            geocomm.codec_presets()["balanced"]
+    """
     return dict(native().codec_presets())
 
 

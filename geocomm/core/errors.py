@@ -11,10 +11,14 @@ from torch.distributed import DistBackendError, DistError, DistNetworkError
 
 
 class GeocommError(DistError):
-    """Base of all. The attributes are those of the failed operation, where it has them.
+    """Base of all errors of geocomm. An error of a failed operation has its record in the attributes.
 
-    code: name of the status ("PeerLost", ...); peer: who ("rank 3 (site b, 10.0.0.2:4000)"); op: the collective;
-    seq: its number in the process group, -1 for none; errno: the system's error number, 0 for none.
+    Attributes:
+        code: Name of the status, such as "PeerLost".
+        peer: The other side, such as "rank 3 (site b, 10.0.0.2:4000)"; empty: none.
+        op: The collective; empty: none.
+        seq: Number of the operation in its process group; -1: none.
+        errno: The system's error number; 0: none.
     """
 
     code: str = "Internal"
@@ -91,9 +95,11 @@ class DriverError(GeocommError, DistBackendError):
 
 
 class ReplicaMismatchError(GeocommError, DistBackendError):
-    """Ranks that should hold the same tensors do not (`check_replicas`): no status of the core's.
+    """Ranks that should hold the same tensors do not: `check_replicas` raises it, the native core never does.
 
-    tensor: name of the first that differs; ranks: global ranks that are not with the largest side.
+    Attributes:
+        tensor: Name of the first tensor that differs.
+        ranks: The ranks of the default process group outside of the largest set of ranks that agree.
     """
 
     code = "ReplicaMismatch"
@@ -127,7 +133,7 @@ CLASS_OF_CODE: dict[str, type[GeocommError]] = {
 
 
 def error_of(code: str, message: str) -> GeocommError:
-    """The error that another process had. code: `GeocommError.code`; of an unknown one it is a PeerLostError."""
+    """The error that another process had, by its `GeocommError.code`; an unknown code gives a PeerLostError."""
     for kind in GeocommError.__subclasses__():
         if kind.code == code:
             return kind(message)

@@ -100,11 +100,21 @@ Error = Annotated[float, Field(ge=0, allow_inf_nan=True)]
 
 
 class Options(BaseModel):
-    """How this process group crosses sites. Ranks may differ in site, address, port, outbound_only, threads, and in how
-    they report (metrics_*, stats_*); the rest must agree. A process reports as its first group says.
+    """How a process group crosses sites: the `pg_options` of `init_process_group` and `new_group`.
 
-    Raises `geocomm.InvalidArgumentError` for a value that cannot be, naming the field, its variable and the nearest
-    right value.
+    A field that is not given comes from its environment variable (`GEOCOMM_CODEC` for `codec`), else from its default.
+    Ranks may differ in `site`, `address`, `port`, `outbound_only` and `threads`, and in how they report
+    (`metrics_port`, `metrics_address`, `stats_file`, `stats_interval`). All other fields must agree. A process reports
+    as its first group says.
+
+    Raises:
+        InvalidArgumentError: A value is invalid. The message names the field, its variable and the nearest valid value.
+        TypeError: There is no field of that name; the message offers the nearest one.
+
+    Example:
+        int8 between the sites, the other fields from the environment:
+
+            dist.init_process_group("geocomm", pg_options=geocomm.Options(codec="int8"))
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", validate_default=True)
@@ -216,7 +226,11 @@ class Options(BaseModel):
         return self
 
     def validate(self) -> None:  # type: ignore[override]
-        """Raise InvalidArgumentError where a field that was set since is what it cannot be."""
+        """Check the fields again, after some were assigned.
+
+        Raises:
+            InvalidArgumentError: A value is invalid.
+        """
         self.replace()
 
     def agreed(self) -> dict[str, str | int | float | bool]:
@@ -247,7 +261,18 @@ class Options(BaseModel):
         ]
 
     def replace(self, **changes: Any) -> Options:
-        """A copy with some fields changed."""
+        """Make a copy with other values.
+
+        Args:
+            changes: Fields by name.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InvalidArgumentError: A value is invalid.
+            TypeError: There is no field of that name.
+        """
         return Options(**self.model_dump() | changes)
 
 
@@ -282,6 +307,15 @@ def variables_table() -> str:
     """The variables that are no options, as Markdown."""
     rows = [(f"`{name}`", default, meaning) for name, default, meaning in OTHER_VARIABLES]
     return _markdown(("variable", "default", "meaning"), rows)
+
+
+def _described() -> str:
+    """Every field in a line or two, for the help of `Options`."""
+    rows = (
+        f"        {name} ({variable}): {meaning}; must be {wanted}{f'; default {default}' if default else ''}."
+        for variable, name, wanted, default, meaning in option_rows()
+    )
+    return "\n    Attributes:\n" + "\n".join(rows) + "\n    "
 
 
 def codec_threads(options: Options) -> int:
@@ -349,3 +383,7 @@ def _default_text(value: Any) -> str:
 def _markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [headings, ("---",) * len(headings), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+if Options.__doc__:  # not under -OO
+    Options.__doc__ += _described()

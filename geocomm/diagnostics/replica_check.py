@@ -28,15 +28,18 @@ _OPTIMIZER = "optimizer: "
 
 @dataclass(frozen=True)
 class CheckedReplicas:
-    """What was found equal; str() says it in words."""
+    """The tensors that `check_replicas` found equal; str() makes a sentence of it."""
 
     parameters: int
-    """How many tensors, as the fields below."""
+    """Number of parameters."""
     buffers: int
+    """Number of buffers; 0 without `buffers=True`."""
     optimizer_values: int
+    """Number of tensors and numbers of the optimizer's state."""
     checked_bytes: int
-    """On each rank."""
+    """Bytes compared on each rank."""
     ranks: int
+    """Number of ranks that were compared."""
 
     def __str__(self) -> str:
         parts = [f"{self.parameters} parameters"]
@@ -53,18 +56,32 @@ def check_replicas(
     buffers: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> CheckedReplicas:
-    """Raise ReplicaMismatchError on all ranks unless all hold the same bits in every parameter; says what it checked.
+    """Check that all ranks hold the same bits in every parameter.
 
-    Collective over `group` (default: the default group; of any backend): one all-gather of 16 bytes per rank where all
-    is well, and one of all names and hashes where not. The error names the first tensor that differs, and the ranks.
-    optimizer: its state is compared as well (tensors and numbers), by the parameters' names. buffers: the model's too;
-    not by default, since batch statistics differ between ranks under DDP. Bits are compared: a NaN equals the same NaN,
-    and -0.0 is not 0.0. Every dtype of dense tensors; DTensors and sparse ones raise UnsupportedError.
+    Collective over `group`: one all-gather of 16 bytes per rank. If the ranks differ, a second one of all names and
+    hashes finds where. Bits are compared, so a NaN equals the same NaN, and -0.0 is not 0.0. A difference goes unseen
+    with a probability of 2**-64. The hash does not withstand an adversary.
 
-    A difference goes unseen with a probability of 2**-64; nothing is kept from an adversary. Every 100 steps:
+    Args:
+        model: Its parameters are dense tensors of any dtype, whole on every rank.
+        optimizer: Compare its state as well (tensors and numbers), by the names of the parameters.
+        buffers: Compare the model's buffers as well. Batch statistics differ between ranks under DDP, so they are left
+            out by default.
+        group: A process group of any backend; None: the default process group.
 
-        if step % 100 == 0:
-            print(geocomm.check_replicas(model, optimizer))
+    Returns:
+        How many tensors, bytes and ranks were found equal.
+
+    Raises:
+        ReplicaMismatchError: Two ranks differ. All ranks raise it; it names the first tensor that differs, and the
+            ranks.
+        UnsupportedError: A tensor is a DTensor or sparse.
+
+    Example:
+        Every 100 steps:
+
+            if step % 100 == 0:
+                print(geocomm.check_replicas(model, optimizer))
     """
     tensors = list(_tensors(model, optimizer, buffers))
     hashes = [(name, _hash_of(name, value)) for name, value in tensors]
@@ -107,7 +124,7 @@ def _tensors(
 
 
 def _hash_of(name: str, tensor: torch.Tensor) -> int:
-    """Of its bits, dtype and shape: the sum of mixed words, each with its place."""
+    """The hash of a tensor's bits, dtype and shape: the sum of mixed words, each with its place."""
     if isinstance(tensor, DTensor) or tensor.layout != torch.strided:
         kind = "a DTensor" if isinstance(tensor, DTensor) else "sparse"
         raise UnsupportedError(

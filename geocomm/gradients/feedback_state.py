@@ -45,14 +45,30 @@ def check_state(state: Mapping[str, Any], place: tuple[int, int, int, int], nume
 
 
 def reshard_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """The states of all ranks (`handle.state_dict()` of each, in any order), dealt to `ranks` new ones; a local call.
+    """Distribute the error feedback of a gradient hook over another number of ranks. Local.
 
-    Each new rank gets a share of whole pieces, by size; where they then belong they reach with the next step's
-    gradients. What is kept is what the residuals stand for in the mean gradient: the sum of all pieces over the number
-    of ranks. So the values are multiplied by new / old number of ranks. Where the gradients are in shards (FSDP), that
-    number stays, each shard's pieces stay in it, and the result is in the order of a mesh (replicas, shards).
+    Every new rank gets whole pieces of the residuals, about as many elements as every other. A piece may belong to
+    another rank: it gets there with the gradients of the next step. The residuals correct the mean gradient, a sum
+    divided by the number of ranks. So their values are multiplied by the new number of ranks over the old one, and the
+    correction stays equal. With FSDP the number of shards has to stay; each piece stays in its shard.
 
-    Raises InvalidArgumentError unless there is one state of every rank, and `ranks` is a multiple of the shards.
+    Args:
+        states: `handle.state_dict()` of every old rank, in any order.
+        ranks: The new number of ranks, all shards together; a multiple of the number of shards.
+
+    Returns:
+        One state for each new rank, for its `handle.load_state_dict()`: in the order of the ranks, with FSDP in that of
+        a mesh (replicas, shards).
+
+    Raises:
+        InvalidArgumentError: A rank's state is missing or there twice, or `ranks` is no multiple of the number of
+            shards.
+
+    Example:
+        Continue on 2 ranks what 4 ranks have saved:
+
+            old = [torch.load(f"feedback-{rank}.pt") for rank in range(4)]
+            handle.load_state_dict(geocomm.reshard_feedback(old, 2)[dist.get_rank()])
     """
     if ranks < 1:
         raise InvalidArgumentError(f"ranks is {ranks}; it must be 1 or more")

@@ -1,9 +1,4 @@
-"""DeepSpeed inside a site: data parallel over its ranks, each site by itself.
-
-from geocomm.integrations.deepspeed import SiteParallel
-engine, *_ = deepspeed.initialize(model=model, mpu=SiteParallel(), dist_init_required=False, ...)
-outer = geocomm.local_steps(engine, engine.optimizer)
-"""
+"""DeepSpeed inside a site: data parallel over its ranks, each site by itself."""
 
 from __future__ import annotations
 
@@ -17,15 +12,23 @@ from geocomm.backend.sites import sites
 class SiteParallel:
     """DeepSpeed's `mpu` whose data parallel group is the ranks of this rank's site; no model parallelism.
 
-    To make one is collective over all ranks. Sites may have different numbers of ranks.
+    Collective: every rank of the default process group makes one at the same point of its program. Sites may have
+    different numbers of ranks.
+
+    Args:
+        site: A process group of the ranks of this rank's site; None: `geocomm.sites().inside`.
+
+    Raises:
+        InvalidArgumentError: The default process group is not geocomm's.
+
+    Example:
+        ZeRO inside each site, local steps between the sites:
+
+            engine, *_ = deepspeed.initialize(model=model, mpu=SiteParallel(), dist_init_required=False, ...)
+            outer = geocomm.local_steps(engine, engine.optimizer)
     """
 
     def __init__(self, site: dist.ProcessGroup | None = None) -> None:
-        """site: the ranks of this rank's site; default: the group of them that all of geocomm shares, which ends with
-        the default process group.
-
-        Raises InvalidArgumentError where the default process group is not geocomm's.
-        """
         self.site = sites().inside if site is None else site
         alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         self._alone: dist.ProcessGroup = alone
@@ -35,25 +38,25 @@ class SiteParallel:
         return self.site
 
     def get_data_parallel_world_size(self) -> int:
-        """How many they are."""
+        """The number of ranks of the site."""
         return self.site.size()
 
     def get_data_parallel_rank(self) -> int:
-        """Which of them this rank is."""
+        """The index of this rank in the group of its site."""
         return self.site.rank()
 
     def get_data_parallel_group_ranks(self) -> list[int]:
-        """Their ranks in the default process group."""
+        """The ranks of the site, as ranks of the default process group."""
         return dist.get_process_group_ranks(self.site)
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """This rank alone."""
+        """A group of this rank alone."""
         return self._alone
 
     def get_model_parallel_world_size(self) -> int:
-        """1."""
+        """The number of ranks that share a model: 1."""
         return 1
 
     def get_model_parallel_rank(self) -> int:
-        """0."""
+        """The index of this rank among those that share a model: 0."""
         return 0

@@ -9,10 +9,25 @@ from geocomm.metrics.hook_registry import handle_stats
 
 
 def stats() -> dict[str, Any]:
-    """Totals of this process since it started, and what its groups, peers, gradient hooks and local
-    steps have now.
+    """Read the counters of this process.
 
-    Names and units are stable. docs/reference/metrics.md lists them, and so does `help(geocomm.stats)`.
+    Names and units are stable. docs/reference/metrics.md lists them, and so does `help(geocomm.stats)`. Any thread may
+    call it.
+
+    Returns:
+        Totals since the process started, by name, such as `wire_bytes_sent`; `ratio`, the bytes before compression over
+        those on the wire (None before the first operation); and these lists and one dict of the present:
+
+        - `groups`: a dict for each living process group that spans sites.
+        - `peers`: a dict for each peer process at another site.
+        - `memory`: a dict, the memory of all groups.
+        - `gradients`: a dict for each living gradient hook.
+        - `local_steps`: a dict for each living handle of `local_steps`.
+
+    Example:
+        The share of each byte that compression left:
+
+            ratio = geocomm.stats()["ratio"]
     """
     groups = sources.read("groups", [])
     past = sources.read("past groups", {})  # after the living ones, since a group may just have ended
@@ -37,9 +52,13 @@ if stats.__doc__:  # not under -OO
 
 
 def last_error() -> dict[str, Any] | None:
-    """The last failed operation: code, message, peer, op, seq, errno, time (Unix seconds); None if there was none.
+    """Read the record of the last operation of this process that failed.
 
-    The record of an error whose attributes were lost on its way through autograd's backward.
+    An error that went through autograd's backward has lost its attributes; they are here.
+
+    Returns:
+        A dict of `code`, `message`, `peer`, `op`, `seq`, `errno` (as the attributes of `GeocommError`) and `time`
+        (seconds since 1970); None if no operation has failed.
     """
     from geocomm.core.native import native
 

@@ -26,24 +26,43 @@ MOST_BPS = 1e15
 
 Number = Annotated[float, BeforeValidator(lambda value: 0.0 if value is None else value)]
 Table = tuple[tuple[Number, ...], ...]
-"""A number for each ordered pair of sites, [from][to]; the diagonal is 0."""
+"""A number for each ordered pair of sites, `[from][to]`; the diagonal is 0."""
 Rates = tuple[Number, ...]
 
 
 class Links(BaseModel):
-    """Every ordered pair of sites. Raises InvalidArgumentError for numbers that cannot be."""
+    """A table of the links between sites, equal on all ranks; `geocomm.refresh_links()` returns one.
+
+    `rate_bps`, `rtt_s` and `loss` are square tables `[from][to]`, with a row and a column for each site in the order of
+    `sites`; the diagonal is 0. `up_bps` and `down_bps` have a number for each site.
+
+    Args:
+        values: The fields, in their order.
+        named: The fields by name.
+
+    Raises:
+        InvalidArgumentError: A table is not square, or a number is out of range.
+
+    Example:
+        The rate from site "paris" to site "oslo":
+
+            rate = links.rate_bps[links.sites.index("paris")][links.sites.index("oslo")]
+    """
 
     model_config = ConfigDict(frozen=True)
 
     sites: tuple[Annotated[str, AfterValidator(check_site_name)], ...]
+    """Names of the sites, each once."""
     rate_bps: Table
-    """Payload bits per second, all connections of all ranks together."""
+    """Payload bits per second, all connections of all ranks together; 8 to 1e15."""
     rtt_s: Table
+    """Round-trip times in seconds, 0 to 120."""
     loss: Table | None = None
-    """Share of the TCP segments that had to be sent again; for people, nothing is decided by it."""
+    """Share of the TCP segments that had to be sent again, 0 to 1; only people read it, no decision depends on it."""
     up_bps: Rates | None = None
-    """The most that a site sends to all others together; None: no such limit is known."""
+    """The most bits per second that a site sends to all others together; None: no limit is known."""
     down_bps: Rates | None = None
+    """The most bits per second that a site receives from all others together; None: no limit is known."""
     source: str = "assumed"
     """Where the numbers come from: "assumed", "file", "measured"."""
 
@@ -86,14 +105,37 @@ class Links(BaseModel):
     def uniform(
         cls, sites: Sequence[str], rate_bps: float = ASSUMED_RATE_BPS, rtt_s: float = ASSUMED_RTT_S, **rest: Any
     ) -> Links:
-        """All links alike; the defaults are what is assumed where nobody has measured."""
+        """A table whose links are all alike. The defaults are what geocomm assumes before it has measured.
+
+        Args:
+            sites: Names of the sites.
+            rate_bps: Payload bits per second of every link.
+            rtt_s: Round-trip time of every link in seconds.
+            rest: Other fields by name.
+
+        Returns:
+            The table.
+
+        Raises:
+            InvalidArgumentError: A name or a number is invalid.
+        """
         return cls(
             tuple(sites), table_of(len(sites), lambda *_: rate_bps), table_of(len(sites), lambda *_: rtt_s), **rest
         )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Links:
-        """The table in a file of `to_json`, or in a TOML file of `geocomm wan run --matrix`."""
+        """Read a table from a file.
+
+        Args:
+            path: JSON of `geocomm probe --out`, or TOML as `geocomm wan run --matrix` takes it.
+
+        Returns:
+            The table, with `source` "file".
+
+        Raises:
+            InvalidArgumentError: The file cannot be read, or a value in it is invalid.
+        """
         try:
             if Path(path).suffix == ".toml":
                 return _from_matrix(path)
@@ -106,7 +148,19 @@ class Links(BaseModel):
 
     @classmethod
     def from_dict(cls, document: Any, where: str, source: str | None = None) -> Links:
-        """The inverse of `to_dict`; `where` names the origin in errors."""
+        """Make a table of what `to_dict` returned.
+
+        Args:
+            document: The dict, for example from JSON.
+            where: Name of its origin, for errors.
+            source: Value of the field `source`; None: the dict's own.
+
+        Returns:
+            The table.
+
+        Raises:
+            InvalidArgumentError: It is no such dict, or a value in it is invalid.
+        """
         if not isinstance(document, dict) or document.get("geocomm_links") != FORMAT:
             _refuse(
                 f'{where}: expected a JSON object with "geocomm_links": {FORMAT}, as `geocomm probe --out` writes it'
@@ -119,16 +173,26 @@ class Links(BaseModel):
             _refuse(f"{where}: {str(error).removeprefix('links: ')}")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as plain values, for JSON; `from_dict` reads them."""
         return {"geocomm_links": FORMAT, **self.model_dump()}
 
     def digest(self) -> str:
-        """Short name of the numbers: equal ones have equal names, whichever file they came from."""
+        """A short name of the table: equal tables have equal names, whatever their source."""
         numbers = {name: value for name, value in self.to_dict().items() if name not in ("source", "loss")}
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
     def select(self, sites: Sequence[str]) -> Links:
-        """The rows of `sites`, in their order."""
+        """The table of some of the sites.
+
+        Args:
+            sites: Names of sites of this table.
+
+        Returns:
+            A table of these sites, in this order.
+
+        Raises:
+            InvalidArgumentError: The table has no such site.
+        """
         missing = [site for site in sites if site not in self.sites]
         if missing:
             _refuse(f"no links of site {', '.join(missing)}; the table has {', '.join(self.sites)}")
@@ -148,14 +212,22 @@ class Links(BaseModel):
         )
 
     def relays(self) -> list[tuple[str, str, str]]:
-        """(from, over, to): pairs whose reductions go over a third site where that is faster."""
+        """The pairs of sites whose messages go over a third site, because that is faster.
+
+        Returns:
+            The names (from, over, to) of each.
+        """
         from geocomm.core.native import native
 
         found = native().choose_relays(len(self.sites), self.for_native())
         return [(self.sites[src], self.sites[over], self.sites[dst]) for src, over, dst in found]
 
     def for_native(self) -> tuple[list[float], list[float], list[float], list[float]]:
-        """As the native module takes them: bytes per second, one-way seconds, limits of the sites."""
+        """The numbers as the native module takes them.
+
+        Returns:
+            Bytes per second and one-way seconds of each pair, row by row; bytes per second up and down of each site.
+        """
         rates = [value / 8 or 1.0 for row in self.rate_bps for value in row]
         delays = [value / 2 for row in self.rtt_s for value in row]
         return rates, delays, [bps / 8 for bps in self.up_bps or ()], [bps / 8 for bps in self.down_bps or ()]
