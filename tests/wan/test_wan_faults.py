@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,7 @@ def test_cut_under_ddp_counts_as_exposed(tmp_path: Path) -> None:
         run.finish()
         for log in run.logs:
             rounds = log.having("round")[before:]
-            exposed = [line["exposed"] for line in rounds]
-            in_round = [(line["took"], end - begin) for line, begin, end in zip(rounds[1:], exposed, exposed[1:])]
-            took, counted = max(in_round)
+            took, counted = max((now["took"], now["exposed"] - last["exposed"]) for last, now in pairwise(rounds))
             assert took > 2, "the cut did not hit an operation"
             assert 0.9 * took < counted <= took
 
