@@ -32,7 +32,7 @@ class SiteShards(SiteParallel):
     """
 
     def __init__(self) -> None:
-        mesh = device_mesh()
+        mesh = device_mesh("cpu")  # for its groups alone, which take tensors of any device
         super().__init__(mesh.get_group("local"))
         self.replicas: dist.ProcessGroup = mesh.get_group("site")
 

@@ -22,7 +22,7 @@ from support.local_models import batch, make_model
 def site_mesh() -> DeviceMesh:
     """Over the ranks of this rank's site; every rank calls it."""
     if geocomm.sites().have_equal_sizes:
-        return geocomm.device_mesh()["local"]
+        return geocomm.device_mesh("cpu")["local"]
     return DeviceMesh.from_group(geocomm.sites().inside, "cpu")
 
 
@@ -36,7 +36,7 @@ def fsdp(sites: list[str], *, low_precision: bool = False) -> nn.Module:
 
 def hsdp(sites: list[str]) -> nn.Module:
     """Every rank of a site has all rows."""
-    world = geocomm.device_mesh().mesh
+    world = geocomm.device_mesh("cpu").mesh
     mesh = DeviceMesh("cpu", world.unsqueeze(-1), mesh_dim_names=("site", "copies", "rows"))["copies", "rows"]
     return fully_shard(make_model(), mesh=mesh)
 

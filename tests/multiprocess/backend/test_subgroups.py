@@ -158,7 +158,7 @@ def test_split_group_with_names_that_differ_meets_its_ranks(ranks: Ranks, partit
 def _mesh() -> tuple[list[list[int]], list[int], list[int], float, float]:
     import geocomm
 
-    mesh = geocomm.device_mesh()
+    mesh = geocomm.device_mesh("cpu")
     site, local = mesh["site"], mesh["local"]
     tensors = [torch.full((5,), 10.0 ** dist.get_rank()) for _ in range(2)]
     dist.all_reduce(tensors[0], group=site.get_group())

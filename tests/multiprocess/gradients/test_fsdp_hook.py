@@ -199,7 +199,7 @@ def _train(
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Losses of a small net, and its parameters at the end."""
     net = _net()
-    mesh = geocomm.device_mesh()
+    mesh = geocomm.device_mesh("cpu")
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     for layer in net:
         if isinstance(layer, nn.Linear):
@@ -247,7 +247,7 @@ def _refused() -> list[str]:
 
     def hooked() -> nn.Module:
         net = _net()
-        fully_shard(net, mesh=geocomm.device_mesh())
+        fully_shard(net, mesh=geocomm.device_mesh("cpu"))
         geocomm.fsdp_hook(net)
         return net
 
