@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
+from geocomm.core.extras import install_command
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +48,7 @@ def demo(
     """
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
-        fail("demo", f"{', '.join(missing)} not installed; pip install 'geocomm[train]'")
+        fail("demo", f"{', '.join(missing)} not installed; {install_command('train')}")
     from geocomm.bench.wan_bench import describe_link
     from geocomm.demo.demo_progress import DemoView
     from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
+from geocomm.core.extras import install_command
 
 
 class Format(StrEnum):
@@ -89,7 +90,7 @@ def export(
         from geocomm.export.export_source import Given
         from geocomm.runs.run_log import quiet_transformers
     except ImportError as error:
-        fail("export", f"{error}; pip install 'geocomm[train]'")
+        fail("export", f"{error}; {install_command('train')}")
     quiet_transformers()
     console = Console(stderr=True)
 

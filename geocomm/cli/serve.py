@@ -11,6 +11,7 @@ import typer
 
 from geocomm.cli.command_end import fail
 from geocomm.core.bad_input import BadInput
+from geocomm.core.extras import install_command
 from geocomm.serve.engines import Engine
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
@@ -71,7 +72,7 @@ def serve(
         serving = Serving(model, engine, host, port, api_key_file, python, name, start_timeout, arguments or ())
         status = run(serving)
     except ImportError as error:
-        fail("serve", f"{error}; pip install 'geocomm[serve]'")
+        fail("serve", f"{error}; {install_command('serve')}")
     except BadInput as error:
         fail("serve", str(error))
     raise typer.Exit(status)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from geocomm.core.extras import install_command
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -42,7 +44,7 @@ def train(
         from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
         from geocomm.train.config_text import format_config, load_config
     except ImportError as error:
-        typer.echo(f"geocomm train: {error}; pip install 'geocomm[train]'", err=True)
+        typer.echo(f"geocomm train: {error}; {install_command('train')}", err=True)
         raise typer.Exit(2) from None
     if print_config:
         try:

@@ -39,7 +39,8 @@ def native() -> ModuleType:
     if here != TORCH_VERSION:
         raise VersionMismatchError(
             f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install "
-            f"the wheel for torch {here}, or rebuild it: pip install --no-build-isolation --force-reinstall geocomm"
+            f"the wheel for torch {here}, or rebuild it in its source tree: pip install --no-build-isolation "
+            "--force-reinstall --no-deps ."
         )
     try:
         from geocomm import _C

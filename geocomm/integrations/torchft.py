@@ -3,7 +3,7 @@
     from geocomm.integrations.torchft import ProcessGroupGeocomm
     manager = torchft.Manager(pg=ProcessGroupGeocomm(), ...)
 
-This module needs the package torchft (`pip install geocomm[torchft]`) and raises ImportError without it.
+This module needs the package torchft (extra torchft of geocomm) and raises ImportError without it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import torch.distributed as dist
 
 from geocomm.backend.group_creation import create_elastic_backend
 from geocomm.core.errors import AbortedError
+from geocomm.core.extras import install_command
 from geocomm.core.options import Options
 from geocomm.membership.own_address import own_address, store_host
 
 try:
     from torchft.process_group import ProcessGroupWrapper  # pyright: ignore[reportMissingImports] - optional
 except ImportError as error:
-    raise ImportError(
-        f"geocomm.integrations.torchft needs torchft ({error}): pip install 'geocomm[torchft]'"
-    ) from error
+    raise ImportError(f"geocomm.integrations.torchft needs torchft ({error}): {install_command('torchft')}") from error
 
 if TYPE_CHECKING:
     from geocomm._C import ProcessGroupGeocomm as NativeProcessGroup

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from geocomm.core.errors import UnsupportedError
+from geocomm.core.extras import install_command
 from geocomm.metrics import schema
 from geocomm.metrics.schema import Kind, Metric
 
@@ -43,7 +44,7 @@ def require_prometheus_client() -> None:
     except ImportError:
         raise UnsupportedError(
             "option metrics_port (GEOCOMM_METRICS_PORT) needs the package prometheus-client: "
-            "pip install 'geocomm[metrics]', or leave the option out"
+            f"{install_command('metrics')}, or leave the option out"
         ) from None
 
 

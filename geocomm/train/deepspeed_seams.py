@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.extras import install_command
 
 if TYPE_CHECKING:
     import deepspeed
@@ -23,7 +24,7 @@ def require_checked_deepspeed(version: str | None = None) -> None:
     try:
         found = version or importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:
-        raise BadInput("DeepSpeed is not installed; pip install 'geocomm[train]'") from None
+        raise BadInput(f"DeepSpeed is not installed; {install_command('train')}") from None
     if ".".join(found.split(".")[:2]) in CHECKED_DEEPSPEED:
         return
     known = ", ".join(CHECKED_DEEPSPEED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import geocomm
 from geocomm.core.errors import CLASS_OF_CODE
+from geocomm.core.extras import install_command
 
 
 def test_import_of_the_package_loads_neither_torch_nor_the_library() -> None:
@@ -64,5 +66,5 @@ def test_torchft_module_without_torchft_says_what_to_install(monkeypatch: pytest
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchft", None)
-    with pytest.raises(ImportError, match=r"geocomm\[torchft\]"):
+    with pytest.raises(ImportError, match=re.escape(install_command("torchft"))):
         importlib.import_module("geocomm.integrations.torchft")

@@ -1,0 +1,44 @@
+"""Installing an extra of geocomm. No package index has geocomm, so the command depends on where it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+
+def install_command(extra: str, geocomm: Distribution | None = None) -> str:
+    """The command that adds the packages of `extra` to this environment; `geocomm`: default the installed one.
+
+    From a folder it installs geocomm once more, with the extra. Elsewhere it names the packages themselves.
+    """
+    if geocomm is None:
+        try:
+            geocomm = distribution("geocomm")
+        except PackageNotFoundError:  # a source tree on PYTHONPATH
+            return f"pip install what pyproject.toml of geocomm lists as {extra}"
+    folder, editable = _source_folder(geocomm)
+    if folder is None:
+        return shlex.join(["pip", "install", *_requirements(geocomm, extra)])
+    options = ["--no-build-isolation", *(["-e"] if editable else [])]
+    return shlex.join(["pip", "install", *options, f"{folder}[{extra}]"])
+
+
+def _source_folder(geocomm: Distribution) -> tuple[Path | None, bool]:
+    """(folder that was installed from and is still there or None, whether editable), as pip noted it (PEP 610)."""
+    note = json.loads(geocomm.read_text("direct_url.json") or "{}")
+    url = urlsplit(note.get("url", ""))
+    if url.scheme != "file" or "dir_info" not in note:
+        return None, False
+    folder = Path(unquote(url.path))
+    return (folder if (folder / "pyproject.toml").is_file() else None), note["dir_info"].get("editable", False)
+
+
+def _requirements(geocomm: Distribution, extra: str) -> list[str]:
+    """Those of `extra`, such as onnx<2,>=1.22."""
+    marked = re.compile(rf"""(?P<requirement>[^;]+?)\s*;\s*extra == ["']{re.escape(extra)}["']""")
+    found = [marked.fullmatch(line) for line in geocomm.requires or ()]
+    return [match["requirement"] for match in found if match]
