@@ -82,25 +82,35 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
         figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=_INK)
         _draw_losses(axes["loss"], outcomes)
         base = outcomes[0]
-        _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step")
+        _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step, median")
         _draw_bars(
             axes["bytes"],
             outcomes,
             [o.wan_bytes_per_step / 1e6 for o in outcomes],
             "MB",
-            "Sent over the WAN per step, by both sites",
+            "Sent per step, by both sites",
         )
         axes["loss"].set_title(
             f"The same {len(base.losses)} steps: loss over time", loc="left", color=_INK, fontsize=12
         )
+        figure.supxlabel(_caption(outcomes), fontsize=10, color=_INK)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
+
+
+def _caption(outcomes: Sequence[Outcome]) -> str:
+    """Why a total is more than so many times the seconds per step."""
+    first = [outcome.step_s[0] for outcome in outcomes]
+    return (
+        f"The totals include step 1, which also sets things up and took {min(first):.1f} to {max(first):.1f} s. "
+        "Seconds per step are the median of the others."
+    )
 
 
 def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
     for color, outcome in zip(itertools.cycle(_COLORS), outcomes, strict=False):
         seconds = list(itertools.accumulate(outcome.step_s))
-        label = f"{outcome.variant.name}: {seconds[-1]:.0f} s"
+        label = f"{outcome.variant.name}: {seconds[-1]:.0f} s in all"
         axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
     axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
     axes.set_xlim(left=0)

@@ -187,6 +187,29 @@ def test_picture_is_a_png_of_the_conditions(tmp_path: Path, reliable: bool, monk
     assert ("8 ms" in titles[0]) != reliable
 
 
+def test_picture_shows_its_texts_whole_and_says_what_the_totals_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    draw([outcome(number) for number in range(len(VARIANTS))], "a link", tmp_path / "demo.png")
+    (figure,) = figures
+    figure.canvas.draw()
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    inside = figure.bbox.padded(1)
+    for text in texts:
+        extent = text.get_window_extent()
+        assert inside.contains(extent.x0, extent.y0), text
+        assert inside.contains(extent.x1, extent.y1), text
+    shown = [text.get_text() for text in texts]
+    assert "Gloo: 70 s in all" in shown
+    assert any("step 1" in text and "30.0 s" in text for text in shown)
+
+
 def test_view_without_a_terminal_says_changes_in_lines() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     with DemoView(VARIANTS, STEPS, "a link", console) as view:
