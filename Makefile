@@ -147,6 +147,10 @@ docs: $(ENVIRONMENT) ## quick: the documentation in build/docs; writes its gener
 	@$(MKDOCS)
 	@echo "make docs: build/docs/index.html"
 
+.PHONY: docs-check
+docs-check: docs ## full: the pages in a headless Chromium without a network: diagrams, search, phone
+	@$(PY) tools/check_docs_site.py
+
 # With Clang the tests are built from the objects that the fuzz targets are, else in a folder of their own. Not run here, but
 # by make asan: the exchange, what an encoder computes and at which CPU level, resets by the hundred, UCX.
 HOSTILE_LAYERS := codec transport fuzz_corpus

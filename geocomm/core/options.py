@@ -299,8 +299,11 @@ def option_rows() -> list[tuple[str, str, str, str, str]]:
 
 def fields_table() -> str:
     """The options as Markdown, for docs/reference."""
-    rows = [(f"`{variable}`", f"`{name}`", *rest) for variable, name, *rest in option_rows()]
-    return _markdown(("variable", "field", "must be", "default", "meaning"), rows)
+    rows = [
+        (f"`{name}`<br>`{variable}`", default, f"{meaning}<br>*must be {wanted.replace('_', chr(92) + '_')}*")
+        for variable, name, wanted, default, meaning in option_rows()
+    ]
+    return _markdown(("field, variable", "default", "meaning"), rows)
 
 
 def variables_table() -> str:

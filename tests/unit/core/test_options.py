@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 from datetime import timedelta
 
 import pytest
@@ -329,8 +330,13 @@ def test_options_whose_variables_are_all_known_warn_of_nothing(caplog: pytest.Lo
 
 def test_table_for_the_docs_has_a_row_for_every_variable() -> None:
     table = fields_table() + variables_table()
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `GEOCOMM_")]
-    variables = [row[0].removeprefix("| ").strip("`") for row in rows]
+    variables = re.findall(r"^\| (?:`\w+`<br>)?`(GEOCOMM_\w+)` \|", table, re.MULTILINE)
     assert variables == [*map(variable_of, EVERY_FIELD), *(name for name, _, _ in OTHER_VARIABLES)]
-    assert "| `GEOCOMM_STREAMS` | `streams` | a whole number from 1 to 64 |  | TCP streams per peer; " in table
-    assert "| `GEOCOMM_LINK_DEADLINE` | `link_deadline` | a time of at least 1 s | `60s` | " in table
+    assert "| `streams`<br>`GEOCOMM_STREAMS` |  | TCP streams per peer; " in table
+    assert "<br>*must be a whole number from 1 to 64* |" in table
+    assert "| `link_deadline`<br>`GEOCOMM_LINK_DEADLINE` | `60s` | " in table
+
+
+def test_help_names_every_field_with_its_variable() -> None:
+    text = Options.__doc__ or ""
+    assert [name for name in EVERY_FIELD if f"        {name} ({variable_of(name)}): " not in text] == []
