@@ -129,9 +129,13 @@ def test_wheel_binaries_record_no_path_and_are_stripped(unpacked: Path) -> None:
         assert ".debug_info" not in run("readelf", "-S", "-W", binary, cwd=unpacked)
 
 
-def test_sdist_holds_what_a_build_needs(sdist: Path) -> None:
+def names_in(sdist: Path) -> set[str]:
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+        return {name.partition("/")[2] for name in archive.getnames()}
+
+
+def test_sdist_holds_what_a_build_needs(sdist: Path) -> None:
+    names = names_in(sdist)
     needed = {
         "CMakeLists.txt",
         "setup.py",
@@ -144,6 +148,15 @@ def test_sdist_holds_what_a_build_needs(sdist: Path) -> None:
     needed |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "geocomm").rglob("*.py*") if _is_source(path)}
     assert needed - names == set()
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name == "geocomm/_build_info.py"]
+
+
+def test_sdist_holds_every_tracked_file_but_those_of_the_host_of_the_repository(sdist: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git repository")
+    tracked = run("git", "ls-files", cwd=ROOT).splitlines()
+    of_the_host = (".git", ".ci/", ".pre-commit-config.yaml")
+    needed = {name for name in tracked if not name.startswith(of_the_host) and (ROOT / name).exists()}
+    assert needed - names_in(sdist) == set()
 
 
 @pytest.mark.slow  # compiles everything again
