@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from geocomm.core.bad_input import BadInput
-from geocomm.export.export_record import Dtype, ExportRecord, Verification, read_record
+from geocomm.export.export_record import Dtype, ExportRecord, Verification, read_hf_record
 from geocomm.export.export_run import export_hf
 from geocomm.export.export_source import Given, find_weights
 from geocomm.export.gguf_export import write_gguf
@@ -57,11 +57,8 @@ def _hf_folder(
 ) -> Iterator[tuple[Path, ExportRecord]]:
     """The Hugging Face folder that is there, or one that is made for the block."""
     found = find_weights(path)
-    if found.exported is not None:
-        record = read_record(found.exported)
-        if record is None or record.format != "hf":
-            raise BadInput(f"{found.exported} is no Hugging Face folder; export from the run, or from its checkpoint")
-        yield found.exported, record
+    if found.kind == "exported":
+        yield found.path, read_hf_record(found.path)
         return
     made = beside.with_name(f"{beside.name}-hf")
     shutil.rmtree(made, ignore_errors=True)

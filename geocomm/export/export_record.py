@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -66,6 +67,13 @@ class FileFacts(_Part):
     bytes: int
     sha256: str
 
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Those of a file, which is read for it."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(bytes=path.stat().st_size, sha256=digest)
+
 
 class ExportRecord(_Part):
     """What export.json holds."""
@@ -102,3 +110,11 @@ def read_record(folder: Path) -> ExportRecord | None:
         return None
     except (OSError, ValidationError) as error:
         raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}; export the model again") from None
+
+
+def read_hf_record(folder: Path) -> ExportRecord:
+    """The record of a Hugging Face folder. Raises BadInput where `folder` is another thing."""
+    record = read_record(folder)
+    if record is None or record.format != "hf":
+        raise BadInput(f"{folder} is no Hugging Face folder; export from the run, or from its checkpoint")
+    return record

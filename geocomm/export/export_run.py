@@ -9,7 +9,8 @@ from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
 from geocomm.export.dtypes import DTYPES
 from geocomm.export.export_record import Dtype, ExportRecord, HeldOut
-from geocomm.export.export_source import ExportSource, Found, Given, find_weights, open_run, open_torch_checkpoint
+from geocomm.export.export_source import ExportSource, Given, find_weights, open_run, open_torch_checkpoint
+from geocomm.export.exported_copy import copy_exported
 from geocomm.export.folder_check import Checked, check_folder, require_run_loss
 from geocomm.export.hf_folder import LARGEST_FILE_BYTES, HfModel, finish_folder, write_hf_files
 from geocomm.export.new_folder import new_folder
@@ -28,12 +29,16 @@ def export_hf(
     say: Say,
     largest_file_bytes: int = LARGEST_FILE_BYTES,
 ) -> ExportRecord:
-    """Make the Hugging Face folder `out` from a run, a checkpoint or a DCP folder.
+    """Make the Hugging Face folder `out` from a run, a checkpoint, a DCP folder or an exported model.
 
     dtype: None for that of the training. verify: sequences to compare it on after it was loaded again; 0: none.
     Raises BadInput; `out` then is as it was.
     """
-    source = _open(find_weights(path), given)
+    found = find_weights(path)
+    if found.kind == "exported":
+        say(f"copying {found.path}: there is no checkpoint to make another model from")
+        return copy_exported(found.path, out, given, dtype)
+    source = (open_run if found.kind == "checkpoint" else open_torch_checkpoint)(found.path, given)
     if source.tokenizer is None:
         raise BadInput(f"{path} does not say which tokenizer it was trained with: give --tokenizer byte, or a folder")
     exported = dtype or source.precision
@@ -60,17 +65,6 @@ def export_hf(
             files={},
         )
         return finish_folder(folder, record, files)
-
-
-def _open(found: Found, given: Given) -> ExportSource:
-    if found.checkpoint is not None:
-        return open_run(found.checkpoint, given)
-    if found.dcp is not None:
-        return open_torch_checkpoint(found.dcp, given)
-    raise BadInput(
-        f"{found.exported} is a Hugging Face folder already; copy it, or give a run with checkpoint.at_end=true to "
-        "make another one from its checkpoint"
-    )
 
 
 def _text(source: ExportSource, say: Say) -> tuple[HeldOutText | None, str | None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -57,13 +57,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Found:
-    """Where the weights lie: one of the three."""
+    """Where the weights lie, and as what: a checkpoint of `geocomm train`, one of torch.distributed.checkpoint (dcp),
+    or a model that geocomm exported."""
 
-    checkpoint: Path | None = None
-    """Of `geocomm train`."""
-    dcp: Path | None = None
-    """Of torch.distributed.checkpoint."""
-    exported: Path | None = None
+    kind: Literal["checkpoint", "dcp", "exported"]
+    path: Path
 
 
 def find_weights(path: Path) -> Found:
@@ -74,15 +72,15 @@ def find_weights(path: Path) -> Found:
     if not path.is_dir():
         raise BadInput(f"{path} does not exist, or is no folder; give a run's output_dir or a checkpoint")
     if (path / MANIFEST).is_file():
-        return Found(checkpoint=path)
+        return Found("checkpoint", path)
     if (path / _DCP_METADATA).is_file():
-        return Found(dcp=path)
+        return Found("dcp", path)
     for root in (path, RunFolder(path).checkpoints):
         if steps := complete_checkpoints(root):
-            return Found(checkpoint=step_folder(root, max(steps)))
+            return Found("checkpoint", step_folder(root, max(steps)))
     for folder in (path, RunFolder(path).export):
         if (folder / RECORD).is_file():
-            return Found(exported=folder)
+            return Found("exported", folder)
     raise BadInput(
         f"{path} is no run with a complete checkpoint, no checkpoint and no exported model; give the output_dir of a "
         "run with checkpoint.at_end=true, one of its checkpoints/step-… folders, or a folder of "

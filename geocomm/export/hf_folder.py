@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from geocomm.models.implied_fields import implied_fields
 
 LARGEST_FILE_BYTES = 5 * 10**9
 _INDEX = "model.safetensors.index.json"
-_HASHED_AT_ONCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,9 @@ def finish_folder(folder: Path, record: ExportRecord, known: Mapping[str, FileFa
     """Write the model card, and the record last, with the facts of all files; `known`: those that are known already."""
     (folder / "README.md").write_text(model_card(record), encoding="utf-8")
     names = sorted(path.name for path in folder.iterdir() if path.name != RECORD)
-    whole = record.model_copy(update={"files": {name: known.get(name) or _facts(folder / name) for name in names}})
+    whole = record.model_copy(
+        update={"files": {name: known.get(name) or FileFacts.of(folder / name) for name in names}}
+    )
     (folder / RECORD).write_text(whole.text(), encoding="utf-8")
     return whole
 
@@ -98,11 +98,3 @@ def _write_weights(folder: Path, model: HfModel, largest_file_bytes: int) -> dic
         size, digest = file.facts()
         facts[name] = FileFacts(bytes=size, sha256=digest)
     return facts
-
-
-def _facts(path: Path) -> FileFacts:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_HASHED_AT_ONCE_BYTES):
-            digest.update(data)
-    return FileFacts(bytes=path.stat().st_size, sha256=digest.hexdigest())

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm._version import __version__
+from geocomm.checkpoint.checkpoint_folder import complete_checkpoints
 from geocomm.core.bad_input import BadInput
 from geocomm.export.dtypes import DTYPES
 from geocomm.export.export_record import ExportRecord, TrainedBy, read_record
@@ -66,18 +67,20 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 
 
 def export_run(agreed: Agreed, trained: TrainedModel, step: int, *, renew: bool) -> str | None:
-    """Write the folder; what to tell the user. Collective; BadInput on all ranks or none.
+    """Write the folder; what to tell the user: what was written, and the command for it. Collective; BadInput on all
+    ranks or none.
 
     renew: also where there is one of this step.
     """
     config, place, local = agreed.config, agreed.place, trained.local
-    if config.export.format == "none":
-        return None
     folder = RunFolder(config.output_dir.expanduser())
+    if config.export.format == "none":
+        saved = complete_checkpoints(folder.checkpoints)
+        return f"export the model: geocomm export {config.output_dir} my-model" if saved else None
     wanted = [renew or (place.rank == 0 and not _is_exported(folder.export, step))]
     dist.broadcast_object_list(wanted, src=0)
     if not wanted[0]:
-        return None
+        return f"exported already; serve it: geocomm serve {folder.export}"
     dtype = DTYPES[config.export_dtype()]
     error: str | None = None
     line: str | None = None
@@ -146,7 +149,7 @@ def _trained_by(agreed: Agreed, step: int) -> TrainedBy:
         zero_stage=config.training.zero_stage,
         precision=config.training.precision,
         sync_mode=config.sync.mode,
-        sync_preset=config.sync.preset if config.sync.is_local else None,
+        sync_preset=config.sync.preset if config.sync.mode == "local" else None,
         sync_codec=config.sync.codec,
         codec=effective_codec(config),
     )

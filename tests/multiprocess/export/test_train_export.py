@@ -158,8 +158,18 @@ def test_finished_run_that_is_started_again_exports_what_is_not_there(runs: dict
     before = (made / RECORD).stat().st_mtime_ns
     ended = run_ranks(tmp_path, settings, sites=ALONE)
     require_success(ended)
-    assert "exported" not in ended[0].out
+    assert f"exported already; serve it: geocomm serve {made}" in ended[0].out
     assert (made / RECORD).stat().st_mtime_ns == before
+
+
+def test_run_that_exports_nothing_ends_with_the_command_that_exports_its_checkpoint(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    copy_checkpoint(folder_of(runs, "zero 0"), tmp_path, 2)
+    ended = run_ranks(tmp_path, [*EXPORTS, "export.format=none"], sites=ALONE)
+    require_success(ended)
+    assert f"geocomm export {tmp_path / 'run'} my-model" in ended[0].out
+    assert not (tmp_path / "run" / "export").exists()
 
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 3])

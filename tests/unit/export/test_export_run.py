@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from geocomm.core.bad_input import BadInput
-from geocomm.export.export_record import ExportRecord, TrainedBy, read_record
+from geocomm.export.export_record import Dtype, ExportRecord, TrainedBy, read_record
 from geocomm.export.export_run import export_hf
 from geocomm.export.export_source import Given
 from support.exported_models import deepseek_config, random_model, stored_tensors
@@ -99,12 +101,74 @@ def test_folder_that_holds_something_is_refused_and_stays(saved: dict[str, Path]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_run_that_has_nothing_but_its_export_says_so(saved: dict[str, Path], tmp_path: Path) -> None:
-    made = tmp_path / "run" / "export"
-    export(saved["dcp"], made, model=saved["model"], tokenizer="byte")
-    for source in (tmp_path / "run", made):
-        with pytest.raises(BadInput, match=r"export is a Hugging Face folder already"):
-            export(source, tmp_path / "out")
+@pytest.fixture(scope="module")
+def run(saved: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has nothing but its export."""
+    folder = tmp_path_factory.mktemp("run")
+    export(saved["dcp"], folder / "export", model=saved["model"], tokenizer="byte")
+    return folder
+
+
+@pytest.mark.parametrize("source", ["", "export"])
+def test_run_that_has_nothing_but_its_export_is_copied(run: Path, tmp_path: Path, source: str) -> None:
+    said: list[str] = []
+    record = export_hf(run / source, tmp_path / "out", Given(), None, 32, said.append)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (run / "export").iterdir()}
+    assert record == read_record(run / "export")
+    assert str(run / "export") in said[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "words"),
+    [
+        ({}, "bf16", "leave out --dtype"),
+        ({"tokenizer": "byte"}, None, "--tokenizer"),
+        ({"preset": "tiny"}, None, "--preset"),
+        ({"shards": [Path("elsewhere")]}, None, "--shards"),
+    ],
+)
+def test_what_a_copy_cannot_change_is_refused(
+    run: Path, tmp_path: Path, given: dict[str, object], dtype: Dtype | None, words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        export_hf(run, tmp_path / "out", Given(**given), dtype, 0, lambda line: None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_type_that_the_model_has_may_be_named(run: Path, tmp_path: Path) -> None:
+    assert export_hf(run, tmp_path / "out", Given(), "fp32", 0, lambda line: None).dtype == "fp32"
+
+
+def damage(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, 2)
+        weights.write(b"?")
+
+
+def lose(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def list_a_file_of_another_folder(folder: Path) -> None:
+    (folder.parent / "other").write_text("1")
+    record = json.loads((folder / "export.json").read_text())
+    record["files"]["../other"] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
+    (folder / "export.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [(damage, "SHA-256"), (lose, "config.json is missing"), (list_a_file_of_another_folder, r"\.\./other")],
+)
+def test_export_that_was_changed_is_not_copied(
+    run: Path, tmp_path: Path, harm: Callable[[Path], None], words: str
+) -> None:
+    shutil.copytree(run / "export", tmp_path / "export")
+    harm(tmp_path / "export")
+    with pytest.raises(BadInput, match=words):
+        export(tmp_path / "export", tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_damaged_record_is_bad_input(tmp_path: Path) -> None:
