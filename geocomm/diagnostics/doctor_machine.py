@@ -70,7 +70,7 @@ def buffer_findings(rate_bps: float, rtt_s: float, streams: int, proc: Path) -> 
             yield Finding(limit, "cannot be read", State.NOTE)
             continue
         least, usual, most = map(int, words)
-        value = f"have {most / _MIB:.3g} MiB, need {wanted_bytes / _MIB:.0f}"
+        value = f"have {most / _MIB:.3g} MiB, need {wanted_bytes / _MIB:.0f} MiB"
         if most >= wanted_bytes:
             yield Finding(limit, value, State.OK)
         else:
@@ -111,7 +111,7 @@ def space_findings(folder: Path, wanted_bytes: int) -> Iterator[Finding]:
     except OSError as error:
         yield Finding(name, error.strerror or "cannot be read", State.WARNING, f"make {folder}")
         return
-    value = f"have {usage.free / 2**30:.1f} GiB free, need {wanted_bytes / 2**30:.0f}"
+    value = f"have {usage.free / 2**30:.1f} GiB free, need {wanted_bytes / 2**30:.0f} GiB"
     if usage.free >= wanted_bytes:
         yield Finding(name, value, State.OK)
         return

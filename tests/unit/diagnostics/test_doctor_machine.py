@@ -56,7 +56,7 @@ def test_buffers_of_two_bdp_over_streams_are_asked_for_in_the_exact_sysctl_line(
     receive, send = buffer_findings(1e9, 0.1, 4, proc)
     assert (receive.state, send.state) == (State.OK, State.WARNING)
     assert f'sysctl -w net.ipv4.tcp_wmem="4096 16384 {6 * MIB}"' in send.fix
-    assert receive.value == "have 6 MiB, need 6"
+    assert receive.value == "have 6 MiB, need 6 MiB"
     assert states(buffer_findings(1e9, 0.1, 8, proc)) == {"tcp_rmem": State.OK, "tcp_wmem": State.OK}
     assert states(buffer_findings(4e9, 0.3, 4, proc)) == {"tcp_rmem": State.WARNING, "tcp_wmem": State.WARNING}
 
