@@ -4,7 +4,7 @@
 Every result is verified before it is timed. A round times a memcpy, the peer where there is one, and the codec, one
 after the other, each into memory that is there already; ratios are medians over the rounds of what was measured in one
 round. Work on one thread is timed by the CPU time of that thread, which other programs disturb less; on two, by the
-clock. Rows go to benchmarks/results/<date>-codec.md and .json (benchmarks/conftest.py).
+clock. Rows go to benchmarks/results/codec-speed.md and .json (benchmarks/conftest.py).
 
 Peers: torch operations that do the same; for the entropy stage the same codec without it, then zstd at level 1 on the
 payload (package zstandard; huff0, the coder inside of zstd, has no interface of its own).

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 
 import torch
@@ -120,7 +119,7 @@ def main() -> None:
         *("| " + " | ".join(row.cells()) + " |" for row in rows),
         "",
     ]
-    path = options.results / f"{date.today().isoformat()}-compress.md"
+    path = options.results / "compress.md"
     write_pair(path, "\n".join(lines), {"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]})
     print(f"written: {path}")
 

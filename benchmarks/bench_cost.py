@@ -3,7 +3,7 @@
 Three parts, each against Gloo in the same processes, samples alternating: every collective inside one site, where
 geocomm hands it to Gloo; every collective between two sites on loopback; and what a process pays that only has geocomm
 installed (import of torch) or an idle process group (CPU time, memory). Every result is compared with Gloo's first.
-Results: benchmarks/results/<date>-cost.md and .json. Exit status 1: a run failed or a result was wrong.
+Results: benchmarks/results/cost.md and .json. Exit status 1: a run failed or a result was wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +287,7 @@ def main() -> int:
         print(f"bench_cost: {error}", file=sys.stderr)
         return 1
     report = markdown(conditions, idles, memories, imports, rows)
-    path = arguments.out / f"{date.today().isoformat()}-cost.md"
+    path = arguments.out / "cost.md"
     document = {
         "conditions": asdict(conditions),
         "imports": None if imports is None else asdict(imports),

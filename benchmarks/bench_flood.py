@@ -4,7 +4,7 @@ Two sites of one rank over TLS on an emulated link, with verified all-reduces on
 dial the rank there, or the other one through the link, and send a ClientHello each, which starts a handshake. The
 link is cut again and again meanwhile, by a reset of all its connections. Measured: the time from the cut to the end of
 the next all-reduce that had to cross, memory and descriptors. `--compare PYTHON` does the same in turn with the geocomm
-that another interpreter imports. Results: benchmarks/results/<date>-flood.md and .json. Needs `ss` (iproute2), and what
+that another interpreter imports. Results: benchmarks/results/flood.md and .json. Needs `ss` (iproute2), and what
 `geocomm wan` needs. Exit status 1: a sum was wrong, a rank of this geocomm failed, or the rate was not reached.
 """
 
@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -430,7 +429,7 @@ def main() -> int:
                 streams.add(link_says["streams"])
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     document = {"conditions": asdict(conditions), "link": asdict(link), "phases": [asdict(p) for p in phases]}
-    path = write_pair(args.out / f"{date.today()}-flood.md", report(conditions, link, phases, streams), document)
+    path = write_pair(args.out / "flood.md", report(conditions, link, phases, streams), document)
     print(f"written to {path}")
     faults = faults_of(phases, own.name)
     print("\n".join(faults))

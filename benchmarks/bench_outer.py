@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +137,7 @@ def main() -> int:
         "|---|---:|---|",
         *(f"| {' | '.join(row.cells())} |" for row in rows),
     ]
-    path = arguments.out / f"{date.today().isoformat()}-outer.md"
+    path = arguments.out / "outer.md"
     write_pair(path, "\n".join(lines) + "\n", {"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]})
     print("\n".join(lines))
     return 0

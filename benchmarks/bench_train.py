@@ -7,7 +7,7 @@ that to the end over a slow line would take days.
 
 Every run is kept as it ends, so that an interrupted benchmark goes on where it was; a run counts as long as its plan is
 the same (--fresh: measure again). Those of (1), which say the same on any machine, are kept with the results, in
-train-runs; those of (2) under build/bench-train. Results: benchmarks/results/<date>-train.md, .json and .png.
+train-runs; those of (2) under build/bench-train. Results: benchmarks/results/train.md, .json and .png.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
@@ -179,7 +178,7 @@ def main() -> int:
         return 1
     qualities = [Quality.of(method, results) for method, results in curves.items()]
     report = Report(conditions, LINK, arguments.steps, qualities, times, by_bucket)
-    print(f"written: {write_report(report, arguments.out / f'{date.today().isoformat()}-train.md')}")
+    print(f"written: {write_report(report, arguments.out / 'train.md')}")
     return 0
 
 

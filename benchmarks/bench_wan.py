@@ -1,6 +1,6 @@
 """The all-reduce rows that have targets, and how they scale: `python benchmarks/bench_wan.py`, about 40 minutes.
 
-Each scenario is measured by itself and written at once to benchmarks/results/<date>-wan.md and .json, so a run that was
+Each scenario is measured by itself and written at once to benchmarks/results/wan.md and .json, so a run that was
 interrupted goes on where it was: what that file has of the present commit is not measured again. For other links, sizes
 and codecs: `geocomm bench wan`. Exit status 1: a run failed, a result was wrong, or, with --check, a target was missed.
 """
@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from pathlib import Path
 
 from rich.console import Console
@@ -163,7 +162,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.scenarios if name not in SCENARIOS]:
         parser.error(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
-    path = arguments.out / f"{date.today().isoformat()}-wan.md"
+    path = arguments.out / "wan.md"
     done = {section.title: section for section in read_results(path)}
     for name in arguments.scenarios or SCENARIOS:
         conditions = Conditions.here(shlex.join(["python", *sys.argv]))

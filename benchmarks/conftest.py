@@ -6,7 +6,6 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -74,5 +73,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not kernels and not rates:
         return
     folder = session.config.getoption("--results")
-    path = write_results(kernels, rates, session.config.codec_conditions, folder, f"{date.today().isoformat()}-codec")
+    path = write_results(kernels, rates, session.config.codec_conditions, folder, "codec-speed")
     session.config.pluginmanager.get_plugin("terminalreporter").write_line(f"written: {path}")

@@ -5,7 +5,7 @@
 // The magnitudes are the means of the chunk's values on either side of the sum of squares over the sum: of
 // what is cheap to find it comes closest to the best bound. That chunks have magnitudes of their own costs 5
 // % of a frame. Of a gradient the values that are kept then lose 2 % of their energy; with magnitudes that a
-// frame's chunks share it was 36 % (benchmarks/results/2026-11-23-loco.md).
+// frame's chunks share it was 36 % (benchmarks/results/loco.md).
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -74,7 +74,7 @@ def _facts(
     return codec, CodecFacts(codec, *(Measured(*one) for one in measured), largest=largest, sum_nmse=sum_nmse)
 
 
-# benchmarks/results/2026-11-21-codecs.md and 2026-11-23-loco.md; `geocomm bench codec` measures them again.
+# benchmarks/results/codec-ratios.md and loco.md; `geocomm bench codec` measures them again.
 FACTS: Mapping[str, CodecFacts] = dict(
     [
         _facts("none", *[(1.0, 0.0)] * 4, largest=0.0, sum_nmse=0.0),

@@ -1,6 +1,6 @@
 """Runs PyTorch's own distributed tests over Gloo and over sites, and tells where they differ.
 
-    python tests/ecosystem/run_torch_suite.py --seconds 150 --report benchmarks/results/$(date -I)-ecosystem.md
+    python tests/ecosystem/run_torch_suite.py --seconds 150 --report benchmarks/results/ecosystem.md
 
 Resumable: results are kept per layout (`--folder`, build/torch-suite by default), and another call runs only the tests
 that have none. `--again` first forgets those that failed. A layout is "gloo:RANKS" or the sizes of the sites: "2+1".

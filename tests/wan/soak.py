@@ -3,7 +3,7 @@
     soak.py [--minutes 30] [--sites 3] [--seed N] [--out benchmarks/results]
 
 Faults follow each other at random, from a seed that is printed; each has to be over, as far as the ranks can tell,
-within a bounded time. Writes <date>-soak.md; the exit status is 0 if the verdict is good.
+within a bounded time. Writes soak.md; the exit status is 0 if the verdict is good.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def main() -> int:
                 outcome.problems.append(str(error))
             text = text_of(run, outcome, report, time.monotonic() - began, arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{datetime.date.today().isoformat()}-soak.md"
+    path = options.out / "soak.md"
     path.write_text(text, encoding="utf-8")
     print(f"{text}\nsoak: wrote {path}")
     return 1 if outcome.problems else 0

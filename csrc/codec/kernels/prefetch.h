@@ -11,7 +11,7 @@ namespace {
 
 // Asks for what lies ahead of `at`, in the last pass over a block: the processor's own guesses stop there,
 // since the block comes from the cache. In the first pass they work, and to ask as well cost time, as did
-// half the distance (benchmarks/results, *-kernels.md). Any address will do.
+// half the distance (benchmarks/results/kernels.md). Any address will do.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void prefetch_ahead(const std::byte* at) {
   constexpr std::uintptr_t kAhead = 2048;

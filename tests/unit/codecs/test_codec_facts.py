@@ -14,7 +14,7 @@ from geocomm.codecs.codec_facts import FACTS, facts_of, preset_rows
 from geocomm.core.errors import InvalidArgumentError
 
 ROOT = Path(__file__).resolve().parents[3]
-MEASURED = [ROOT / "benchmarks" / "results" / name for name in ("2026-11-21-codecs.md", "2026-11-23-loco.md")]
+MEASURED = [ROOT / "benchmarks" / "results" / name for name in ("codec-ratios.md", "loco.md")]
 _ROW = re.compile(r"^\| `([^`]+)` \|.*×.*\|$", re.MULTILINE)
 _CELL = re.compile(r"×[\d.]+, [\d.e-]+")
 
