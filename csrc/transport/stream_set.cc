@@ -52,10 +52,11 @@ void StreamSet::note_complete() {
   });
   if (!complete) return;
   ++outages_;
-  outage_time_ += IoLoop::Clock::now() - *std::exchange(incomplete_since_, std::nullopt);
+  last_outage_ = IoLoop::Clock::now() - *std::exchange(incomplete_since_, std::nullopt);
+  outage_time_ += last_outage_;
 }
 
-void StreamSet::close(Stream& stream) {
+void StreamSet::close(Stream& stream, IoLoop::Clock::time_point last_contact) {
   std::unique_ptr<Stream> gone;
   {
     std::lock_guard lock(mutex_);
@@ -69,14 +70,14 @@ void StreamSet::close(Stream& stream) {
     slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
     gone = std::move(slot.stream);
     gone->close();
-    if (!incomplete_since_) incomplete_since_ = IoLoop::Clock::now();
+    if (!incomplete_since_) incomplete_since_ = last_contact;
   }
   loop_->post([gone = std::shared_ptr<Stream>(std::move(gone))] {});
 }
 
-void StreamSet::close_all() {
+void StreamSet::close_all(IoLoop::Clock::time_point last_contact) {
   for (const Slot& slot : slots_) {
-    if (slot.stream) close(*slot.stream);
+    if (slot.stream) close(*slot.stream, last_contact);
   }
 }
 

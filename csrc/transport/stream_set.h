@@ -40,9 +40,14 @@ class StreamSet {
   std::uint32_t next_generation(std::uint16_t index) { return ++slots_[index].generation; }
   // Takes the place of the older connection, which must be closed.
   Stream& put(std::unique_ptr<Stream> stream);
-  // The object stays until the loop's next turn: its method may be running.
-  void close(Stream& stream);
-  void close_all();
+  // The object stays until the loop's next turn: its method may be running. last_contact: with the peer, over
+  // any stream; an outage begins then, since a line that is silent has carried nothing.
+  void close(Stream& stream, IoLoop::Clock::time_point last_contact);
+  void close_all(IoLoop::Clock::time_point last_contact);
+  // No stream that has had a connection is without one.
+  bool complete() const { return !incomplete_since_; }
+  // The last one that has ended; zero: none has.
+  IoLoop::Clock::duration last_outage() const { return last_outage_; }
   // How long to wait at most before `index` is dialed again: more and more after connections that did not
   // last.
   std::chrono::milliseconds pause_before_redial(std::uint16_t index) const;
@@ -67,7 +72,8 @@ class StreamSet {
   std::uint64_t resumes_ = 0;
   std::uint64_t outages_ = 0;
   IoLoop::Clock::duration outage_time_{};
-  std::optional<IoLoop::Clock::time_point> incomplete_since_;  // a connection was lost and not made again
+  IoLoop::Clock::duration last_outage_{};
+  std::optional<IoLoop::Clock::time_point> incomplete_since_;  // a connection is missing since then
   LinkStats closed_;                                           // sums over the connections that are gone
 };
 

@@ -414,7 +414,8 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   if (slow_timer_runs_) context_->loop->cancel_timer(slow_timer_);
   set_reason(reason);
   if (reason.code() != StatusCode::Aborted && !peer_left_) {
-    core::log(core::LogLevel::Warning,
+    // No warning: operations fail with this reason, and their callers tell it.
+    core::log(core::LogLevel::Info,
               was_ready ? "channel failed: " : "channel not made: ", reason.to_string());
   }
   if (Stream* const control = streams_.control(); reset && control != nullptr) {
@@ -425,7 +426,7 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   }
   acks_due_.sent();
   redialer_.stop();
-  streams_.close_all();
+  streams_.close_all(last_contact_);
   receiver_.clear();
   queue_.refuse(reason);
   for (const auto& callback : queue_.drop_all()) callback(reason);

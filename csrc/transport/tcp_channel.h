@@ -219,7 +219,7 @@ class TcpChannel final : public Channel,
   IoLoop::Clock::time_point last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard
   std::string last_loss_;  // why a connection was lost
-  bool down_ = false;      // no connection is left, and that was said
+  bool down_ = false;      // no connection was left, and that was said; until all are there again
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
   IoLoop::TimerId slow_timer_{};

@@ -177,12 +177,12 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
       over_rdma ? std::make_unique<RdmaStream>(*context_->loop, std::move(connection), carrier, *this,
                                                *context_->rdma)
                 : std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
-  const auto now = IoLoop::Clock::now();
-  if (std::exchange(down_, false)) {
+  if (down_ && streams_.complete()) {
+    down_ = false;
     core::log(core::LogLevel::Warning, "connected to ", peer(), " again after ",
-              in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(now - last_contact_)));
+              in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(streams_.last_outage())));
   }
-  last_contact_ = now;
+  last_contact_ = IoLoop::Clock::now();
   silent_ticks_ = 0;
   redialer_.on_contact();
   if (!redialer_.dials()) redialer_.stop();
@@ -219,7 +219,7 @@ void TcpChannel::become_ready() {
 
 void TcpChannel::drop(Stream& stream) {
   const Carrier carrier = stream.carrier();
-  streams_.close(stream);
+  streams_.close(stream, last_contact_);
   queue_.lose(carrier);
   share_pacing();
   schedule_flush();
@@ -288,13 +288,17 @@ void TcpChannel::on_no_link(const Status& why) {
   if (phase_ == Phase::Connecting) return fail(why);
   if (phase_ == Phase::Closed) return;
   if (nothing_left()) return close(status(), !local_closing_);
-  const bool refused = why.sys_errno() == ECONNREFUSED;
-  const bool other = why.code() == kTryAgain || (why.code() == StatusCode::Network && !refused);
+  // What the dialer says of ports and firewalls would mislead: they let this link through before.
+  if (why.sys_errno() == ECONNREFUSED) {
+    return fail(lost(core::str("its process has ended: the connections broke (", last_loss_,
+                               "), and new ones are refused. Its log says why"))
+                    .with_errno(why.sys_errno()));
+  }
+  const bool other = why.code() == kTryAgain || why.code() == StatusCode::Network;
   const std::string verdict =
-      refused ? "its process has ended (connections to it are refused)"
-      : other ? "its process has been restarted (another one answers at its address), and cannot go on with "
-                "what the old one had begun"
-              : "it takes no new connection";
+      other ? "its process has been restarted (another one answers at its address), and cannot go on with "
+              "what the old one had begun"
+            : "it takes no new connection";
   fail(lost(core::str("the connections broke (", last_loss_, "), and ", verdict, ": ", why.message()))
            .with_errno(why.sys_errno()));
 }

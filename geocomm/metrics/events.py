@@ -39,7 +39,7 @@ KINDS = {
         "peer_rank": "its global rank; null where no living group has it",
         "peer_site": "its site; null where no living group has it",
         "outages": "times that connections were lost and all are there again, since the last such event of this peer",
-        "seconds": "from the first loss to the last connection, summed over these",
+        "seconds": "from the last contact to the last connection, summed over these",
         "connections": "made again in that time",
     },
     "operation_failed": {

@@ -121,7 +121,13 @@ COUNTERS = (
         "of the bytes sent, those that are passed on between other sites",
         PROCESS,
     ),
-    Metric("exposed_seconds", _SECONDS, Kind.COUNTER, "time that threads stood still for collectives, in wait() or with a Future of theirs", PROCESS),
+    Metric(
+        "exposed_seconds",
+        _SECONDS,
+        Kind.COUNTER,
+        "time that threads stood still for collectives, in wait() or with a Future of theirs",
+        PROCESS,
+    ),
 )
 """What each process group counts; of the process: since it started, ended groups included."""
 
@@ -200,8 +206,8 @@ PEERS = (
         "outage_us",
         _MICROSECONDS,
         Kind.COUNTER,
-        "from the first lost connection to the last one made again, summed over the outages; the link may have carried "
-        "data meanwhile",
+        "from the last contact before a connection was lost to the last connection made again, summed over the outages; "
+        "the link may have carried data meanwhile",
         LINK,
     ),
     Metric(

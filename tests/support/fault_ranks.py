@@ -111,7 +111,9 @@ def reduce_until_told(log: Log, ranks: list[int]) -> None:
         log.write(round=number, took=took, exposed=geocomm.stats()["exposed_seconds"], digest=digest)
         number += 1
     peers = geocomm.stats()["peers"]
-    log.write(**{name: sum(peer[name] for peer in peers) for name in ("resumes", "resent_segments")})
+    log.write(
+        **{name: sum(peer[name] for peer in peers) for name in ("resumes", "resent_segments", "outages", "outage_us")}
+    )
 
 
 def abort_when_told() -> None:

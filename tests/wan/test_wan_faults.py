@@ -85,6 +85,8 @@ def test_fault_leaves_results_exact_and_nothing_behind(
         if fault in (cut, deaf):
             assert link.dropped_down > 0
             assert run.longest_round_s(before) > seconds - 1, "the fault did not hit an operation"
+            if run.total("outages") == len(BOTH):  # TCP may outlive a short cut, or connections break one by one
+                assert run.total("outage_us") > len(BOTH) * 1e6 * (seconds - 1), "the silence is part of an outage"
         if fault is shuffled:
             assert min(link.reordered, link.duplicated) > 50
         if fault is lossy:
