@@ -20,9 +20,9 @@ from pathlib import Path
 from geocomm.bench.wan_bench import floor_s
 from geocomm.core.units import parse_duration, parse_rate
 from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.planning.link_matrix import Link, Topology
 
 MIB = 1 << 20
 ALONE = 10
@@ -86,7 +86,7 @@ def work(out: Path, size_bytes: int, repeats: int) -> None:
 
 
 def measure(
-    link: Link, size_bytes: int, repeats: int, streams: int, *, secure: bool
+    link: EmulatedLink, size_bytes: int, repeats: int, streams: int, *, secure: bool
 ) -> tuple[str, dict[str, list[float]]]:
     """What the link was, and seconds of every operation."""
     names = ["site0", "site1"]
@@ -98,7 +98,7 @@ def measure(
         if streams:
             environment["GEOCOMM_STREAMS"] = str(streams)
         with WanRun(
-            Topology.uniform(2, link), command, environment=site_environment(environment, keys), keys=keys
+            EmulatedWan.uniform(2, link), command, environment=site_environment(environment, keys), keys=keys
         ) as run:
             if run.wait(600) != 0:
                 raise SystemExit("a rank failed")
@@ -129,7 +129,7 @@ def main() -> None:
         work(args.worker, args.size_bytes, args.repeats)
         return
     rtt_s = parse_duration(args.rtt)
-    link = Link(rate_bps=parse_rate(args.rate), delay_s=rtt_s / 2)
+    link = EmulatedLink(rate_bps=parse_rate(args.rate), delay_s=rtt_s / 2)
     size_bytes = args.size_mib * MIB
     how, times = measure(link, size_bytes, args.repeats, args.streams, secure=args.secure)
     if args.json:

@@ -34,9 +34,9 @@ from geocomm.bench.bench_report import Conditions, write_pair
 from geocomm.bench.wan_bench import describe_link
 from geocomm.core.units import parse_duration, parse_rate
 from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.planning.link_matrix import Link, Topology
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Keys
 
@@ -280,7 +280,7 @@ def client_hello(folder: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def running(build: Build, link: Link) -> Iterator[Job]:
+def running(build: Build, link: EmulatedLink) -> Iterator[Job]:
     """A job of that build, up."""
     sites = ["site0", "site1"]
     with tempfile.TemporaryDirectory(prefix="geocomm-flood-") as scratch, site_keys(sites, None, True) as keys:
@@ -289,7 +289,7 @@ def running(build: Build, link: Link) -> Iterator[Job]:
         command = [sys.executable, str(WORKER), "site", str(folder), build.python]
         environment = site_environment(bare_environment() | {"GEOCOMM_CODEC": "none", "OMP_NUM_THREADS": "1"}, keys)
         with (folder / "output").open("w", encoding="utf-8") as output:
-            topology = Topology.uniform(sites, link)
+            topology = EmulatedWan.uniform(sites, link)
             with WanRun(topology, command, environment=environment, keys=keys, stdout=output, stderr=output) as run:
                 job = Job(folder, build, run, folder / "output")
                 try:
@@ -298,7 +298,7 @@ def running(build: Build, link: Link) -> Iterator[Job]:
                     job.close()
 
 
-def measure(build: Build, link: Link, plan: Plan, show: Any) -> tuple[list[Phase], dict[str, Any]]:
+def measure(build: Build, link: EmulatedLink, plan: Plan, show: Any) -> tuple[list[Phase], dict[str, Any]]:
     """All phases of a plan in one job; a job that ends early has fewer."""
     phases: list[Phase] = []
     try:
@@ -348,7 +348,7 @@ def table_row(phase: Phase) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def report(conditions: Conditions, link: Link, phases: Sequence[Phase], streams: set[int]) -> str:
+def report(conditions: Conditions, link: EmulatedLink, phases: Sequence[Phase], streams: set[int]) -> str:
     """The result's text."""
     facts = {
         "date": conditions.date,
@@ -410,7 +410,7 @@ def main() -> int:
     args = parser.parse_args()
     if shutil.which("ss") is None:
         raise SystemExit("ss is missing: install iproute2")
-    link = Link(rate_bps=parse_rate(args.rate), delay_s=parse_duration(args.rtt) / 2)
+    link = EmulatedLink(rate_bps=parse_rate(args.rate), delay_s=parse_duration(args.rtt) / 2)
     own = Build(label_of(sys.executable), sys.executable)
     builds = [own, *([Build(label_of(args.compare), args.compare)] if args.compare else [])]
     rates = tuple(int(rate) for rate in args.rates.split(","))

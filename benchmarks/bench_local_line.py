@@ -30,13 +30,13 @@ from bench_train_worker import ALONE, LOCAL, TORCHFT, TORCHFT_OVERLAP, Plan
 
 from geocomm.bench.bench_report import Conditions, write_pair
 from geocomm.emulator.emulated_keys import site_environment
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.planning.link_matrix import Link, Topology
 
 LINES = {
-    "200 Mbit/s, 300 ms, 0.1 % loss": Link(rate_bps=2e8, delay_s=0.15, loss=0.001),
-    "50 Mbit/s, 100 ms, 0.5 % loss": Link(rate_bps=5e7, delay_s=0.05, loss=0.005),
+    "200 Mbit/s, 300 ms, 0.1 % loss": EmulatedLink(rate_bps=2e8, delay_s=0.15, loss=0.001),
+    "50 Mbit/s, 100 ms, 0.5 % loss": EmulatedLink(rate_bps=5e7, delay_s=0.05, loss=0.005),
 }
 EVERY = "@"
 """Before the steps between two rounds, where they are not LOCAL_PLAN's: local-int4@100."""
@@ -136,7 +136,7 @@ def measure_cut(line: str, seconds: float) -> dict[str, Any]:
         command = [sys.executable, str(WORKER), str(plan), str(out)]
         environment = site_environment(bare_environment(), None) | {"GEOCOMM_LINK_DEADLINE": str(4 * seconds)}
         with WanRun(
-            Topology.uniform(2, LINES[line]),
+            EmulatedWan.uniform(2, LINES[line]),
             command,
             environment=environment,
             stdout=log,

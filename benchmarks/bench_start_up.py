@@ -45,14 +45,14 @@ class Row:
 def run(ranks: int) -> Row:
     """One job."""
     from geocomm.emulator.emulated_keys import site_environment
+    from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
     from geocomm.emulator.emulated_wan import WanRun
     from geocomm.emulator.local_job import bare_environment
-    from geocomm.planning.link_matrix import Link, Topology
 
     with tempfile.TemporaryDirectory(prefix="geocomm-start-") as folder, tempfile.TemporaryFile("w+") as log:
         environment = site_environment(bare_environment(), None) | {"PYTHONPATH": str(ROOT)}
         with WanRun(
-            Topology.uniform(2, Link(rate_bps=RATE_BPS, delay_s=RTT_S / 2)),
+            EmulatedWan.uniform(2, EmulatedLink(rate_bps=RATE_BPS, delay_s=RTT_S / 2)),
             [sys.executable, __file__, "--site", folder, "--ranks", str(ranks)],
             environment=environment,
             stdout=log,

@@ -29,13 +29,13 @@ from bench_wan import PACING
 
 from geocomm.bench.bench_report import Conditions
 from geocomm.emulator.emulated_keys import site_environment
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment, run_local_ranks
-from geocomm.planning.link_matrix import Link, Topology
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_train_worker.py"
-LINK = Link(rate_bps=2e8, delay_s=0.05, loss=0.001)
+LINK = EmulatedLink(rate_bps=2e8, delay_s=0.05, loss=0.001)
 SEEDS = (1, 2, 3)
 EXACT = "exact"
 LOSSLESS = "lossless"
@@ -96,7 +96,7 @@ class Runs:
             folder.mkdir(parents=True, exist_ok=True)
         self._loopback, self._line, self._fresh = loopback, line, fresh
 
-    def result(self, plan: Plan, link: Link | None) -> dict[str, Any]:
+    def result(self, plan: Plan, link: EmulatedLink | None) -> dict[str, Any]:
         """Of this plan between two sites, over `link` or loopback."""
         text = json.dumps([asdict(plan), None if link is None else asdict(link)], sort_keys=True)
         name = f"{plan.method.partition(':')[0]}-{plan.seed}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
@@ -119,8 +119,8 @@ def _on_loopback(command: Sequence[str], log: IO[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
-def _over(link: Link, plan: Plan, command: Sequence[str], log: IO[str]) -> int:
-    topology = Topology.uniform(2, link)
+def _over(link: EmulatedLink, plan: Plan, command: Sequence[str], log: IO[str]) -> int:
+    topology = EmulatedWan.uniform(2, link)
     # Plaintext, as Gloo's is.
     environment = site_environment(bare_environment(), None)
     if plan.method.endswith(PACED):

@@ -12,7 +12,7 @@ from bench_wan import PACING
 
 from geocomm.bench.bench_report import Conditions, write_pair
 from geocomm.bench.wan_bench import describe_link
-from geocomm.planning.link_matrix import Link
+from geocomm.emulator.emulated_links import EmulatedLink
 
 QUALITY_TARGETS = {"int8": 0.005, "int4": 0.005, "balanced": 0.005, "small": 0.01}
 """Most that the mean held-out loss may lie above the exact one's, as a share of it."""
@@ -102,7 +102,7 @@ class StepTime:
             return None
         return self.compute_s - self.backward_s + max(self.backward_s, self.communication_s)
 
-    def overlap_bound_s(self, link: Link) -> float | None:
+    def overlap_bound_s(self, link: EmulatedLink) -> float | None:
         """Most that a step may take where the longer of computing and communication hides the other."""
         if self.communication_s is None:
             return None
@@ -114,7 +114,7 @@ class Report:
     """All of it."""
 
     conditions: Conditions
-    link: Link
+    link: EmulatedLink
     steps: int
     qualities: Sequence[Quality]
     times: Sequence[StepTime]

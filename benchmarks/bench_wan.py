@@ -20,13 +20,13 @@ from geocomm.bench.bench_report import Conditions
 from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
 from geocomm.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
 from geocomm.emulator.emulated_keys import site_keys
-from geocomm.planning.link_matrix import Link
+from geocomm.emulator.emulated_links import EmulatedLink
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 1 << 20
-CLEAN = Link(rate_bps=1e9, delay_s=0.05)
+CLEAN = EmulatedLink(rate_bps=1e9, delay_s=0.05)
 LOSSY = replace(CLEAN, loss=0.001)
-FAR = Link(rate_bps=2e8, delay_s=0.15, loss=0.005)
+FAR = EmulatedLink(rate_bps=2e8, delay_s=0.15, loss=0.005)
 # Of the line's rate.
 PACING = 0.98
 # Of the payload rate, which headers leave 96.5 % of: bytes / (0.85 * 0.965 * rate) + delay, over the floor.
@@ -40,7 +40,7 @@ ONE_SITE_REPEATS = 15
 class Scenario:
     """Cases that are measured in one run, on one link."""
 
-    link: Link
+    link: EmulatedLink
     cases: Sequence[str]
     targets: Mapping[str, float] = field(default_factory=dict)
     """Most time over floor, by case."""
@@ -81,7 +81,7 @@ class WithTls:
 class AfterIdle:
     """An operation after a pause, against operations that follow each other."""
 
-    link: Link
+    link: EmulatedLink
     idle_s: float = 10.0
 
     def measure(self, effort: Effort) -> list[Row]:
@@ -104,9 +104,9 @@ class OneSite:
         return [replace(row, target=ONE_SITE_TARGET if row.case == EXACT else None) for row in rows]
 
 
-def scaling_link(sites: int) -> Link:
+def scaling_link(sites: int) -> EmulatedLink:
     """So slow that the emulator, which carries all pairs on one machine, is not what is measured."""
-    return Link(rate_bps=1e9 / (sites * (sites - 1)), delay_s=0.05)
+    return EmulatedLink(rate_bps=1e9 / (sites * (sites - 1)), delay_s=0.05)
 
 
 def paced(scenario: Scenario) -> Scenario:
@@ -121,7 +121,9 @@ CLEAN_ROWS = Scenario(
 )
 LOSSY_ROWS = Scenario(LOSSY, (EXACT, "int8", GLOO, GLOO_SLICED), {EXACT: 1.3})
 LONG_LOSSY_ROWS = Scenario(LOSSY, ("int8",), {"int8": 0.33}, size_bytes=256 * MIB)
-FOUR_SITES = Scenario(Link(rate_bps=1e8, delay_s=0.075, loss=0.0005), (EXACT, GLOO, GLOO_SLICED), {EXACT: 1.2}, sites=4)
+FOUR_SITES = Scenario(
+    EmulatedLink(rate_bps=1e8, delay_s=0.075, loss=0.0005), (EXACT, GLOO, GLOO_SLICED), {EXACT: 1.2}, sites=4
+)
 FAR_ROWS = Scenario(FAR, (EXACT, GLOO_SLICED), {EXACT: 1.3})
 
 SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | OneSite] = {

@@ -21,9 +21,9 @@ from geocomm.codecs.codec_facts import FACTS, facts_of
 from geocomm.codecs.collective_codec import AUTO
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.emulator.emulated_keys import site_environment
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment, run_local_ranks
-from geocomm.planning.link_matrix import Link, Topology
 
 GLOO = "gloo"
 GLOO_SLICED = "gloo8"
@@ -119,7 +119,7 @@ class Effort:
         )
 
 
-def floor_s(size_bytes: int, sites: int, link: Link) -> float:
+def floor_s(size_bytes: int, sites: int, link: EmulatedLink) -> float:
     """Seconds below which no exact all-reduce of `size_bytes` over `sites` sites with such links can be."""
     direct = size_bytes * 8 / link.rate_bps + link.delay_s
     if sites == 2:
@@ -143,7 +143,7 @@ def max_nmse(case: str) -> float:
     return facts.sum_nmse
 
 
-def describe_link(link: Link) -> str:
+def describe_link(link: EmulatedLink) -> str:
     """`1 Gbit/s, 100 ms RTT, 0.1 % loss`."""
     rate = f"{link.rate_bps / 1e9:g} Gbit/s" if link.rate_bps >= 1e9 else f"{link.rate_bps / 1e6:g} Mbit/s"
     loss = f"{link.loss * 100:g} % loss" if link.loss else "no loss"
@@ -151,7 +151,7 @@ def describe_link(link: Link) -> str:
 
 
 def bench_link(
-    link: Link,
+    link: EmulatedLink,
     cases: Sequence[str],
     sizes_bytes: Sequence[int],
     *,
@@ -176,7 +176,7 @@ def bench_link(
         plan = (effort or Effort()).plan(cases, sizes_bytes, interleave=False, ranks_per_site=ranks_per_site)
         command = _worker_command(Path(folder), plan)
         with WanRun(
-            Topology.uniform(sites, link),
+            EmulatedWan.uniform(sites, link),
             command,
             environment=site_environment(environment, keys),
             keys=keys,

@@ -13,7 +13,7 @@ from rich.console import Console
 from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_size
 from geocomm.emulator.emulated_keys import site_keys
-from geocomm.planning.link_matrix import Link, WanConfigError, WanError, link_changes
+from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
 
 
 def bench_wan(
@@ -71,7 +71,7 @@ def bench_wan(
 
     require_writable("bench", "--out", out)
     try:
-        link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
+        link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
         sizes_bytes = [parse_size(text, "sizes") // 4 * 4 for text in sizes.split(",")]
         if min(sizes_bytes) < 4:
             raise WanConfigError(f"sizes: {sizes!r} has a size below one fp32 element, 4 bytes")

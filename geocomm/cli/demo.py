@@ -54,13 +54,13 @@ def demo(
     from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant
     from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
     from geocomm.emulator.emulated_keys import site_keys
+    from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
     from geocomm.emulator.emulated_wan import check_wan
-    from geocomm.planning.link_matrix import Link, WanConfigError, WanError, link_changes
 
     steps = steps or DEFAULT_STEPS
     folder = (out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     try:
-        link = Link(**link_changes(rtt=rtt, rate=rate, loss=loss))
+        link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
         check_wan()
         folder.mkdir(parents=True)
     except FileExistsError:

@@ -16,6 +16,7 @@ from rich.table import Table
 from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_duration
 from geocomm.emulator.emulated_keys import site_environment, site_keys
+from geocomm.emulator.emulated_links import MAX_SITES, EmulatedLink, EmulatedWan, WanConfigError, WanError, link_changes
 from geocomm.emulator.emulated_wan import (
     EMULATOR_FAILED,
     LATENESS_LIMIT_S,
@@ -25,7 +26,6 @@ from geocomm.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
-from geocomm.planning.link_matrix import MAX_SITES, Link, Topology, WanConfigError, WanError, link_changes
 from geocomm.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,10 +80,10 @@ def _fail(error: WanError | UnitError) -> NoReturn:
     fail("wan", str(error), 2 if isinstance(error, (WanConfigError, UnitError)) else EMULATOR_FAILED)
 
 
-def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> Topology:
+def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> EmulatedWan:
     if matrix is None:
-        return Topology.uniform(2 if sites is None else sites, Link(**changes))
-    topology = Topology.from_toml(matrix, changes)
+        return EmulatedWan.uniform(2 if sites is None else sites, EmulatedLink(**changes))
+    topology = EmulatedWan.from_toml(matrix, changes)
     if sites is not None and sites != len(topology.sites):
         raise WanConfigError(f"sites: {sites} asked for, but {matrix} has {len(topology.sites)}")
     return topology
@@ -132,7 +132,7 @@ def wan_run(
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
 ) -> None:
-    """See _RUN_HELP."""
+    """Run a command at each site of an emulated WAN."""
     require_writable("wan", "--json", json_path)
     # Held back until there is a run to pass them to; the emulator inherits the mask, and takes them from its start on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

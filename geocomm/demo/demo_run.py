@@ -21,13 +21,13 @@ from typing import Any
 import yaml
 
 from geocomm.emulator.emulated_keys import hub_command, site_environment
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanError
 from geocomm.emulator.emulated_wan import WanReport, WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.planning.link_matrix import Link, Topology, WanError
 from geocomm.runs.run_folder import RunFolder
 
 SITE_NAMES = ("site0", "site1")
-DEFAULT_LINK = Link(rate_bps=200e6, delay_s=0.05, loss=0.001)
+DEFAULT_LINK = EmulatedLink(rate_bps=200e6, delay_s=0.05, loss=0.001)
 DEFAULT_STEPS = 10
 _POLL_S = 0.25
 _TAIL_LINES = 12
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def median_step_s(self) -> float:
-        """See median_step_s."""
+        """The median time of a step, without the first ones (`median_step_s`)."""
         return median_step_s(self.step_s)
 
     @property
@@ -160,7 +160,7 @@ def _run_folder(folder: Path) -> RunFolder:
 def run_variant(
     variant: Variant,
     folder: Path,
-    link: Link,
+    link: EmulatedLink,
     steps: int,
     on_progress: Callable[[Progress], None],
     keys: Path | None = None,
@@ -181,7 +181,7 @@ def run_variant(
         log_path.open("w", encoding="utf-8") as log,
         (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
         WanRun(
-            Topology.uniform(SITE_NAMES, link),
+            EmulatedWan.uniform(SITE_NAMES, link),
             command,
             environment=site_environment(_environment(), keys),
             keys=keys,

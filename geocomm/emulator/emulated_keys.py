@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from geocomm.planning.link_matrix import WanConfigError
+from geocomm.emulator.emulated_links import WanConfigError
 
 _DAYS = 2
 

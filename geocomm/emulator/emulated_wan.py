@@ -3,7 +3,7 @@
 The traffic is real kernel TCP over links with a rate, a delay, loss and a queue. `_bin/wan_emulator` does the work;
 this module starts it and talks to it:
 
-    topology = Topology.uniform(2, Link(rate_bps=1e9, delay_s=0.05, loss=0.001))
+    topology = EmulatedWan.uniform(2, EmulatedLink(rate_bps=1e9, delay_s=0.05, loss=0.001))
     with WanRun(topology, ["python", "job.py"]) as run:
         run.control.set_link("site0", "site1", up=False)
         report = run.wait()
@@ -33,7 +33,14 @@ from pydantic.dataclasses import dataclass
 
 from geocomm.core.child_pipes import input_of
 from geocomm.core.model_errors import first_problem, problem_text
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, WanUnavailableError, link_changes
+from geocomm.emulator.emulated_links import (
+    EmulatedLink,
+    EmulatedWan,
+    WanConfigError,
+    WanError,
+    WanUnavailableError,
+    link_changes,
+)
 
 __all__ = [
     "EMULATOR_FAILED",
@@ -180,7 +187,7 @@ class WanControl:
         )
         if not changes:
             raise WanConfigError("nothing to change: give up, rate, rtt, loss, queue, reorder, duplicate or reset")
-        changed = replace(Link(), **changes)
+        changed = replace(EmulatedLink(), **changes)
         changed.validate(f"link {src}:{dst}")
         chosen = " ".join(changed.word(name) for name in changes)
         for a, b in [(src, dst)] if one_way else [(src, dst), (dst, src)]:
@@ -232,7 +239,7 @@ class WanRun:
 
     def __init__(
         self,
-        topology: Topology,
+        topology: EmulatedWan,
         command: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,

@@ -239,20 +239,21 @@ def table_of(sites: int, value: Callable[[int, int], float]) -> Table:
 
 
 def _from_matrix(path: str | Path) -> Links:
-    from geocomm.planning.link_matrix import Topology
+    from geocomm.planning.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, Matrix
 
-    topology = Topology.from_toml(path)
-    names = topology.sites
+    matrix = Matrix.read(path)
+    default = {"rate_bps": DEFAULT_RATE_BPS, "delay_s": DEFAULT_DELAY_S, "loss": 0.0} | matrix.default.changes()
+    changes = matrix.changes()
 
-    def link(src: int, dst: int) -> Any:
-        return topology.links[names[src], names[dst]]
+    def link(src: int, dst: int) -> dict[str, Any]:
+        return default | changes.get((matrix.sites[src], matrix.sites[dst]), {})
 
-    count = len(names)
+    count = len(matrix.sites)
     return Links(
-        names,
-        table_of(count, lambda src, dst: link(src, dst).rate_bps),
-        table_of(count, lambda src, dst: link(src, dst).delay_s + link(dst, src).delay_s),
-        table_of(count, lambda src, dst: link(src, dst).loss),
+        tuple(matrix.sites),
+        table_of(count, lambda src, dst: link(src, dst)["rate_bps"]),
+        table_of(count, lambda src, dst: link(src, dst)["delay_s"] + link(dst, src)["delay_s"]),
+        table_of(count, lambda src, dst: link(src, dst)["loss"]),
         source="file",
     )
 

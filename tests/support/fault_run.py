@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from geocomm.emulator.emulated_links import EmulatedWan
 from geocomm.emulator.emulated_wan import WanReport, WanRun
-from geocomm.planning.link_matrix import Topology
 from geocomm.security.job_ca import JobCa
 
 PROGRAM = Path(__file__).with_name("fault_ranks.py")
@@ -54,7 +54,12 @@ class FaultRun:
     """The ranks, one at each site, over a WAN. A context manager: leaving it ends them."""
 
     def __init__(
-        self, folder: Path, topology: Topology, *, encrypted: bool = False, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        topology: EmulatedWan,
+        *,
+        encrypted: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start; return once every rank has finished some rounds."""
         self.sites = topology.sites

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from geocomm.emulator.emulated_links import EmulatedWan, WanUnavailableError
 from geocomm.emulator.emulated_wan import WanReport, WanRun, check_wan
-from geocomm.planning.link_matrix import Topology, WanUnavailableError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTS = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
@@ -54,7 +54,7 @@ def program(*arguments: str) -> list[str]:
 
 
 def emulate(
-    topology: Topology,
+    topology: EmulatedWan,
     command: Sequence[str],
     during: Callable[[WanRun], None] | None = None,
     timeout_s: float = 60,

@@ -27,12 +27,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanReport
-from geocomm.planning.link_matrix import Link, Topology
 from support.fault_run import MEMORY_SLACK_KIB, FaultRun
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LINK = Link(rate_bps=50e6, delay_s=0.02, loss=0.0005)
+LINK = EmulatedLink(rate_bps=50e6, delay_s=0.02, loss=0.0005)
 ELEMENTS = 100_000
 GRACE_S = 20.0
 """What a fault may cost beyond its own time: connections are dialed again, TCP waits between its attempts."""
@@ -179,7 +179,7 @@ def main() -> int:
     chance, outcome = random.Random(options.seed), Outcome()
     environment = {"FAULT_ELEMENTS": str(ELEMENTS)}
     with tempfile.TemporaryDirectory(prefix="geocomm-soak-") as folder:
-        topology = Topology.uniform(options.sites, LINK)
+        topology = EmulatedWan.uniform(options.sites, LINK)
         with FaultRun(Path(folder), topology, encrypted=True, environment=environment) as run:
             report = None
             began = time.monotonic()

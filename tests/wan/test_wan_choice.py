@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")
@@ -18,12 +18,12 @@ ELEMENTS = 1_200_007
 PRESETS = ("none", "int8", "balanced")
 
 
-def topology() -> Topology:
+def topology() -> EmulatedWan:
     """The third site is far, on slow lines."""
     links = {}
     for (a, b), rate in RATES.items():
-        links[a, b] = links[b, a] = Link(rate_bps=rate, delay_s=DELAYS[a, b])
-    return Topology(SITES, links)
+        links[a, b] = links[b, a] = EmulatedLink(rate_bps=rate, delay_s=DELAYS[a, b])
+    return EmulatedWan(SITES, links)
 
 
 def test_probe_measures_unequal_links_and_all_that_follows_leaves_replicas_identical(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_names, codec_presets
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = 3
@@ -24,8 +24,8 @@ def codecs() -> list[str]:
 
 def test_all_reduce_with_every_preset_over_the_wan_leaves_replicas_identical() -> None:
     require_wan()
-    link = Link(rate_bps=500e6, delay_s=0.01, loss=0.0005)
-    outcome = emulate(Topology.uniform(SITES, link), [sys.executable, str(Path(__file__))], timeout_s=240)
+    link = EmulatedLink(rate_bps=500e6, delay_s=0.01, loss=0.0005)
+    outcome = emulate(EmulatedWan.uniform(SITES, link), [sys.executable, str(Path(__file__))], timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     for codec in codecs():
         hashes = outcome.values(codec)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 
 def test_doctor_of_two_sites_measures_the_way_between_them() -> None:
     require_wan()
-    topology = Topology.uniform(2, Link(delay_s=0.04))
+    topology = EmulatedWan.uniform(2, EmulatedLink(delay_s=0.04))
     command = [sys.executable, "-m", "geocomm", "doctor", "--json"]
     outcome = emulate(topology, command, timeout_s=120, raw=True)
     assert outcome.status == 0, outcome.stderr

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.fault_run import FaultRun
 from support.wan_support import require_wan
 
 pytestmark = pytest.mark.timeout(200)
 
-LINK = Link(rate_bps=50e6, delay_s=0.015)
+LINK = EmulatedLink(rate_bps=50e6, delay_s=0.015)
 BOTH = ("site0", "site1")
 DEADLINE_S = 6.0
 """link_deadline where a peer does not come back."""
@@ -73,7 +73,7 @@ def test_fault_leaves_results_exact_and_nothing_behind(
     tmp_path: Path, fault: Any, seconds: float, grace_s: float, encrypted: bool
 ) -> None:
     require_wan()
-    with FaultRun(tmp_path, Topology.uniform(2, LINK), encrypted=encrypted) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), encrypted=encrypted) as run:
         before = run.rounds() - 1
         with fault(run):
             time.sleep(seconds)
@@ -96,7 +96,7 @@ def test_fault_leaves_results_exact_and_nothing_behind(
 def test_cut_under_ddp_counts_as_exposed(tmp_path: Path) -> None:
     """DDP waits for the Future of its bucket, where geocomm does not see it wait."""
     require_wan()
-    with FaultRun(tmp_path, Topology.uniform(2, LINK), environment={"FAULT_SUMS": "ddp"}) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), environment={"FAULT_SUMS": "ddp"}) as run:
         before = run.rounds() - 1
         with cut(run):
             time.sleep(3)
@@ -114,7 +114,7 @@ def test_cut_under_ddp_counts_as_exposed(tmp_path: Path) -> None:
 def test_hundreds_of_resets_lose_nothing(tmp_path: Path, encrypted: bool) -> None:
     """Each of them ends a connection of TCP; some end many at once."""
     require_wan()
-    with FaultRun(tmp_path, Topology.uniform(2, LINK), encrypted=encrypted) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), encrypted=encrypted) as run:
         before = run.rounds() - 1
         began = time.monotonic()
         while time.monotonic() < began + 40:
@@ -139,7 +139,7 @@ def names_lost_rank(line: dict[str, Any], rank: int) -> bool:
 def test_killed_rank_is_named_by_all_and_a_new_group_in_the_same_processes_works(tmp_path: Path) -> None:
     require_wan()
     environment = {"GEOCOMM_LINK_DEADLINE": f"{DEADLINE_S}s"}
-    with FaultRun(tmp_path, Topology.uniform(3, LINK), encrypted=True, environment=environment) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(3, LINK), encrypted=True, environment=environment) as run:
         run.signal(1, signal.SIGKILL)
         killed = time.monotonic()
         failures = run.wait_lines("kinds", [0, 2], DEADLINE_S + 20)
@@ -163,7 +163,7 @@ def test_killed_rank_is_named_by_all_and_a_new_group_in_the_same_processes_works
 def test_link_that_stays_dead_is_a_lost_peer_at_both_ends_and_a_new_group_works(tmp_path: Path) -> None:
     require_wan()
     environment = {"GEOCOMM_LINK_DEADLINE": f"{DEADLINE_S}s"}
-    with FaultRun(tmp_path, Topology.uniform(2, LINK), encrypted=True, environment=environment) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), encrypted=True, environment=environment) as run:
         run.control.set_link(*BOTH, up=False)
         began = time.monotonic()
         failures = run.wait_lines("kinds", [0, 1], DEADLINE_S + 30)
@@ -181,7 +181,7 @@ def test_link_that_stays_dead_is_a_lost_peer_at_both_ends_and_a_new_group_works(
 @pytest.mark.slow
 def test_abort_and_shutdown_end_while_the_link_is_dead(tmp_path: Path) -> None:
     require_wan()
-    with FaultRun(tmp_path, Topology.uniform(2, LINK), encrypted=True) as run:
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), encrypted=True) as run:
         run.control.set_link(*BOTH, up=False)
         time.sleep(2)  # all ranks are in an operation
         (tmp_path / "abort").touch()

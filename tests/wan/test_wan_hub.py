@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.planning.link_matrix import Link, Topology
 from geocomm.rendezvous.store_session import SILENCE_LIMIT_S
 from support.wan_support import emulate, require_wan, wait_until
 
@@ -46,9 +46,9 @@ def test_job_meets_through_one_port_and_its_store_outlives_an_outage(tmp_path: P
         time.sleep(SILENCE_LIMIT_S + 5)  # long enough for both ends to give their connections up
         run.control.set_link("site0", "site1", up=True)
 
-    link = Link(rate_bps=200e6, delay_s=0.04, loss=0.001)
+    link = EmulatedLink(rate_bps=200e6, delay_s=0.04, loss=0.001)
     command = ["/bin/sh", "-c", START]
-    outcome = emulate(Topology.uniform(SITES, link), command, cut, timeout_s=240, environment=environment)
+    outcome = emulate(EmulatedWan.uniform(SITES, link), command, cut, timeout_s=240, environment=environment)
     assert outcome.status == 0, outcome.stderr
     assert outcome.values("sum") == [str(float(SITES * (SITES + 1) // 2))] * SITES
     assert outcome.values("store") == [str(OPERATIONS * SITES)] * SITES

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError, WanUnavailableError
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanUnavailableError
 from support.wan_support import (
     PROGRAMS,
     REPOSITORY,
@@ -31,7 +31,7 @@ from support.wan_support import (
     wait_until,
 )
 
-TWO = Topology.uniform(2, Link(delay_s=0.005))
+TWO = EmulatedWan.uniform(2, EmulatedLink(delay_s=0.005))
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def wait_for_nothing(marker: str) -> None:
 def test_site_environment_and_interfaces_are_its_own() -> None:
     names = "GEOCOMM_SITE NNODES NODE_RANK MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME"
     script = f"for n in {names}; do echo $n=${{!n}}; done; ls -x /sys/class/net; tail -n +3 /proc/net/dev | cut -d: -f1"
-    outcome = emulate(Topology.uniform(["east", "west"]), ["bash", "-c", script], master_port=23456)
+    outcome = emulate(EmulatedWan.uniform(["east", "west"]), ["bash", "-c", script], master_port=23456)
     assert outcome.status == 0, outcome.stderr
     for rank, site in enumerate(("east", "west")):
         lines = [
@@ -230,7 +230,7 @@ def test_command_line_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 
 
 def test_report_of_more_links_than_a_pipe_holds_comes_whole() -> None:
-    outcome = emulate(Topology.uniform(20, Link()), ["true"])
+    outcome = emulate(EmulatedWan.uniform(20, EmulatedLink()), ["true"])
     assert outcome.status == 0
     assert outcome.report is not None
     assert len(outcome.report.links) == 20 * 19

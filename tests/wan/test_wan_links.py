@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError
 from support.wan_site_programs import CANNOT_BBR
 from support.wan_support import emulate, program, require_wan, wait_until
 
@@ -21,7 +21,7 @@ def _wan() -> None:
 
 
 def test_link_one_bbr_flow_fills_most_of_the_rate() -> None:
-    outcome = emulate(Topology.uniform(2, Link(rate_bps=200e6, delay_s=0.05)), program("send", "60", "bbr"))
+    outcome = emulate(EmulatedWan.uniform(2, EmulatedLink(rate_bps=200e6, delay_s=0.05)), program("send", "60", "bbr"))
     if outcome.status == CANNOT_BBR:
         pytest.skip("this kernel has no BBR, or does not allow it")
     assert outcome.status == 0, outcome.stderr
@@ -34,13 +34,13 @@ def test_link_one_bbr_flow_fills_most_of_the_rate() -> None:
 
 
 def test_link_ping_pong_takes_the_round_trip_time() -> None:
-    outcome = emulate(Topology.uniform(2, Link(delay_s=0.02)), program("pingpong", "12"))
+    outcome = emulate(EmulatedWan.uniform(2, EmulatedLink(delay_s=0.02)), program("pingpong", "12"))
     assert outcome.status == 0, outcome.stderr
     assert 0.04 <= float(outcome.values("min_rtt_s")[0]) < 0.06
 
 
 def test_link_lossy_tcp_delivers_the_same_bytes() -> None:
-    outcome = emulate(Topology.uniform(2, Link(delay_s=0.002, loss=0.02)), program("send", "20"))
+    outcome = emulate(EmulatedWan.uniform(2, EmulatedLink(delay_s=0.002, loss=0.02)), program("send", "20"))
     assert outcome.status == 0, outcome.stderr
     assert outcome.values("received") == ["20000000"]
     sent, received = outcome.values("sha256")
@@ -53,7 +53,9 @@ def test_link_lossy_tcp_delivers_the_same_bytes() -> None:
 
 def test_link_loss_counters_lie_in_binomial_bounds() -> None:
     count, loss = 4000, 0.05
-    outcome = emulate(Topology.uniform(2, Link(delay_s=0.001, loss=loss)), program("datagrams", str(count), "20"))
+    outcome = emulate(
+        EmulatedWan.uniform(2, EmulatedLink(delay_s=0.001, loss=loss)), program("datagrams", str(count), "20")
+    )
     assert outcome.report is not None
     link = outcome.report.link("site1", "site0")
     assert link.segments + link.dropped_loss + link.dropped_queue == count
@@ -61,7 +63,7 @@ def test_link_loss_counters_lie_in_binomial_bounds() -> None:
 
 
 def test_link_byte_counters_match_what_was_sent() -> None:
-    outcome = emulate(Topology.uniform(2, Link(rate_bps=400e6, delay_s=0.005)), program("send", "10"))
+    outcome = emulate(EmulatedWan.uniform(2, EmulatedLink(rate_bps=400e6, delay_s=0.005)), program("send", "10"))
     assert outcome.report is not None
     there, back = outcome.report.link("site1", "site0"), outcome.report.link("site0", "site1")
     assert 10_000_000 < there.bytes < 11_000_000 + 1500 * there.dropped_queue
@@ -70,8 +72,8 @@ def test_link_byte_counters_match_what_was_sent() -> None:
 
 
 def test_link_full_queue_drops_the_excess() -> None:
-    link = Link(rate_bps=1e6, delay_s=0.01, queue_bytes=20_000)
-    outcome = emulate(Topology.uniform(2, link), program("datagrams", "300", "0"))
+    link = EmulatedLink(rate_bps=1e6, delay_s=0.01, queue_bytes=20_000)
+    outcome = emulate(EmulatedWan.uniform(2, link), program("datagrams", "300", "0"))
     assert outcome.report is not None
     counters = outcome.report.link("site1", "site0")
     assert counters.dropped_queue > 0
@@ -100,7 +102,7 @@ def test_link_rate_changed_while_running_takes_effect() -> None:
         assert run.control.stats().link("site1", "site0").rate_bps == 10e6
         run.interrupt()
 
-    emulate(Topology.uniform(2, Link(rate_bps=100e6, delay_s=0.01)), program("flood", "60"), during)
+    emulate(EmulatedWan.uniform(2, EmulatedLink(rate_bps=100e6, delay_s=0.01)), program("flood", "60"), during)
     assert 50e6 < rates[0] < 110e6
     assert 5e6 < rates[1] < 12e6
 
@@ -121,7 +123,7 @@ def test_link_cut_and_joined_tcp_stalls_then_goes_on() -> None:
         seen["while cut"] = count()
         run.control.set_link("site0", "site1", up=True)
 
-    outcome = emulate(Topology.uniform(2, Link(delay_s=0.005)), program("pingpong", "60"), during)
+    outcome = emulate(EmulatedWan.uniform(2, EmulatedLink(delay_s=0.005)), program("pingpong", "60"), during)
     assert outcome.status == 0, outcome.stderr
     assert seen["while cut"] == seen["at the cut"]
     assert len(outcome.values("round")) == 60
@@ -143,7 +145,7 @@ def test_link_changes_one_way_leave_the_other_direction() -> None:
         assert run.control.stats().link("site0", "site1").up
         run.interrupt()
 
-    emulate(Topology.uniform(2, Link()), ["sleep", "60"], during)
+    emulate(EmulatedWan.uniform(2, EmulatedLink()), ["sleep", "60"], during)
 
 
 def test_link_asymmetric_matrix_adds_up_to_the_round_trip(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_link_asymmetric_matrix_adds_up_to_the_round_trip(tmp_path: Path) -> Non
         rate = "20mbit"
         """
     )
-    outcome = emulate(Topology.from_toml(matrix), program("pingpong", "6"))
+    outcome = emulate(EmulatedWan.from_toml(matrix), program("pingpong", "6"))
     assert outcome.status == 0, outcome.stderr
     assert 0.06 <= float(outcome.values("min_rtt_s")[0]) < 0.08
     assert outcome.report is not None
@@ -174,7 +176,7 @@ def test_link_asymmetric_matrix_adds_up_to_the_round_trip(tmp_path: Path) -> Non
 
 def test_link_four_sites_reach_each_other() -> None:
     names = ("frankfurt", "virginia", "tokyo", "sydney")
-    outcome = emulate(Topology.uniform(names, Link(delay_s=0.01)), program("meet"))
+    outcome = emulate(EmulatedWan.uniform(names, EmulatedLink(delay_s=0.01)), program("meet"))
     assert outcome.status == 0, outcome.stderr
     for name in names:
         heard = {line.split("from=")[1] for line in outcome.stdout.splitlines() if line.startswith(f"[{name}] from=")}

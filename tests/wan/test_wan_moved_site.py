@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 pytestmark = pytest.mark.timeout(240)
@@ -32,10 +32,10 @@ _SET_ADDRESS, _SET_NETMASK = 0x8916, 0x891C  # SIOCSIFADDR, SIOCSIFNETMASK
 @pytest.mark.parametrize("mover", ["dials", pytest.param("waits", marks=pytest.mark.slow)])
 def test_site_whose_address_changes_amid_all_reduces_is_found_again(mover: str) -> None:
     require_wan()
-    link = Link(rate_bps=100e6, delay_s=0.02)
+    link = EmulatedLink(rate_bps=100e6, delay_s=0.02)
     with site_keys(SITES, None, secure=True) as keys:
         outcome = emulate(
-            Topology.uniform(SITES, link),
+            EmulatedWan.uniform(SITES, link),
             [sys.executable, str(Path(__file__)), mover],
             timeout_s=200,
             environment=site_environment(os.environ, keys) | {"GEOCOMM_LOG": "info"},

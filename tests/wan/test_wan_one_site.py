@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
 from support.wan_support import emulate, require_wan
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(280)
 
 LIMIT = timedelta(seconds=60)
 VALUE = 1234.5
-LINK = Link(rate_bps=400e6, delay_s=0.005)
+LINK = EmulatedLink(rate_bps=400e6, delay_s=0.005)
 # Variables of the ranks by the machine, and what must come of it: refused, or in plaintext.
 SAME_KEYS = {"GEOCOMM_SITE": "east", "GEOCOMM_KEYS": "{keys}/east"}
 CASES: dict[str, tuple[list[dict[str, str]], bool]] = {
@@ -43,7 +43,7 @@ def test_one_site_on_two_machines_sends_plaintext_only_where_that_is_declared_or
     require_wan()
     JobCa.create(tmp_path / "keys", "run", ["east", "west"], 2)
     command = [sys.executable, __file__, "one_site", str(tmp_path / "keys")]
-    outcome = emulate(Topology.uniform(2, LINK), command, timeout_s=240)
+    outcome = emulate(EmulatedWan.uniform(2, LINK), command, timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     for name, (_, refused) in CASES.items():
         assert outcome.values(name) == (["refused"] if refused else [str(2 * VALUE)]) * 2, outcome.stdout
@@ -57,7 +57,7 @@ def test_one_site_on_two_machines_sends_plaintext_only_where_that_is_declared_or
 
 def test_site_of_two_machines_in_a_job_of_two_sites_has_groups_of_its_own() -> None:
     require_wan()
-    outcome = emulate(Topology.uniform(3, LINK), [sys.executable, __file__, "subgroups"], timeout_s=240)
+    outcome = emulate(EmulatedWan.uniform(3, LINK), [sys.executable, __file__, "subgroups"], timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     assert outcome.values("all") == ["6.0"] * 3
     assert outcome.values("inside") == ["3.0"] * 2
@@ -69,7 +69,7 @@ def test_doctor_and_driver_refuse_one_site_on_two_machines(tmp_path: Path) -> No
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
     environment |= {"FOLDER": str(tmp_path)}
     command = [sys.executable, __file__, "commands"]
-    outcome = emulate(Topology.uniform(2, LINK), command, timeout_s=240, environment=environment)
+    outcome = emulate(EmulatedWan.uniform(2, LINK), command, timeout_s=240, environment=environment)
     assert outcome.status == 0, outcome.stderr
     assert sorted(outcome.values("doctor")) == ["0", "1"]  # rank 0 tells
     assert outcome.values("driver") == ["2"] * 2

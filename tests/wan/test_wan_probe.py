@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b")
-OVERFLOWING = Link(rate_bps=50e6, delay_s=0.02, queue_bytes=64 << 10)
-LOSSY = Link(rate_bps=50e6, delay_s=0.02, loss=0.03)
+OVERFLOWING = EmulatedLink(rate_bps=50e6, delay_s=0.02, queue_bytes=64 << 10)
+LOSSY = EmulatedLink(rate_bps=50e6, delay_s=0.02, loss=0.03)
 
 
 @pytest.mark.parametrize("link", [OVERFLOWING, LOSSY], ids=["overflow", "loss"])
-def test_only_what_the_link_loses_is_written_as_loss(link: Link) -> None:
+def test_only_what_the_link_loses_is_written_as_loss(link: EmulatedLink) -> None:
     require_wan()
-    topology = Topology(SITES, {("a", "b"): link, ("b", "a"): link})
+    topology = EmulatedWan(SITES, {("a", "b"): link, ("b", "a"): link})
     outcome = emulate(topology, [sys.executable, str(Path(__file__))], timeout_s=280)
     assert outcome.status == 0, outcome.stderr
     probed = outcome.values("probe")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from geocomm.planning.link_matrix import Link, Topology
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.planning.link_table import Links, table_of
 from support.wan_support import emulate, require_wan
 
@@ -32,7 +32,7 @@ def test_a_slow_pair_meets_over_the_third_site_and_no_bit_changes(tmp_path: Path
     require_wan()
     links = {}
     for (a, b), delay_s in DELAYS_S.items():
-        links[a, b] = links[b, a] = Link(rate_bps=rate(a, b), delay_s=delay_s)
+        links[a, b] = links[b, a] = EmulatedLink(rate_bps=rate(a, b), delay_s=delay_s)
     table = Links(
         SITES,
         table_of(3, lambda i, j: 0.9 * rate(SITES[i], SITES[j])),
@@ -41,7 +41,7 @@ def test_a_slow_pair_meets_over_the_third_site_and_no_bit_changes(tmp_path: Path
     path = tmp_path / "links.json"
     path.write_text(json.dumps(table.to_dict()), encoding="utf-8")
     command = [sys.executable, str(Path(__file__)), str(path)]
-    outcome = emulate(Topology(SITES, links), command, timeout_s=150)
+    outcome = emulate(EmulatedWan(SITES, links), command, timeout_s=150)
     assert outcome.status == 0, outcome.stderr
     for codec in CODECS:
         # With the table and without it, on all ranks: six times the same sum.

@@ -10,7 +10,7 @@ import pytest
 
 from geocomm.bench.wan_bench import EXACT, GLOO, Effort, bench_link
 from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
-from geocomm.planning.link_matrix import Link, WanConfigError
+from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError
 from geocomm.security.job_ca import JobCa
 from support.wan_support import geocomm, require_wan
 
@@ -58,7 +58,7 @@ def test_bench_with_given_keys_verifies_over_tls(tmp_path: Path) -> None:
     require_wan()
     JobCa.create(tmp_path / "keys", "bench", ["site0", "site1"], 2)
     quick = Effort(repeats=1, warmup=1, pause_s=0.05)
-    link, keys = Link(rate_bps=4e8, delay_s=0.01), tmp_path / "keys"
+    link, keys = EmulatedLink(rate_bps=4e8, delay_s=0.01), tmp_path / "keys"
     rows = bench_link(link, [EXACT, GLOO], [1 << 20], effort=quick, keys=keys)
     assert [(row.case, row.encrypted) for row in rows] == [(EXACT, True), (GLOO, False)]
     assert rows[0].nmse == 0

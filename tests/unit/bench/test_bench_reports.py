@@ -10,9 +10,9 @@ from bench_cost import ONE_SITE, TWO_SITES, CostError, Row, row_of
 from bench_train_report import Quality, Report, StepTime, write_report
 
 from geocomm.bench.bench_report import Conditions
-from geocomm.planning.link_matrix import Link
+from geocomm.emulator.emulated_links import EmulatedLink
 
-LINK = Link(rate_bps=2e8, delay_s=0.05, loss=0.001)
+LINK = EmulatedLink(rate_bps=2e8, delay_s=0.05, loss=0.001)
 
 
 def quality(method: str, *losses: float) -> Quality:

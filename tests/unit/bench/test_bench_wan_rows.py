@@ -16,9 +16,9 @@ from geocomm.bench.wan_bench_plan import Plan
 from geocomm.bench.wan_bench_report import Section, markdown, read_results, row_cells, verdict, write_results
 from geocomm.bench.wan_bench_worker import Reference, rank_input
 from geocomm.cli.main import build_app
-from geocomm.planning.link_matrix import Link
+from geocomm.emulator.emulated_links import EmulatedLink
 
-GIGABIT = Link(rate_bps=1e9, delay_s=0.05)
+GIGABIT = EmulatedLink(rate_bps=1e9, delay_s=0.05)
 PLAN = Plan(("none", GLOO), (4096,), repeats=1, warmup=0, pause_s=0, interleave=True, seed=3)
 
 
@@ -141,7 +141,7 @@ def test_row_over_tls_or_paced_says_so_and_reports_from_before_there_was_tls_are
 
 def test_link_description_has_rate_delay_and_loss() -> None:
     assert describe_link(GIGABIT) == "1 Gbit/s, 100 ms RTT, no loss"
-    assert describe_link(Link(rate_bps=2e8, delay_s=0.15, loss=0.005)) == "200 Mbit/s, 300 ms RTT, 0.5 % loss"
+    assert describe_link(EmulatedLink(rate_bps=2e8, delay_s=0.15, loss=0.005)) == "200 Mbit/s, 300 ms RTT, 0.5 % loss"
 
 
 @pytest.mark.parametrize("arguments", [["--codecs", "zip"], ["--rate", "fast"], ["--sizes", "3"], ["--sizes", "x"]])

@@ -12,7 +12,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import Options
 from geocomm.core.place import find_place
 from geocomm.core.site import SiteNameError, check_site_name, suggested_name
-from geocomm.planning.link_matrix import Topology, WanConfigError
+from geocomm.emulator.emulated_links import EmulatedWan, WanConfigError
 from geocomm.planning.link_table import Links
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Identity, KeysError
@@ -54,7 +54,7 @@ PLACES: dict[str, tuple[type[Exception], Callable[[str, Path], object]]] = {
     "launcher": (BadInput, lambda site, _: find_place({"GEOCOMM_SITE": site})),
     "rdma": (InvalidArgumentError, lambda site, _: Options(transport=f"rdma:{site},x", security="insecure").validate()),
     "links": (InvalidArgumentError, lambda site, _: Links.uniform((site, "x"))),
-    "emulator": (WanConfigError, lambda site, _: Topology.uniform((site, "x"))),
+    "emulator": (WanConfigError, lambda site, _: EmulatedWan.uniform((site, "x"))),
     "new keys": (KeysError, lambda site, folder: JobCa.create(folder / "keys", "job", [site], 1)),
     "certificate": (KeysError, lambda site, _: Identity.of_uris([f"geocomm://job/{site}"])),
 }

@@ -13,8 +13,8 @@ from geocomm.bench.bench_report import Conditions
 from geocomm.bench.wan_bench import Row, describe_link
 from geocomm.bench.wan_bench_report import Section
 from geocomm.cli.main import build_app
+from geocomm.emulator.emulated_links import EmulatedLink
 from geocomm.planning.codec_choice import Speed
-from geocomm.planning.link_matrix import Link
 from geocomm.planning.link_table import Links
 from geocomm.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
 
@@ -199,8 +199,8 @@ def measured(link: str, sites: int, case: str, seconds: float, **changes: Any) -
 
 
 def test_measured_rows_stand_beside_the_plan_for_their_links() -> None:
-    gigabit = describe_link(Link(rate_bps=1e9, delay_s=0.05, loss=0.001))
-    slow = describe_link(Link(rate_bps=2e8, delay_s=0.15))
+    gigabit = describe_link(EmulatedLink(rate_bps=1e9, delay_s=0.05, loss=0.001))
+    slow = describe_link(EmulatedLink(rate_bps=2e8, delay_s=0.15))
     rows = (
         measured(slow, 4, "none", 6.0),
         measured(gigabit, 2, "none", 1.3),

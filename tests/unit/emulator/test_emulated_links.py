@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.units import UnitError, parse_duration, parse_probability, parse_rate, parse_size
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError, WanError, link_changes
 from geocomm.emulator.emulated_wan import LinkReport, WanReport
-from geocomm.planning.link_matrix import Link, Topology, WanConfigError, WanError, link_changes
 
 
 @pytest.mark.parametrize(
@@ -71,31 +71,31 @@ def test_link_changes_hold_only_what_was_said() -> None:
 @pytest.mark.parametrize(
     "link",
     [
-        Link(rate_bps=10),
-        Link(rate_bps=float("nan")),
-        Link(delay_s=61),
-        Link(delay_s=-1),
-        Link(loss=1.1),
-        Link(reorder=1.1),
-        Link(duplicate=-0.1),
-        Link(reset=float("nan")),
-        Link(queue_bytes=100),
+        EmulatedLink(rate_bps=10),
+        EmulatedLink(rate_bps=float("nan")),
+        EmulatedLink(delay_s=61),
+        EmulatedLink(delay_s=-1),
+        EmulatedLink(loss=1.1),
+        EmulatedLink(reorder=1.1),
+        EmulatedLink(duplicate=-0.1),
+        EmulatedLink(reset=float("nan")),
+        EmulatedLink(queue_bytes=100),
     ],
 )
-def test_topology_impossible_link_is_refused(link: Link) -> None:
+def test_emulated_wan_impossible_link_is_refused(link: EmulatedLink) -> None:
     with pytest.raises(WanConfigError, match="site0 to site1"):
-        Topology.uniform(2, link)
+        EmulatedWan.uniform(2, link)
 
 
 @pytest.mark.parametrize("sites", [1, 65, ["a", "a"], ["a", "b/c"], ["a", ""], ["a", "x" * 65], ["a", 7]])
-def test_topology_bad_sites_are_refused(sites: object) -> None:
+def test_emulated_wan_bad_sites_are_refused(sites: object) -> None:
     with pytest.raises(WanConfigError, match=r"^sites: "):
-        Topology.uniform(sites)  # type: ignore[arg-type]
+        EmulatedWan.uniform(sites)  # type: ignore[arg-type]
 
 
-def test_topology_missing_link_is_refused() -> None:
+def test_emulated_wan_missing_link_is_refused() -> None:
     with pytest.raises(WanConfigError, match="b to a"):
-        Topology(("a", "b"), {("a", "b"): Link()})
+        EmulatedWan(("a", "b"), {("a", "b"): EmulatedLink()})
 
 
 MATRIX = """
@@ -124,18 +124,18 @@ def _matrix(folder: Path, text: str) -> Path:
 
 
 def test_matrix_links_override_the_default(tmp_path: Path) -> None:
-    topology = Topology.from_toml(_matrix(tmp_path, MATRIX))
+    topology = EmulatedWan.from_toml(_matrix(tmp_path, MATRIX))
     assert topology.sites == ("frankfurt", "virginia", "tokyo")
-    assert topology.links["frankfurt", "virginia"] == Link(500e6, 0.04, 0.001)
-    assert topology.links["virginia", "frankfurt"] == Link(500e6, 0.04, 0.001)
-    assert topology.links["frankfurt", "tokyo"] == Link(100e6, 0.12, 0.001, 1_000_000, up=False)
-    assert topology.links["tokyo", "frankfurt"] == Link(500e6, 0.05, 0.001)
+    assert topology.links["frankfurt", "virginia"] == EmulatedLink(500e6, 0.04, 0.001)
+    assert topology.links["virginia", "frankfurt"] == EmulatedLink(500e6, 0.04, 0.001)
+    assert topology.links["frankfurt", "tokyo"] == EmulatedLink(100e6, 0.12, 0.001, 1_000_000, up=False)
+    assert topology.links["tokyo", "frankfurt"] == EmulatedLink(500e6, 0.05, 0.001)
     assert len(topology.links) == 6
 
 
 def test_matrix_overrides_beat_its_default_but_not_its_links(tmp_path: Path) -> None:
-    topology = Topology.from_toml(_matrix(tmp_path, MATRIX), {"delay_s": 0.001, "rate_bps": 1e6})
-    assert topology.links["tokyo", "virginia"] == Link(1e6, 0.001, 0.001)
+    topology = EmulatedWan.from_toml(_matrix(tmp_path, MATRIX), {"delay_s": 0.001, "rate_bps": 1e6})
+    assert topology.links["tokyo", "virginia"] == EmulatedLink(1e6, 0.001, 0.001)
     assert topology.links["frankfurt", "tokyo"].delay_s == 0.12
     assert topology.links["frankfurt", "virginia"].rate_bps == 1e6
 
@@ -161,12 +161,12 @@ def test_matrix_overrides_beat_its_default_but_not_its_links(tmp_path: Path) -> 
 )
 def test_matrix_mistakes_are_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(WanConfigError, match=named):
-        Topology.from_toml(_matrix(tmp_path, text))
+        EmulatedWan.from_toml(_matrix(tmp_path, text))
 
 
 def test_matrix_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(WanConfigError, match=r"absent\.toml"):
-        Topology.from_toml(tmp_path / "absent.toml")
+        EmulatedWan.from_toml(tmp_path / "absent.toml")
 
 
 def test_report_survives_json() -> None:
