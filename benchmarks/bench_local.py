@@ -35,8 +35,9 @@ from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
 from geocomm.data.token_store import load_tokens
 from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
-from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from geocomm.models.model_factory import build_model, model_config
@@ -274,15 +275,17 @@ def run_plan(plan: Plan, *, compiled: bool = False) -> dict[str, Any]:
         handle = local_steps(
             model,
             optimizers if len(optimizers) > 1 else optimizers[0],
+            LocalSettings(
+                every=plan.every or 1,
+                codec=plan.codec,
+                decay=plan.decay,
+                outer=Nesterov(plan.outer_lr, plan.outer_momentum),
+                fragments=plan.fragments,
+                averaging=plan.averaging,
+                merge=plan.merge,
+                overlap=plan.overlap,
+            ),
             rounds=rounds,
-            every=plan.every or 1,
-            codec=plan.codec,
-            decay=plan.decay,
-            outer=Nesterov(plan.outer_lr, plan.outer_momentum),
-            fragments=plan.fragments,
-            averaging=plan.averaging,
-            merge=plan.merge,  # pyright: ignore[reportArgumentType]
-            overlap=plan.overlap,
         )
         site = names.index(rounds.site)
         for step in range(plan.joint_steps, plan.steps):

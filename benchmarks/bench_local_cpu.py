@@ -93,7 +93,7 @@ def work(out: Path, every: int, step_s: float) -> None:
         hook_s += time.thread_time() - hook_began
 
     optimizer.register_step_post_hook(begin_hook)
-    handle = geocomm.local_steps(model, optimizer, every=every, codec="int4")
+    handle = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=every, codec="int4"))
     optimizer.register_step_post_hook(end_hook)
     before: dict[str, float] = {}
     for step in range((UNTIMED_CYCLES + TIMED_CYCLES) * EVERY):

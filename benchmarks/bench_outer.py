@@ -26,7 +26,8 @@ from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.fragments import Tensor, make_fragments
 from geocomm.local_sgd.merge import merge_local
-from geocomm.local_sgd.outer_step import Nesterov, outer_step
+from geocomm.local_sgd.nesterov import Nesterov
+from geocomm.local_sgd.outer_step import outer_step
 from geocomm.local_sgd.site_weights import SiteWeights, take_delta
 
 OUTER_STEP = "outer step"
@@ -53,7 +54,7 @@ def parts_of_round(numel: int) -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(1)
     anchor, momentum, delta, other, local, residual = (torch.randn(numel, generator=generator) for _ in range(6))
     model, mean = SiteWeights([local], of_model=True), torch.empty(numel)
-    outer = Nesterov()
+    outer = Nesterov(1.0, 0.8)
     (fragment,) = make_fragments([Tensor("weights", numel)], 1)
     delta.mul_(1e-3)
     check_outer_step(outer, anchor[:100_000].clone(), momentum[:100_000].clone(), delta[:100_000])

@@ -146,9 +146,9 @@ class Trainer:
         if method == "gloo8":
             self._model.register_comm_hook(None, _sliced)
         elif method == "powersgd":
-            import geocomm
+            from geocomm.gradients.power_sgd_hook import power_sgd_hook
 
-            geocomm.power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
+            power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
         elif method.startswith(LOCAL):
             import geocomm
 
@@ -157,10 +157,12 @@ class Trainer:
             self._local = geocomm.local_steps(
                 self._model,
                 self._optimizer,
-                preset=preset,
-                codec=codec,
-                every=self._plan.every,
-                overlap="auto" if self._plan.overlap is None else self._plan.overlap,
+                geocomm.LocalSettings(
+                    preset=preset,
+                    codec=codec,
+                    every=self._plan.every,
+                    overlap="auto" if self._plan.overlap is None else self._plan.overlap,
+                ),
             )
         elif method.startswith(TORCHFT):
             from torchft_peer import TorchftDiloco
@@ -170,7 +172,9 @@ class Trainer:
         elif method not in (ALONE, "gloo", "exact", "lossless"):
             import geocomm
 
-            geocomm.ddp_hook(self._model, codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
+            geocomm.ddp_hook(
+                self._model, geocomm.HookSettings(codec=method, warmup_steps=self._plan.warmup_steps, guard=False)
+            )
 
     def _step(self, step: int) -> float:
         """Seconds of its backward pass."""

@@ -38,14 +38,15 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.options import Options as Options
     from geocomm.diagnostics.replica_check import check_replicas as check_replicas
     from geocomm.gradients.ddp_hook import ddp_hook as ddp_hook
-    from geocomm.gradients.dgc_hook import dgc_hook as dgc_hook
     from geocomm.gradients.feedback_state import reshard_feedback as reshard_feedback
     from geocomm.gradients.fsdp_hook import fsdp_hook as fsdp_hook
     from geocomm.gradients.gradient_hook import GradientHook as GradientHook
-    from geocomm.gradients.power_sgd_hook import power_sgd_hook as power_sgd_hook
+    from geocomm.gradients.hook_settings import HookSettings as HookSettings
+    from geocomm.local_sgd.local_settings import LocalSettings as LocalSettings
     from geocomm.local_sgd.local_steps import LocalSteps as LocalSteps
     from geocomm.local_sgd.local_steps import local_steps as local_steps
-    from geocomm.local_sgd.outer_step import Nesterov as Nesterov
+    from geocomm.local_sgd.nesterov import Nesterov as Nesterov
+    from geocomm.local_sgd.simulated_rounds import SimulatedSites as SimulatedSites
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.planning.link_table import Links as Links
@@ -67,13 +68,14 @@ _MODULE_OF = {
     "check_replicas": "diagnostics.replica_check",
     "ddp_hook": "gradients.ddp_hook",
     "fsdp_hook": "gradients.fsdp_hook",
-    "dgc_hook": "gradients.dgc_hook",
-    "power_sgd_hook": "gradients.power_sgd_hook",
+    "HookSettings": "gradients.hook_settings",
     "reshard_feedback": "gradients.feedback_state",
     "GradientHook": "gradients.gradient_hook",
     "local_steps": "local_sgd.local_steps",
     "LocalSteps": "local_sgd.local_steps",
-    "Nesterov": "local_sgd.outer_step",
+    "LocalSettings": "local_sgd.local_settings",
+    "Nesterov": "local_sgd.nesterov",
+    "SimulatedSites": "local_sgd.simulated_rounds",
     "Links": "planning.link_table",
     "GeocommError": "core.errors",
     "InvalidArgumentError": "core.errors",

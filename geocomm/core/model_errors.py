@@ -25,7 +25,7 @@ def problem_text(problem: Any, known: Iterable[str] = (), suggest: Callable[[Loc
     """
     location: Location = problem["loc"]
     name = location_text(location)
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if suggest is not None:
             return f"unknown field '{name}'{suggest(location)}"
         last = str(location[-1])

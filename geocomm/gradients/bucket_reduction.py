@@ -13,8 +13,8 @@ import torch
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.gradients.device_order import LaterValue, is_read_later, keep_for_stream, square_of
 from geocomm.gradients.element_scales import ElementScales
-from geocomm.gradients.hook_settings import EXACT, HookSettings
 from geocomm.gradients.named_values import Layout, NamedValues
+from geocomm.gradients.reduction_plan import EXACT, ReductionPlan
 
 if TYPE_CHECKING:
     from geocomm._C import FeedbackWork, ProcessGroupGeocomm
@@ -57,9 +57,10 @@ class BucketReduction:
 class BucketReducer:
     """Enqueues the reduction of buckets, and holds what goes on from step to step by parameter."""
 
-    def __init__(self, backend: ProcessGroupGeocomm, settings: HookSettings) -> None:
+    def __init__(self, backend: ProcessGroupGeocomm, plan: ReductionPlan) -> None:
         self._backend = backend
-        self._settings = settings
+        self._settings = plan.settings
+        self._momentum = plan.momentum
         self.residuals = NamedValues()
         self.momenta = NamedValues()
         self.scales = ElementScales()
@@ -93,7 +94,7 @@ class BucketReducer:
             return self._when_done(reduction, [buffer], lambda: None)
         if all(part.exact for part in layout):
             codec = EXACT
-        velocity = self._add_momentum(reduction.bucket, buffer, layout) if self._settings.momentum else None
+        velocity = self._add_momentum(reduction.bucket, buffer, layout) if self._momentum else None
         span = self._backend.encoded_range(buffer.numel(), buffer.dtype)
         residuals = self.residuals.take(reduction.bucket, layout, span, buffer.device)
         for start, values in self.residuals.leftovers(reduction.bucket):
@@ -135,7 +136,7 @@ class BucketReducer:
         """Put the velocity, momentum * the one before + gradient, in place of the gradient; returns it."""
         everything = tuple(part._replace(exact=False) for part in layout)
         before, velocity = self.momenta.take(bucket, everything, (0, buffer.numel()), buffer.device)
-        torch.mul(before, self._settings.momentum, out=velocity).add_(buffer)
+        torch.mul(before, self._momentum, out=velocity).add_(buffer)
         buffer.copy_(velocity)
         return velocity
 

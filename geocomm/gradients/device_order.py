@@ -11,6 +11,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
+from geocomm.core.errors import UnsupportedError
+
 _SQUARED_AT_ONCE = 4 << 20  # elements, of which float64 copies are made
 
 
@@ -81,3 +83,13 @@ def is_read_later(values: torch.Tensor) -> bool:
 def device_of_group(group: dist.ProcessGroup) -> str:
     """The device on which small tensors of the host are reduced."""
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+
+def require_devices(what: str, devices: Iterable[torch.device]) -> None:
+    """Raise UnsupportedError for parameters that are neither on CPUs nor on CUDA devices, or on both."""
+    found = sorted({device.type for device in devices})
+    if len(found) > 1 or not set(found) <= {"cpu", "cuda"}:
+        raise UnsupportedError(
+            f"{what} takes parameters that are all on CPUs or all on CUDA devices, not on {', '.join(found)}; without "
+            "a hook the codec of the process group compresses their gradients (geocomm.Options(codec='int8'))"
+        )

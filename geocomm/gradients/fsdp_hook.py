@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.gradients.device_order import require_devices
 from geocomm.gradients.fsdp_seams import (
     ReduceUnit,
     at_end_of_backward,
@@ -18,39 +19,45 @@ from geocomm.gradients.fsdp_seams import (
 )
 from geocomm.gradients.gradient_hook import GradientHook
 from geocomm.gradients.gradient_reducer import GradientReducer
-from geocomm.gradients.hook_settings import HookSettings, feedback_settings, require_devices
+from geocomm.gradients.hook_settings import HookSettings
 from geocomm.gradients.named_values import Layout, Slice
+from geocomm.gradients.reduction_plan import ReductionPlan
 
 
-def fsdp_hook(
-    model: torch.nn.Module,
-    codec: str = "balanced",
-    *,
-    warmup_steps: int = 10,
-    exact: Sequence[str] = ("norm",),
-    exact_below: int = 4096,
-    decay: float = 1.0,
-    adaptive: bool = True,
-    guard: bool = True,
-    guard_steps: int = 50,
-) -> GradientHook:
-    """Reduce the gradients of an FSDP2 model between its replicas with `codec` and error feedback.
+def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced") -> GradientHook:
+    """Reduce the gradients of an FSDP2 model between its replicas with a codec and error feedback.
 
-    model: `fully_shard(…, mesh=geocomm.device_mesh())` on it and what is in it: shards inside the sites, replicas
-    across them. Called once, by all ranks alike, after the last `fully_shard` and before the first backward. Inside a
-    site FSDP's reduce-scatter goes on as it was; the all-reduce of its result over the replicas is this hook's. The
-    handle and the other arguments are those of `ddp_hook`; a parameter's elements are counted before it is sharded.
-    Gradients: as reduced, float32, float16 or bfloat16, on CPUs or GPUs, as for `ddp_hook`. With several shards the end
-    of a backward blocks the host until its reductions are done, since the shards agree whether the step counts.
+    Call it once, at all ranks alike, after the last `fully_shard` and before the first backward. Inside a site FSDP's
+    reduce-scatter stays as it was; the hook replaces the all-reduce of its result over the replicas. What `ddp_hook`
+    says of stored errors and GPUs holds here too. With several shards the end of a backward blocks the host until its
+    reductions are done, since the shards agree whether the step counts.
 
     A step is a backward that reduces: `set_requires_all_reduce(False)` and `set_requires_gradient_sync(False)`
     accumulate without one. Where a backward reaches only a part of the parameters that FSDP reduces together, that
-    part goes exactly, and what the rest is owed waits. Activation checkpointing: the non-reentrant one.
-    Raises InvalidArgumentError, or UnsupportedError on other devices and with a torch that it was not checked with.
+    part goes exactly, and the stored error of the rest waits. Activation checkpointing: the non-reentrant one.
+
+    Args:
+        model: `fully_shard(…, mesh=geocomm.device_mesh())` on it and on what is in it: shards inside the sites,
+            replicas across them. Its gradients, as FSDP reduces them, are float32, float16 or bfloat16.
+        settings: How they are compressed, or the name of the codec alone. `exact_below` counts a parameter's elements
+            before it is sharded.
+
+    Returns:
+        The handle: the stored errors, to be saved, rescaled or undone, and counters.
+
+    Raises:
+        InvalidArgumentError: The model is not of `fully_shard`, has no replicas, or has an all-reduce hook.
+        UnsupportedError: The parameters are neither all on CPUs nor all on CUDA devices; their meshes differ; or the
+            hook was not checked with this torch.
+
+    Example:
+        Hybrid sharding over a mesh of geocomm:
+
+            model = torch.nn.Linear(1024, 1024)
+            fully_shard(model, mesh=geocomm.device_mesh())
+            hook = geocomm.fsdp_hook(model, "balanced")
     """
-    settings = feedback_settings(
-        codec, warmup_steps, exact, exact_below, decay, guard_steps if guard else None, adaptive=adaptive
-    )
+    plan = ReductionPlan.of(HookSettings.of(settings))
     require_checked_torch()
     units = list(reduce_units(model))
     if not units:
@@ -63,7 +70,7 @@ def fsdp_hook(
     if any(unit.has_hook for unit in units):
         raise InvalidArgumentError("the model has an all-reduce hook already (fsdp_hook is called once)")
     require_devices("fsdp_hook", (unit.device for unit in units))
-    adapter = FsdpAdapter(model, units, replicas.pop(), settings)
+    adapter = FsdpAdapter(model, units, replicas.pop(), plan)
     adapter.take_over()
     return GradientHook(adapter.reducer)
 
@@ -81,7 +88,7 @@ class FsdpAdapter:
     """Feeds a reducer with the groups of parameters that FSDP reduces together, in place of its own all-reduce."""
 
     def __init__(
-        self, model: torch.nn.Module, units: Sequence[ReduceUnit], replicas: dist.ProcessGroup, settings: HookSettings
+        self, model: torch.nn.Module, units: Sequence[ReduceUnit], replicas: dist.ProcessGroup, plan: ReductionPlan
     ) -> None:
         named = dict(model.named_parameters())
         name_of = {id(parameter): name for name, parameter in named.items()}
@@ -93,7 +100,7 @@ class FsdpAdapter:
             for name, one in zip(names, unit.parameters, strict=True)
         }
         parameters = {name: named[name] for name in numel_of}
-        self.reducer = GradientReducer("fsdp", replicas, parameters, settings, units[0].shard, numel_of)
+        self.reducer = GradientReducer("fsdp", replicas, parameters, plan, units[0].shard, numel_of)
         self._backward = -1  # the one under way
         self._reduced: set[int] = set()  # in it
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.gradients.hook_settings import Shard
+from geocomm.gradients.shard import Shard
 
 CHECKED_TORCH = ("2.11", "2.13")
 """The minor versions of torch whose private parts were looked at and run."""

@@ -13,9 +13,10 @@ from geocomm.core.message_log import logger
 from geocomm.gradients.bucket_reduction import BucketReducer
 from geocomm.gradients.device_order import DeviceOrder
 from geocomm.gradients.feedback_state import VERSION, check_state
-from geocomm.gradients.hook_settings import EXACT, HookSettings, Shard
 from geocomm.gradients.named_values import Layout
 from geocomm.gradients.quality_guard import QualityGuard, finer_codec
+from geocomm.gradients.reduction_plan import EXACT, ReductionPlan
+from geocomm.gradients.shard import Shard
 from geocomm.gradients.step_ledger import StepLedger
 from geocomm.metrics.events import events
 from geocomm.metrics.hook_registry import register_handle
@@ -38,24 +39,25 @@ class GradientReducer:
         kind: str,
         group: dist.ProcessGroup,
         parameters: Mapping[str, torch.Tensor],
-        settings: HookSettings,
+        plan: ReductionPlan,
         shard: Shard = _WHOLE,
         numel_of: Mapping[str, int] | None = None,
     ) -> None:
         """kind: for stats(); group: the replicas; numel_of: elements of each parameter in this shard, if not all.
 
-        Raises InvalidArgumentError for a group of another backend, and what `settings` have wrong.
+        Raises InvalidArgumentError for a group of another backend.
         """
-        settings.validate()
         self._kind = kind
         self._group = group
         self._backend: ProcessGroupGeocomm = runtime.group_of(group).backend
-        self._settings = settings
+        self._plan = plan
         self._shard = shard
         self._numel_of = {name: one.numel() for name, one in parameters.items()} if numel_of is None else dict(numel_of)
-        self._exact_names = {name for name, parameter in parameters.items() if settings.keeps_exact(name, parameter)}
-        self._buckets = BucketReducer(self._backend, settings)
-        self._guard = None if settings.guard_steps is None else QualityGuard(settings.guard_steps)
+        self._exact_names = {
+            name for name, one in parameters.items() if plan.settings.keeps_exact(name, one.shape, one.numel())
+        }
+        self._buckets = BucketReducer(self._backend, plan)
+        self._guard = QualityGuard(plan.settings.guard_steps) if plan.settings.guard else None
         self._ledger = StepLedger(self._buckets, self._guard if self._backend.spans_sites else None, shard)
         self._fallback: str | None = None  # of the guard
         self._fallbacks: list[dict[str, Any]] = []
@@ -105,7 +107,7 @@ class GradientReducer:
     @property
     def codec(self) -> str:
         """The codec of the next step."""
-        scheduled = [codec for first, codec in self._settings.schedule if first <= self._ledger.steps][-1]
+        scheduled = [codec for first, codec in self._plan.schedule if first <= self._ledger.steps][-1]
         return scheduled if scheduled == EXACT or self._fallback is None else self._fallback
 
     @property
@@ -147,7 +149,7 @@ class GradientReducer:
                 "shard": shard,
                 "shards": shards,
                 "steps": self._ledger.steps,
-                "configured": self._settings.last_codec,
+                "configured": self._plan.last_codec,
                 "fallback": self._fallback,
                 "residual": self._buckets.residuals.pieces(),
                 "momentum": self._buckets.momenta.pieces(),
@@ -161,7 +163,7 @@ class GradientReducer:
         self._buckets.momenta.load(state["momentum"])
         self._buckets.scales.forget()
         self._ledger.restart(state["steps"])
-        self._fallback = state["fallback"] if state["configured"] == self._settings.last_codec else None
+        self._fallback = state["fallback"] if state["configured"] == self._plan.last_codec else None
         if self._guard is not None:
             self._guard.forget()
         self._publish()

@@ -16,15 +16,23 @@ def power_sgd_hook(
 ) -> PowerSGDState:
     """Reduce factors of each matrix in place of the matrix (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
 
-    torch's hook, with error feedback (of all ranks, on each rank: one copy of the gradients) and warm start. rank: of
-    the factors; warmup_steps: first exact steps, 2 or more; a matrix is factored where that saves
-    `min_compression_rate`. The factors cross with the codec of the model's group. Returns torch's PowerSGDState, to be
-    pickled into checkpoints.
+    torch's hook, with error feedback (of all ranks, on each rank: one copy of the gradients) and warm start. The
+    factors cross with the codec of the model's group.
 
-    The model needs to have a single bucket, since the hook issues collectives from callbacks, whose order with several
-    buckets would differ between ranks: DistributedDataParallel(…, bucket_cap_mb=N), N above the size of the gradients
-    in MiB. With more, the second backward raises InvalidArgumentError, as does this call for bad arguments, and for
-    find_unused_parameters=True, whose collective would meet the hook's in another order on each rank.
+    Args:
+        model: With a single bucket, `DistributedDataParallel(…, bucket_cap_mb=N)`, N above the size of the gradients in
+            MiB. The hook issues collectives from callbacks, and with several buckets their order would differ between
+            ranks: then the second backward raises InvalidArgumentError.
+        rank: Of the factors, 1 or more.
+        warmup_steps: First exact steps, 2 or more.
+        min_compression_rate: A matrix is factored where that saves so much.
+
+    Returns:
+        torch's state, to be pickled into checkpoints.
+
+    Raises:
+        InvalidArgumentError: A number is out of its range; the model is not of DistributedDataParallel; or it has
+            find_unused_parameters=True, whose collective would meet the hook's in another order on each rank.
     """
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")

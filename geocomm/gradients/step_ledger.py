@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from geocomm.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.gradients.device_order import device_of_group
-from geocomm.gradients.hook_settings import Shard
 from geocomm.gradients.quality_guard import QualityGuard
+from geocomm.gradients.shard import Shard
 
 
 class StepLedger:

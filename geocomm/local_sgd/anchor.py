@@ -11,9 +11,10 @@ import xxhash
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_zeros, rounded_up
-from geocomm.local_sgd.outer_step import Nesterov, outer_step, take_back_momentum
+from geocomm.local_sgd.nesterov import Nesterov
+from geocomm.local_sgd.outer_step import outer_step, take_back_momentum
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 
 class AnchoredFragment:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from geocomm.core.native import native
 from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.local_settings import Averaging
 
-Averaging = Literal["auto", "mean", "radial"]
 _MOST_SITES_OF_A_MEAN = 4
 
 

@@ -1,139 +1,73 @@
-"""What a run with local steps is given: presets, and the values that follow from them."""
+"""What a user gives for local steps: the argument of `geocomm.local_steps`, and `sync` of a run's configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.bad_input import did_you_mean
-from geocomm.core.errors import InvalidArgumentError
-from geocomm.local_sgd.averaging import Averaging
-from geocomm.local_sgd.fragments import Tensor, automatic_count
-from geocomm.local_sgd.merge import CARRY, Merge, check_merge
-from geocomm.local_sgd.outer_step import Nesterov
-from geocomm.local_sgd.rounds import Coding
-from geocomm.local_sgd.schedule import Schedule
-from geocomm.planning.local_estimate import LEAST_EVERY
+from geocomm.codecs.codec_settings import Codec, CodecSettings
+from geocomm.core.settings import number_or
+from geocomm.local_sgd.nesterov import Nesterov
 
 Auto = Literal["auto"]
-Weights = Literal["steps", "tokens"]
-_LEAST_OVERLAP = 1
-"""A result is merged as soon as it is there, but not before the next step: the site trains while it is on the line."""
-_DETERMINISTIC_OVERLAP = 5
-"""Where a result is always merged after the same step, it should be there by then."""
-_INT4_BLOCK = 128
+Count = Annotated[int | Auto, number_or("auto", wanted="a whole number, 1 or more", fits=lambda n: n >= 1, whole=True)]
+Steps = Annotated[int | Auto, number_or("auto", wanted="a whole number, 0 or more", fits=lambda n: n >= 0, whole=True)]
+Part = Annotated[float | Auto, number_or("auto", wanted="a number from 0 to 1", fits=lambda n: 0 <= n <= 1)]
+Merge = Annotated[
+    float | Literal["auto", "carry"],
+    number_or("auto", "carry", wanted="a number, from 0 on and below 1", fits=lambda n: 0 <= n < 1),
+]
+Averaging = Literal["auto", "mean", "radial"]
 
 
-@dataclass(frozen=True)
-class Preset:
-    """What a kind of training begins with."""
+class LocalSettings(CodecSettings):
+    """How sites train with local steps: the settings of `geocomm.local_steps`.
 
-    outer_of_two: Nesterov
-    """With two sites."""
-    outer_of_more: Nesterov
-    """With three or more."""
-    codec: str
-    decay: float
-    merge: Merge
+    All sites need equal ones. `preset` chooses what a field at its default stands for.
 
-    def outer(self, sites: int) -> Nesterov:
-        """The outer optimizer with so many sites."""
-        return self.outer_of_two if sites <= 2 else self.outer_of_more
+    Raises:
+        InvalidArgumentError: A value is invalid. The message names the field, and what it may be.
+        TypeError: There is no field of that name; the message offers the nearest one.
 
+    Example:
+        A round every 100 optimizer steps, with a quarter of the bytes:
 
-_FINETUNE = Nesterov(lr=0.2, momentum=0.0)
-_PLAIN = Nesterov(lr=1.0, momentum=0.0)
-PRESETS = {
-    # Momentum makes good what averaging takes from a step: the noise in a small batch shortens the steps of Adam.
-    # Measured for two and four sites (benchmarks/results/local-quality.md).
-    "pretrain": Preset(Nesterov(1.0, 0.5), Nesterov(1.0, 0.8), "int4", 1.0, CARRY),
-    "finetune": Preset(_FINETUNE, _FINETUNE, "int4", 1.0, 0.5),
-    "loco": Preset(_PLAIN, _PLAIN, "loco", 0.95, 0.5),  # SparseLoCo, arXiv 2508.15706
-}
+            settings = geocomm.LocalSettings(every=100, codec="int8")
+            handle = geocomm.local_steps(model, optimizer, settings)
+    """
 
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """The numbers of a run; `auto` has been resolved."""
-
-    schedule: Schedule
-    """Of the first rounds."""
-    renews: bool
-    """Whether `every` follows the line while the run goes."""
-    outer: Nesterov
-    coding: Coding
-    merge: Merge
-    weights: Weights
-    deterministic: bool
-
-    @classmethod
-    def of(
-        cls,
-        tensors: Sequence[Tensor],
-        *,
-        sites: int,
-        preset: str,
-        every: int | Auto,
-        codec: str | None,
-        outer: Nesterov | None,
-        fragments: int | Auto,
-        merge: Merge | Auto,
-        overlap: int | Auto,
-        decay: float | None,
-        averaging: Averaging,
-        weights: Weights,
-        deterministic: bool,
-    ) -> LocalSettings:
-        """Check what the user gave and fill in the rest. sites: their number. Raises InvalidArgumentError."""
-        if preset not in PRESETS:
-            raise InvalidArgumentError(f"there is no preset {preset!r}{did_you_mean(preset, PRESETS)}")
-        for name, value, known in (("averaging", averaging, Averaging), ("weights", weights, Weights)):
-            if value not in known.__args__:
-                raise InvalidArgumentError(f"{name} is {value!r}; it must be one of {', '.join(known.__args__)}")
-        base = PRESETS[preset]
-        decay = base.decay if decay is None else decay
-        if not 0 <= decay <= 1:
-            raise InvalidArgumentError(f"decay is {decay}; it must be from 0 to 1")
-        if merge == "auto":
-            merge = base.merge
-        check_merge(merge)
-        first_every = LEAST_EVERY if every == "auto" else every
-        if overlap == "auto":
-            overlap = min(_DETERMINISTIC_OVERLAP if deterministic else _LEAST_OVERLAP, first_every)
-        schedule = Schedule(
-            every=first_every,
-            fragments=automatic_count(tensors) if fragments == "auto" else fragments,
-            overlap=overlap,
-        )
-        coding = Coding(codec_with_small_blocks(base.codec if codec is None else codec), decay, averaging)
-        # Times differ between equal runs, so `deterministic` keeps the first value.
-        renews = every == "auto" and not deterministic
-        return cls(
-            schedule, renews, base.outer(sites) if outer is None else outer, coding, merge, weights, deterministic
-        )
-
-    def terms(self) -> dict[str, str]:
-        """As text, by the names that `geocomm.local_steps` gives them."""
-        return {
-            "every": f"auto, {self.schedule.every} at first" if self.renews else str(self.schedule.every),
-            "fragments": str(self.schedule.fragments),
-            "overlap": str(self.schedule.overlap),
-            "outer lr": str(self.outer.lr),
-            "outer momentum": str(self.outer.momentum),
-            "codec": self.coding.codec,
-            "decay": str(self.coding.decay),
-            "averaging": self.coding.averaging,
-            "merge": str(self.merge),
-            "weights": self.weights,
-            "deterministic": str(self.deterministic),
-        }
-
-
-def codec_with_small_blocks(codec: str) -> str:
-    """The codec; four bits get blocks of 128 elements unless the string says otherwise: deltas of layers differ."""
-    spec = codec_spec(codec)
-    if spec.family == "int4" and "block" not in spec.given:
-        return str(spec.with_setting("block", str(_INT4_BLOCK)))
-    return codec
+    preset: Literal["pretrain", "finetune", "loco"] = "pretrain"
+    """What `outer`, `codec`, `decay` and `merge` are by default. pretrain: lr 1.0 and momentum 0.5 with two sites, 0.8
+    with more; int4; 1; carry. finetune: lr 0.2, no momentum; int4; 1; 0.5. loco (SparseLoCo, arXiv 2508.15706): lr 1,
+    no momentum; the codec loco, top-k of 64 in 4096; 0.95; 0.5."""
+    every: Count = "auto"
+    """Optimizer steps between two rounds of a fragment: H of the papers. auto: 30, and while the run goes the smallest
+    number from 30 to 300 with which rounds take at most 0.7 of the time. The sites measure it and change it after the
+    same round. With `deterministic` it stays 30."""
+    codec: Codec | None = None
+    """Preset or codec string for the sites' deltas, with error feedback; `none` sends float32. int4 has blocks of 128
+    unless the string says otherwise. Default: the preset's."""
+    outer: Nesterov | None = None
+    """The outer optimizer: its lr and momentum. Default: the preset's."""
+    fragments: Count = "auto"
+    """Parts of the model that take turns. auto: as many as have 4 MiB each, at most 24."""
+    merge: Merge = "auto"
+    """What a site makes of the steps that it took while a result was on the line. `carry` adds them to the new anchor.
+    A number, from 0 on and below 1, is the weight of the site's own weights: alpha of the papers. auto: the
+    preset's."""
+    overlap: Steps = "auto"
+    """Optimizer steps from a round's beginning to its merge, at least: tau of the papers. auto: 1, so a result is
+    merged as soon as it is there; with `deterministic` 5. 0: steps wait for the result, and the site takes over the
+    anchor. At most `every`."""
+    decay: Part = "auto"
+    """Fraction of the stored error that each round keeps, 0 to 1; 1 keeps all of it. auto: the preset's."""
+    averaging: Averaging = "auto"
+    """How deltas are averaged. mean; radial: the mean length times the mean direction (Decoupled DiLoCo, arXiv
+    2604.21428). auto: the mean up to four sites, radial beyond."""
+    weights: Literal["steps", "tokens"] = "steps"
+    """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
+    buffers: Literal["refuse", "local"] = "refuse"
+    """Buffers that change in training, such as BatchNorm's statistics. refuse: an error. local: each site keeps its
+    own."""
+    deterministic: bool = False
+    """What becomes of a result that is late. false: the site trains on and merges it when it comes; rounds that are due
+    meanwhile begin later. true: the step waits, and equal runs have equal bits."""

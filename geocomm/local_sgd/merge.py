@@ -14,12 +14,6 @@ CARRY = "carry"
 Merge = float | Literal["carry"]
 
 
-def check_merge(merge: Merge) -> None:
-    """Raise InvalidArgumentError for a merge that there is not."""
-    if merge != CARRY and (isinstance(merge, str) or not 0 <= merge < 1):
-        raise InvalidArgumentError(f"merge is {merge!r}; it must be from 0 on and below 1, or '{CARRY}'")
-
-
 def merge_local(
     merge: Merge,
     local: torch.Tensor | Sequence[torch.Tensor],

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.local_sgd.cache_chunks import cache_chunks
-
-
-@dataclass(frozen=True)
-class Nesterov:
-    """The outer optimizer: SGD with Nesterov momentum on averaged deltas (DiLoCo, arXiv 2311.08105, 2503.09799)."""
-
-    lr: float = 1.0
-    """Outer learning rate."""
-    momentum: float = 0.8
-    """0: plain averaging steps, and no momentum is kept."""
-
-    def __post_init__(self) -> None:
-        """Raise InvalidArgumentError for numbers that cannot be."""
-        if not 0 < self.lr <= 10:
-            raise InvalidArgumentError(f"the outer lr is {self.lr}; it must be above 0 and at most 10")
-        if not 0 <= self.momentum < 1:
-            raise InvalidArgumentError(f"the outer momentum is {self.momentum}; it must be from 0 on and below 1")
+from geocomm.local_sgd.nesterov import Nesterov
 
 
 def outer_step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import torch
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.fragments import Range, Tensor
+from geocomm.local_sgd.local_settings import LocalSettings
 
 
 class ParameterView(Protocol):
@@ -76,16 +76,10 @@ class ModuleView:
 
     sharded = False
 
-    def __init__(
-        self, model: torch.nn.Module, *, exact: Sequence[str], exact_below: int, keep_buffers_local: bool
-    ) -> None:
-        """exact: regular expressions; what they find in a name, what has one dimension or fewer than `exact_below`
-        elements is not compressed. keep_buffers_local: buffers may change, each site's by themselves.
-
-        Frozen parameters are left out. A parameter with several names is averaged once, under its first.
-        """
+    def __init__(self, model: torch.nn.Module, settings: LocalSettings) -> None:
+        """Frozen parameters are left out. A parameter with several names is averaged once, under its first."""
         self._model = model
-        self._keep_buffers_local = keep_buffers_local
+        self._keep_buffers_local = settings.buffers == "local"
         self._parameters = dict(model.named_parameters())
         self._trainable = {name: one for name, one in self._parameters.items() if one.requires_grad}
         for name, parameter in self._parameters.items():
@@ -94,21 +88,16 @@ class ModuleView:
         if not self._trainable:
             raise InvalidArgumentError("local steps: the model has no parameter that is trained")
         tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-        try:
-            patterns = [re.compile(pattern) for pattern in exact]
-        except re.error as error:
-            raise InvalidArgumentError(f"exact: {error.pattern!r} is not a regular expression: {error}") from error
         self.tensors: list[Tensor] = []
         for name, parameter in self._trainable.items():
             shape = self._shape(parameter)
-            small = len(shape) <= 1 or shape.numel() < exact_below
             self.tensors.append(
                 Tensor(
                     name,
                     shape.numel(),
                     row_numel=shape[-1] if len(shape) and shape[-1] else 1,
                     table=id(parameter) in tables,
-                    exact=small or any(pattern.search(name) for pattern in patterns),
+                    exact=settings.keeps_exact(name, shape, shape.numel()),
                 )
             )
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.local_sgd.living_wrappers import require_ddp_in_site, require_no_fsdp1
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views_fsdp import ShardedParameters
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
@@ -17,8 +16,8 @@ from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.zero_seams import engine_of
 
 
-def view_of(model: torch.nn.Module, rounds: Rounds, **settings: Any) -> ParameterView:
-    """The view of a model; settings: those of `ModuleView`.
+def view_of(model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> ParameterView:
+    """The view of a model.
 
     Raises InvalidArgumentError for DDP, FSDP2 or DeepSpeed over ranks of several sites, UnsupportedError for FSDP1.
     """
@@ -26,9 +25,9 @@ def view_of(model: torch.nn.Module, rounds: Rounds, **settings: Any) -> Paramete
         require_ddp_in_site(model, rounds)
         model = model.module
     elif (engine := engine_of(model)) is not None:
-        return engine_view(engine, rounds, **settings)
+        return engine_view(engine, rounds, settings)
     modules = list(model.modules())
     require_no_fsdp1(modules)
     if any(isinstance(module, FSDPModule) for module in modules):
-        return ShardedParameters(model, rounds, **settings)
-    return PlainParameters(model, rounds, **settings)
+        return ShardedParameters(model, rounds, settings)
+    return PlainParameters(model, rounds, settings)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.fragments import Range
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, write_flat
 from geocomm.local_sgd.parameter_views_plain import require_float32
 from geocomm.local_sgd.rounds import Rounds
@@ -20,21 +19,13 @@ class ShardedParameters(ModuleView):
 
     sharded = True
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        rounds: Rounds,
-        *,
-        exact: Sequence[str],
-        exact_below: int,
-        keep_buffers_local: bool,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
         """See `ModuleView`. Raises InvalidArgumentError for a mesh that is not that of all ranks of the site,
         UnsupportedError for parameters that are not cut between rows."""
         self._rounds = rounds
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._show_shards()
-        super().__init__(model, exact=exact, exact_below=exact_below, keep_buffers_local=keep_buffers_local)
+        super().__init__(model, settings)
 
     def _show_shards(self) -> None:
         """FSDP leaves whole parameters in the model after some forwards: take them away, for they would be stale."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.living_wrappers import require_no_reduction_between_sites
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, type_name, write_flat
 from geocomm.local_sgd.rounds import Rounds
 
@@ -17,9 +16,9 @@ from geocomm.local_sgd.rounds import Rounds
 class PlainParameters(ModuleView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
 
-    def __init__(self, model: torch.nn.Module, rounds: Rounds, **settings: Any) -> None:
+    def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
         """See `ModuleView`. Raises InvalidArgumentError where something reduces the gradients between sites."""
-        super().__init__(model, **settings)
+        super().__init__(model, settings)
         self._rounds: Rounds | None = rounds
         require_no_reduction_between_sites(self._trainable.values(), rounds)
 

@@ -10,6 +10,7 @@ import torch
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.fragments import Range
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, type_name
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.rounds import Rounds
@@ -31,14 +32,7 @@ class MasterParameters(ModuleView):
     """Float32 masters, whole ones or this rank's part of each. What is written to them goes to the weights too, as
     DeepSpeed rounds it."""
 
-    def __init__(
-        self,
-        engine: deepspeed.DeepSpeedEngine,
-        *,
-        exact: Sequence[str],
-        exact_below: int,
-        keep_buffers_local: bool,
-    ) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, settings: LocalSettings) -> None:
         """See `ModuleView`. Raises UnsupportedError for what was not checked with local steps."""
         require_checked_deepspeed()
         self._engine = engine
@@ -46,7 +40,7 @@ class MasterParameters(ModuleView):
         self._find = master_of(engine)
         self._masters: dict[str, Master] = {}
         module: Any = engine.module
-        super().__init__(module, exact=exact, exact_below=exact_below, keep_buffers_local=keep_buffers_local)
+        super().__init__(module, settings)
 
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         if not parameter.requires_grad:
@@ -126,11 +120,11 @@ def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Seq
 class EngineParameters(PlainParameters):
     """Of an engine whose module is an ordinary one, in float32 without ZeRO."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, rounds: Rounds, settings: LocalSettings) -> None:
         """See `ModuleView`."""
         self._engine = engine
         module: Any = engine.module
-        super().__init__(module, rounds, **settings)
+        super().__init__(module, rounds, settings)
 
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
         """See `ParameterView`."""
@@ -139,7 +133,7 @@ class EngineParameters(PlainParameters):
 
 
 def engine_view(
-    engine: deepspeed.DeepSpeedEngine, rounds: Rounds, **settings: Any
+    engine: deepspeed.DeepSpeedEngine, rounds: Rounds, settings: LocalSettings
 ) -> MasterParameters | EngineParameters:
     """The view of an engine.
 
@@ -156,7 +150,7 @@ def engine_view(
     if (words := unsupported_part(engine)) is not None:
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
     if isinstance(engine.optimizer, torch.optim.Optimizer):
-        return EngineParameters(engine, rounds, **settings)
+        return EngineParameters(engine, rounds, settings)
     if engine.zero_optimization_stage() == 3:
         compare_no_traces()
-    return MasterParameters(engine, **settings)
+    return MasterParameters(engine, settings)

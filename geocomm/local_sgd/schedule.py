@@ -29,10 +29,6 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError for numbers that cannot be."""
-        if self.every < 1:
-            raise InvalidArgumentError(f"every is {self.every}; it must be 1 optimizer step or more")
-        if self.fragments < 1:
-            raise InvalidArgumentError(f"fragments is {self.fragments}; it must be 1 or more")
         if not 0 <= self.overlap <= self.every:
             raise InvalidArgumentError(
                 f"overlap is {self.overlap}; it must be from 0 to every ({self.every}): the result of a round is "

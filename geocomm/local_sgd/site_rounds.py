@@ -21,10 +21,10 @@ from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.host_memory import available_memory, free_host_memory, require_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
-from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.merge import CARRY, merge_local
 from geocomm.local_sgd.pace import Pace
 from geocomm.local_sgd.parameter_view import ParameterView
+from geocomm.local_sgd.resolved_settings import ResolvedSettings
 from geocomm.local_sgd.rounds import LAST, Average, Offer, Rounds
 from geocomm.local_sgd.schedule import Schedule
 from geocomm.local_sgd.site_weights import SiteWeights, take_delta, weights_of
@@ -33,7 +33,7 @@ from geocomm.local_sgd.site_weights import SiteWeights, take_delta, weights_of
 class SiteRounds:
     """What one rank has of its site's rounds: the outer state of its fragments, and rounds that are under way."""
 
-    def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: LocalSettings) -> None:
+    def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: ResolvedSettings) -> None:
         """Takes no memory yet. Raises InvalidArgumentError where there will be too little."""
         self._view = view
         self._inner = inner
@@ -95,11 +95,11 @@ class SiteRounds:
         self.step += 1
         if self._pace is not None:
             self._pace.count_step()
-        if self._settings.weights == "steps":
+        if self._settings.given.weights == "steps":
             self.weight += 1
         if self.step == 1:
             self._view.check()
-        if self._settings.deterministic:
+        if self._settings.given.deterministic:
             self.merge_begun_by(self.step - self._schedule.overlap, wait=True)
         else:
             # Results that a line has kept back come all at once; a step merges one more than begin in a step.
@@ -115,7 +115,7 @@ class SiteRounds:
 
     def meet(self) -> None:
         """Wait until all sites have begun as many rounds. Each site calls it as often."""
-        if not self._settings.deterministic:  # else the number of steps says how many
+        if not self._settings.given.deterministic:  # else the number of steps says how many
             self._catch_up()
 
     def merge_all(self) -> None:

@@ -46,7 +46,7 @@ class Agreed:
             "precision": self.config.training.precision,
             "shard_ranks": self.shard_ranks,
             "sync_mode": self.config.sync.mode,
-            "feedback": self.config.sync.reduces_gradients,
+            "feedback": self.config.reduces_gradients,
             "sites": self.sites,
             "site_of_rank": self.site_of_rank,
         }

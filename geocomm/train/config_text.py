@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,7 +14,11 @@ from pydantic.fields import FieldInfo
 
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.model_errors import Location, location_text, problem_text
+from geocomm.core.settings import field_text
 from geocomm.train.train_config import RunConfig
+
+_MODE = "mode"
+"""The field by which a section of several modes says which one it is."""
 
 
 def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig:
@@ -28,9 +33,8 @@ def load_config(path: Path | None, assignments: Sequence[str] = ()) -> RunConfig
         return RunConfig.model_validate(values)
     except ValidationError as error:
         assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
-        wrong = [
-            f"{_origin(item, path, assigned)}: {problem_text(item, suggest=_suggestion)}" for item in error.errors()
-        ]
+        items = [{**item, "loc": _without_mode(item["loc"])} for item in error.errors()]
+        wrong = [f"{_origin(item, path, assigned)}: {problem_text(item, suggest=_suggestion)}" for item in items]
         raise BadInput("; ".join(wrong)) from None
 
 
@@ -42,7 +46,8 @@ def _origin(item: Any, path: Path | None, assigned: set[str]) -> str:
     if any(dotted == key or dotted.startswith(f"{key}.") for key in assigned):
         return "--set"
     # Fields that do not fit together may stand in either.
-    return str(path) if dotted or not assigned else f"{path} with --set"
+    in_either = any(not dotted or key.startswith(f"{dotted}.") for key in assigned)
+    return f"{path} with --set" if in_either else str(path)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -83,39 +88,82 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
 def _suggestion(location: Location) -> str:
     """The field that was meant: in the same section, of the same name in another, or of a like name anywhere."""
     *parents, last = map(str, location)
-    section: type[BaseModel] = RunConfig
+    fields = RunConfig.model_fields
     for part in parents:
-        section = _section(section.model_fields[part]) or section
+        fields = {name: field for one in _sections(fields[part]) for name, field in one.model_fields.items()} or fields
     prefix = "".join(f"{part}." for part in parents)
-    if near := did_you_mean(last, section.model_fields, prefix):
+    if near := did_you_mean(last, fields, prefix):
         return near
-    names = [name for name, _ in _leaves(RunConfig)]
+    names = list(dict.fromkeys(leaf.name for leaf in _leaves(RunConfig)))
     same = next((name for name in names if name.rpartition(".")[2] == last), None)
     return f"; did you mean '{same}'?" if same else did_you_mean(location_text(location), names)
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section; None for a value."""
-    inner = field.annotation
-    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+def _sections(field: FieldInfo) -> list[type[BaseModel]]:
+    """The model of a field that is a section, one for each of its modes; none for a value."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
-def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted name and field of everything in `model` that is no section."""
-    for name, field in model.model_fields.items():
-        if inner := _section(field):
-            yield from _leaves(inner, f"{prefix}{name}.")
+def _without_mode(location: Location) -> Location:
+    """Where a value stands in the document. Pydantic puts the mode between a section of several modes and its field."""
+    field = RunConfig.model_fields.get(str(location[0])) if location else None
+    return location[:1] + location[2:] if field is not None and len(_sections(field)) > 1 else location
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A value of the document."""
+
+    name: str
+    """Dotted."""
+    field: FieldInfo
+    mode: str | None = None
+    """The mode that alone has it so."""
+
+
+def _fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """Of a section; the mode is the first."""
+    return sorted(model.model_fields.items(), key=lambda item: item[0] != _MODE)
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[_Leaf]:
+    """Everything in `model` that is no section, in the order of the document."""
+    for name, field in _fields(model):
+        modes = _sections(field)
+        if len(modes) > 1:
+            yield from _leaves_by_mode(modes, f"{prefix}{name}.")
+        elif modes:
+            yield from _leaves(modes[0], f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field
+            yield _Leaf(f"{prefix}{name}", field)
+
+
+def _leaves_by_mode(modes: Sequence[type[BaseModel]], prefix: str) -> Iterator[_Leaf]:
+    """The fields of a section that differs by its mode; the first mode is the default."""
+    first = modes[0]
+    shared = [name for name, _ in _fields(first) if all(_is_same(name, first, one) for one in modes)]
+    for name in shared:
+        yield _Leaf(f"{prefix}{name}", first.model_fields[name])
+    for model in modes:
+        mode = model.model_fields[_MODE].default
+        yield from (_Leaf(f"{prefix}{name}", field, mode) for name, field in _fields(model) if name not in shared)
+
+
+def _is_same(name: str, one: type[BaseModel], other: type[BaseModel]) -> bool:
+    """Whether a field is the same in two modes."""
+    mine, theirs = one.model_fields[name], other.model_fields.get(name)
+    is_it = theirs is not None and (mine.default, mine.description) == (theirs.default, theirs.description)
+    return name == _MODE or is_it
 
 
 def format_config(config: BaseModel, indent: int = 0) -> str:
     """`config` as YAML with each field's description as a comment; reading it back gives an equal configuration."""
     pad = "  " * indent
     lines = []
-    for name, field in type(config).model_fields.items():
+    for name, field in _fields(type(config)):
         value = getattr(config, name)
-        lines.append(f"{pad}# {field.description}")
+        lines.append(f"{pad}# {field_text(field.description)}")
         if isinstance(value, BaseModel):
             lines.append(f"{pad}{name}:")
             lines.append(format_config(value, indent + 1).rstrip("\n"))
@@ -128,11 +176,12 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
 def field_table() -> str:
     """The Markdown table of all fields, as it stands in `docs/reference/run-config.md`."""
     rows = ["| field | default | meaning |", "|---|---|---|"]
-    for name, field in _leaves(RunConfig):
-        default = field.get_default(call_default_factory=True)
+    for leaf in _leaves(RunConfig):
+        default = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(default)
-        rows.append(f"| `{name}` | `{json.dumps(default)}` | {(field.description or '').replace('|', chr(92) + '|')} |")
+        meaning = f"Mode {leaf.mode}. " * bool(leaf.mode) + field_text(leaf.field.description).replace("|", r"\|")
+        rows.append(f"| `{leaf.name}` | `{json.dumps(default)}` | {meaning} |")
     return "\n".join(rows) + "\n"

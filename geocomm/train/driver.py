@@ -27,7 +27,6 @@ from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import load_config
 from geocomm.train.deepspeed_seams import require_checked_deepspeed
 from geocomm.train.preflight import decide, first_error, record_for, shared_fields, visible_gpus
-from geocomm.train.sync_settings import SyncConfig
 from geocomm.train.train_config import RunConfig
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def _backend_options(config: RunConfig) -> Options | None:
     from geocomm.codecs.collective_codec import AUTO, collective_codec
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
     from geocomm.core.options import Options
+    from geocomm.local_sgd.resolved_settings import ResolvedSettings
 
     field = "distributed.codec" if config.distributed.codec else "GEOCOMM_CODEC"
     try:
@@ -76,26 +76,12 @@ def _backend_options(config: RunConfig) -> Options | None:
             options = Options(codec=config.distributed.codec) if config.distributed.codec else Options()
             if options.codec != AUTO:
                 collective_codec(options.codec)
-        _check_sync(config.sync)
+        if config.sync.mode == "local":  # refuse what would be refused when the model is there
+            with _named("sync"):
+                ResolvedSettings.of(config.sync, [], sites=2)
     except (InvalidArgumentError, UnsupportedError) as error:
         raise BadInput(str(error)) from None
     return options
-
-
-def _check_sync(sync: SyncConfig) -> None:
-    """Refuse what would be refused when the model is there."""
-    if sync.reduces_gradients:
-        with _named("sync.codec"):
-            sync.hook_settings().validate()
-    if sync.is_local:
-        from geocomm.codecs.codec_spec import codec_spec
-        from geocomm.local_sgd.local_settings import LocalSettings
-
-        if sync.codec is not None:
-            with _named("sync.codec"):
-                codec_spec(sync.codec)
-        with _named("sync"):
-            LocalSettings.of([], sites=2, **sync.local_arguments(2))
 
 
 def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, Any]:
@@ -108,9 +94,9 @@ def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, A
         presence = own_presence(rank, options, options.address or own_address())
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
-    if config.sync.reduces_gradients:
+    if config.reduces_gradients:
         presence.given.append("sync.codec")
-    if config.sync.is_local:
+    if config.sync.mode == "local":
         presence.given.append("sync.mode local")
     return dataclasses.asdict(presence)
 
@@ -209,7 +195,9 @@ def _require_space(place: Place, root: Path, parameters: int, config: RunConfig)
     """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
     whole = parameters * _CHECKPOINT_BYTES_PER_PARAMETER
     share = whole * place.local_world_size // place.world_size
-    if config.sync.is_local:  # the own state of each rank, or its shard of it; the outer state is the whole site's
+    if (
+        config.sync.mode == "local"
+    ):  # the own state of each rank, or its shard of it; the outer state is the whole site's
         share += share if config.training.zero_stage else whole * place.local_world_size
         share += parameters * _OUTER_BYTES_PER_PARAMETER
     free = free_bytes(root)

@@ -76,7 +76,7 @@ class TrainedModel:
 
 def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
     """Make the optimizer and the DeepSpeed engine around `model`. Collective."""
-    own_sites = sites() if config.sync.is_local else None
+    own_sites = sites() if config.sync.mode == "local" else None
     shards = SiteShards() if own_sites is None and config.shards_in_sites() else None
     joint_steps = 0 if own_sites is None else config.joint_steps(equal_sites=own_sites.have_equal_sizes)
     if own_sites is not None and not joint_steps:
@@ -89,9 +89,10 @@ def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
         mpu=shards if own_sites is None else SiteParallel(),
     )
     _forget_initial_step(engine)
-    sync = GradientSync(engine, config.sync, shards) if config.sync.reduces_gradients else None
-    local = None
-    if own_sites is not None:
+    sync = local = None
+    if config.sync.mode == "gradients" and config.sync.codec is not None:
+        sync = GradientSync(engine, config.sync, shards)
+    elif config.sync.mode == "local" and own_sites is not None:
         tokens = config.global_batch(1) * config.data.sequence_length
         local = LocalSync(engine, config.sync, own_sites, joint_steps=joint_steps, tokens_per_rank=tokens)
     return TrainedModel(engine, sync, local)

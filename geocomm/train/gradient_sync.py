@@ -12,12 +12,13 @@ import torch.distributed as dist
 
 from geocomm.backend.device_mesh import device_mesh
 from geocomm.gradients.gradient_reducer import GradientReducer
-from geocomm.gradients.hook_settings import Shard
+from geocomm.gradients.hook_settings import HookSettings
 from geocomm.gradients.named_values import Slice
+from geocomm.gradients.reduction_plan import ReductionPlan
+from geocomm.gradients.shard import Shard
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.train.deepspeed_seams import partitioned_gradients, take_over_reduction
-from geocomm.train.sync_settings import SyncConfig
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4
@@ -44,22 +45,22 @@ class GradientSync:
     shard, after DeepSpeed has reduced it inside the site.
     """
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, config: SyncConfig, shards: SiteShards | None) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, settings: HookSettings, shards: SiteShards | None) -> None:
         self._engine = engine
         self._shards = shards
         module: Any = engine.module
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.numel()}
         self._name_of = {id(parameter): name for name, parameter in named.items()}
-        settings = config.hook_settings()
+        plan = ReductionPlan.of(settings)
         if shards is None:
             world: Any = dist.group.WORLD
-            self._reducer = GradientReducer("driver", world, named, settings)
+            self._reducer = GradientReducer("driver", world, named, plan)
             take_over_reduction(engine, self._reduce_whole)
         else:
             site = shards.site
             shard = Shard(site.rank(), site.size(), site) if site.size() > 1 else Shard()
-            self._reducer = GradientReducer("driver", shards.replicas, named, settings, shard)
+            self._reducer = GradientReducer("driver", shards.replicas, named, plan, shard)
 
     @property
     def replicas(self) -> list[int]:

@@ -15,11 +15,11 @@ import torch
 from geocomm.backend.sites import Sites
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
 from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
-from geocomm.train.sync_settings import SyncConfig
 
 _NUMBERS = schema.names(schema.LOCAL_STEPS)
 
@@ -33,7 +33,7 @@ class LocalSync:
     def __init__(
         self,
         engine: deepspeed.DeepSpeedEngine,
-        config: SyncConfig,
+        settings: LocalSettings,
         sites: Sites,
         *,
         joint_steps: int,
@@ -43,7 +43,7 @@ class LocalSync:
         self.sites = sites
         self.is_finished = False
         self._engine = engine
-        self._config = config
+        self._settings = settings
         self._joint_steps = joint_steps
         self._tokens = tokens_per_rank * len(sites.own)
         self._handle: LocalSteps | None = None
@@ -57,7 +57,7 @@ class LocalSync:
     @property
     def in_lockstep(self) -> bool:
         """Whether no site can be far from the others: each waits for them at steps that are the same for all."""
-        return self.is_joint or self._config.deterministic or self._config.overlap == 0
+        return self.is_joint or self._settings.deterministic or self._settings.overlap == 0
 
     @property
     def replicas(self) -> list[int]:
@@ -68,7 +68,7 @@ class LocalSync:
         """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""
         if self.is_joint and steps_done >= self._joint_steps:
             self.begin()
-        if self._handle is not None:
+        if self._handle is not None and self._settings.weights == "tokens":
             self._handle.count_tokens(self._tokens)
 
     def before_update(self) -> None:
@@ -82,15 +82,8 @@ class LocalSync:
             self._joint.end()
             self._joint = None
         optimizer: Any = self._engine.optimizer
-        config = self._config
         try:
-            self._handle = local_steps(
-                self._engine,
-                optimizer,
-                exact=config.exact,
-                exact_below=config.exact_below,
-                **config.local_arguments(len(self.sites.names)),
-            )
+            self._handle = local_steps(self._engine, optimizer, self._settings)
         except GeocommError as error:
             raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error
 

@@ -65,7 +65,7 @@ def decide(records: list[dict[str, Any]], config: RunConfig) -> Plan:
     _require_equal(records, "the tokenized corpus ({})", [{_DATA: record["data"]} for record in records])
     _require_equal(records, "the model's {}", [record["model"] for record in records])
     _require_declared_site(records)
-    if config.sync.is_local and len({record["site"] for record in records}) < 2:
+    if config.sync.mode == "local" and len({record["site"] for record in records}) < 2:
         raise BadInput(
             f"sync.mode local needs two sites or more, and all ranks are at one ({records[0]['site']}); GEOCOMM_SITE "
             "names the site of a rank"
@@ -96,11 +96,11 @@ def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> list[int]:
     sizes: dict[str, int] = {}
     for record in records:
         sizes[record["site"]] = sizes.get(record["site"], 0) + 1
-    needs_equal = not config.sync.is_local or config.joint_steps(equal_sites=False) > 0
+    needs_equal = config.sync.mode != "local" or config.joint_steps(equal_sites=False) > 0
     if needs_equal and len(set(sizes.values())) > 1:
         found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())
         what, instead = "sync.codec", "training.zero_stage=0"
-        if config.sync.is_local:
+        if config.sync.mode == "local":
             what, instead = f"sync.joint_steps of {config.sync.joint_steps}", "sync.joint_steps=0"
         raise BadInput(
             f"{what} with ZeRO {config.training.zero_stage} needs sites of equal size (ranks: {found}); use {instead}"
@@ -186,7 +186,7 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: list[
         pairs = zip(saved, shards, strict=True)
         unequal = next((pair for pair in pairs if pair[0] != pair[1]), (shards[0], shards[0]))
         expected["ZeRO's shards over this many ranks:"] = unequal
-    if not config.sync.is_local:
+    if config.sync.mode != "local":
         # From a checkpoint of mode gradients local steps begin as from weights that all share; not the other way.
         expected["sync.mode"] = (manifest.get("sync_mode", "gradients"), config.sync.mode)
     for name, (saved, now) in expected.items():

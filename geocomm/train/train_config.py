@@ -19,7 +19,7 @@ from geocomm.export.export_record import Dtype
 from geocomm.export.export_settings import ExportConfig
 from geocomm.models.model_settings import ModelConfig
 from geocomm.runs.log_settings import LoggingConfig
-from geocomm.train.sync_settings import SyncConfig
+from geocomm.train.sync_settings import GradientSyncConfig, LocalSyncConfig, SyncConfig
 
 # DeepSpeed keys that fields of this file decide.
 DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
@@ -152,7 +152,7 @@ class RunConfig(Section):
     export: ExportConfig = Field(default_factory=ExportConfig, description="What is left for other programs.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is shown and written.")
     distributed: DistributedConfig = Field(default_factory=DistributedConfig, description="How the ranks talk.")
-    sync: SyncConfig = Field(default_factory=SyncConfig, description="What crosses between the sites.")
+    sync: SyncConfig = Field(default_factory=GradientSyncConfig, description="What crosses between the sites.")
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="More DeepSpeed configuration, merged into the driver's, for example "
@@ -186,9 +186,7 @@ class RunConfig(Section):
                 f"export.dtype fp32 needs training.precision fp32, not {self.training.precision}: the float32 weights "
                 "are in checkpoints, from which `geocomm export --dtype fp32` takes them"
             )
-        if other := self.sync.field_of_other_mode():
-            raise ValueError(f"sync.{other} means nothing with sync.mode {self.sync.mode}; remove one of them")
-        if self.sync.is_local or self.sync.reduces_gradients:
+        if self.sync.mode == "local" or self.reduces_gradients:
             self._require_sync(zero if isinstance(zero, dict) else {})
         decay_steps = self.schedule.decay_steps or self.training.steps
         if self.warmup_steps() >= decay_steps:
@@ -199,11 +197,11 @@ class RunConfig(Section):
         return self
 
     def _require_sync(self, zero: dict[str, Any]) -> None:
-        what = "sync.mode local" if self.sync.is_local else "sync.codec"
+        what = "sync.mode local" if self.sync.mode == "local" else "sync.codec"
         if self.distributed.backend != "geocomm":
             raise ValueError(f"{what} needs distributed.backend geocomm, not {self.distributed.backend}")
-        if self.sync.is_local:
-            self._require_local()
+        if self.sync.mode == "local":
+            self._require_local(self.sync)
         elif self.training.zero_stage == 3:
             raise ValueError(
                 "sync.codec works with training.zero_stage 0, 1 and 2: in stage 3 it is parameters that cross between "
@@ -216,14 +214,14 @@ class RunConfig(Section):
         if refused:
             raise ValueError(f"deepspeed.{refused[0]} does not go together with {what}; remove one of them")
 
-    def _require_local(self) -> None:
+    def _require_local(self, sync: LocalSyncConfig) -> None:
         training = self.training
         if self.model.partitioned_init:
             raise ValueError(
                 "sync.mode local does not go together with model.partitioned_init, which cuts parameters over the "
                 "ranks of all sites; remove one of them"
             )
-        if self.sync.deterministic and training.precision == "fp16":
+        if sync.deterministic and training.precision == "fp16":
             raise ValueError(
                 "sync.deterministic does not go together with training.precision fp16: a site that skips a step comes "
                 "to the rounds at other steps than the others; use bf16, or remove sync.deterministic"
@@ -239,6 +237,11 @@ class RunConfig(Section):
                 "over all ranks; remove it, or use zero_stage 0, 1 or 2"
             )
 
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether geocomm reduces the gradients, with error feedback, and not DeepSpeed."""
+        return self.sync.mode == "gradients" and self.sync.codec is not None
+
     def warmup_steps(self) -> int:
         """Steps of linear warm-up."""
         given = self.schedule.warmup_steps
@@ -253,16 +256,17 @@ class RunConfig(Section):
 
         equal_sites: whether all sites have as many ranks, without which there are none by default with ZeRO 1 and 2.
         """
-        given = self.sync.joint_steps
-        if given != "auto":
-            return given
+        if self.sync.mode != "local":
+            return 0
+        if self.sync.joint_steps != "auto":
+            return self.sync.joint_steps
         stage = self.training.zero_stage
         return self.warmup_steps() if stage == 0 or (stage < 3 and equal_sites) else 0
 
     def shards_in_sites(self) -> bool:
         """Whether ZeRO's shards are inside each site, and not over all ranks."""
         stage = self.training.zero_stage
-        return stage > 0 if self.sync.is_local else self.sync.reduces_gradients and stage in (1, 2)
+        return stage > 0 if self.sync.mode == "local" else self.reduces_gradients and stage in (1, 2)
 
     def global_batch(self, world_size: int) -> int:
         """Sequences per optimizer step over all ranks."""

@@ -105,8 +105,8 @@ def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
     sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
     codec = f" codec {start['codec']}" if start["codec"] else ""
     sync = agreed.config.sync
-    codec += f", gradients {sync.codec}," if sync.reduces_gradients else ""
-    codec += f", local steps {sync.preset}," if sync.is_local else ""
+    codec += f", gradients {sync.codec}," if agreed.config.reduces_gradients else ""
+    codec += f", local steps {sync.preset}," if sync.mode == "local" else ""
     return (
         f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {agreed.place.world_size} ranks on sites {sites}, "
         f"{start['backend']}{codec} on {start['device']}, ZeRO-{training.zero_stage} {training.precision}"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -127,7 +128,7 @@ def test_steps_that_accelerate_accumulates_or_its_scaler_skips_do_not_count() ->
     def run(rounds: Rounds) -> tuple[int, int]:
         model = make_model()
         optimizer = accelerator.prepare(adamw(model))
-        handle = local_steps(model, optimizer, rounds=rounds, every=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         for step in range(8):
             with accelerator.accumulate(model):
                 accelerator.backward(loss_of(model, rounds.site, step))
@@ -136,7 +137,7 @@ def test_steps_that_accelerate_accumulates_or_its_scaler_skips_do_not_count() ->
         accumulated = handle.stats()["steps"]
         handle.finish()
         optimizer = AcceleratedOptimizer(adamw(model), scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
-        handle = local_steps(model, optimizer, rounds=rounds, every=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         accelerator.gradient_state._set_sync_gradients(True)
         for step in range(4):
             optimizer.zero_grad()

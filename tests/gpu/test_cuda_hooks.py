@@ -151,7 +151,9 @@ def train(hook: str | None) -> tuple[list[float], int]:
     net = nn.Sequential(nn.Linear(40, 300), nn.GELU(), nn.LayerNorm(300), nn.Linear(300, 40)).cuda()
     model = DistributedDataParallel(net, bucket_cap_mb=0.02, gradient_as_bucket_view=True)
     if hook is not None:
-        handle = geocomm.ddp_hook(model, hook, warmup_steps=1, exact_below=500, guard_steps=2)
+        handle = geocomm.ddp_hook(
+            model, geocomm.HookSettings(codec=hook, warmup_steps=1, exact_below=500, guard_steps=2)
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(8):

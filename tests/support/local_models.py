@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.rounds import Rounds
 
@@ -59,7 +60,7 @@ def values(model: nn.Module) -> torch.Tensor:
 def train(rounds: Rounds, steps: int, **settings: Any) -> tuple[nn.Module, LocalSteps]:
     model = make_model()
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+    handle = local_steps(model, optimizer, LocalSettings(exact_below=100, **settings), rounds=rounds)
     for step in range(steps):
         train_step(model, optimizer, rounds.site, step)
     return model, handle

@@ -62,7 +62,9 @@ def make(
     ddp = {"bucket_cap_mb": 0.05} | (ddp or {})
     model = DistributedDataParallel(Planned(dtype).to(device), process_group=group, **ddp)
     settings = {"warmup_steps": 0, "exact_below": 500} | settings
-    _rank.update(model=model, handle=geocomm.ddp_hook(model, codec, **settings), group=group)
+    _rank.update(
+        model=model, handle=geocomm.ddp_hook(model, geocomm.HookSettings(codec=codec, **settings)), group=group
+    )
 
 
 def handle() -> Any:

@@ -57,7 +57,7 @@ def make(codec: str | None, reduce_dtype: torch.dtype | None = None, device: str
     if codec is not None:
         # Without scales, which are not in the state, a loaded one goes on bit for bit.
         settings = {"warmup_steps": 0, "exact_below": 500, "adaptive": False} | settings
-        _rank["handle"] = geocomm.fsdp_hook(model, codec, **settings)
+        _rank["handle"] = geocomm.fsdp_hook(model, geocomm.HookSettings(codec=codec, **settings))
 
 
 def handle() -> Any:

@@ -102,7 +102,7 @@ def site_program(name: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Tanh(), torch.nn.Linear(width, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    outer = library.local_steps(model, optimizer, **settings)
+    outer = library.local_steps(model, optimizer, library.LocalSettings(**settings))
     torch.manual_seed(1 + node)
 
     def step() -> None:

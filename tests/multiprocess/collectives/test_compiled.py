@@ -39,7 +39,7 @@ def _train(backend: str | None, codec: str | None) -> tuple[list[float], str, in
     net = Net()
     model = DistributedDataParallel(net, bucket_cap_mb=1)
     if codec is not None:
-        geocomm.ddp_hook(model, codec, warmup_steps=1, guard=False)
+        geocomm.ddp_hook(model, geocomm.HookSettings(codec=codec, warmup_steps=1, guard=False))
     graphs = 0
 
     def counted(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:

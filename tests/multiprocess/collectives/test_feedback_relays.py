@@ -71,7 +71,7 @@ def _train_with_hook(table: str | None, codec: str) -> Reduced:
 
     group = _group(table, min_compress_bytes=1024)
     model = DistributedDataParallel(planned.Planned(torch.float32), process_group=group, bucket_cap_mb=0.05)
-    handle = geocomm.ddp_hook(model, codec, warmup_steps=0, exact_below=500)
+    handle = geocomm.ddp_hook(model, geocomm.HookSettings(codec=codec, warmup_steps=0, exact_below=500))
     planned._rank.update(model=model, handle=handle, group=group)
     results = [gradient for step in planned.run_steps(0, STEPS) for gradient in step.values()]
     held = [

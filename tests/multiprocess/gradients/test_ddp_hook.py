@@ -127,7 +127,7 @@ def _train(codec: str, steps: int) -> tuple[list[float], dict[str, Any]]:
     )
     group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
     model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.1)
-    handle = geocomm.ddp_hook(model, codec, warmup_steps=2, exact_below=500, guard_steps=5)
+    handle = geocomm.ddp_hook(model, geocomm.HookSettings(codec=codec, warmup_steps=2, exact_below=500, guard_steps=5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = planned.losses_of_sines(model, optimizer, steps, lambda: geocomm.check_replicas(model, optimizer))
     own = handle.stats()

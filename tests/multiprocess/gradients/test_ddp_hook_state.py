@@ -154,6 +154,8 @@ def test_codec_that_differs_between_ranks_is_an_error_on_all() -> None:
 def _refused() -> list[str]:
     import geocomm
     from geocomm import InvalidArgumentError
+    from geocomm.gradients.dgc_hook import dgc_hook
+    from geocomm.gradients.power_sgd_hook import power_sgd_hook
 
     model = nn.Linear(80, 80)
     wrapped = DistributedDataParallel(model)
@@ -163,16 +165,16 @@ def _refused() -> list[str]:
         lambda: geocomm.ddp_hook(gloo),
         lambda: geocomm.ddp_hook(wrapped, "int9"),
         lambda: geocomm.ddp_hook(wrapped, "auto"),
-        lambda: geocomm.ddp_hook(wrapped, warmup_steps=-1),
-        lambda: geocomm.ddp_hook(wrapped, decay=1.5),
-        lambda: geocomm.ddp_hook(wrapped, exact=["("]),
-        lambda: geocomm.ddp_hook(wrapped, guard_steps=0),
-        lambda: geocomm.dgc_hook(wrapped, ratio=0),
-        lambda: geocomm.dgc_hook(wrapped, momentum=1.0),
-        lambda: geocomm.dgc_hook(wrapped, ramp_steps=0),
-        lambda: geocomm.power_sgd_hook(wrapped, rank=0),
-        lambda: geocomm.power_sgd_hook(wrapped, warmup_steps=1),
-        lambda: geocomm.power_sgd_hook(model),
+        lambda: geocomm.ddp_hook(wrapped, geocomm.HookSettings(warmup_steps=-1)),
+        lambda: geocomm.ddp_hook(wrapped, geocomm.HookSettings(decay=1.5)),
+        lambda: geocomm.ddp_hook(wrapped, geocomm.HookSettings(exact=["("])),
+        lambda: geocomm.ddp_hook(wrapped, geocomm.HookSettings(guard_steps=0)),
+        lambda: dgc_hook(wrapped, ratio=0),
+        lambda: dgc_hook(wrapped, momentum=1.0),
+        lambda: dgc_hook(wrapped, ramp_steps=0),
+        lambda: power_sgd_hook(wrapped, rank=0),
+        lambda: power_sgd_hook(wrapped, warmup_steps=1),
+        lambda: power_sgd_hook(model),
     ]
     accepted = []
     for index, call in enumerate(calls):

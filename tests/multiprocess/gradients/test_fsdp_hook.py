@@ -209,7 +209,7 @@ def _train(
         if divide_by is not None and isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(divide_by)
     if codec is not None:
-        geocomm.fsdp_hook(net, codec, warmup_steps=2, exact_below=500, guard_steps=5)
+        geocomm.fsdp_hook(net, geocomm.HookSettings(codec=codec, warmup_steps=2, exact_below=500, guard_steps=5))
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     losses = planned.losses_of_sines(net, optimizer, steps, lambda: None)
     return losses, [parameter.full_tensor().detach() for parameter in net.parameters()]
@@ -256,7 +256,7 @@ def _refused() -> list[str]:
         lambda: geocomm.fsdp_hook(sharded_over_all()),
         lambda: geocomm.fsdp_hook(hooked()),
         lambda: geocomm.fsdp_hook(hooked(), "int9"),
-        lambda: geocomm.fsdp_hook(hooked(), warmup_steps=-1),
+        lambda: geocomm.fsdp_hook(hooked(), geocomm.HookSettings(warmup_steps=-1)),
     ]
     accepted = []
     for index, call in enumerate(calls):

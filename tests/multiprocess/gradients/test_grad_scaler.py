@@ -73,7 +73,7 @@ def _train(codec: str) -> tuple[list[float], int, float]:
     net = nn.Sequential(nn.Linear(30, 200), nn.GELU(), nn.Linear(200, 200), nn.GELU(), nn.Linear(200, 5))
     group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
     model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.1)
-    handle = geocomm.ddp_hook(model, codec, warmup_steps=0, exact_below=500)
+    handle = geocomm.ddp_hook(model, geocomm.HookSettings(codec=codec, warmup_steps=0, exact_below=500))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=10)
     step_with_scale = _recipe()

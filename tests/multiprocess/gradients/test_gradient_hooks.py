@@ -25,15 +25,17 @@ def _net() -> nn.Module:
 
 def _train(kind: str, steps: int) -> list[float]:
     import geocomm
+    from geocomm.gradients.dgc_hook import dgc_hook
+    from geocomm.gradients.power_sgd_hook import power_sgd_hook
 
     group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
     model = DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=25 if kind == "power_sgd" else 0.1)
     if kind == "dgc":
-        geocomm.dgc_hook(model, 0.02, 0.9, warmup_steps=2, ramp_steps=5, exact_below=500)
+        dgc_hook(model, 0.02, 0.9, geocomm.HookSettings(warmup_steps=2, exact_below=500), ramp_steps=5)
     elif kind == "dgc exact":
-        geocomm.dgc_hook(model, 0.5, 0.9, warmup_steps=steps)
+        dgc_hook(model, 0.5, 0.9, geocomm.HookSettings(warmup_steps=steps))
     elif kind == "power_sgd":
-        geocomm.power_sgd_hook(model, 4, warmup_steps=2)
+        power_sgd_hook(model, 4, warmup_steps=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if "dgc" in kind else 0.9)
     return planned.losses_of_sines(model, optimizer, steps, lambda: geocomm.check_replicas(model))
 
@@ -55,11 +57,12 @@ def test_momentum_before_the_exact_reduction_is_that_of_the_optimizer(ranks: Ran
 def _momentum_over_reload() -> list[dict[str, torch.Tensor]]:
     """Gradients of steps 0 to 3 with a state that goes through a new hook after step 1, and without."""
     import geocomm
+    from geocomm.gradients.dgc_hook import dgc_hook
 
     def model() -> Any:
         group = dist.new_group(pg_options=geocomm.Options(min_compress_bytes=1024))
         made = DistributedDataParallel(planned.Planned(torch.float32), process_group=group, bucket_cap_mb=0.05)
-        handle = geocomm.dgc_hook(made, 0.05, 0.5, warmup_steps=0, ramp_steps=1, exact_below=500)
+        handle = dgc_hook(made, 0.05, 0.5, geocomm.HookSettings(warmup_steps=0, exact_below=500), ramp_steps=1)
         planned._rank.update(model=made, handle=handle)
         return handle
 
@@ -79,10 +82,10 @@ def test_state_of_dgc_has_the_momentum(ranks: Ranks) -> None:
 
 
 def _power_sgd_with_buckets() -> None:
-    import geocomm
+    from geocomm.gradients.power_sgd_hook import power_sgd_hook
 
     model = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
-    geocomm.power_sgd_hook(model)
+    power_sgd_hook(model)
     for _ in range(2):  # DDP's first backward has one bucket always
         model(torch.ones(2, 30)).sum().backward()
 
@@ -97,10 +100,11 @@ def test_power_sgd_with_several_buckets_is_refused() -> None:
 
 def _power_sgd_with_unused_parameters() -> str:
     import geocomm
+    from geocomm.gradients.power_sgd_hook import power_sgd_hook
 
     model = DistributedDataParallel(_net(), find_unused_parameters=True)
     try:
-        geocomm.power_sgd_hook(model)
+        power_sgd_hook(model)
     except geocomm.InvalidArgumentError as error:
         return str(error)
     return ""

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Shard, distribute_module
 
 import geocomm
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -35,7 +36,7 @@ Result = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 def run(rounds: Rounds | None, site: str, model: nn.Module, way: str, settings: dict[str, Any]) -> Result:
     """The anchor on the way, the result, and the statistics."""
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, rounds=rounds, deterministic=True, **settings)
+    handle = local_steps(model, optimizer, LocalSettings(deterministic=True, **settings), rounds=rounds)
     WAYS[way](model, optimizer, site, STEPS)
     with handle.anchor():
         before = whole(model)
@@ -97,7 +98,7 @@ def _resumed(sites: list[str], settings: dict[str, Any]) -> tuple[str, str]:
     for first in (0, 8):
         model = fsdp(sites)
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, deterministic=True, **settings)
+        handle = local_steps(model, optimizer, LocalSettings(deterministic=True, **settings))
         if first:
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
@@ -120,7 +121,7 @@ def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks: Ranks) 
 def _state_of_another_rank(sites: list[str]) -> str:
     model = fsdp(sites)
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, fragments=3)
+    handle = local_steps(model, optimizer, LocalSettings(fragments=3))
     state = handle.state_dict()
     held = sorted(state["fragments"])
     state["rank"] = f"another {state['rank']}"
@@ -175,7 +176,7 @@ def _refused(sites: list[str], change: str) -> str:
         model = fully_shard(model, mesh=mesh)
     settings: dict[str, Any] = {"every": 0} if change == "one rank" and dist.get_rank() == 1 else {}
     try:
-        local_steps(model, adamw(model), **settings)
+        local_steps(model, adamw(model), LocalSettings(**settings))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "begun"

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -50,7 +51,9 @@ def run(
 ) -> tuple[str, str, dict[str, Any]]:
     """Hashes of the anchor on the way and of the result, and the statistics."""
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, deterministic=True, **settings)
+    handle = local_steps(
+        model, optimizer, LocalSettings(exact_below=100, deterministic=True, **settings), rounds=rounds
+    )
     train_steps(model, optimizer, site, range(STEPS))
     with handle.anchor():
         before = hash_of(values(model))
@@ -80,7 +83,7 @@ def test_sites_have_the_bits_of_simulated_ones(ranks: Ranks, settings: dict[str,
 def _first_part(sites: list[str], settings: dict[str, Any]) -> bytes:
     model = of_site(make_model(), sites)
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, exact_below=100, deterministic=True, **settings)
+    handle = local_steps(model, optimizer, LocalSettings(exact_below=100, deterministic=True, **settings))
     train_steps(model, optimizer, sites[dist.get_rank()], range(8))
     file = io.BytesIO()
     torch.save([handle.state_dict(), model.state_dict(), optimizer.state_dict()], file)
@@ -91,7 +94,7 @@ def _first_part(sites: list[str], settings: dict[str, Any]) -> bytes:
 def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes]) -> str:
     model = of_site(make_model(), sites)
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, exact_below=100, deterministic=True, **settings)
+    handle = local_steps(model, optimizer, LocalSettings(exact_below=100, deterministic=True, **settings))
     states = torch.load(io.BytesIO(saved[dist.get_rank()]), weights_only=True)
     for target, state in zip((handle, model, optimizer), states, strict=True):
         target.load_state_dict(state)
@@ -105,7 +108,7 @@ def _left_behind(sites: list[str]) -> tuple[int, int]:
     _ = geocomm.sites().inside  # lives as long as the default process group, whoever makes it
     groups = len(dist.distributed_c10d._world.pg_map)
     model = make_model()
-    handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1)
+    handle = local_steps(model, optimizer := adamw(model), LocalSettings(every=2, overlap=1))
     train_steps(model, optimizer, sites[dist.get_rank()], range(4))
     handle.finish()
     for thread in threading.enumerate():
@@ -131,7 +134,9 @@ def _with_a_late_site(sites: list[str]) -> tuple[str, int, dict[str, Any], float
     site = sites[dist.get_rank()]
     model = of_site(make_model(), sites)
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, exact_below=100, every=4, overlap=1, fragments=2, codec="int4")
+    handle = local_steps(
+        model, optimizer, LocalSettings(exact_below=100, every=4, overlap=1, fragments=2, codec="int4")
+    )
     if site == "a":
         train_steps(model, optimizer, site, range(30))
         alone = handle.stats()["rounds"]
@@ -178,7 +183,7 @@ def _refusal(sites: list[str], change: str) -> str:
     left = mock.patch("geocomm.local_sgd.site_rounds.available_memory", return_value=1000)
     try:
         with left if full else nullcontext():
-            local_steps(model, optimizer, **settings)
+            local_steps(model, optimizer, LocalSettings(**settings))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "begun"
@@ -225,7 +230,7 @@ def _train(steps: int, lost: bool) -> None:
     if not lost:
         model = make_model()
         optimizer = adamw(model)
-        _handle = model, optimizer, local_steps(model, optimizer, every=3, overlap=1)
+        _handle = model, optimizer, local_steps(model, optimizer, LocalSettings(every=3, overlap=1))
     elif site == "b":
         os._exit(9)
     model, optimizer, handle = _handle

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from support.engine_sites import make_engine
 from support.harness import ranks_fixture
@@ -43,7 +44,7 @@ def _begun(kind: str) -> str:
         model = kept[0].module
     optimizer = adamw(model)
     try:
-        handle = local_steps(model, optimizer, every=100)
+        handle = local_steps(model, optimizer, LocalSettings(every=100))
         if kind == "later":
             kept.append(DistributedDataParallel(model))
         train_step(model, optimizer, "a", 0)

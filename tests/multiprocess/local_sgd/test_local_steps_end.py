@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, make_model, train_step, values
@@ -21,7 +22,7 @@ def _at_other_speeds(sites: list[str], steps: int) -> tuple[str, dict[str, Any]]
     site = sites[dist.get_rank()]
     model = make_model()
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, exact_below=100, every=5, fragments=2)
+    handle = local_steps(model, optimizer, LocalSettings(exact_below=100, every=5, fragments=2))
     for step in range(steps if site == "a" else steps // 2):
         train_step(model, optimizer, site, step)
         time.sleep(0.001 if site == "a" else 0.01)
@@ -44,7 +45,9 @@ def _with_a_nan(sites: list[str]) -> tuple[str, bool, dict[str, Any]]:
     site = sites[dist.get_rank()]
     model = make_model()
     optimizer = adamw(model)
-    handle = local_steps(model, optimizer, exact_below=100, every=6, fragments=2, deterministic=True, overlap=2)
+    handle = local_steps(
+        model, optimizer, LocalSettings(exact_below=100, every=6, fragments=2, deterministic=True, overlap=2)
+    )
     for step in range(40):
         if site == "a" and step == 13:
             for parameter in model.parameters():

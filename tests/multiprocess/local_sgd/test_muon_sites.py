@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -42,7 +43,7 @@ class Both:
 
 def run(rounds: Rounds | None, site: str, model: nn.Module) -> tuple[torch.Tensor, dict[str, Any]]:
     both = Both(model)
-    handle = local_steps(model, both.each, rounds=rounds, exact_below=100, **SETTINGS)
+    handle = local_steps(model, both.each, LocalSettings(exact_below=100, **SETTINGS), rounds=rounds)
     train_steps(model, both, site, range(13))
     handle.finish()
     return whole(model), handle.stats()

@@ -20,6 +20,7 @@ from geocomm.core.message_log import logger
 from geocomm.local_sgd import waiting
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.group_rounds import GroupRounds
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Coding, Offer
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -38,7 +39,9 @@ def _site(sites: list[str]) -> str:
 def _unequal_steps(sites: list[str]) -> str:
     """Site b ends its run after 7 steps, the others go on to 40."""
     model = make_model()
-    handle = local_steps(model, optimizer := adamw(model), every=6, overlap=2, fragments=3, deterministic=True)
+    handle = local_steps(
+        model, optimizer := adamw(model), LocalSettings(every=6, overlap=2, fragments=3, deterministic=True)
+    )
     try:
         train_steps(model, optimizer, _site(sites), range(7 if _site(sites) == "b" else 40))
         handle.finish()
@@ -49,7 +52,7 @@ def _unequal_steps(sites: list[str]) -> str:
 
 def _whole_run(sites: list[str]) -> str:
     model = make_model()
-    handle = local_steps(model, optimizer := adamw(model), every=4, overlap=2, deterministic=True)
+    handle = local_steps(model, optimizer := adamw(model), LocalSettings(every=4, overlap=2, deterministic=True))
     train_steps(model, optimizer, _site(sites), range(9))
     handle.finish()
     return hash_of(values(model))
@@ -68,7 +71,9 @@ def test_deterministic_sites_with_unequal_steps_end_with_one_error_and_can_begin
 def _beside_messages(sites: list[str]) -> tuple[str, bool]:
     """Each rank sends to the next one and reduces with all, while rounds are under way."""
     model = make_model()
-    handle = local_steps(model, optimizer := adamw(model), every=4, overlap=3, fragments=4, deterministic=True)
+    handle = local_steps(
+        model, optimizer := adamw(model), LocalSettings(every=4, overlap=3, fragments=4, deterministic=True)
+    )
     rank, size = dist.get_rank(), dist.get_world_size()
     works, rooms, sums = [], [], []
     for step in range(20):
@@ -160,14 +165,16 @@ def _come_late(sites: list[str]) -> dict[str, list[str]]:
 
         note("start")
         model = make_model()
-        handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1, fragments=1, deterministic=True)
+        handle = local_steps(
+            model, optimizer := adamw(model), LocalSettings(every=2, overlap=1, fragments=1, deterministic=True)
+        )
         note("local_steps")
         train_steps(model, optimizer, _site(sites), range(4))
         note("rounds")
         handle.finish()
         note("finish, deterministic")
         model = make_model()
-        handle = local_steps(model, optimizer := adamw(model), every=10)
+        handle = local_steps(model, optimizer := adamw(model), LocalSettings(every=10))
         words.clear()
         note("again")
         handle.finish()
@@ -198,7 +205,9 @@ def _stay_away(sites: list[str], what: str) -> str:
         if what == "local_steps" and _site(sites) == "b":
             dist.barrier()
         model = make_model()
-        handle = local_steps(model, optimizer := adamw(model), every=2, overlap=1, deterministic=what == "round")
+        handle = local_steps(
+            model, optimizer := adamw(model), LocalSettings(every=2, overlap=1, deterministic=what == "round")
+        )
         if _site(sites) == "b":
             time.sleep(4)
         train_steps(model, optimizer, _site(sites), range(4))
@@ -254,7 +263,9 @@ def _relayed(sites: list[str]) -> tuple[str, int]:
     model = make_model()
     with mock.patch("torch.distributed.isend", count):
         handle = local_steps(
-            model, optimizer := adamw(model), every=3, overlap=2, fragments=3, exact_below=100, deterministic=True
+            model,
+            optimizer := adamw(model),
+            LocalSettings(every=3, overlap=2, fragments=3, exact_below=100, deterministic=True),
         )
         train_steps(model, optimizer, _site(sites), range(14))
         handle.finish()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -55,7 +56,7 @@ def _site(sites: list[str]) -> str:
 def _run(sites: list[str], stage: int, precision: str, config: dict[str, Any]) -> tuple[list[str], dict[str, Any], str]:
     """Hashes of the anchor on the way, of the site's own masters, and of the result; the statistics; the optimizer."""
     engine = make_engine(stage, precision, **config)
-    handle = local_steps(engine, engine.optimizer, **SETTINGS)
+    handle = local_steps(engine, engine.optimizer, LocalSettings(**SETTINGS))
     train_engine(engine, _site(sites), 0, STEPS)
     seen = []
     with handle.anchor():
@@ -73,7 +74,7 @@ def _run(sites: list[str], stage: int, precision: str, config: dict[str, Any]) -
 def _simulated(rounds: Rounds, stage: int, precision: str) -> tuple[list[str], dict[str, Any]]:
     reference = Reference(stage, precision)
     model, seen = reference.model, []
-    handle = local_steps(model, reference.optimizer, rounds=rounds, **SETTINGS)
+    handle = local_steps(model, reference.optimizer, LocalSettings(**SETTINGS), rounds=rounds)
     reference.train(rounds.site, 0, STEPS)
     with handle.anchor():
         seen.append(hash_of(values(model)))
@@ -126,7 +127,7 @@ def _clock(sites: list[str], stage: int, precision: str) -> tuple[int, int, int,
         gradient_clipping=0.5,
         fp16={"enabled": precision == "fp16", "initial_scale_power": 30, "hysteresis": 1},
     )
-    handle = local_steps(engine, engine.optimizer, **SETTINGS)
+    handle = local_steps(engine, engine.optimizer, LocalSettings(**SETTINGS))
     train_engine(engine, _site(sites), 0, 24)
     handle.finish()
     return handle.stats()["steps"], engine.micro_steps, engine.global_steps, engine.skipped_steps
@@ -149,7 +150,7 @@ def _resumed(sites: list[str], stage: int, precision: str, folder: str) -> tuple
     state: dict[str, Any] = {}
     for resumes in (False, True):
         engine = make_engine(stage, precision)
-        handle = local_steps(engine, engine.optimizer, **SETTINGS)
+        handle = local_steps(engine, engine.optimizer, LocalSettings(**SETTINGS))
         if resumes:
             engine.load_checkpoint(path, "here")  # only rank 0 writes which one is the latest
             handle.load_state_dict(state)

@@ -34,7 +34,7 @@ def _counted_with_local_steps() -> list[dict[str, Any]]:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = geocomm.local_steps(model, optimizer, every=2, overlap=1, deterministic=True)
+    handle = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=2, overlap=1, deterministic=True))
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()

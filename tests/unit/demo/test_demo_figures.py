@@ -140,7 +140,7 @@ def test_variants_train_alike_but_for_the_backend(tmp_path: Path) -> None:
     # Most of even a short run is compressed.
     assert configs[3].sync.warmup_steps < DEFAULT_STEPS / 4
     # Every weight crosses at least twice on the way.
-    assert configs[4].joint_steps() + 2 * configs[4].sync.local_arguments(2)["every"] < DEFAULT_STEPS
+    assert configs[4].joint_steps() + 2 * configs[4].sync.every < DEFAULT_STEPS
 
 
 def test_progress_and_table_reckon_the_time_of_a_step_alike() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.local_sgd.averaging import average_deltas, radial_directional
 from geocomm.local_sgd.fragments import Fragment, Tensor, make_fragments
-from geocomm.local_sgd.merge import check_merge, merge_local
+from geocomm.local_sgd.merge import merge_local
 
 
 def fragment_of(*tensors: Tensor) -> Fragment:
@@ -103,9 +103,3 @@ def test_carry_adds_the_steps_of_the_overlap_to_the_anchor() -> None:
     assert merged.tolist() == [3.5]
     with pytest.raises(InvalidArgumentError, match="when the round began"):
         merge_local("carry", torch.tensor([1.5]), torch.tensor([3.0]), None)
-
-
-@pytest.mark.parametrize("merge", [1, -0.1, float("nan"), "keep"])
-def test_merge_that_there_is_not_is_refused(merge: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="merge is"):
-        check_merge(merge)

@@ -11,6 +11,7 @@ from torch import nn
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -89,7 +90,7 @@ def test_step_of_an_optimizer_in_a_wrapper_counts_where_the_wrapper_steps() -> N
     def run(rounds: Rounds) -> int:
         model = make_model()
         optimizer = LightningOptimizer(adamw(model))
-        handle = local_steps(model, optimizer, rounds=rounds, every=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         for step in range(3):
             train_step(model, optimizer, rounds.site, step)
         return handle.stats()["steps"]
@@ -162,7 +163,7 @@ def test_group_that_changes_while_the_run_goes_is_refused_by_name(change: str) -
         model = make_model()
         rest = [one for name, one in model.named_parameters() if not name.startswith("4")]
         optimizer = torch.optim.SGD([{"params": rest}, {"params": [*model[4].parameters()]}], lr=0.1)
-        local_steps(model, optimizer, rounds=rounds, every=2)
+        local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         train_step(model, optimizer, "a", 0)
         if change == "added":
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})

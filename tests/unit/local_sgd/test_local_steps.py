@@ -12,8 +12,9 @@ from torch import nn
 
 import geocomm
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
-from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedReduction, SimulatedSites
 from support.local_models import SITES, adamw, batch, make_model, train, train_step, values
@@ -79,7 +80,10 @@ def test_every_step_with_outer_sgd_is_data_parallel_training(sites: int) -> None
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handle = local_steps(
-            model, optimizer, rounds=rounds, every=1, overlap=0, merge=0, codec="none", outer=Nesterov(1.0, 0.0)
+            model,
+            optimizer,
+            LocalSettings(every=1, overlap=0, merge=0, codec="none", outer=Nesterov(1.0, 0.0)),
+            rounds=rounds,
         )
         for step in range(12):
             inputs, targets = data(rounds.site, step)
@@ -148,7 +152,7 @@ def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(settings: dict
     def first(rounds: Rounds) -> bytes:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+        handle = local_steps(model, optimizer, LocalSettings(exact_below=100, **settings), rounds=rounds)
         for step in range(stop):
             train_step(model, optimizer, rounds.site, step)
         file = io.BytesIO()
@@ -160,7 +164,7 @@ def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(settings: dict
     def rest(rounds: Rounds) -> list[Any]:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, exact_below=100, **settings)
+        handle = local_steps(model, optimizer, LocalSettings(exact_below=100, **settings), rounds=rounds)
         states = torch.load(io.BytesIO(saved[rounds.site]), weights_only=True)
         for target, state in zip((model, optimizer, handle), states, strict=True):
             target.load_state_dict(state)
@@ -177,7 +181,7 @@ def test_state_is_a_copy() -> None:
     def run(rounds: Rounds) -> None:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, fragments=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=2, overlap=1, fragments=2), rounds=rounds)
         for step in range(5):
             train_step(model, optimizer, "a", step)
         state = handle.state_dict()
@@ -199,7 +203,10 @@ def test_error_feedback_keeps_what_int4_loses() -> None:
             model.weight.zero_()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         handle = local_steps(
-            model, optimizer, rounds=rounds, every=1, overlap=0, outer=Nesterov(1.0, 0.0), exact_below=0, decay=decay
+            model,
+            optimizer,
+            LocalSettings(every=1, overlap=0, outer=Nesterov(1.0, 0.0), exact_below=0, decay=decay),
+            rounds=rounds,
         )
         generator = torch.Generator().manual_seed(5)
         change = torch.randn(64, 64, generator=generator) ** 3
@@ -224,7 +231,10 @@ def test_merge_is_applied_at_the_step_of_the_overlap(merge: float | str) -> None
             model.weight.zero_()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         local_steps(
-            model, optimizer, rounds=rounds, every=4, overlap=2, merge=merge, codec="none", outer=Nesterov(1.0, 0.0)
+            model,
+            optimizer,
+            LocalSettings(every=4, overlap=2, merge=merge, codec="none", outer=Nesterov(1.0, 0.0)),
+            rounds=rounds,
         )
         seen = []
         for _ in range(6):
@@ -248,12 +258,8 @@ def test_weights_are_the_tokens_that_the_sites_counted() -> None:
         handle = local_steps(
             model,
             optimizer,
+            LocalSettings(every=2, overlap=0, codec="none", outer=Nesterov(1.0, 0.0), weights="tokens"),
             rounds=rounds,
-            every=2,
-            overlap=0,
-            codec="none",
-            outer=Nesterov(1.0, 0.0),
-            weights="tokens",
         )
         for _ in range(2):
             model.weight.grad = torch.tensor([[1.0 if rounds.site == "a" else 5.0]])
@@ -270,7 +276,7 @@ def test_site_that_is_not_finite_does_not_count_and_takes_over_the_anchor(bad: f
     def run(rounds: Rounds) -> tuple[torch.Tensor, dict[str, Any]]:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = local_steps(model, optimizer, rounds=rounds, every=3, overlap=overlap, exact_below=100)
+        handle = local_steps(model, optimizer, LocalSettings(every=3, overlap=overlap, exact_below=100), rounds=rounds)
         for step in range(3 + overlap):
             train_step(model, optimizer, rounds.site, step)
             if rounds.site == "b" and step == 1:
@@ -292,7 +298,7 @@ def test_round_in_which_nobody_is_finite_is_void() -> None:
     def run(rounds: Rounds) -> tuple[torch.Tensor, dict[str, Any]]:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
-        handle = local_steps(model, optimizer, rounds=rounds, every=1, overlap=0)
+        handle = local_steps(model, optimizer, LocalSettings(every=1, overlap=0), rounds=rounds)
         train_step(model, optimizer, rounds.site, 0)
         return values(model), handle.stats()
 
@@ -307,7 +313,7 @@ def test_steps_that_a_grad_scaler_skips_do_not_count() -> None:
         for fused in (False, True):
             model = make_model()
             optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-            handle = local_steps(model, optimizer, rounds=rounds, every=100)
+            handle = local_steps(model, optimizer, LocalSettings(every=100), rounds=rounds)
             scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
             for scale in (1.0, float("inf"), 1.0):
                 optimizer.zero_grad()
@@ -342,7 +348,7 @@ def test_finished_run_leaves_an_ordinary_optimizer() -> None:
     def run(rounds: Rounds) -> None:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         train_step(model, optimizer, "a", 0)
         handle.finish()
         for step in range(5):
@@ -360,7 +366,7 @@ def test_wire_bytes_are_those_of_the_frames() -> None:
         with torch.no_grad():
             model.weight.fill_(0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, codec="int4")
+        handle = local_steps(model, optimizer, LocalSettings(every=2, overlap=1, codec="int4"), rounds=rounds)
         for _ in range(4):
             model.weight.grad = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
             optimizer.step()
@@ -417,7 +423,7 @@ def test_parameters_in_another_memory_order_are_averaged_too() -> None:
         model = nn.Conv2d(4, 6, 3, bias=False).to(memory_format=torch.channels_last)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         handle = local_steps(
-            model, optimizer, rounds=rounds, every=1, overlap=0, codec="none", outer=Nesterov(1.0, 0.0)
+            model, optimizer, LocalSettings(every=1, overlap=0, codec="none", outer=Nesterov(1.0, 0.0)), rounds=rounds
         )
         before = model.weight.detach().clone()
         change = torch.arange(216.0).view(6, 4, 3, 3)
@@ -447,7 +453,7 @@ def test_results_that_come_together_are_merged_in_several_steps(
         nonlocal down
         model = nn.ParameterList([torch.zeros(8) for _ in range(20)])
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=5, overlap=1, fragments=fragments)
+        handle = local_steps(model, optimizer, LocalSettings(every=5, overlap=1, fragments=fragments), rounds=rounds)
 
         def merged_in_a_step() -> int:
             before = handle.stats()["rounds"]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
-from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.local_models import SITES, adamw, make_model, train, train_step, train_steps, values
@@ -41,7 +42,10 @@ def test_sites_that_are_in_other_rounds_end_with_equal_bits(
         model, done = make_model(), 0
         optimizer = adamw(model)
         handle = local_steps(
-            model, optimizer, rounds=rounds, every=every, fragments=fragments, merge=merge, exact_below=100
+            model,
+            optimizer,
+            LocalSettings(every=every, fragments=fragments, merge=merge, exact_below=100),
+            rounds=rounds,
         )
         *stops, end = steps[rounds.site]
         for stop in stops:
@@ -63,9 +67,9 @@ def test_sites_that_are_in_other_rounds_end_with_equal_bits(
 @pytest.mark.parametrize(("sites", "momentum"), [("a", "0.5"), ("ab", "0.5"), ("abc", "0.8"), ("abcdefgh", "0.8")])
 def test_outer_momentum_follows_the_number_of_sites(sites: str, momentum: str) -> None:
     for stats in SimulatedSites(sites).run(lambda rounds: train(rounds, 0)[1].stats()):
-        assert (stats["outer lr"], stats["outer momentum"]) == ("1.0", momentum)
+        assert stats["outer"] == f"Nesterov(lr=1.0, momentum={momentum})"
     for stats in SimulatedSites(sites).run(lambda rounds: train(rounds, 0, outer=Nesterov(0.7, 0.3))[1].stats()):
-        assert (stats["outer lr"], stats["outer momentum"]) == ("0.7", "0.3")
+        assert stats["outer"] == "Nesterov(lr=0.7, momentum=0.3)"
 
 
 @pytest.mark.parametrize("late", [0, 1, 7])
@@ -73,7 +77,7 @@ def test_result_is_merged_as_soon_as_it_is_there(late: int) -> None:
     def run(rounds: Rounds) -> tuple[list[int], torch.Tensor]:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=20)
+        handle = local_steps(model, optimizer, LocalSettings(every=20), rounds=rounds)
         merged = []
         for step in range(40):
             train_step(model, optimizer, rounds.site, step)
@@ -92,7 +96,7 @@ def _falling(rounds: Rounds, **arguments: Any) -> tuple[nn.Linear, torch.optim.O
     with torch.no_grad():
         model.weight.zero_()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, optimizer, local_steps(model, optimizer, rounds=rounds, codec="none", **arguments)
+    return model, optimizer, local_steps(model, optimizer, LocalSettings(codec="none", **arguments), rounds=rounds)
 
 
 def _fall(model: nn.Linear, optimizer: torch.optim.Optimizer, site: str) -> float:
@@ -140,7 +144,9 @@ def test_site_takes_over_the_whole_anchor_after_one_nan(both: bool, merge: Any) 
     def run(rounds: Rounds) -> tuple[dict[str, Any], torch.Tensor, bool]:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=10, fragments=2, merge=merge, exact_below=100)
+        handle = local_steps(
+            model, optimizer, LocalSettings(every=10, fragments=2, merge=merge, exact_below=100), rounds=rounds
+        )
         for step in range(100):
             if step == 13 and (both or rounds.site == "b"):
                 optimizer.zero_grad()
@@ -176,7 +182,7 @@ def test_anchors_of_sites_that_have_merged_as_many_rounds_are_equal_and_together
     def run(rounds: Rounds) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=3, fragments=2)
+        handle = local_steps(model, optimizer, LocalSettings(every=3, fragments=2), rounds=rounds)
         seen = {}
         for step in range(17):
             train_step(model, optimizer, rounds.site, step)

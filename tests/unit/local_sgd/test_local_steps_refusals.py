@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from geocomm.core.errors import InvalidArgumentError, PeerLostError, ReplicaMismatchError, UnsupportedError
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
-from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from support.local_models import SITES, adamw, make_model, train, train_step
@@ -40,17 +41,17 @@ def test_step_while_the_model_holds_the_anchor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"every": 0}, "every is 0"),
+        ({"every": 0}, "every: must be 'auto' or a whole number"),
         ({"every": 4, "overlap": 5}, "overlap is 5"),
-        ({"fragments": 0}, "fragments is 0"),
+        ({"fragments": 0}, "fragments: must be 'auto' or a whole number"),
         ({"fragments": 100}, "fragments is 100"),
-        ({"merge": 1.5}, "merge is 1.5"),
+        ({"merge": 1.5}, "merge: must be .* below 1"),
         ({"preset": "pretrian"}, "pretrain"),
         ({"codec": "int5"}, "int5"),
-        ({"decay": 2}, "decay is 2"),
-        ({"averaging": "median"}, "averaging is 'median'"),
-        ({"weights": "bytes"}, "weights is 'bytes'"),
-        ({"buffers": "keep"}, "buffers is 'keep'"),
+        ({"decay": 2}, "decay: must be .* from 0 to 1"),
+        ({"averaging": "median"}, "averaging: .*'median'"),
+        ({"weights": "bytes"}, "weights: .*'bytes'"),
+        ({"buffers": "keep"}, "buffers: .*'keep'"),
         ({"exact": ["("]}, "regular expression"),
     ],
 )
@@ -62,7 +63,7 @@ def test_bad_argument_is_refused_by_name(settings: dict[str, Any], named: str) -
 def run_two_setups(make: Callable[[str], tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]]) -> None:
     def run(rounds: Rounds) -> None:
         model, optimizer, settings = make(rounds.site)
-        local_steps(model, optimizer, rounds=rounds, **settings)
+        local_steps(model, optimizer, LocalSettings(**settings), rounds=rounds)
 
     SimulatedSites(SITES).run(run)
 
@@ -72,9 +73,9 @@ def run_two_setups(make: Callable[[str], tuple[nn.Module, torch.optim.Optimizer,
     [
         ("every", (10, 20), "every is 20 at site 'b' and 10 at site 'a'"),
         ("codec", ("int4", "int8"), "codec"),
-        ("outer", (Nesterov(0.6), Nesterov(0.7)), "outer lr"),
+        ("outer", (Nesterov(0.6, 0.8), Nesterov(0.7, 0.8)), "outer is Nesterov"),
         ("merge", (0.5, "carry"), "merge"),
-        ("exact_below", (4, 400), "layout"),
+        ("exact_below", (4, 400), "exact_below is 400 at site 'b' and 4 at site 'a'"),
     ],
 )
 def test_settings_that_differ_between_sites_are_refused_by_name(
@@ -147,7 +148,7 @@ def test_buffer_that_changes_in_training_is_refused_unless_the_user_says_otherwi
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=1, buffers=buffers)
+        handle = local_steps(model, optimizer, LocalSettings(every=2, overlap=1, buffers=buffers), rounds=rounds)
         for step in range(4):
             model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
             optimizer.step()
@@ -165,7 +166,7 @@ def test_model_that_changes_its_parameters_is_refused_by_name(change: str) -> No
     def run(rounds: Rounds) -> None:
         model = make_model()
         optimizer = adamw(model)
-        local_steps(model, optimizer, rounds=rounds, every=2)
+        local_steps(model, optimizer, LocalSettings(every=2), rounds=rounds)
         train_step(model, optimizer, "a", 0)
         if change == "added":
             model[4].register_parameter("extra", nn.Parameter(torch.zeros(3)))
@@ -226,7 +227,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
     def run(rounds: Rounds) -> None:
         model = make_model()
         optimizer = adamw(model)
-        handle = local_steps(model, optimizer, rounds=rounds, every=2, overlap=0)
+        handle = local_steps(model, optimizer, LocalSettings(every=2, overlap=0), rounds=rounds)
         states = []
         for step in range(4):
             train_step(model, optimizer, rounds.site, step)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.local_sgd.outer_step import Nesterov, outer_step
+from geocomm.local_sgd.nesterov import Nesterov
+from geocomm.local_sgd.outer_step import outer_step
 
 
 def bits(values: torch.Tensor) -> list[int]:

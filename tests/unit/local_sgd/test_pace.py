@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from geocomm.local_sgd.local_settings import Auto
+from geocomm.local_sgd.local_settings import Auto, LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.pace import LineClock, Pace
 from geocomm.local_sgd.rounds import Rounds
@@ -106,7 +106,7 @@ def slow_run(
     optimizer = adamw(model)
     slow = SlowLineRounds(sites, rounds.site)
     settings = {"every": every, "fragments": 3, "overlap": 2, "exact_below": 100, "deterministic": deterministic}
-    handle = local_steps(model, optimizer, rounds=slow, **settings)
+    handle = local_steps(model, optimizer, LocalSettings(**settings), rounds=slow)
     found = []
     for step in range(steps):
         train_step(model, optimizer, rounds.site, step)
@@ -150,7 +150,9 @@ def part_of_a_run(
     model = make_model()
     optimizer = adamw(model)
     slow = SlowLineRounds(sites, rounds.site)
-    handle = local_steps(model, optimizer, rounds=slow, every="auto", fragments=3, overlap=2, exact_below=100)
+    handle = local_steps(
+        model, optimizer, LocalSettings(every="auto", fragments=3, overlap=2, exact_below=100), rounds=slow
+    )
     path = folder / f"{rounds.site}.pt"
     if first:
         state = torch.load(path, weights_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
@@ -55,7 +56,9 @@ def test_result_is_that_of_whole_steps_and_has_equal_bits_at_all_sites(order: Se
     def run(rounds: Rounds, order: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         model = make_model()
         optimizers = pair(model)
-        handle = local_steps(model, optimizers, rounds=rounds, every=3, overlap=overlap, deterministic=True)
+        handle = local_steps(
+            model, optimizers, LocalSettings(every=3, overlap=overlap, deterministic=True), rounds=rounds
+        )
         train(model, optimizers, rounds.site, range(9), order)
         handle.finish()
         return values(model), handle.stats()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from geocomm.local_sgd.fragments import make_fragments
+from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.simulated_rounds import SimulatedRounds, SimulatedSites
 from geocomm.local_sgd.site_ranks import SiteRanks
@@ -59,7 +60,7 @@ def test_weights_of_a_plain_model_are_its_own_memory() -> None:
     first = torch.nn.Linear(7, 5)
     model = torch.nn.Sequential(first, torch.nn.Linear(5, 3))
     rounds = SimulatedRounds(SimulatedSites(["a"]), "a")
-    view = PlainParameters(model, rounds, exact=(), exact_below=0, keep_buffers_local=False)
+    view = PlainParameters(model, rounds, LocalSettings(exact=(), exact_below=0))
     (fragment,) = make_fragments(view.tensors, 1)
     found = weights_of(SiteRanks(), view, fragment)
     assert found is not None

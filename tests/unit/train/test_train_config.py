@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.local_sgd.outer_step import Nesterov
+from geocomm.gradients.hook_settings import HookSettings
+from geocomm.local_sgd.local_settings import LocalSettings
+from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.train.config_text import field_table, format_config, load_config
 from geocomm.train.train_config import RunConfig
 
@@ -92,8 +94,12 @@ def test_feedback_with_what_it_cannot_go_with_is_refused(assignments: list[str],
         (["distributed.backend=nccl"], ["sync.mode local", "nccl"]),
         (["distributed.backend=gloo"], ["sync.mode local", "gloo"]),
         (["deepspeed.communication_data_type=fp16"], ["deepspeed.communication_data_type", "sync.mode local"]),
-        (["sync.guard=false"], ["sync.guard"]),
-        (["sync.warmup_steps=3"], ["sync.warmup_steps"]),
+        (["sync.guard=false"], ["mode local has no 'guard'", "sync.mode=gradients"]),
+        (["sync.warmup_steps=3", "sync.guard=false"], ["'warmup_steps', 'guard'", "these fields"]),
+        (["sync.mode=lokal"], ["mode is 'lokal'", "'local'"]),
+        (["sync.outer.lr=1"], ["sync.outer.momentum is missing"]),
+        (["sync.outer={lr: 1, momentum: 0, nesterov: true}"], ["unknown field 'sync.outer.nesterov'"]),
+        (["sync.evry=3"], ["unknown field 'sync.evry'", "'sync.every'"]),
         (["sync.joint_steps=100"], ["sync.joint_steps", "training.steps"]),
         (["sync.joint_steps=-1"], ["sync.joint_steps"]),
         (["sync.preset=pretrian"], ["sync.preset", "'pretrain'"]),
@@ -111,11 +117,14 @@ def test_local_steps_with_what_they_cannot_go_with_are_refused(assignments: list
 
 
 @pytest.mark.parametrize(
-    "assignment", ["every=10", "preset=loco", "fragments=2", "merge=0.3", "overlap=2", "outer_lr=1", "joint_steps=3"]
+    "assignment",
+    ["every=10", "preset=loco", "fragments=2", "merge=0.3", "overlap=2", "outer={lr: 1, momentum: 0}", "joint_steps=3"],
 )
 def test_options_of_local_steps_are_refused_in_the_other_mode(assignment: str) -> None:
-    load_config(None, ["sync.mode=local", f"sync.{assignment}"])
-    with pytest.raises(BadInput, match=rf"sync\.{assignment.split('=')[0]} means nothing with sync\.mode gradients"):
+    field = assignment.split("=")[0]
+    for assignments in (["sync.mode=local", f"sync.{assignment}"], [f"sync.{assignment}", "sync.mode=local"]):
+        assert field in load_config(None, assignments).sync.model_fields_set
+    with pytest.raises(BadInput, match=f"sync: mode gradients has no '{field}'; mode local has: remove the field"):
         load_config(None, [f"sync.{assignment}"])
 
 
@@ -137,19 +146,24 @@ def test_there_are_no_joint_steps_by_default_with_zero_3() -> None:
     assert config.joint_steps() == 0
 
 
-@pytest.mark.parametrize(
-    ("preset", "sites", "lr", "momentum"),
-    [("pretrain", 2, 1.0, 0.5), ("pretrain", 3, 1.0, 0.8), ("pretrain", 8, 1.0, 0.8), ("finetune", 4, 0.2, 0.0)],
-)
-def test_outer_optimizer_is_the_presets_but_for_what_is_given(
-    preset: str, sites: int, lr: float, momentum: float
-) -> None:
-    base = ["sync.mode=local", f"sync.preset={preset}"]
-    assert load_config(None, base).sync.local_arguments(sites)["outer"] == Nesterov(lr, momentum)
-    given = load_config(None, [*base, "sync.outer_lr=0.3"]).sync.local_arguments(sites)
-    assert given["outer"] == Nesterov(0.3, momentum)
-    assert given["decay"] is None  # the preset's own, which differs in loco
-    assert load_config(None, ["sync.codec=balanced"]).sync.hook_settings().decay == 1.0
+def test_section_of_the_run_is_what_local_steps_and_hooks_are_given() -> None:
+    local = load_config(None, ["sync.mode=local", "sync.outer={lr: 0.3, momentum: 0.2}", "sync.every=7"]).sync
+    assert isinstance(local, LocalSettings)
+    assert (local.outer, local.every, local.weights) == (Nesterov(0.3, 0.2), 7, "tokens")
+    gradients = load_config(None, ["sync.codec=small", "sync.exact=[head]"]).sync
+    assert isinstance(gradients, HookSettings)
+    assert (gradients.codec, gradients.exact, gradients.decay) == ("small", ("head",), 1.0)
+
+
+def test_error_of_a_section_names_the_file_and_the_command_line(tmp_path: Path) -> None:
+    path = _file(tmp_path, "sync: {every: 5}\n")
+    assert load_config(path, ["sync.mode=local"]).sync.mode == "local"
+    with pytest.raises(BadInput) as caught:
+        load_config(path, ["sync.codec=int8"])
+    assert str(caught.value).startswith(f"{path} with --set: sync: ")
+    with pytest.raises(BadInput) as caught:
+        load_config(path, ["seed=1"])
+    assert str(caught.value).startswith(f"{path}: sync: ")
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(8, 0), (20, 2), (100, 10), (5000, 10)])
@@ -189,6 +203,8 @@ def test_load_config_missing_file_is_refused(tmp_path: Path) -> None:
 def test_format_config_read_back_gives_equal_config(tmp_path: Path) -> None:
     config = load_config(None, ["data.source=jsonl", "data.paths=['a b.jsonl']", "model.overrides={vocab_size: 300}"])
     assert load_config(_file(tmp_path, format_config(config))) == config
+    local = load_config(None, ["sync.mode=local", "sync.outer={lr: 1, momentum: 0.4}", "sync.exact=[a, b]"])
+    assert load_config(_file(tmp_path, format_config(local))) == local
 
 
 def test_every_field_has_a_description() -> None:

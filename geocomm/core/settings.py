@@ -1,0 +1,61 @@
+"""What a program passes as one object, and a run's configuration has as a section: a pydantic model, checked as it is
+made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, PlainValidator, ValidationError
+
+from geocomm.core.bad_input import did_you_mean
+from geocomm.core.config_section import Section
+from geocomm.core.environment import refusal
+from geocomm.core.model_errors import problem_text
+
+
+class Settings(Section):
+    """Base of `geocomm.LocalSettings` and its like. The docstring of a field is its description everywhere."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    if not TYPE_CHECKING:  # to type checkers the fields say what it takes
+
+        def __init__(self, **given: Any) -> None:
+            cls = type(self)
+            for name in given.keys() - cls.model_fields.keys():
+                raise TypeError(f"geocomm.{cls.__name__} has no field {name!r}{did_you_mean(name, cls.model_fields)}")
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                wrong = "; ".join(problem_text(one, suggest=lambda _: "") for one in error.errors(include_url=False))
+                raise refusal(f"geocomm.{cls.__name__}: {wrong}") from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `help` show the fields."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if cls.__doc__:  # not under -OO
+            rows = (
+                f"        {name}: {field_text(field.description)} Default: {field.get_default()!r}."
+                for name, field in cls.model_fields.items()
+            )
+            cls.__doc__ += "\n\n    Attributes:\n" + "\n".join(rows) + "\n    "
+
+
+def field_text(description: str | None) -> str:
+    """The description of a field, in a line."""
+    return " ".join((description or "").split())
+
+
+def number_or(*words: str, wanted: str, fits: Callable[[float], bool], whole: bool = False) -> PlainValidator:
+    """Check a field that takes one of `words`, or a number that `fits`; `wanted` says which numbers do."""
+    named = ", ".join(f"'{word}'" for word in words)
+
+    def check(value: Any) -> Any:
+        is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if value in words if isinstance(value, str) else is_number and fits(value):
+            return value
+        raise ValueError(f"must be {named} or {wanted} (got {value!r})")
+
+    return PlainValidator(check)
