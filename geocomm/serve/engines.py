@@ -55,8 +55,8 @@ def choose_engine(asked: Engine, folder: ModelFolder, python: str) -> Engine:
     """The engine that serves `folder`, and is there for `python`. Raises BadInput, which says what to install."""
     if folder.format is Format.ONNX:
         raise BadInput(
-            f"{folder.path} is an ONNX folder, and no engine has a server for it (docs/how-to/serve-a-model.md): serve the "
-            "folder of geocomm export --format hf, or run model.onnx in onnxruntime"
+            f"{folder.path} is an ONNX folder, and no engine has a server for it (docs/how-to/serve-a-model.md): "
+            "serve the folder of geocomm export --format hf, or run model.onnx in onnxruntime"
         )
     if asked is Engine.AUTO:
         asked = Engine.LLAMA_CPP if folder.format is Format.GGUF else _for_hf(python)

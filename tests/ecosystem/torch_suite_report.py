@@ -25,7 +25,7 @@ class Differences:
     """(layout, test, reason) of what failed, and of what was skipped over sites though Gloo ran it."""
 
     failures: list[tuple[str, str, str]] = field(default_factory=list)
-    refused: list[tuple[str, str, str]] = field(default_factory=list)  # with UnsupportedError: docs/reference/compatibility.md
+    refused: list[tuple[str, str, str]] = field(default_factory=list)  # UnsupportedError: reference/compatibility.md
     inherent: list[tuple[str, str, str]] = field(default_factory=list)
     skips: list[tuple[str, str, str]] = field(default_factory=list)
 
