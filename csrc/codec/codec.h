@@ -61,7 +61,7 @@ std::size_t usual_compress_bound(const CodecSpec& spec, core::DType dtype, std::
 // as Inf: where a codec cannot carry an input (Fp16 and Bf16: a value beyond their range; Lossless: a dtype
 // that it knows nothing of) the frame is one of None, so a receiver takes None in place of any codec. -0 may
 // arrive as +0 but in None and Lossless.
-// Errors per element are stated in docs/how-to/choose-a-codec.md.
+// Errors per element are stated in docs/reference/codec-strings.md.
 // Errors: InvalidArgument (src not whole elements, more than kMaxFrameElements, residual of the wrong length
 // or dtype, settings out of range), Unsupported (dtype; a stage that this build lacks), OutputTooSmall.
 core::Result<std::size_t> compress(const CodecSpec& spec, core::DType dtype, std::span<const std::byte> src,

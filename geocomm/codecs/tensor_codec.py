@@ -30,7 +30,7 @@ def compress(
         tensor: Any shape, on the CPU or a CUDA device. Lossy codecs take float32, float16 and bfloat16; "none" and
             "lossless" take every dtype.
         codec: A preset such as "balanced" (`codec_presets`), or a codec with settings such as "int8" or
-            "int4:block=128+huffman" (docs/how-to/choose-a-codec.md).
+            "int4:block=128+huffman" (docs/reference/codec-strings.md).
         residual: Error feedback (Seide et al. 2014): a contiguous float32 or bfloat16 tensor with as many elements,
             zeros at first. `decay * residual` is added before quantizing, and the quantization error replaces it, in
             place. Keep one for each tensor from call to call. "tiny", "topk" and "loco" need it.
@@ -129,7 +129,7 @@ def codec_names() -> list[str]:
     """List the codecs.
 
     Returns:
-        The names that a codec string may begin with, such as "int8"; docs/how-to/choose-a-codec.md has the settings
+        The names that a codec string may begin with, such as "int8"; docs/reference/codec-strings.md has the settings
         that may follow.
     """
     return native().codec_names()
