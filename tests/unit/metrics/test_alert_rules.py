@@ -1,4 +1,4 @@
-"""The rules of docs/how-to/prometheus-alerts.yml, against the metrics that there are and against Prometheus' own tool."""
+"""The rules of docs/how-to/prometheus-alerts.yml, against the metrics that there are and against promtool."""
 
 from __future__ import annotations
 
