@@ -38,18 +38,30 @@ class _Waiting:
 
 
 class SimulatedSites:
-    """Sites that share a process. Each trains on its own thread, one at a time: the turn changes where a site waits.
+    """Sites that share a process, to try local steps without a network: the codecs, arithmetic and bits of real ones.
 
-    Every site decodes the frames of all sites by itself, in the same order. Membership is fixed: a site that ends
-    early fails the rounds of the others.
+    Each site trains on its own thread, one at a time: the turn changes where a site waits. Every site decodes the
+    frames of all sites by itself, in the same order. A site that ends early fails the rounds of the others.
+
+    Args:
+        names: Of the sites, in the order in which deltas are added.
+        late: How many optimizer steps the result of a round is late at a site, given the site and the round's number.
+            Default: 0.
+        timeout_s: The most that a site waits, in seconds.
+
+    Raises:
+        InvalidArgumentError: There is no name, or two are equal.
+
+    Example:
+        Two sites, of which the second gets every result two steps late:
+
+            sites = geocomm.SimulatedSites(["a", "b"], late=lambda site, number: 2 * (site == "b"))
+            ends = sites.run(lambda rounds: train(rounds.site, rounds))
     """
 
     def __init__(
         self, names: Sequence[str], *, late: Callable[[str, int], int] | None = None, timeout_s: float = 600.0
     ) -> None:
-        """names: of the sites, in the order in which deltas are added. late: how many optimizer steps the result of a
-        round is late at a site, given the site and the round's number; default: 0. timeout_s: the most that a site
-        waits."""
         if not names or len(set(names)) < len(names):
             raise InvalidArgumentError(f"sites are {list(names)}; give one or more different names")
         self.names = tuple(names)
@@ -65,9 +77,15 @@ class SimulatedSites:
         self._waiting: dict[str, _Waiting] = {}
 
     def run(self, train: Callable[[Rounds], Result]) -> list[Result]:
-        """Call `train` once for each site, with the site's `Rounds`; returns the results in the order of the names.
+        """Call `train` once for each site. What it raises at the first site that fails, this raises too.
 
-        Raises what the first site that failed has raised. The generator of torch.manual_seed is one for all sites.
+        The generator of torch.manual_seed is one for all sites.
+
+        Args:
+            train: Trains one site. It is given what `geocomm.local_steps` takes as `rounds`, whose `site` is the name.
+
+        Returns:
+            What `train` returned, in the order of the names.
         """
         results: dict[str, Result] = {}
         failures: list[BaseException] = []
