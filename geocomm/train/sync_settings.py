@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -17,7 +17,8 @@ from geocomm.local_sgd.local_settings import LocalSettings, Steps
 class GradientSyncConfig(HookSettings):
     """Gradients are averaged over all ranks in every step."""
 
-    __init__ = Section.__init__  # the document that it is part of says where a wrong value stands
+    if not TYPE_CHECKING:  # the document that it is part of says where a wrong value stands
+        __init__ = Section.__init__
 
     mode: Literal["gradients"] = "gradients"
     """gradients: averaged over all ranks in every step. local: each site trains by itself, and the sites average their
@@ -31,7 +32,8 @@ class GradientSyncConfig(HookSettings):
 class LocalSyncConfig(LocalSettings):
     """Each site trains by itself, and the sites average their weights now and then."""
 
-    __init__ = Section.__init__
+    if not TYPE_CHECKING:
+        __init__ = Section.__init__
 
     mode: Literal["local"] = "local"
     """gradients: averaged over all ranks in every step. local: each site trains by itself, and the sites average their
