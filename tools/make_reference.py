@@ -85,11 +85,11 @@ def _sections(name: str, command: Any, depth: int) -> Iterator[str]:
     if depth > 1:
         yield f"{'#' * depth} {name}\n"
         yield _wrapped(command.help or "") + "\n"
-    for word, each in getattr(command, "commands", {}).items():
-        yield from _sections(f"{name} {word}", each, depth + 1)
     rows = [row for row in map(_parameter, command.params) if row is not None]
     if rows:
         yield _table(("argument, option", "default", "meaning"), rows)
+    for word, each in getattr(command, "commands", {}).items():
+        yield from _sections(f"{name} {word}", each, depth + 1)
 
 
 def _wrapped(text: str) -> str:
@@ -169,31 +169,36 @@ def metrics() -> str:
 
         `geocomm train` writes one JSON object per line into the run folder, flushed at once and only ever
         appended to. If a step occurs twice after a resume, the later line counts. Every entry has `kind`
-        and `time` (seconds since 1970).
+        and `time` (seconds since 1970). [Events](#events) of rank 0 stand between the entries.
 
         In a `step` entry tokens and counters are totals over all ranks; `exposed_seconds` is averaged over
-        the ranks. With local steps (`sync.mode: local`) they are those of rank 0's site, whose ranks
-        alone meet in every step; `sites` entries tell of all sites every few steps. With another
-        backend than geocomm, all of these counters are null. Numbers that JSON lacks (a NaN loss) are
-        null, too. A step's entry appears when the next step is done: its counters travel with that
-        step's loss. [Events](#events) of rank 0, such as `checkpoint`, stand between the
-        entries.
+        the ranks. With local steps (`sync.mode: local`) they are those of rank 0's site; `sites` entries
+        tell of all sites every few steps. With another backend than geocomm the counters are null, and so
+        are numbers that JSON lacks (a NaN loss). A step's entry appears when the next step is done.
         """)
     events = inspect.cleandoc("""
         ## Events
 
-        An event is the same line of JSON in the statistics file, in a run's `events.jsonl` and in its
-        `metrics.jsonl`. `events.jsonl` has those of every rank that has this run folder. `metrics.jsonl`
-        has those of rank 0. Each has `kind`, `time`, and `site` and `rank` of the process that saw it. A
-        process keeps the last 1000 until they are written.
+        An event is the same line of JSON in the statistics file, in a run's `events.jsonl` (of every rank
+        that has this run folder) and in its `metrics.jsonl` (of rank 0). Each has `kind`, `time`, and
+        `site` and `rank` of the process that saw it. A process keeps the last 1000 until they are written.
         """)
-    entries_of_kinds, events_of_kinds = _entry_table(log_entries.ENTRIES), _entry_table(KINDS)
+    entries_of_kinds, events_of_kinds = _entry_fields(log_entries.ENTRIES), _entry_fields(KINDS)
     return "\n".join((NOTE, head, sections, file, "", entries_of_kinds, events, "", events_of_kinds))
 
 
-def _entry_table(kinds: Mapping[str, Mapping[str, str]]) -> str:
-    rows = [(f"`{kind}`", f"`{name}`", meaning) for kind, fields in kinds.items() for name, meaning in fields.items()]
-    return _table(("kind", "field", "meaning"), rows)
+def _entry_fields(kinds: Mapping[str, Mapping[str, str]]) -> str:
+    """The fields of every kind of entry; the counters of the process, which another table explains, in one line."""
+    counters = {metric.name: metric.help for metric in schema.COUNTERS}
+
+    def lines(fields: Mapping[str, str]) -> Iterator[str]:
+        counted = [name for name, meaning in fields.items() if counters.get(name) == meaning]
+        yield from (f"- `{name}`: {meaning}\n" for name, meaning in fields.items() if name not in counted)
+        if counted:
+            names = ", ".join(f"`{name}`" for name in counted)
+            yield f"- {names}: the [counters of the process](#process), of this step\n"
+
+    return "\n".join(f"**`{kind}`**\n\n{''.join(lines(fields))}" for kind, fields in kinds.items())
 
 
 def _metric_table(table: tuple[schema.Metric, ...]) -> str:

@@ -31,10 +31,15 @@ SITE_REPORT = {
 }
 """What `sites` of a `sites` entry holds of a site."""
 
+
+def _of_a_site(fields: dict[str, str]) -> str:
+    return ", ".join(name for name in fields if name not in _COUNTED) + ", and the counters of a step"
+
+
 ENTRIES: dict[str, dict[str, str]] = {
     "start": {
         "step": _STEP_NUMBER + " before",
-        "resumed": "whether it goes on from a checkpoint",
+        "resumed": "whether it resumes from a checkpoint",
         "ranks_before": "how many ranks wrote that checkpoint",
         "backend": "of torch.distributed",
         "codec": "of traffic between sites; null where the backend has none",
@@ -56,19 +61,19 @@ ENTRIES: dict[str, dict[str, str]] = {
         "fallbacks. With sync.mode local: joint (gradients are averaged over all ranks), and rank 0's numbers of "
         "local steps as in stats()",
         "step_seconds": "that the step took on rank 0",
-        "tokens": "that all ranks trained on; here and below, with local steps, those of the site",
+        "tokens": "that all ranks trained on; with local steps, those of the site",
         "tokens_per_second": "tokens by step_seconds",
         **_COUNTED,
         "site": "of rank 0",
         "codec": "of traffic between sites; null where the backend has none",
         "backend": "of torch.distributed",
-        "sites": "the same per site: " + ", ".join(SITE),
+        "sites": "per site: " + _of_a_site(SITE),
     },
     "sites": {
         "step": _STEP_NUMBER + " at the site that is furthest",
         "tokens_per_second": "sum over the sites",
         "sites": "only with local steps, every few steps, of the sites that have trained since: "
-        + ", ".join(SITE_REPORT),
+        + _of_a_site(SITE_REPORT),
     },
     "eval": {
         "step": _STEP_NUMBER,
