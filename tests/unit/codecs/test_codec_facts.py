@@ -26,10 +26,10 @@ def test_facts_of_normal_numbers_are_those_of_the_codec(codec: str) -> None:
     residual = torch.zeros_like(values) if facts.needs_feedback else None
     payload = geocomm.compress(values, codec, residual, threshold=torch.zeros(1))
     lost = (geocomm.decompress(payload) - values).double().square().sum() / values.double().square().sum()
-    # A threshold that is carried is found in the course of several calls.
-    if "select=global" not in codec:
-        assert values.nbytes / payload.numel() == pytest.approx(facts.normal.ratio, rel=0.02)
-        assert float(lost) == pytest.approx(facts.normal.nmse, rel=0.05)
+    # select=global estimates its threshold from a sample of the elements, so its size depends on the values.
+    size_tolerance = 0.05 if "select=global" in codec else 0.02
+    assert values.nbytes / payload.numel() == pytest.approx(facts.normal.ratio, rel=size_tolerance)
+    assert float(lost) == pytest.approx(facts.normal.nmse, rel=0.05)
 
 
 def test_sums_are_verified_by_no_less_than_what_the_backend_loses_of_normal_numbers() -> None:

@@ -69,6 +69,33 @@ def test_of_equally_fast_codecs_the_one_that_loses_least_is_chosen() -> None:
     assert {codec for _, codec in choose(model(1e9, 0.001), allowed, 65536)} == {"int8"}
 
 
+class _GainsUntil(ReduceTime):
+    """In which int8 takes half of the time up to a size, and twice the time above it."""
+
+    def __init__(self, most_bytes: float) -> None:
+        super().__init__(Links.uniform(["a", "b"], 1e9, 0.1), 1)
+        self._most_bytes = most_bytes
+
+    def seconds(self, raw_bytes: float, codec: str, speed: Speed) -> float:
+        if codec == "none":
+            return raw_bytes
+        return raw_bytes / 2 if raw_bytes <= self._most_bytes else raw_bytes * 2
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "classes"),
+    [
+        (1 << 17, ((1 << 16, "int8"), (1 << 17, "none"))),
+        ((1 << 17) - 1, ()),
+        (1 << 18, ((1 << 16, "int8"), (1 << 18, "none"))),
+    ],
+)
+def test_class_of_sizes_is_compressed_where_that_gains_up_to_its_end(
+    most_bytes: int, classes: tuple[tuple[int, str], ...]
+) -> None:
+    assert choose(_GainsUntil(most_bytes), speeds(["int8"]), 1 << 16) == classes
+
+
 @pytest.mark.parametrize("sites", [2, 3, 5])
 def test_no_choice_is_over_3_percent_slower_than_none_at_any_size_of_its_class(sites: int) -> None:
     for rate, rtt, coding in itertools.product((1e7, 1e8, 1e9, 1e10), (0.001, 0.1), (1e-11, 1e-9, 1e-8)):
