@@ -39,6 +39,7 @@ from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
 from geocomm.membership.one_site import check_nodes
 from geocomm.membership.own_address import remember_hub
+from geocomm.rendezvous.agents_store import AgentsStore
 from geocomm.rendezvous.store_process import StoreProcess, log
 from geocomm.rendezvous.waiting import Waiting, nodes_text
 from geocomm.security.keys import KeysError
@@ -209,7 +210,7 @@ class HubRendezvous(RendezvousHandler):
             raise RendezvousConnectionError(str(error)) from error
         self._tunnels.append(workers)
         info = RendezvousStoreInfo("127.0.0.1", workers.port)
-        agents = dist.PrefixStore(f"agents/{self._round}", store)
+        agents = AgentsStore(f"agents/{self._round}", store, self._node, self._sites, self.is_closed, log)
         return RendezvousInfo(agents, self._node, self._nodes, info)
 
     def num_nodes_waiting(self) -> int:

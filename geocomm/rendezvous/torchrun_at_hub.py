@@ -11,6 +11,7 @@ from argparse import Namespace
 from typing import NoReturn
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
@@ -49,6 +50,9 @@ def main(arguments: list[str]) -> None:
         run.run(chosen)
     except InvalidArgumentError as error:
         _refuse(str(error))
+    except ChildFailedError as error:  # of the ranks, which have told their errors; torchrun's own stack tells nothing
+        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 def _parsed(arguments: list[str]) -> Namespace:

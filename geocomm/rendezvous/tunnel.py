@@ -70,7 +70,7 @@ async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStre
 async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str], None]) -> None:
     """Return once the hub has let this site in; a hub that is not there yet has `limit_s` to come.
 
-    Says to `log` every ten seconds that it waits.
+    Says to `log` after 10, 30 and 90 s and so on that it waits.
 
     Raises what dial() does, and ConnectionError with the last reason where nobody answered in time.
     """

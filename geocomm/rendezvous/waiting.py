@@ -1,25 +1,26 @@
-"""What a node says while it waits for others: one line every ten seconds."""
+"""What a node says while it waits for others, and how often."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-INTERVAL_S = 10.0
+FIRST_WORD_S = 10.0
+_GROWTH = 3.0
 
 
 class Waiting:
-    """Says, at most once in INTERVAL_S and not at the very start, what is being waited for."""
+    """Says what is being waited for: after 10 s, 30 s, 90 s and so on."""
 
     def __init__(self, log: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._log, self._now = log, now
-        self._next = now() + INTERVAL_S
+        self._begun, self._next_s = now(), FIRST_WORD_S
 
     def tell(self, what: Callable[[], str]) -> None:
         """`what` is asked only where a line is due."""
-        if self._now() < self._next:
+        if self._now() - self._begun < self._next_s:
             return
-        self._next = self._now() + INTERVAL_S
+        self._next_s *= _GROWTH
         self._log(f"waiting for {what()}")
 
 

@@ -56,6 +56,13 @@ def stay(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def part(folder: Path) -> None:
+    """One rank of a job whose ranks end without a word to each other."""
+    dist.init_process_group("geocomm", timeout=LIMIT)
+    report(folder, f"rank{dist.get_rank()}", **facts())
+    wait_for(folder / "go")
+
+
 def fail_once(folder: Path) -> None:
     """Rank 1 fails in the first round, when both ranks are in the middle of it."""
     first = not (folder / "failed").exists()

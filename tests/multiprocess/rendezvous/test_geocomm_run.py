@@ -278,6 +278,28 @@ def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: P
     assert dead.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
+def test_run_says_at_its_end_which_node_it_waits_for(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    start_node(job, tmp_path / "keys", port, 0, "part")
+    job.wait_for_listener(HUB_HOST, port)
+    start_node(job, tmp_path / "keys", port, 1, "part")
+    for rank in range(2):
+        job.fact(f"rank{rank}")
+    left = family([job.processes[1].pid]) - {job.processes[1].pid}
+    job.processes[1].kill()  # its rank lives on, and ends well
+    (job.folder / "go").touch()
+    end = time.monotonic() + LIMIT_S
+    while "waiting for node 1 of 2 (site b) to end" not in job.log(0).read_text():
+        assert time.monotonic() < end, job.output()
+        assert job.processes[0].poll() is None, job.output()
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def forwarder(port: int) -> Iterator[str]:
     """Stands where a router with a translated address would: its own "host:port", leading to `port` of HUB_HOST."""
@@ -314,6 +336,21 @@ def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(tmp_path: Path, 
     with forwarder(port) as outside, Ranks(["a", "b"], environment_of=secure, time_limit=LIMIT_S) as ranks:
         hub = f"{outside}?listen={HUB_HOST}:{port}" if translated else f"{HUB_HOST}:{port}"
         assert ranks.run(hub_ranks.meet_twice, f"geocomm://{hub}") == [[3.0, 3.0]] * 2
+
+
+def test_run_whose_rank_fails_ends_with_a_report_and_no_stack_of_torchrun(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    (tmp_path / "fail.py").write_text("raise SystemExit(3)")
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--"),
+        *("--nnodes", "1", "--nproc-per-node", "1", str(tmp_path / "fail.py")),
+        GEOCOMM_KEYS=str(tmp_path / "keys" / "a"),
+        GEOCOMM_ONE_SITE="1",
+        GEOCOMM_SECURITY=SECURITY,
+    )
+    assert job.end() == [1], job.output()
+    assert "fail.py FAILED" in job.output()
+    assert "Traceback" not in job.output()
 
 
 def refused(job: Job, *arguments: str, **variables: str) -> str:
