@@ -85,9 +85,9 @@ def _sections(name: str, command: Any, depth: int) -> Iterator[str]:
     if depth > 1:
         yield f"{'#' * depth} {name}\n"
         yield _wrapped(command.help or "") + "\n"
-    rows = [row for row in map(_parameter, command.params) if row is not None]
-    if rows:
-        yield _table(("argument, option", "default", "meaning"), rows)
+    lines = [line for line in map(_parameter, command.params) if line is not None]
+    if lines:
+        yield "\n".join(lines) + "\n"
     for word, each in getattr(command, "commands", {}).items():
         yield from _sections(f"{name} {word}", each, depth + 1)
 
@@ -97,7 +97,8 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(each if each.startswith(" ") else textwrap.fill(each, 100) for each in text.split("\n\n"))
 
 
-def _parameter(parameter: Any) -> tuple[str, str, str] | None:
+def _parameter(parameter: Any) -> str | None:
+    """An argument or option as a line of a list: its names, default and meaning."""
     if getattr(parameter, "hidden", False):
         return None
     flag = getattr(parameter, "is_flag", False)
@@ -110,14 +111,14 @@ def _parameter(parameter: Any) -> tuple[str, str, str] | None:
         names = " ".join(f"`{option}{metavar}`" for option in written)
     shown = parameter.show_default
     if parameter.required:
-        default = "required"
+        default = " (required)"
     elif isinstance(shown, str):
-        default = shown.replace("<", "&lt;")
+        default = f" (default: {shown.replace('<', '&lt;')})"
     elif parameter.default in (None, (), []) or (flag and not parameter.default):
         default = ""
     else:
-        default = f"`{parameter.opts[0] if flag else parameter.default}`"
-    return names, default, parameter.help or ""
+        default = f" (default: `{parameter.opts[0] if flag else parameter.default}`)"
+    return f"- {names}{default}: {' '.join((parameter.help or '').split())}"
 
 
 def options() -> str:
