@@ -173,15 +173,16 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-def field_table() -> str:
-    """The Markdown table of all fields, as it stands in `docs/reference/run-config.md`."""
-    rows = ["| field | default | meaning |", "|---|---|---|"]
+def field_tables() -> dict[str | None, str]:
+    """The Markdown tables of `docs/reference/run-config.md`: the fields of every run under None, then each mode's."""
+    rows: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
         default = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(default)
-        meaning = f"Mode {leaf.mode}. " * bool(leaf.mode) + field_text(leaf.field.description).replace("|", r"\|")
-        rows.append(f"| `{leaf.name}` | `{json.dumps(default)}` | {meaning} |")
-    return "\n".join(rows) + "\n"
+        meaning = field_text(leaf.field.description).replace("|", r"\|")
+        table = rows.setdefault(leaf.mode, ["| field | default | meaning |", "|---|---|---|"])
+        table.append(f"| `{leaf.name}` | `{json.dumps(default)}` | {meaning} |")
+    return {mode: "\n".join(table) + "\n" for mode, table in rows.items()}
