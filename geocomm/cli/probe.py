@@ -42,7 +42,7 @@ def probe(
     plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """See _HELP."""
+    """Measure the links of a job."""
     from geocomm.core.bad_input import BadInput
     from geocomm.core.place import rank_and_world_size, require_rank
 

@@ -43,7 +43,7 @@ def run(
     keys: Annotated[str | None, typer.Option(help="This site's folder of keys.", show_default="$GEOCOMM_KEYS")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
 ) -> None:
-    """See _HELP."""
+    """Start this site's ranks, and the hub at one site."""
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name

@@ -57,7 +57,7 @@ def serve(
         typer.Option(help="Write this folder, which builds an image that serves MODEL, and leave.", metavar="FOLDER"),
     ] = None,
 ) -> None:
-    """See _HELP."""
+    """Serve a model folder at an OpenAI-compatible address."""
     from geocomm.serve.container_files import write_container
     from geocomm.serve.model_folder import check_name, open_folder
     from geocomm.serve.serving import Serving

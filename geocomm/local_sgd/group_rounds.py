@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from geocomm.backend.reserved_tags import ReservedTags
 from geocomm.backend.runtime import runtime
@@ -18,7 +19,7 @@ from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
 from geocomm.local_sgd.round_header import Digest
-from geocomm.local_sgd.rounds import Average, Coding, Offer, Terms, check_terms
+from geocomm.local_sgd.rounds import Average, Coding, Offer, Reduction, Rounds, Terms, check_terms
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.local_sgd.waiting import Patience, wait_for
 from geocomm.membership import roll_call
@@ -28,7 +29,7 @@ _FIRST = 0
 _AGREE_S = 300.0
 
 
-class GroupRounds:
+class GroupRounds(Rounds):
     """The rounds of one rank. Every rank of the default process group makes one, in the same order.
 
     The ranks of a site train one model. Lane i has the i-th rank of every site, as far as all sites have one. Fragment
@@ -77,50 +78,52 @@ class GroupRounds:
         self._offers: dict[int, Offer] = {}
 
     @property
+    @override
     def site(self) -> str:
         """The name of this site."""
         return self._sites.name
 
     @property
+    @override
     def site_count(self) -> int:
-        """See `Rounds`."""
         return len(self._sites.names)
 
     @property
+    @override
     def line_seconds(self) -> float:
-        """See `Rounds`."""
         return self._line.seconds
 
+    @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """See `Rounds`."""
         return self._sites.names_of(ranks)
 
+    @override
     def agree(self, terms: Terms) -> None:
-        """See `Rounds`. Two round trips to the store. Raises OperationTimeoutError for ranks that do not come."""
+        """Two round trips to the store. Raises OperationTimeoutError for ranks that do not come."""
         records = self._call({name: dict(value) for name, value in vars(terms).items()})
         for rank, record in enumerate(records):
             if "error" in record:
                 raise InvalidArgumentError(f"local steps: {self._sites.describe(rank)} cannot begin: {record['error']}")
         check_terms([(self._name(rank), Terms(**record)) for rank, record in enumerate(records)])
 
+    @override
     def refuse(self, reason: str) -> None:
-        """See `Rounds`."""
         self._agreements += 1
         roll_call.publish(self._world.store, self._call_name(), self._sites.rank, {"error": reason})
 
+    @override
     def propose(self, offer: Offer) -> None:
-        """See `Rounds`."""
         self._offers[offer.round] = offer
 
+    @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> LaneReduction:
-        """See `Rounds`."""
         exchange = self._lane().begin(self._offers.pop(number), self._digests.latest, fragment, delta, residual, coding)
         return LaneReduction(number, exchange)
 
+    @override
     def furthest(self, number: int) -> int:
-        """See `Rounds`."""
         said = None
         if self._sites.is_first:
             try:
@@ -134,12 +137,13 @@ class GroupRounds:
             raise self.ranks.tell_failure(_FIRST, None)
         return found
 
+    @override
     def commit(self, number: int, digest: str) -> None:
-        """See `Rounds`."""
         self._digests.add(number, digest)
 
+    @override
     def close(self) -> None:
-        """See `Rounds`. Ends the thread."""
+        """Ends the thread."""
         if self._exchange is not None:
             try:
                 _result(self._exchange.end(self._digests.latest), "the end of the run")
@@ -190,19 +194,19 @@ class GroupRounds:
         return site if alone else f"{site} (rank {rank})"
 
 
-class LaneReduction:
+class LaneReduction(Reduction):
     """A round that is under way."""
 
     def __init__(self, number: int, exchange: Awaited) -> None:
         self._number = number
         self._exchange = exchange
 
+    @override
     def is_done(self) -> bool:
-        """See `Reduction`."""
         return self._exchange.future.done()
 
+    @override
     def wait(self) -> Average:
-        """See `Reduction`."""
         return _result(self._exchange, f"round {self._number}")
 
 

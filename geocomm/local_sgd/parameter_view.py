@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
@@ -16,25 +17,14 @@ from geocomm.local_sgd.local_settings import LocalSettings
 class ParameterView(Protocol):
     """The elements of a model that its site averages with the other sites, as one rank of the site holds them."""
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """What is averaged, in the model's order; alike on all ranks."""
-        ...
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """What is not averaged, each with the reason."""
-        ...
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the ranks of the site hold parts; else each holds everything."""
-        ...
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether values are copied to the host from a GPU."""
-        ...
+    tensors: Sequence[Tensor]
+    """The tensors that are averaged, in the model's order; alike on all ranks."""
+    left_out: Mapping[str, str]
+    """The tensors that are not averaged, each with the reason."""
+    sharded: bool
+    """Whether the ranks of the site hold parts; else each holds everything."""
+    on_cuda: bool
+    """Whether values are copied to the host from a GPU."""
 
     def held(self, name: str) -> tuple[int, int]:
         """The elements [start, stop) of a tensor that this rank holds; `sharded`: no other rank of the site does."""
@@ -53,7 +43,7 @@ class ParameterView(Protocol):
         ...
 
     def names(self) -> Mapping[int, str]:
-        """Of all parameters, by id()."""
+        """The names of all parameters, by id()."""
         ...
 
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
@@ -66,12 +56,12 @@ class ParameterView(Protocol):
         ...
 
     def digests(self) -> Mapping[str, str]:
-        """Of the values that must be equal at all sites, by name, but not of those whose parts the ranks of the site
-        hold. Collective over the ranks of the site."""
+        """Digests of the values that must be equal at all sites, by name, without those that the ranks of the site hold
+        in parts. Collective over the ranks of the site."""
         ...
 
 
-class ModuleView:
+class ModuleView(ParameterView):
     """What the views of a torch module share; each adds `held`, `read` and `write`."""
 
     sharded = False
@@ -88,10 +78,10 @@ class ModuleView:
         if not self._trainable:
             raise InvalidArgumentError("local steps: the model has no parameter that is trained")
         tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-        self.tensors: list[Tensor] = []
+        tensors: list[Tensor] = []
         for name, parameter in self._trainable.items():
             shape = self._shape(parameter)
-            self.tensors.append(
+            tensors.append(
                 Tensor(
                     name,
                     shape.numel(),
@@ -100,6 +90,7 @@ class ModuleView:
                     exact=settings.keeps_exact(name, shape, shape.numel()),
                 )
             )
+        self.tensors = tensors
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
         self.left_out = self._reasons()
         self._types = self._types_now()
@@ -110,15 +101,15 @@ class ModuleView:
         raise NotImplementedError
 
     def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return parameter.shape
 
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """The values of the whole parameter. Collective over the ranks of the site."""
         return parameter.detach()
 
+    @override
     def check(self) -> None:
-        """See `ParameterView`."""
         now = self._types_now()
         for name in [*self._types, *(now.keys() - self._types.keys())]:
             if now.get(name) != self._types.get(name):
@@ -137,12 +128,12 @@ class ModuleView:
                     "keeps its own"
                 )
 
+    @override
     def names(self) -> Mapping[int, str]:
-        """See `ParameterView`."""
         return {id(parameter): name for name, parameter in self._parameters.items()}
 
+    @override
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
-        """See `ParameterView`."""
         names, owners = self.names(), dict[int, str]()
         for optimizer in optimizers:
             kind = type(optimizer).__name__
@@ -166,13 +157,13 @@ class ModuleView:
                     "local_steps(model, [muon, adamw]), or freeze the parameter"
                 )
 
+    @override
     def types(self) -> Mapping[str, str]:
-        """See `ParameterView`."""
         buffers = {name: type_name(buffer, buffer.shape) for name, buffer in self._constants().items()}
         return {name: kind for name, (_, kind, _) in self._types.items()} | buffers
 
+    @override
     def digests(self) -> Mapping[str, str]:
-        """See `ParameterView`."""
         found = {
             name: digest([self._whole(parameter)])
             for name, parameter in self._parameters.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.fragments import Range
@@ -20,8 +21,8 @@ class ShardedParameters(ModuleView):
     sharded = True
 
     def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
-        """See `ModuleView`. Raises InvalidArgumentError for a mesh that is not that of all ranks of the site,
-        UnsupportedError for parameters that are not cut between rows."""
+        """Raises InvalidArgumentError for a mesh that is not that of all ranks of the site, UnsupportedError for
+        parameters that are not cut between rows."""
         self._rounds = rounds
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._show_shards()
@@ -32,6 +33,7 @@ class ShardedParameters(ModuleView):
         for unit in self._units:
             unit.reshard()
 
+    @override
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         require_float32(name, parameter)
         if not isinstance(parameter, DTensor):
@@ -55,8 +57,9 @@ class ShardedParameters(ModuleView):
                 "between rows, Shard(0), are averaged"
             )
 
+    @override
     def held(self, name: str) -> tuple[int, int]:
-        """See `ParameterView`; of ranks that hold the same rows, the first."""
+        """The rows of this rank; none if another rank before it holds the same ones."""
         parameter = self._sharded(name)
         start, stop = self._rows(parameter)
         mesh = parameter.device_mesh
@@ -65,14 +68,14 @@ class ShardedParameters(ModuleView):
                 return start, start
         return start, stop
 
+    @override
     def read(self, part: Range, out: torch.Tensor) -> None:
-        """See `ParameterView`."""
         parameter = self._sharded(part.name)
         start, _ = self._rows(parameter)
         out.copy_(parameter.to_local().detach().reshape(-1)[part.start - start : part.stop - start])
 
+    @override
     def write(self, part: Range, values: torch.Tensor) -> None:
-        """See `ParameterView`."""
         self._show_shards()
         parameter = self._sharded(part.name)
         first, last = self._rows(parameter)
@@ -81,11 +84,12 @@ class ShardedParameters(ModuleView):
             local = parameter.to_local().detach()
             write_flat(local, start - first, values[start - part.start : stop - part.start])
 
+    @override
     def check(self) -> None:
-        """See `ParameterView`."""
         self._show_shards()
         super().check()
 
+    @override
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 

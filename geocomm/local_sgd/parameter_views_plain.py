@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.local_sgd.fragments import Range
@@ -17,18 +18,19 @@ class PlainParameters(ModuleView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
 
     def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
-        """See `ModuleView`. Raises InvalidArgumentError where something reduces the gradients between sites."""
+        """Raises InvalidArgumentError where something reduces the gradients between sites."""
         super().__init__(model, settings)
         self._rounds: Rounds | None = rounds
         require_no_reduction_between_sites(self._trainable.values(), rounds)
 
+    @override
     def check(self) -> None:
-        """See `ParameterView`."""
         if self._rounds is not None:  # some frameworks wrap the model between local_steps() and the first step
             require_no_reduction_between_sites(self._trainable.values(), self._rounds)
             self._rounds = None
         super().check()
 
+    @override
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         if isinstance(parameter, DTensor) or hasattr(parameter, "ds_tensor"):
             raise UnsupportedError(
@@ -37,23 +39,23 @@ class PlainParameters(ModuleView):
             )
         require_float32(name, parameter)
 
+    @override
     def held(self, name: str) -> tuple[int, int]:
-        """See `ParameterView`."""
         return 0, self._trainable[name].numel()
 
+    @override
     def read(self, part: Range, out: torch.Tensor) -> None:
-        """See `ParameterView`."""
         out.copy_(self._trainable[part.name].detach().reshape(-1)[part.start : part.stop])
 
     def memory(self, part: Range) -> torch.Tensor | None:
-        """See `InMemory`."""
+        """The memory of a range, if the parameter is contiguous on the CPU."""
         values = self._trainable[part.name].detach()
         if values.device.type != "cpu" or not values.is_contiguous():
             return None
         return values.view(-1)[part.start : part.stop]
 
+    @override
     def write(self, part: Range, values: torch.Tensor) -> None:
-        """See `ParameterView`."""
         write_flat(self._trainable[part.name].detach(), part.start, values)
 
 

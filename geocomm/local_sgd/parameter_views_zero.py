@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.local_sgd.anchor import digest
@@ -33,7 +34,7 @@ class MasterParameters(ModuleView):
     DeepSpeed rounds it."""
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, settings: LocalSettings) -> None:
-        """See `ModuleView`. Raises UnsupportedError for what was not checked with local steps."""
+        """Raises UnsupportedError for what was not checked with local steps."""
         require_checked_deepspeed()
         self._engine = engine
         self.sharded = engine.zero_optimization_stage() > 0
@@ -42,6 +43,7 @@ class MasterParameters(ModuleView):
         module: Any = engine.module
         super().__init__(module, settings)
 
+    @override
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         if not parameter.requires_grad:
             return
@@ -64,28 +66,30 @@ class MasterParameters(ModuleView):
             )
         self._masters[name] = master
 
+    @override
     def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
         return whole_shape(parameter)
 
+    @override
     def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         return whole_values(parameter)
 
+    @override
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
-        """See `ParameterView`."""
         require_engines_optimizer(self._engine, optimizers)
 
+    @override
     def held(self, name: str) -> tuple[int, int]:
-        """See `ParameterView`."""
         master = self._masters[name]
         return master.start, master.start + master.values().numel()
 
+    @override
     def read(self, part: Range, out: torch.Tensor) -> None:
-        """See `ParameterView`."""
         master = self._masters[part.name]
         out.copy_(master.values()[part.start - master.start : part.stop - master.start])
 
+    @override
     def write(self, part: Range, values: torch.Tensor) -> None:
-        """See `ParameterView`."""
         master = self._masters[part.name]
         first, last = self.held(part.name)
         start, stop = max(first, part.start), min(last, part.stop)
@@ -93,8 +97,9 @@ class MasterParameters(ModuleView):
             master.set(start - first, values[start - part.start : stop - part.start])
         master.set_weights(part.start, values)
 
+    @override
     def digests(self) -> Mapping[str, str]:
-        """See `ParameterView`; of the masters too, where this rank has them whole."""
+        """Those of a module, and of the masters where this rank has them whole."""
         masters = {} if self.sharded else {f"master of {name}": one for name, one in self._masters.items()}
         return {**super().digests(), **{name: digest([master.values()]) for name, master in masters.items()}}
 
@@ -118,16 +123,15 @@ def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Seq
 
 
 class EngineParameters(PlainParameters):
-    """Of an engine whose module is an ordinary one, in float32 without ZeRO."""
+    """The parameters of an engine in float32 without ZeRO, whose module is an ordinary one."""
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, rounds: Rounds, settings: LocalSettings) -> None:
-        """See `ModuleView`."""
         self._engine = engine
         module: Any = engine.module
         super().__init__(module, rounds, settings)
 
+    @override
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
-        """See `ParameterView`."""
         require_engines_optimizer(self._engine, optimizers)
         super().check_optimizers(optimizers)
 

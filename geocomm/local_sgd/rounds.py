@@ -127,6 +127,9 @@ class Rounds(Protocol):
     Of the ranks of a site, the one that owns the fragment has the round; `agree`, `furthest` and `close` are for all.
     """
 
+    ranks: SiteRanks
+    """The ranks of this site."""
+
     @property
     def site(self) -> str:
         """The name of this site."""
@@ -135,11 +138,6 @@ class Rounds(Protocol):
     @property
     def site_count(self) -> int:
         """How many sites there are."""
-        ...
-
-    @property
-    def ranks(self) -> SiteRanks:
-        """The ranks of this site."""
         ...
 
     @property

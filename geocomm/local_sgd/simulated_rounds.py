@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.host_memory import host_empty
-from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Rounds, Terms, check_terms, decide
+from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, Reduction, Rounds, Terms, check_terms, decide
 from geocomm.local_sgd.site_ranks import SiteRanks
 
 Result = TypeVar("Result")
@@ -199,7 +200,7 @@ class SimulatedSites:
         return ended
 
 
-class SimulatedRounds:
+class SimulatedRounds(Rounds):
     """The rounds of one simulated site."""
 
     def __init__(self, sites: SimulatedSites, site: str) -> None:
@@ -212,41 +213,45 @@ class SimulatedRounds:
         self._weights: dict[int, int] = {}
 
     @property
+    @override
     def site(self) -> str:
         """The name of this site."""
         return self._site
 
     @property
+    @override
     def site_count(self) -> int:
-        """See `Rounds`."""
         return len(self._sites.names)
 
     @property
+    @override
     def line_seconds(self) -> float:
-        """See `Rounds`; there is no line."""
+        """There is no line."""
         return 0.0
 
+    @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """See `Rounds`; all ranks of this process's group are this process."""
+        """All ranks of this process's group are this process."""
         return (self._site,)
 
+    @override
     def agree(self, terms: Terms) -> None:
-        """See `Rounds`."""
         self._agreements += 1
         self._sites.agree(self._site, self._agreements - 1, terms)
 
+    @override
     def refuse(self, reason: str) -> None:
-        """See `Rounds`; the others hear of it as this site ends."""
+        """The others hear of it as this site ends."""
 
+    @override
     def propose(self, offer: Offer) -> None:
-        """See `Rounds`."""
         self._weights[offer.round] = offer.weight
         self._sites.propose(self._site, offer)
 
+    @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
-        """See `Rounds`."""
         counts = self._weights.pop(number) > 0
         place = (self._sites.names.index(self._site), len(self._sites.names))
         frames, new_residual = encode_delta(number, fragment, delta, residual, coding, place=place, counts=counts)
@@ -263,20 +268,21 @@ class SimulatedRounds:
             late,
         )
 
+    @override
     def commit(self, number: int, digest: str) -> None:
-        """See `Rounds`."""
         self._sites.commit(self._site, number, digest)
 
+    @override
     def furthest(self, number: int) -> int:
-        """See `Rounds`."""
         self._meetings += 1
         return self._sites.furthest(self._site, self._meetings - 1, number)
 
+    @override
     def close(self) -> None:
-        """See `Rounds`; digests were compared as they came."""
+        """Digests were compared as they came."""
 
 
-class SimulatedReduction:
+class SimulatedReduction(Reduction):
     """A round of one simulated site that is under way."""
 
     def __init__(
@@ -301,14 +307,15 @@ class SimulatedReduction:
         self._late = late
         self._average: Average | None = None
 
+    @override
     def is_done(self) -> bool:
         """False in as many calls as the result is late: a site asks once a step. Then the other sites run, as far as
         they can without this one; so a result is later only where they do not come to the round."""
         self._late -= 1
         return self._late < 0 and self._sites.has_arrived(self._site, self._number)
 
+    @override
     def wait(self) -> Average:
-        """See `Reduction`."""
         if self._average is None:
             entry, frames = self._sites.receive(self._site, self._number)
             values = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from geocomm.core.errors import UnsupportedError
 
@@ -41,7 +42,7 @@ def require_checked_deepspeed(version: str | None = None) -> None:
 
 
 def unsupported_part(engine: deepspeed.DeepSpeedEngine) -> str | None:
-    """What the engine does beside data parallel and ZeRO that was not checked with local steps, in words."""
+    """Name a part of the engine that was not checked with local steps; None: it has only checked ones."""
     config: Any = engine
     offload = (config.zero_offload_optimizer(), config.zero_offload_param())
     found = {
@@ -80,97 +81,110 @@ class Master(Protocol):
         ...
 
     def values(self) -> torch.Tensor:
-        """Them, 1-D, as the optimizer has them now."""
+        """These elements as the optimizer has them now, 1-D."""
         ...
 
     def weights(self) -> torch.Tensor:
-        """What the model computes with in their place, 1-D."""
+        """The weights that the model computes with in their place, 1-D."""
         ...
 
     def set(self, start: int, values: torch.Tensor) -> None:
-        """Replace those from the `start`-th of these on."""
+        """Replace elements from the `start`-th of these on."""
         ...
 
     def set_weights(self, start: int, values: torch.Tensor) -> None:
-        """Replace what the model computes with, from element `start` of the parameter on, as far as this rank has it;
-        after `set`."""
+        """Replace the model's weights from element `start` of the parameter on, as far as this rank has them."""
         ...
 
 
-class WholeMaster:
-    """Of the optimizers for 16 bits without ZeRO: a copy of the whole parameter."""
+class WholeMaster(Master):
+    """A copy of the whole parameter, as the optimizers for 16 bits have it without ZeRO."""
 
     def __init__(self, parameter: torch.nn.Parameter, master: Callable[[], torch.Tensor]) -> None:
-        """master: gives the copy, 1-D."""
-        self.start = 0
-        self.values = master
+        """`master` returns the copy, 1-D."""
+        self._master = master
         self._parameter = parameter
 
+    @property
+    @override
+    def start(self) -> int:
+        return 0
+
+    @override
+    def values(self) -> torch.Tensor:
+        return self._master()
+
+    @override
     def weights(self) -> torch.Tensor:
-        """See `Master`."""
         return self._parameter.detach().view(-1)
 
+    @override
     def set(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         self.values()[start : start + values.numel()].copy_(values)
 
+    @override
     def set_weights(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         _set_flat(self._parameter.detach(), start, values)
 
 
-class LinkedMaster:
-    """Of ZeRO 1 and 2: each rank has a part of the masters, and all weights."""
+class LinkedMaster(Master):
+    """A part of the masters and all weights, as each rank has them under ZeRO 1 and 2."""
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
 
     @property
+    @override
     def start(self) -> int:
-        """See `Master`."""
         link = self._parameter._hp_mapping
         return 0 if link is None else link.lp_fragment_address.start
 
+    @override
     def values(self) -> torch.Tensor:
-        """See `Master`."""
         link = self._parameter._hp_mapping
         return torch.empty(0) if link is None else link.hp_fragment.detach()
 
+    @override
     def weights(self) -> torch.Tensor:
-        """See `Master`."""
         return self._parameter.detach().view(-1)[self.start : self.start + self.values().numel()]
 
+    @override
     def set(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         self.values()[start : start + values.numel()].copy_(values)
 
+    @override
     def set_weights(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         _set_flat(self._parameter.detach(), start, values)
 
 
-class PartitionedMaster:
-    """Of ZeRO 3: each rank has a part of the masters and the same part of the weights; some weights it has whole."""
+class PartitionedMaster(Master):
+    """The same part of masters and weights, as each rank has it under ZeRO 3, which keeps some weights whole."""
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
         self._most = parameter.ds_tensor.ds_numel
-        self.start = min(self._most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
-        self._numel = min(self._most, parameter.ds_numel - self.start)
+        self._start = min(self._most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
+        self._numel = min(self._most, parameter.ds_numel - self._start)
 
+    @property
+    @override
+    def start(self) -> int:
+        return self._start
+
+    @override
     def values(self) -> torch.Tensor:
-        """See `Master`; what ZeRO appends to the last part is not theirs."""
+        """These elements, without what ZeRO appends to the last part."""
         from deepspeed.utils import safe_get_local_fp32_param
 
         found: Any = safe_get_local_fp32_param(self._parameter)
         return found.detach()[: self._numel]
 
+    @override
     def weights(self) -> torch.Tensor:
-        """See `Master`."""
         return self._parameter.ds_tensor.detach().view(-1)[: self._numel]
 
+    @override
     def set(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         from deepspeed.utils import safe_get_local_fp32_param, safe_set_local_fp32_param
 
         found: Any = safe_get_local_fp32_param(self._parameter)
@@ -178,8 +192,8 @@ class PartitionedMaster:
         changed[start : start + values.numel()].copy_(values)
         safe_set_local_fp32_param(self._parameter, changed)
 
+    @override
     def set_weights(self, start: int, values: torch.Tensor) -> None:
-        """See `Master`."""
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
         first, last = max(start, self.start), min(start + values.numel(), self.start + self._numel)
@@ -191,7 +205,7 @@ class PartitionedMaster:
 
 
 def master_of(engine: deepspeed.DeepSpeedEngine) -> Callable[[torch.nn.Parameter], Master | None]:
-    """What finds the master of a parameter that the engine trains; None where its optimizer has none."""
+    """Return a function that finds the master of a trained parameter, or None if its optimizer has none."""
     stage = engine.zero_optimization_stage()
     if stage == 3:
         return lambda parameter: PartitionedMaster(parameter) if hasattr(parameter, "ds_tensor") else None

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from typing_extensions import override
+
 from geocomm.runs.trackers import Tracker
 
 _MOST_WAITING = 1000
@@ -16,23 +18,24 @@ _CLOSE_SECONDS = 30.0
 """What all trackers together have to send what is left."""
 
 
-class TrackerThreads:
+class TrackerThreads(Tracker):
     """Several trackers as one. Nothing here waits for a network, but `close`, and nothing raises."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         """trackers: by name."""
         self._threads = [_TrackerThread(name, tracker) for name, tracker in trackers.items()]
 
+    @override
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """See Tracker."""
         for thread in self._threads:
             thread.call(lambda tracker: tracker.log(scalars, step))
 
+    @override
     def text(self, name: str, text: str, step: int) -> None:
-        """See Tracker."""
         for thread in self._threads:
             thread.call(lambda tracker: tracker.text(name, text, step))
 
+    @override
     def close(self) -> None:
         """Hand over what is left; at most half a minute, then what is left is lost."""
         for thread in self._threads:

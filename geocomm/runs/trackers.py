@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from geocomm.core.bad_input import BadInput
 from geocomm.runs.log_settings import LoggingConfig, TrackerName
 from geocomm.runs.run_folder import RunFolder
@@ -77,7 +79,7 @@ def open_trackers(config: LoggingConfig, folder: RunFolder, fields: Mapping[str,
     return opened
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in the run's folder."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -90,22 +92,22 @@ class TensorBoard:
         for summary in hparams(values, {"step/loss": 0.0, "eval/loss": 0.0}):
             self._writer.file_writer.add_summary(summary)
 
+    @override
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """See Tracker."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    @override
     def text(self, name: str, text: str, step: int) -> None:
-        """See Tracker."""
         self._writer.add_text(name, text, step)
 
+    @override
     def close(self) -> None:
-        """See Tracker."""
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run at wandb.ai or your own server; with WANDB_MODE=offline, in the run's folder."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -118,20 +120,20 @@ class WeightsAndBiases:
         self._run.define_metric(_WANDB_STEP)
         self._run.define_metric("*", step_metric=_WANDB_STEP)
 
+    @override
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """See Tracker."""
         self._run.log({**scalars, _WANDB_STEP: step})
 
+    @override
     def text(self, name: str, text: str, step: int) -> None:
-        """See Tracker."""
         self._run.summary[name] = text
 
+    @override
     def close(self) -> None:
-        """See Tracker."""
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run at the server of MLFLOW_TRACKING_URI; without it, in a database in the run's folder."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -148,23 +150,23 @@ class MLflow:
         for begin in range(0, len(params), _MLFLOW_PARAMS_AT_ONCE):
             self._client.log_batch(self._run, params=params[begin : begin + _MLFLOW_PARAMS_AT_ONCE])
 
+    @override
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """See Tracker."""
         from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now_ms = round(time.time() * 1000)
         self._client.log_batch(self._run, [Metric(name, value, now_ms, step) for name, value in scalars.items()])
 
+    @override
     def text(self, name: str, text: str, step: int) -> None:
-        """See Tracker."""
         self._client.set_tag(self._run, name, text)
 
+    @override
     def close(self) -> None:
-        """See Tracker."""
         self._client.set_terminated(self._run)
 
 
-class Trackio:
+class Trackio(Tracker):
     """A run in Trackio's local database (TRACKIO_DIR), or where TRACKIO_SERVER_URL or TRACKIO_SPACE_ID says."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -173,16 +175,16 @@ class Trackio:
         self._run = trackio.init(project=run.project, name=run.name, config=dict(run.fields), embed=False)
         self._markdown: Callable[[str], Any] = trackio.Markdown
 
+    @override
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """See Tracker."""
         self._run.log(dict(scalars), step=step)
 
+    @override
     def text(self, name: str, text: str, step: int) -> None:
-        """See Tracker."""
         self._run.log({name: self._markdown(text)}, step=step)
 
+    @override
     def close(self) -> None:
-        """See Tracker."""
         with contextlib.redirect_stdout(sys.stderr):
             self._run.finish()
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
@@ -104,7 +105,7 @@ class StepTalk(Protocol):
         ...
 
 
-class StepReducer:
+class StepReducer(StepTalk):
     """The all-reduce of one small fp64 vector per step, over all ranks or those of a group."""
 
     def __init__(
@@ -117,8 +118,9 @@ class StepReducer:
         self._device = device
         self._group = group
 
+    @override
     def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants, note: float = 0.0) -> StepSum:
-        """See `StepTalk`. note: one more number that is added up."""
+        """Note: one more number that is added up."""
         head = torch.tensor([0.0, note, *wants.to_row()], dtype=torch.float64)
         table = torch.zeros(len(self._sites), len(ROW), dtype=torch.float64)
         table[self._own] = torch.tensor(row, dtype=torch.float64)
@@ -127,12 +129,12 @@ class StepReducer:
         work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
         return StepSum(self._sites, self._ranks, vector, work)
 
+    @override
     def flush(self, row: list[float], wants: Wants) -> StepTotals:
-        """See `StepTalk`."""
         return self.launch(0, torch.zeros(()), row, wants).finish(meets=False)
 
 
-class StepSum:
+class StepSum(UnderWay):
     """A sum that is under way."""
 
     def __init__(self, sites: list[str], ranks: int, vector: torch.Tensor, work: dist.Work) -> None:
@@ -144,8 +146,9 @@ class StepSum:
         self.note = 0.0
         """The sum of the notes, once it is finished."""
 
+    @override
     def finish(self, *, meets: bool) -> StepTotals:
-        """See `UnderWay`: all ranks come together in each step."""
+        """All ranks come together in each step."""
         self._work.wait()
         loss, self.note, save, stop, failed, *cells = self._vector.tolist()
         rows = {}

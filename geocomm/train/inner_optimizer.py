@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.train_config import OptimizerConfig
@@ -56,8 +57,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         self._inner: tuple[torch.optim.Optimizer, ...] = (muon, adamw)
 
+    @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """See torch.optim.Optimizer."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

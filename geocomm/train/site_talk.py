@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from geocomm.backend.sites import Sites
-from geocomm.train.comm_meter import ROW, StepReducer, StepSum, StepTotals, Wants
+from geocomm.train.comm_meter import ROW, StepReducer, StepSum, StepTalk, StepTotals, UnderWay, Wants
 from geocomm.train.local_sync import LocalSync
 
 _EVERY_STEPS = 5
@@ -55,8 +56,8 @@ class SiteReport:
         return max(int(row["step"]) for row in self.sites.values())
 
 
-class SiteTalk:
-    """`StepTalk` of a run with local steps."""
+class SiteTalk(StepTalk):
+    """The exchanges of a run with local steps."""
 
     def __init__(self, local: LocalSync, site: str, device: torch.device) -> None:
         self._local = local
@@ -66,13 +67,14 @@ class SiteTalk:
         self._between = _Exchanges(self._sites)
         self._until = 0  # the step after which what was asked for happens; 0: nothing was
 
+    @override
     def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> SiteStep:
-        """See `StepTalk`."""
         until = self._turn(step) if self._sites.is_first else 0
         return SiteStep(self, step, self._inside.launch(step, loss, row, wants, note=float(until)))
 
+    @override
     def flush(self, row: list[float], wants: Wants) -> StepTotals:
-        """See `StepTalk`. What is asked for is told to the other sites later."""
+        """What is asked for is told to the other sites later."""
         return self._note(self._inside.flush(row, wants))
 
     def take_reports(self) -> list[SiteReport]:
@@ -131,7 +133,7 @@ class SiteTalk:
         return Wants.of_row(wants.tolist())
 
 
-class SiteStep:
+class SiteStep(UnderWay):
     """A step of a site that is under way."""
 
     def __init__(self, talk: SiteTalk, step: int, under_way: StepSum) -> None:
@@ -139,8 +141,8 @@ class SiteStep:
         self._step = step
         self._under_way = under_way
 
+    @override
     def finish(self, *, meets: bool) -> StepTotals:
-        """See `UnderWay`."""
         return self._talk.end_step(self._step, self._under_way, meets=meets)
 
 
