@@ -36,9 +36,10 @@ class LocalSettings(CodecSettings):
     """
 
     preset: Literal["pretrain", "finetune", "loco"] = "pretrain"
-    """What `outer`, `codec`, `decay` and `merge` are by default. pretrain: lr 1.0 and momentum 0.5 with two sites, 0.8
-    with more; int4; 1; carry. finetune: lr 0.2, no momentum; int4; 1; 0.5. loco (SparseLoCo, arXiv 2508.15706): lr 1,
-    no momentum; the codec loco, top-k of 64 in 4096; 0.95; 0.5."""
+    """What `outer`, `codec`, `decay` and `merge` are by default. pretrain: outer lr 1.0, momentum 0.5 with two sites or
+    0.8 with more, codec int4, decay 1, merge carry. finetune: outer lr 0.2 without momentum, int4, decay 1, merge 0.5.
+    loco (SparseLoCo, arXiv 2508.15706): outer lr 1 without momentum, codec loco (top-k of 64 in 4096), decay 0.95,
+    merge 0.5."""
     every: Count = "auto"
     """Optimizer steps between two rounds of a fragment: H of the papers. auto: 30, and while the run goes the smallest
     number from 30 to 300 with which rounds take at most 0.7 of the time. The sites measure it and change it after the

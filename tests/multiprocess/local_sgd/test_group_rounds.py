@@ -176,7 +176,7 @@ def _refusal(sites: list[str], change: str) -> str:
         elif change == "optimizer":
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         elif change == "bad argument":
-            settings["every"] = 0
+            settings["overlap"] = 5
     if not (change == "optimizer" and site == sites[-1]):
         optimizer = adamw(model)
     full = change == "memory" and site == sites[-1]
@@ -195,7 +195,7 @@ def _refusal(sites: list[str], change: str) -> str:
         ("weights", ["ReplicaMismatchError", "2.bias"]),
         ("every", ["InvalidArgumentError", "every is 5"]),
         ("optimizer", ["InvalidArgumentError", "optimizer is SGD", "AdamW"]),
-        ("bad argument", ["InvalidArgumentError", "every is 0"]),
+        ("bad argument", ["InvalidArgumentError", "overlap is 5"]),
         ("memory", ["InvalidArgumentError", "GiB of host memory", "more fragments"]),
         ("DDP over all", ["InvalidArgumentError", "DDP reduces every gradient between the sites a, b"]),
     ],
