@@ -45,7 +45,7 @@ def device_mesh(device_type: str | None = None) -> DeviceMesh:
 
 
 def _type_here() -> str:
-    """Of torch's accelerator where there is one, else "cpu"."""
+    """The type of torch's accelerator; "cpu" without one."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)

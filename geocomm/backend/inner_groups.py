@@ -34,7 +34,7 @@ def forget_devices() -> None:
 
 
 def leave_devices_to_parent() -> None:
-    """In a forked child, which must not free those of the parent."""
+    """Leave the devices to the parent, in a forked child: it must not free them."""
     if _gloo_devices.cache_info().currsize:
         _devices_of_parent.append(_gloo_devices())
         _gloo_devices.cache_clear()

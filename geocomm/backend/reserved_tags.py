@@ -27,5 +27,5 @@ class ReservedTags:
         return cls((world.message_users - 1) % _USERS)
 
     def tag(self, kind: int, site: int) -> int:
-        """Of messages of a kind, 0 to below KINDS, that come from the site of this index."""
+        """The tag of messages of a kind (0 to below KINDS) from the site of this index."""
         return FIRST_RESERVED_TAG + (self.number * KINDS + kind) * MOST_SITES + site

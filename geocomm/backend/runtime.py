@@ -47,7 +47,7 @@ class Group:
 
     @property
     def timeout(self) -> timedelta:
-        """Of its operations."""
+        """The time that an operation of the group may take."""
         return self.backend.options._timeout
 
     @property
@@ -129,7 +129,7 @@ class Runtime:
             return next(group for group in self._groups if group.backend is backend)
 
     def group_of(self, group: dist.ProcessGroup | None) -> Group:
-        """That of torch's process group; None: of the default one."""
+        """The group behind torch's process group; None: behind the default one."""
         if group is None and self.world is not None:
             return self.world
         backend = None if group is None else group._get_backend(torch.device("cpu"))
@@ -190,13 +190,13 @@ class Runtime:
                 forget_devices()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: forgets the groups, whose native parts leave everything to the parent when they are freed.
+        """Forget the groups, in a forked child: their native parts leave everything to the parent when they are freed.
         Gloo's do not, so its devices are kept."""
         leave_devices_to_parent()
         self.begin()
 
     def close(self) -> None:
-        """At exit, for users who never destroy their groups: what is queued still reaches the peers."""
+        """Close the groups that users never destroyed, at exit: queued data still reaches the peers."""
         reporting.stop()
         with self._lock:
             groups, self._groups = self._groups, []

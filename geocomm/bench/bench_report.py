@@ -28,7 +28,7 @@ class Conditions:
 
     @classmethod
     def here(cls, command: str) -> Conditions:
-        """Of this machine, now. `command`: as it was typed."""
+        """The conditions of this machine now; `command` as it was typed."""
         model = next(
             (
                 line.split(":")[1].strip()

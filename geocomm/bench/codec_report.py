@@ -20,7 +20,7 @@ the error is that of the first call, what is lost is sent in later ones."""
 
 
 def cells(row: Row) -> list[str]:
-    """In the order of the headings."""
+    """The cells of a row, in the order of the headings."""
     return [
         row.codec + (f" = {row.stands_for}" if row.stands_for else ""),
         f"×{row.ratio:.1f}" if row.ratio >= 10 else f"×{row.ratio:.2f}",
@@ -40,7 +40,7 @@ def error_text(nmse: float) -> str:
 
 
 def rich_table(rows: Sequence[Row], data: Data) -> Table:
-    """For a terminal."""
+    """The rows as a table for a terminal."""
     table = Table(title=data.description, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in _HEADINGS:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)

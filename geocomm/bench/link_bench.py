@@ -94,7 +94,7 @@ class Row:
         return statistics.median(one.gbit_s / max(one.cpu_a, one.cpu_b, 1e-9) for one in self.samples)
 
     def to_dict(self) -> dict[str, Any]:
-        """With the derived numbers."""
+        """The fields and the numbers derived from them, for JSON."""
         return asdict(self) | {"gbit_s": self.gbit_s, "gbit_s_per_core": self.gbit_s_per_core}
 
 
@@ -170,7 +170,7 @@ HEADINGS = ("what", "n", "Gbit/s", "min", "max", "cores", "per core", "ratio")
 
 
 def row_cells(row: Row) -> list[str]:
-    """In the order of HEADINGS."""
+    """The cells of a row, in the order of HEADINGS."""
     rates = [sample.gbit_s for sample in row.samples]
     sender, receiver = row.cores
     return [

@@ -32,7 +32,7 @@ class Plan:
         return TypeAdapter(cls).validate_json(text)
 
     def to_json(self) -> str:
-        """For the workers."""
+        """The plan as JSON, for the workers."""
         return TypeAdapter(type(self)).dump_json(self).decode()
 
     def rounds(self) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -56,7 +56,7 @@ class Section:
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The section as plain values, for JSON."""
         return {
             "title": self.title,
             "conditions": vars(self.conditions),
@@ -71,7 +71,7 @@ class Section:
 
 
 def case_name(row: Row) -> str:
-    """As it is shown."""
+    """The name of a row's case, as tables show it."""
     name = {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(row.case, f"geocomm {row.case}")
     tls = ", TLS" if row.encrypted else ""
     return name + tls + (f", paced at {row.pacing:g}" if row.pacing is not None else "")
@@ -90,7 +90,7 @@ def _where(row: Row) -> str:
 
 
 def row_cells(row: Row) -> list[str]:
-    """In the order of the headings."""
+    """The cells of a row, in the order of the headings."""
     ratio, target = row.ratio, row.target
     return [
         _where(row),
@@ -111,7 +111,7 @@ def row_cells(row: Row) -> list[str]:
 
 
 def rich_tables(rows: Sequence[Row]) -> list[Table]:
-    """For a terminal: one per link."""
+    """Tables for a terminal, one per link."""
     tables: dict[str, Table] = {}
     for row in rows:
         cells = dict(zip(_HEADINGS, row_cells(row), strict=True))

@@ -64,7 +64,7 @@ class Reference:
 
     @property
     def held_bytes(self) -> int:
-        """Of its tensors."""
+        """The bytes of its tensors."""
         return self.total.nbytes * (1 if self.magnitude is None else 2)
 
     def is_exact(self, result: torch.Tensor, world_size: int) -> bool:
@@ -167,7 +167,7 @@ class Worker:
 
 
 def _meeting() -> str:
-    """With keys at a hub, since torch's own store is plaintext."""
+    """Where the ranks meet: with keys at a hub, since torch's own store is plaintext."""
     if keys_folder() is None:
         return "env://"
     return f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -183,7 +183,7 @@ def _group(case: str) -> dist.ProcessGroup | None:
 
 
 def _sliced_gloo() -> dist.ProcessGroup:
-    """With a connection per slice, which Gloo makes where an interface is named again and again."""
+    """A Gloo group with a connection per slice, which Gloo makes if an interface is named several times."""
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     os.environ["GLOO_SOCKET_IFNAME"] = ",".join([interface] * SLICES)
     try:

@@ -141,7 +141,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
 
 
 def _answerer(options: Options) -> Answerer:
-    """At the port that the rank will listen on, so that firewalls are tried; where that is taken, at any."""
+    """Listen at the rank's own port, so that firewalls are tried; at any port if that one is taken."""
     from geocomm.core.options import listen_port
     from geocomm.diagnostics.doctor_network import Answerer
 

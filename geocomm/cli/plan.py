@@ -188,7 +188,7 @@ def _line(access: str | None) -> str:
 
 
 def _step_codecs(given: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Those that the backend takes in every step, and those that it refuses."""
+    """The codecs that the backend takes in every step, and those that it refuses."""
     from geocomm.codecs.codec_spec import codec_spec
 
     codecs: list[str] = []

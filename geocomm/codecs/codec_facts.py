@@ -111,7 +111,7 @@ FACTS: Mapping[str, CodecFacts] = dict(
 
 
 def facts_of(codec: str) -> CodecFacts | None:
-    """Those of the codec by this or another name ("deadzone:step=1" is "small"), else of its family; None: not known.
+    """The facts of a codec by this or another name ("deadzone:step=1" is "small"), else of its family; None: unknown.
 
     Raises InvalidArgumentError for a codec that there is not.
     """

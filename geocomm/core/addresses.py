@@ -25,7 +25,7 @@ class HubAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of "host:port", "[::1]:port" or "geocomm://host:port"."""
+        """Read "host:port", "[::1]:port" or "geocomm://host:port"."""
         try:
             parts = urlsplit(text if "//" in text else f"//{text}")
             host, port = parts.hostname, parts.port
@@ -84,7 +84,7 @@ def loopback_listener() -> socket.socket:
 
 
 def free_port() -> int:
-    """Of TCP, on loopback, now."""
+    """A TCP port that is free on loopback now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """Of the native module that is here."""
+    """How the installed native module was built."""
 
     torch: str
     """Minor version of the torch that it was built for."""

@@ -19,7 +19,7 @@ class Section(BaseModel):
 
 
 def flat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted names, such as training.steps, what lies in sections inside of sections."""
+    """The values of nested sections by dotted names, such as training.steps."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:

@@ -38,7 +38,7 @@ def _source_folder(geocomm: Distribution) -> tuple[Path | None, bool]:
 
 
 def _requirements(geocomm: Distribution, extra: str) -> list[str]:
-    """Those of `extra`, such as onnx<2,>=1.22."""
+    """The requirements of `extra`, such as onnx<2,>=1.22."""
     marked = re.compile(rf"""(?P<requirement>[^;]+?)\s*;\s*extra == ["']{re.escape(extra)}["']""")
     found = [marked.fullmatch(line) for line in geocomm.requires or ()]
     return [match["requirement"] for match in found if match]

@@ -40,5 +40,5 @@ def problem_text(problem: Any, known: Iterable[str] = (), suggest: Callable[[Loc
 
 
 def location_text(location: Location) -> str:
-    """As a person writes it: rate_bps[1][2]."""
+    """A location as a person writes it: rate_bps[1][2]."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")

@@ -352,7 +352,7 @@ def _from_environment(name: str) -> Any:
 
 
 def _refusal_of(error: ValidationError, values: dict[str, Any]) -> Exception:
-    """Of the first field that cannot be."""
+    """The error for the first field with an invalid value."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if not first["loc"]:

@@ -62,7 +62,7 @@ VARIANTS = (
 
 @dataclass
 class Progress:
-    """Of a run under way, for the view."""
+    """The progress of a run that is under way, for the view."""
 
     state: str = "waiting"
     """waiting, starting, training, done."""
@@ -99,11 +99,11 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float:
-        """At the median step time."""
+        """Tokens per second at the median step time."""
         return self.tokens_per_step / self.median_step_s
 
     def to_dict(self) -> dict[str, Any]:
-        """For summary.json."""
+        """The outcome as plain values, for summary.json."""
         return {
             "name": self.variant.name,
             "backend": self.variant.backend,
@@ -123,7 +123,7 @@ class Outcome:
 
 
 def median_step_s(step_s: Sequence[float]) -> float:
-    """Without the first step, which also sets things up, where there are others."""
+    """The median without the first step, which also sets things up; one step alone counts."""
     return statistics.median(step_s[1:] or step_s)
 
 
@@ -153,7 +153,7 @@ def _sync(variant: Variant) -> dict[str, Any]:
 
 
 def _run_folder(folder: Path) -> RunFolder:
-    """That of the training in the folder of a variant."""
+    """The run folder of the training in the folder of a variant."""
     return RunFolder(folder / "train")
 
 
@@ -258,7 +258,7 @@ def read_outcome(
 
 
 def _tokens_of_all(step: dict[str, Any], ranks: dict[str, int]) -> int:
-    """Of a step; with local steps the entry has those of one site."""
+    """The tokens of all ranks in a step; with local steps the entry has those of one site."""
     return step["tokens"] * sum(ranks.values()) // sum(site["ranks"] for site in step["sites"].values())
 
 

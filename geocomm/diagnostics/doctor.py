@@ -73,7 +73,7 @@ def version_findings(proc: Path) -> Iterator[Finding]:
 
 
 def versions(proc: Path = Path("/proc")) -> dict[str, str]:
-    """Of geocomm and what is around it; "" where there is none."""
+    """The versions of geocomm and what is around it; "" for what is missing."""
     import torch
     import torch.cuda.nccl
 
@@ -93,7 +93,7 @@ def versions(proc: Path = Path("/proc")) -> dict[str, str]:
 
 
 def driver_version(proc: Path) -> str:
-    """Of NVIDIA's kernel module; "" where it is not loaded."""
+    """The version of NVIDIA's kernel module; "" if it is not loaded."""
     try:
         words = (proc / "driver/nvidia/version").read_text().split()
     except OSError:

@@ -16,7 +16,7 @@ _REBUILD = "GEOCOMM_CUDA=on pip install --no-build-isolation --force-reinstall -
 
 @dataclass(frozen=True)
 class Gpu:
-    """As torch names it."""
+    """A GPU as torch names it."""
 
     name: str
     capability: tuple[int, int]

@@ -71,7 +71,7 @@ def lane_peers(own: Record, records: list[Record]) -> list[Record]:
 
 
 def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
-    """Of the ways from `own` to those that it will exchange data with, as far as it can dial them."""
+    """Findings on the ways from `own` to the peers that it will exchange data with, as far as it can dial them."""
     for other in lane_peers(own, records):
         name = f"to rank {other.rank} (site {other.site}, {other.host})"
         if other.outbound_only:
@@ -111,7 +111,7 @@ def site_findings(records: list[Record]) -> Iterator[Finding]:
 
 
 def gathered_findings(records: list[Record], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:
-    """Of what every rank found (`found`, by rank): what is not right, and ways to peers. Equal ones come once."""
+    """What is wrong, and ways to peers, among what every rank found (`found`, by rank); equal findings come once."""
     ranks_of: dict[Finding, list[int]] = defaultdict(list)
     for record, findings in zip(records, found, strict=True):
         for finding in findings:

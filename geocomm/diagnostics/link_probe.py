@@ -281,7 +281,7 @@ class LinkProbe:
                     samples[lane].append((at, float(channel["bytes_received"])))
 
     def _counters(self) -> dict[int, tuple[float, float]]:
-        """By peer rank: segments that were sent again, bytes sent."""
+        """Segments that were sent again and bytes sent, by peer rank."""
         channels = {channel["peer"]: channel for channel in runtime.channel_stats()}
         found = {}
         for info in self._world.infos:
@@ -306,7 +306,7 @@ class LinkProbe:
 
 
 def _known(limits: Sequence[float]) -> tuple[float, ...] | None:
-    """As `Links` has them: None where no site has a limit."""
+    """The limits as `Links` has them: None if no site has one."""
     if all(limit == float("inf") for limit in limits):
         return None
     return tuple(min(limit, MOST_BPS) for limit in limits)

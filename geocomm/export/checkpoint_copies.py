@@ -46,7 +46,7 @@ class CheckpointCopies:
         return found
 
     def shard_files(self, *patterns: str) -> list[tuple[Path, ...]]:
-        """For each partition in order the files that it is in; patterns: their names, with {} for the partition.
+        """The files of each partition, in order; patterns: their names, with {} for the partition.
 
         Replicas hold the same shard, so one of them is enough. Raises BadInput that names what nobody has.
         """

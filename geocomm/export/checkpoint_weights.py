@@ -78,7 +78,7 @@ class CheckpointWeights:
         return LazyWeights({name: found[name].reader(dtype or value.dtype) for name, value in self._module.items()})
 
     def _masters(self) -> dict[str, Parts]:
-        """Of the trained parameters, at ZeRO 0 to 2 in 16 bits."""
+        """The masters of the trained parameters, at ZeRO 0 to 2 in 16 bits."""
         if self._stage == 0:
             optimizer = _State(self._model.path, self._model["optimizer"])
             buffers = set(self._model["buffer_names"])
@@ -96,7 +96,7 @@ class CheckpointWeights:
         )
 
     def _partitioned(self) -> dict[str, Parts]:
-        """At ZeRO 3: what is trained, frozen parameters and buffers."""
+        """Trained and frozen parameters and buffers, at ZeRO 3."""
         states = self._optimizers([optimizer for _, optimizer in self._files])
         found = masters_cut_by_parameter(self._model["param_shapes"], [state["fp32_flat_groups"] for state in states])
         if frozen := self._model["frozen_param_shapes"]:

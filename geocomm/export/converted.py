@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 def export_converted(
     path: Path, out: Path, given: Given, kind: Literal["onnx", "gguf"], dtype: Dtype | None, verify: int, say: Say
 ) -> ExportRecord:
-    """As `export_hf`, but for `kind`; `path` may also be a Hugging Face folder of geocomm, or a run that has one.
+    """Write `kind` as `export_hf` does; `path` may also be a Hugging Face folder of geocomm, or a run that has one.
 
     Raises BadInput; `out` then is as it was.
     """

@@ -86,7 +86,7 @@ def _metadata(path: Path) -> Metadata:
 
 
 def _weights_of(folder: Path, metadata: Metadata) -> dict[str, tuple[str, TensorStorageMetadata]]:
-    """For each weight its entry in the metadata, and what stands there."""
+    """The entry of each weight in the metadata, and its value."""
     nested: dict[str, tuple[str, TensorStorageMetadata]] = {}
     flat: dict[str, tuple[str, TensorStorageMetadata]] = {}
     models: set[str] = set()

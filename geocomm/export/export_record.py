@@ -69,7 +69,7 @@ class FileFacts(_Part):
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Those of a file, which is read for it."""
+        """The size and hash of a file, which is read for it."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(bytes=path.stat().st_size, sha256=digest)
@@ -95,7 +95,7 @@ class ExportRecord(_Part):
     """By name, but for export.json itself."""
 
     def text(self) -> str:
-        """As it is written."""
+        """The record as it is written."""
         return self.model_dump_json(indent=1) + "\n"
 
 

@@ -52,7 +52,7 @@ def load_mapped(path: Path) -> dict[str, Any]:
 
 
 def _refused(path: Path) -> BadInput:
-    """For a file whose pickle is not one of tensors and known classes."""
+    """The refusal of a file whose pickle has more than tensors and known classes."""
     try:
         names = sorted(get_unsafe_globals_in_checkpoint(str(path)))
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError) as error:

@@ -32,7 +32,7 @@ Shard = Sequence[torch.Tensor]
 def masters_cut_by_group(
     groups: Sequence[Shapes], gaps: Sequence[Sequence[int]], shards: Sequence[Shard]
 ) -> dict[str, Parts]:
-    """Of ZeRO 1 and 2. gaps: elements after each parameter of a group; shards: of all partitions, in order.
+    """Masters under ZeRO 1 and 2. gaps: elements after each parameter of a group; shards: of all partitions, in order.
 
     Raises BadInput if they do not fit each other.
     """
@@ -53,7 +53,7 @@ def masters_cut_by_group(
 
 
 def masters_cut_by_parameter(groups: Sequence[Shapes], shards: Sequence[Shard]) -> dict[str, Parts]:
-    """Of ZeRO 3. See `masters_cut_by_group`."""
+    """Masters under ZeRO 3, otherwise as `masters_cut_by_group`."""
     _require_groups(groups, shards)
     found: dict[str, Parts] = {}
     for index, shapes in enumerate(groups):
@@ -83,7 +83,7 @@ def cut_parameter(pieces: Sequence[torch.Tensor], shape: Sequence[int]) -> Parts
 
 
 def masters_not_cut(shapes: Shapes, groups: Sequence[Sequence[torch.Tensor]]) -> dict[str, Parts]:
-    """Of ZeRO 0 in 16 bits. shapes: of all parameters, in the order of the model; groups: their masters.
+    """Masters under ZeRO 0 in 16 bits. shapes: of all parameters, in the model's order; groups: their masters.
 
     The driver's optimizer has the matrices in its first group, and what has fewer dimensions in the second. Raises
     BadInput for other groups.

@@ -60,7 +60,7 @@ class AnchoredFragment:
             take_back_momentum(outer, self.anchor, self.momentum, 1.0 - corrected)
 
     def digest(self) -> str:
-        """Of what is equal at every site: version, anchor and momentum."""
+        """The digest of what is equal at every site: version, anchor and momentum."""
         parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
         return digest(parts, str(self.version))
 

@@ -47,7 +47,7 @@ class Range:
         return self.stop - self.start
 
     def __str__(self) -> str:
-        """As messages have it."""
+        """The fragment as messages name it."""
         return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
 
 
@@ -78,7 +78,7 @@ class Fragment:
 
 
 def automatic_count(tensors: Sequence[Tensor]) -> int:
-    """As many fragments as have `LEAST_FRAGMENT_BYTES` each, from 1 to `MOST_FRAGMENTS`."""
+    """The number of fragments of `LEAST_FRAGMENT_BYTES` each, from 1 to `MOST_FRAGMENTS`."""
     total = BYTES_PER_ELEMENT * sum(tensor.numel for tensor in tensors)
     return max(
         1, min(MOST_FRAGMENTS, total // LEAST_FRAGMENT_BYTES, len([tensor for tensor in tensors if tensor.numel]))

@@ -66,7 +66,7 @@ def _recycled(numel: int) -> torch.Tensor:
 
 
 def rounded_up(numel: int) -> int:
-    """By an eighth at most, so that fragments of about the same size can have each other's memory."""
+    """Round up by an eighth at most, so that fragments of about the same size can have each other's memory."""
     unit = 1 << max(0, numel.bit_length() - 4)
     return -(-numel // unit) * unit
 

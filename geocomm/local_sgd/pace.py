@@ -15,7 +15,7 @@ _SMALLER, _LARGER = 0.7, 1.1
 
 
 class LineClock:
-    """For how long at least one thread was inside of `running`."""
+    """Measures for how long at least one thread was inside of `running`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """now: seconds."""
@@ -66,7 +66,7 @@ class Pace:
         self._last_step = now
 
     def wanted(self, every: int, line_seconds: float) -> int:
-        """Of the next cycles, where it is `every` now; 0 as long as too little is known. Called once in a cycle.
+        """The interval of the next cycles, if it is `every` now; 0: too little is known. Called once in a cycle.
 
         line_seconds: `Rounds.line_seconds`. The shorter of the last two cycles counts, so that a line that was down
         once changes nothing; and of the steps the median, which leaves out evaluation and checkpoints.

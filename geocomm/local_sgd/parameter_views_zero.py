@@ -99,7 +99,7 @@ class MasterParameters(ModuleView):
 
     @override
     def digests(self) -> Mapping[str, str]:
-        """Those of a module, and of the masters where this rank has them whole."""
+        """The digests of a module, and of the masters that this rank has whole."""
         masters = {} if self.sharded else {f"master of {name}": one for name, one in self._masters.items()}
         return {**super().digests(), **{name: digest([master.values()]) for name, master in masters.items()}}
 

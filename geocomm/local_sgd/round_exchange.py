@@ -411,5 +411,5 @@ def _ended_early(site: str, what: Exchange | End, header: Header) -> GeocommErro
 
 
 def sites_text(sites: Sequence[str]) -> str:
-    """For messages: "site 'a'", "sites 'a', 'b'"."""
+    """The sites as messages name them: "site 'a'", "sites 'a', 'b'"."""
     return f"site{'s' if len(sites) > 1 else ''} {', '.join(map(repr, sites))}"

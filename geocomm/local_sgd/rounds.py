@@ -142,8 +142,8 @@ class Rounds(Protocol):
 
     @property
     def line_seconds(self) -> float:
-        """For how long deltas of this rank's rounds were coded or on the line so far. Rounds that were so at the same
-        time count once; waiting for another site to begin a round does not count."""
+        """The time for which deltas of this rank's rounds were coded or on the line so far. Rounds under way together
+        count once; waiting for another site to begin a round does not count."""
         ...
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ class SimulatedRounds(Rounds):
     """The rounds of one simulated site."""
 
     def __init__(self, sites: SimulatedSites, site: str) -> None:
-        """Of the site of this name."""
+        """Begin at the first round of the site of this name."""
         self.ranks = SiteRanks()
         self._sites = sites
         self._site = site

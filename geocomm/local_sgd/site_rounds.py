@@ -133,7 +133,7 @@ class SiteRounds:
         free_host_memory()
 
     def numbers(self) -> dict[str, Any]:
-        """By the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
+        """The counters, by the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
         return {
             "steps": self.step,
             "every": self._schedule.every,
@@ -211,7 +211,7 @@ class SiteRounds:
         self._follow_schedule()
 
     def merge_begun_by(self, step: int, *, wait: bool = False, most: int | None = None) -> None:
-        """In the order of the rounds, as far as results are there; `most` of them."""
+        """Merge results in the order of the rounds, those that are there; `most` of them."""
         merged = 0
         while self._flights and self._flights[0].begun <= step and merged != most:
             if not wait and not self._is_done(self._flights[0]):
@@ -232,7 +232,7 @@ class SiteRounds:
             self._begin(fragment)
 
     def digests_to_come(self) -> dict[int, str]:
-        """Of each own fragment's state once what is in flight is merged: another site may have merged it already."""
+        """The digest of each own fragment after the rounds in flight, which another site may have merged already."""
         coming = copy.deepcopy(self._state)
         for flight in self._flights:
             values = None if flight.own is None else flight.own.reduction.wait().values

@@ -27,7 +27,7 @@ class InMemory(Protocol):
 
 @dataclass(frozen=True)
 class SiteWeights:
-    """At the rank that owns the fragment: float32, on the CPU, contiguous."""
+    """The site's weights at the rank that owns the fragment: float32, on the CPU, contiguous."""
 
     pieces: Sequence[torch.Tensor]
     """One after the other."""

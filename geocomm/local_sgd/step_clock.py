@@ -131,7 +131,7 @@ def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _has_nonfinite_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """For which a GradScaler skips the optimizer; it calls none of its methods then."""
+    """Whether a gradient is not finite: a GradScaler then skips the optimizer and calls none of its methods."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad

@@ -227,7 +227,7 @@ def master_of(engine: deepspeed.DeepSpeedEngine) -> Callable[[torch.nn.Parameter
 
 
 def whole_shape(parameter: Any) -> torch.Size:
-    """Of a parameter, also of one that ZeRO 3 has cut."""
+    """The whole shape of a parameter, also of one that ZeRO 3 has cut."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 

@@ -36,7 +36,7 @@ class Scope(enum.Enum):
 
 
 def own_presence(rank: int, options: Options, address: str) -> Presence:
-    """Of this process; `address`: what others dial, for messages."""
+    """The presence of this process; `address`: what others dial, for messages."""
     given = options.given_for_sites()
     if remembered_hub() or hub_address():
         given.append("a hub")
@@ -45,7 +45,7 @@ def own_presence(rank: int, options: Options, address: str) -> Presence:
 
 
 def machine_id(proc: Path = Path("/proc")) -> str:
-    """Of this boot of the kernel, this network namespace and host name.
+    """A name for this boot of the kernel, this network namespace and host name.
 
     Containers with networks of their own count as machines: what they send each other passes a network that geocomm
     does not see. The host name tells virtual machines apart that were resumed from one image.

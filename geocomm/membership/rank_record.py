@@ -54,7 +54,7 @@ class RankInfo:
 
     @property
     def description(self) -> str:
-        """For messages: "rank 3 (site b, 10.0.0.2:4000)"."""
+        """The rank as messages name it: "rank 3 (site b, 10.0.0.2:4000)"."""
         return f"rank {self.global_rank} (site {self.site}, {self.host}:{self.port})"
 
 
@@ -79,7 +79,7 @@ def new_group_identity() -> tuple[int, str]:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """For messages: "rank 3", "ranks 1, 2", and not endless where many are meant."""
+    """The ranks as messages name them: "rank 3", "ranks 1, 2"; a long list is cut."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
@@ -94,6 +94,6 @@ def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
 
 
 def path_channels(site_of_rank: Sequence[int], rank: int) -> list[int]:
-    """For each peer of `rank`, the lanes of an operation, and so the busy channels, between the two sites."""
+    """The lanes of an operation, and so the busy channels, between the sites of `rank` and each peer."""
     sizes = Counter(site_of_rank)
     return [max(sizes[site_of_rank[rank]], sizes[site]) for site in site_of_rank]

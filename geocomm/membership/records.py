@@ -26,7 +26,7 @@ def from_record(kind: type[Kind], record: Mapping[str, Any]) -> Kind:
 
 
 def field_names(kind: type) -> list[str]:
-    """Of a dataclass, in their order."""
+    """The names of a dataclass's fields, in their order."""
     return [field.name for field in dataclasses.fields(kind)]
 
 

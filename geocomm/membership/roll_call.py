@@ -90,7 +90,7 @@ def gather(
     timeout: timedelta,
     waits_for: Callable[[list[int]], None],
 ) -> list[Record]:
-    """As `exchange`, under a name of which the store holds nothing else: three round trips to it.
+    """Exchange records under a name of which the store holds nothing else: three round trips to it.
 
     waits_for: is called after each ten seconds with the ranks whose records are missing. Raises Absent, or what the
     store raises when it is gone.

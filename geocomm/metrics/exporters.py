@@ -25,7 +25,7 @@ def check_reporting(options: Options) -> None:
 
 
 class Reporting:
-    """At most one endpoint and one file in a process, from its first process group to its last."""
+    """Keeps at most one endpoint and one file in a process, from its first process group to its last."""
 
     def __init__(self) -> None:
         self.begin()
@@ -70,7 +70,7 @@ class Reporting:
                 part.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: lets go of what the parent has, and begins anew."""
+        """Let go of what the parent has, in a forked child, and begin anew."""
         for part in self._parts:
             part.leave_to_parent()
         self.begin()

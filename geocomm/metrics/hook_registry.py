@@ -16,7 +16,7 @@ class Handle(Protocol):
     """What a hook shows."""
 
     def last_stats(self) -> dict[str, Any]:
-        """Of the last settled step; called from any thread."""
+        """The counters of the last settled step; any thread may call it."""
         ...
 
 
@@ -41,12 +41,12 @@ def register_handle(kind: Kind, handle: Handle) -> None:
 
 
 def handle_stats(kind: Kind) -> list[dict[str, Any]]:
-    """Of every living handle of a kind, in the order in which they were made."""
+    """The counters of every living handle of a kind, in the order in which they were made."""
     with _lock:
         living = [one() for of, one in _handles if of == kind]
     return [handle.last_stats() for handle in living if handle is not None]
 
 
 def worst_nmse(stats: Mapping[str, Any]) -> float | None:
-    """Of a hook's `stats()`: what its codec lost in the last step, in the worst bucket; None where none was encoded."""
+    """The error of a hook's codec in the last step, in the worst bucket, from its `stats()`; None: none was encoded."""
     return max((bucket["nmse"] for bucket in stats["buckets"] if "nmse" in bucket), default=None)

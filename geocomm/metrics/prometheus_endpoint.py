@@ -33,7 +33,7 @@ class MetricsServer:
         self._server.server_close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child, which has the listener but not the thread."""
+        """Close the listener in a forked child, which does not have the thread."""
         self._server.socket.close()
 
 

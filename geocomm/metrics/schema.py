@@ -80,7 +80,7 @@ class Metric:
 
     @property
     def factor(self) -> float:
-        """From its unit to that of the Prometheus family."""
+        """The factor from its unit to that of the Prometheus family."""
         return 1e-6 if self.unit == _MICROSECONDS else 1
 
     @property

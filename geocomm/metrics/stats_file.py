@@ -49,7 +49,7 @@ class StatsFile:
         self._thread.join(self._CLOSE_S)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, which does not have the thread: nothing is written there."""
+        """Write nothing in a forked child, which does not have the thread."""
 
     def _run(self) -> None:
         try:

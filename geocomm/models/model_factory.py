@@ -127,7 +127,7 @@ def build_model(config: ModelConfig, hf_config: PreTrainedConfig, seed: int) -> 
 def build_partitioned_model(
     config: ModelConfig, hf_config: PreTrainedConfig, seed: int, deepspeed_config: dict[str, Any]
 ) -> PreTrainedModel:
-    """As `build_model` from a preset, but with every parameter partitioned over the ranks as soon as it exists.
+    """Build a model from a preset, with every parameter partitioned over the ranks as soon as it exists.
 
     Collective: all ranks call it after the process group exists.
     """

@@ -86,7 +86,7 @@ def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, 
 
 
 def slowest(speeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Speed]:
-    """Of all ranks, by codec."""
+    """The speeds of the slowest rank, by codec."""
     return {
         codec: Speed(max(rank[codec][0] for rank in speeds), max(rank[codec][1] for rank in speeds))
         for codec in speeds[0]
@@ -134,7 +134,7 @@ def choose(model: ReduceTime, allowed: Mapping[str, Speed], min_compress_bytes: 
 
 
 def _best(model: ReduceTime, allowed: Mapping[str, Speed], size: int) -> str:
-    """For sizes from `size` to twice that."""
+    """The best codec for sizes from `size` to twice that."""
     middle = size * 2**0.5
 
     def time_of(codec: str, raw_bytes: float) -> float:

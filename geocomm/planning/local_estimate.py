@@ -33,7 +33,7 @@ _OVERLAP_MARGIN = 1.5
 
 @dataclass(frozen=True)
 class LocalEstimate:
-    """Of one codec. Bytes are those of messages between sites, TCP/IP headers left out."""
+    """The estimate for one codec. Bytes are those of messages between sites, without TCP/IP headers."""
 
     codec: str
     every: int
@@ -57,7 +57,7 @@ class LocalEstimate:
     dollars_per_day: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The estimate as plain values, for JSON."""
         return asdict(self)
 
 
@@ -113,7 +113,7 @@ class _Rounds:
         """By each site, for a delta of the whole model."""
 
     def seconds(self, fragments: int) -> float:
-        """Of one round."""
+        """The seconds of one round."""
         return (self.link_seconds + self._coding_s) / fragments + _EXCHANGES * (self._rtt_s + OPERATION_S)
 
     def most_fragments(self) -> int:

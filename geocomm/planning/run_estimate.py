@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one codec. Bytes are those of messages between sites, TCP/IP headers left out."""
+    """The estimate for one codec. Bytes are those of messages between sites, without TCP/IP headers."""
 
     codec: str
     raw_bytes: float
@@ -69,7 +69,7 @@ class Estimate:
     dollars_per_day: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The estimate as plain values, for JSON."""
         return asdict(self)
 
 

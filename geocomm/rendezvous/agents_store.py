@@ -19,7 +19,7 @@ _LAST_WAIT = "torchelastic/agent/terminal_state"
 
 
 class AgentsStore(dist.PrefixStore):
-    """For one agent, which is `node` of `nodes`."""
+    """The store of one agent, which is `node` of `nodes`."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class _Meetings:
             process.close()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, whose process groups meet elsewhere."""
+        """Leave the rendezvous to the parent, in a forked child, whose process groups meet elsewhere."""
         kept, self._kept, self._hubs, self._counts = self._kept, [], {}, {}
         for process, _ in kept:
             process.leave_to_parent()

@@ -85,7 +85,7 @@ class StoreProcess:
             self._process.wait()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the process is to end with the parent, so nothing here may hold its pipes."""
+        """Close the pipes in a forked child: the process is to end with the parent, so nothing here may hold them."""
         for pipe in (self._stdin, self._stdout):
             pipe.close()
         self._process.returncode = 0  # not this process's child: nothing to wait for

@@ -43,7 +43,7 @@ class RunVerdict:
                     self._computing.setdefault(site, []).append(own)
 
     def text(self, step: int, complete: bool) -> str:
-        """In Markdown. step: steps done."""
+        """The verdict in Markdown. step: steps done."""
         lines = [f"complete after {step} steps" if complete else f"stopped after step {step} of {self._total_steps}"]
         if self._losses:
             (first, loss_then), (last, loss_now) = self._losses[0], self._losses[-1]

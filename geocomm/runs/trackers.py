@@ -61,7 +61,7 @@ def require_packages(names: Sequence[TrackerName]) -> None:
 
 
 def open_trackers(config: LoggingConfig, folder: RunFolder, fields: Mapping[str, Any]) -> dict[str, Tracker]:
-    """By name, those that `config` names. fields: the run's configuration by dotted names. Raises BadInput."""
+    """Open the trackers that `config` names. fields: the run's configuration by dotted names. Raises BadInput."""
     require_packages(config.trackers)
     place = folder.path.resolve()
     name = f"{place.name}-{time.strftime('%Y%m%d-%H%M%S')}"

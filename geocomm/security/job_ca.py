@@ -254,7 +254,7 @@ def _built_beside(folder: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def _replaced(folder: Path) -> Generator[Path]:
-    """As _built_beside, in the place of a folder that may have files."""
+    """Build a folder beside `folder`, which may have files, and put it in its place (`_built_beside`)."""
     old = folder.with_name(f".{folder.name}.old.{os.getpid()}")
     with _built_beside(folder) as beside:
         yield beside

@@ -115,7 +115,7 @@ class Keys:
         return context
 
     def current_context(self, *, server: bool) -> ssl.SSLContext:
-        """As context(), made anew only when a file has changed; the last good one while the files are in disorder."""
+        """A context() made anew only when a file has changed; the last good one while the files are in disorder."""
         state = [_stamp(self.folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE)]
         known = self._contexts.get(server)
         if known is not None and known[0] == state:

@@ -99,7 +99,7 @@ class EngineProcess:
 
 
 def _ends_with_parent() -> Callable[[], None]:
-    """For the child, between fork and exec: SIGTERM comes when the thread that started it is gone, however it went."""
+    """A function for the child between fork and exec: SIGTERM comes when the thread that started it has ended."""
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork: after it, only system calls are safe
     parent = os.getpid()
 

@@ -111,7 +111,7 @@ def _for_hf(python: str) -> Engine:
 
 
 def _modules(python: str, names: Sequence[str]) -> set[str]:
-    """Those of `names` that `python` can import."""
+    """The modules of `names` that `python` can import."""
     return set(_run(python, _FIND, *names).split())
 
 

@@ -100,5 +100,5 @@ def _raw_target(request: Request) -> bytes:
 
 
 def _refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """In the form that clients of OpenAI's API read."""
+    """A refusal in the form that clients of OpenAI's API read."""
     return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status, headers)

@@ -63,12 +63,12 @@ class Wants:
         return Wants(self.save or other.save, self.stop or other.stop, self.failed or other.failed)
 
     def to_row(self) -> list[float]:
-        """As numbers that may be added up over ranks."""
+        """The wishes as numbers that may be added up over ranks."""
         return [float(self.save), float(self.stop), float(self.failed)]
 
     @classmethod
     def of_row(cls, row: Sequence[float]) -> Wants:
-        """Of a sum of such rows."""
+        """The wishes that a sum of such rows stands for."""
         return cls(*(value > 0 for value in row))
 
 

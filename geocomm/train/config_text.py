@@ -123,7 +123,7 @@ class _Leaf:
 
 
 def _fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """Of a section; the mode is the first."""
+    """The fields of a section; the mode is the first."""
     return sorted(model.model_fields.items(), key=lambda item: item[0] != _MODE)
 
 

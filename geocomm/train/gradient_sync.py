@@ -26,7 +26,7 @@ _Named = tuple[str, torch.Tensor]
 
 
 class SiteShards(SiteParallel):
-    """For ZeRO 1 and 2 with shards inside a site.
+    """The gradients' way for ZeRO 1 and 2 with shards inside a site.
 
     Parameters then never cross the WAN; what crosses is each rank's shard of the gradients (`GradientSync`). To make
     one is collective.

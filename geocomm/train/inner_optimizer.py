@@ -16,7 +16,7 @@ _Groups = list[dict[str, Any]]
 
 
 def make_optimizer(model: PreTrainedModel, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """With rate 0, which the loop sets before every step. Raises BadInput where torch has no Muon."""
+    """Make the optimizer with rate 0, which the loop sets before every step. Raises BadInput if torch has no Muon."""
     matrices = _hidden_matrices(model) if config.name == "muon" else set[int]()
     muon: list[torch.nn.Parameter] = []
     decayed: list[torch.nn.Parameter] = []

@@ -108,7 +108,7 @@ class LocalSync:
         return {"joint": self.is_joint, **{name: stats.get(name) for name in _NUMBERS}}
 
     def outer_state(self) -> dict[str, Any] | None:
-        """Of the handle, if there is one; to be taken before `site_state` and the model. Collective over all ranks."""
+        """The state of the handle, if any; take it before `site_state` and the model. Collective over all ranks."""
         return None if self._handle is None else self._handle.state_dict()
 
     def site_state(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _build_inside_environment() -> None:
 
 @contextlib.contextmanager
 def build_guard(folder: Path, say: Say) -> Iterator[None]:
-    """Of the processes that ask for it one at a time builds with torch in `folder`; it finds no lock without an owner.
+    """Let one process at a time build with torch in `folder`; it finds no lock without an owner.
 
     Waits for the others, and for builds that were started without this guard.
     """

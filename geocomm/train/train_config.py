@@ -252,7 +252,7 @@ class RunConfig(Section):
         return self.training.precision if self.export.dtype == "auto" else self.export.dtype
 
     def joint_steps(self, *, equal_sites: bool = True) -> int:
-        """With local steps: the first steps, whose gradients are averaged over all ranks.
+        """The first steps with local steps, whose gradients are averaged over all ranks.
 
         equal_sites: whether all sites have as many ranks, without which there are none by default with ZeRO 1 and 2.
         """
