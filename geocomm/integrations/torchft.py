@@ -32,15 +32,22 @@ if TYPE_CHECKING:
 
 
 class ProcessGroupGeocomm(ProcessGroupWrapper):
-    """What torchft's ProcessGroupGloo is, over geocomm: the ranks of the same number in all replica groups.
+    """A process group for torchft's Manager in place of ProcessGroupGloo, over replica groups at several sites.
 
+    It connects the ranks of one number in all replica groups.
     GEOCOMM_SITE names the site of a replica group; those at one site talk through Gloo or NCCL. Each configuration
     makes a new geocomm group of the ranks that are there, over new connections, in the same processes. A failed
-    operation raises geocomm's errors, which torchft's Manager takes for a step to be thrown away.
+    operation raises geocomm's errors; torchft's Manager then discards the step.
 
-    timeout: for meeting the others, and for every operation.
-    options: None: those of the environment, read at each configuration. Where `address` is not given, it is that of the
-    route to TORCHFT_LIGHTHOUSE, else to the store that torchft names.
+    Args:
+        timeout: For meeting the other ranks, and for every operation.
+        options: The options of each group; None: those of the environment, read at each configuration. Without
+            `address` it is the address of the route to TORCHFT_LIGHTHOUSE, else to the store that torchft names.
+
+    Example:
+        In each replica group:
+
+            manager = torchft.Manager(pg=ProcessGroupGeocomm(), ...)
     """
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60), options: Options | None = None) -> None:
@@ -68,8 +75,9 @@ class ProcessGroupGeocomm(ProcessGroupWrapper):
     def abort(self, errored: bool = True) -> None:
         """End the group; the next configuration makes another. Any thread may call it.
 
-        errored: at once, and operations in flight fail on all ranks. Else, as torchft does before a configuration,
-        what is in flight gets some seconds, so that a rank that is behind does not lose the step.
+        Args:
+            errored: End it at once; operations in flight fail on all ranks. False, as torchft calls it before a
+                configuration: operations in flight get some seconds, so that a rank that is behind keeps its step.
         """
         if errored:
             self._aborted = True
@@ -83,7 +91,12 @@ class ProcessGroupGeocomm(ProcessGroupWrapper):
             backend.shutdown()
 
     def errored(self) -> Exception | None:
-        """AbortedError between an `abort` and the next configuration; failed operations have raised their own."""
+        """The error of the group.
+
+        Returns:
+            AbortedError between an `abort` and the next configuration, else None; failed operations have raised their
+            own errors.
+        """
         return AbortedError("the process group was aborted") if self._aborted else None
 
     def set_timeout(self, timeout: timedelta) -> None:

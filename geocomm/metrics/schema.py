@@ -206,8 +206,8 @@ PEERS = (
         "outage_us",
         _MICROSECONDS,
         Kind.COUNTER,
-        "from the last contact before a connection was lost to the last connection made again, summed over the outages; "
-        "the link may have carried data meanwhile",
+        "from the last contact before a connection was lost to the last connection made again, summed over the "
+        "outages; the link may have carried data meanwhile",
         LINK,
     ),
     Metric(
