@@ -148,7 +148,7 @@ class Hub:
             self._log(f"refused a connection from {source}: {explain(error)}")
         except OSError as error:
             if asyncio.current_task() in self._strangers:
-                self._log(f"a connection from {source} ended before it proved who it is: {error or 'too slow'}")
+                self._log(f"a connection from {source} ended before it proved who it is: {str(error) or 'too slow'}")
         finally:
             if stream is not None:
                 stream.close()

@@ -85,7 +85,7 @@ async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str]
         except OSError as error:
             if loop.time() > end:
                 raise ConnectionError(
-                    f"no hub answers at {hub} since {limit_s:g} s ({error or 'time-out'}); it runs where {hub.host} "
+                    f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where {hub.host} "
                     "is, started with the same --hub, and its port must be open to the other sites"
                 ) from error
             reason = str(error) or "no answer"

@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import ssl
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -141,18 +140,17 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 before = resident_bytes()
                 knocking = asyncio.create_task(asyncio.to_thread(knock, place.address))
-                slowest_s = 0.0
+                echoes = 0
                 while not knocking.done() or place.hub.strangers < hub_module.MAX_STRANGERS:
                     assert place.hub.strangers <= hub_module.MAX_STRANGERS
-                    began = time.monotonic()
                     writer.write(b"x")
                     assert await reader.readexactly(1) == b"x"
-                    slowest_s = max(slowest_s, time.monotonic() - began)
+                    echoes += 1
                 # One more, who is known: it is let in while the crowd still knocks.
                 (await dial(place.address, keys["b"], PROBE))[0].close()
                 gc.collect()
                 assert resident_bytes() - before < 64 << 20
-                assert slowest_s < 5
+                assert echoes > 50  # by turns: the hub accepts one, then its sessions carry something
                 await until(lambda: sum(map(is_open, crowd)) <= hub_module.MAX_STRANGERS, "the oldest are cut off")
                 for stranger in crowd:
                     stranger.close()
@@ -170,16 +168,16 @@ def test_slow_stranger_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def work() -> None:
         async with hub_with_store(keys["a"], store) as place:
             reader, writer = await asyncio.open_connection(place.address.host, place.address.port)
-            began = time.monotonic()
+            ended = asyncio.create_task(reader.read())
+            for byte in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500):  # a client's hello, drop by drop
+                if ended.done():
+                    break
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.05)
             with contextlib.suppress(OSError):
-                for byte in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20:  # a client's hello, drop by drop
-                    writer.write(bytes([byte]))
-                    await asyncio.sleep(0.05)
-                    if reader.at_eof():
-                        break
-                await reader.read()
-            assert time.monotonic() - began < 5
-            assert place.hub.strangers == 0
+                assert await ended == b""  # the hub, which waits for six bytes more, hung up
+            await until(lambda: place.hub.strangers == 0, "the hub forgets it")
+            assert any("too slow" in line for line in place.lines)
             writer.close()
 
     run(work())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress
+from geocomm.rendezvous import tunnel as tunnel_module
 from geocomm.rendezvous.store_session import Greeting, Purpose, Refused
 from geocomm.rendezvous.tunnel import dial, probe
 from geocomm.security.job_ca import JobCa
@@ -172,5 +173,16 @@ def test_probe_waits_for_the_hub_and_names_it_if_it_does_not_come(tmp_path: Path
             port = taken.getsockname()[1]
         with pytest.raises(ConnectionError, match=f"127.0.0.2:{port}"):
             await probe(HubAddress("127.0.0.2", port), keys["b"], 0.3, print)
+
+    run(work())
+
+
+def test_probe_of_a_hub_that_never_answers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = make_keys(tmp_path / "keys")
+    monkeypatch.setattr(tunnel_module, "DIAL_LIMIT_S", 0.2)
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.2", 0)) as silent, pytest.raises(ConnectionError, match="time-out"):
+            await probe(HubAddress("127.0.0.2", silent.getsockname()[1]), keys["b"], 0.0, print)
 
     run(work())
