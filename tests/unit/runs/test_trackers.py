@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -166,10 +165,9 @@ def test_one_that_fails_is_left_out_with_one_line_and_the_others_go_on(capsys: p
 def test_one_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tracker_threads, "_CLOSE_SECONDS", 0.5)
     answer = threading.Event()
-    good, hanging = _Recorder(), _Recorder(lambda step: answer.wait(60) and None)
-    begin = time.monotonic()
+    good, hanging = _Recorder(), _Recorder(lambda step: answer.wait() and None)
     _run({"wandb": hanging, "tensorboard": good})
-    assert time.monotonic() - begin < 5
+    assert hanging.seen == []  # its first call has not returned
     assert good.seen == [1, 2, 3, _VERDICT, "closed"]
     (line,) = capsys.readouterr().err.splitlines()
     assert "'wandb' did not end within 0.5 s" in line

@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -193,8 +192,6 @@ def test_engine_that_hangs_up_is_502() -> None:
 def test_close_gives_the_port_back() -> None:
     proxy, port = _front(free_port())
     assert _ask(port, "GET", "/health")[0].status == 503
-    begin = time.monotonic()
     proxy.close()
-    assert time.monotonic() - begin < 10
     with pytest.raises(ConnectionRefusedError):
         _ask(port, "GET", "/health")
