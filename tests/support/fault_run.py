@@ -183,6 +183,12 @@ class FaultRun:
         self.refresh()
         return max(line["took"] for log in self.logs for line in log.having("round")[first:])
 
+    def rounds_across(self, began: float, ended: float) -> list[dict[str, Any]]:
+        """Of all ranks, the rounds that were under way from `began` to `ended` (of time.monotonic())."""
+        self.refresh()
+        rounds = [line for log in self.logs for line in log.having("round")]
+        return [line for line in rounds if line["time"] - line["took"] < began and line["time"] > ended]
+
     def total(self, name: str) -> int:
         """Of a counter that the ranks write at their end."""
         return sum(line[name] for log in self.logs for line in log.having(name))
