@@ -47,9 +47,11 @@ def note(group: Group, policy: Policy) -> None:
 
 
 def channel_rates(links: Links, infos: Sequence[RankInfo], rank: int) -> Mapping[str, float]:
-    """Bytes per second that the connections of `rank` to each peer at another site should carry, by the peer's
-    description: the link's rate, in the better direction, shared by the lanes between the two sites. Empty where the
-    rates are only assumed."""
+    """The bytes per second that the connections of `rank` should carry, by the description of each peer elsewhere.
+
+    It is the link's rate, in the better direction, shared by the lanes between the two sites. Empty if the rates are
+    only assumed.
+    """
     if links.source == "assumed":
         return {}
     site_of_rank, _ = sites_of(list(infos))
@@ -71,8 +73,11 @@ def observe(group: Group, channels: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def observed_links(before: Links, infos: Sequence[RankInfo], seen: Sequence[dict[str, Any]]) -> Links:
-    """`before`, with what the ranks saw in its place: rates of site pairs are sums over their ranks, round trips the
-    least of them. Pairs that moved little keep their numbers."""
+    """The table `before` with the numbers that the ranks saw.
+
+    Rates of site pairs are sums over their ranks, round trips the least of them. Pairs that moved little keep their
+    numbers.
+    """
     site_of_rank, names = sites_of(list(infos))
     rates: dict[tuple[int, int], float] = {}
     rtts: dict[tuple[int, int], float] = {}

@@ -162,7 +162,7 @@ def _sums(words: torch.Tensor, place: int) -> list[torch.Tensor]:
 
 
 def _shift_xor(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """words ^= words >> bits, with zeros shifted in, in place."""
+    """Compute words ^= words >> bits in place, with zeros shifted in."""
     words ^= (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
     return words
 

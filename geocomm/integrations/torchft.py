@@ -57,6 +57,7 @@ class ProcessGroupGeocomm(ProcessGroupWrapper):
         self._aborted = False
 
     def getBackendName(self) -> str:
+        """The name of the backend for torchft's messages."""
         return "torchft-geocomm"
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
@@ -100,6 +101,11 @@ class ProcessGroupGeocomm(ProcessGroupWrapper):
         return AbortedError("the process group was aborted") if self._aborted else None
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time that meeting the other ranks, and every operation, may take.
+
+        Args:
+            timeout: The time.
+        """
         super().set_timeout(timeout)
         if self._pg is not None:
             self._pg.set_timeout(timeout)

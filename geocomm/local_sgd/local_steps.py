@@ -104,8 +104,10 @@ class LocalSteps:
         return self._own.fragments
 
     def begin(self) -> None:
-        """Compare everything with the other sites, take the model's weights for the first anchor, and count steps from
-        now on. `local_steps` has called it."""
+        """Compare everything with the other sites, and begin: `local_steps` calls it.
+
+        The model's weights become the first anchor, and steps count from now on.
+        """
         terms = self._settings.terms() | {"layout": self._own.layout} | self._inner.terms()
         # No rank takes memory before all have looked how much there is.
         self._rounds.agree(Terms(terms, self._view.types(), {}))

@@ -185,8 +185,11 @@ class SimulatedSites:
         raise PeerLostError(f"{what}: sites {sorted(missing & self._left)} ended before it")
 
     def _wait(self, site: str, is_there: Callable[[], bool], *, gives_up: bool = False) -> bool:
-        """Until something is there. gives_up: or until no site can go on, if this is the first of those that give up:
-        so equal runs take equal turns."""
+        """Wait until something is there.
+
+        gives_up: or until no site can go on, if this is the first of those that give up. So equal runs take equal
+        turns.
+        """
         self._waiting[site] = _Waiting(is_there, gives_up)
 
         def none_goes_on() -> bool:
@@ -309,8 +312,11 @@ class SimulatedReduction(Reduction):
 
     @override
     def is_done(self) -> bool:
-        """False in as many calls as the result is late: a site asks once a step. Then the other sites run, as far as
-        they can without this one; so a result is later only where they do not come to the round."""
+        """False in as many calls as the result is late: a site asks once a step.
+
+        Then the other sites run, as far as they can without this one; so a result is later only where they do not come
+        to the round.
+        """
         self._late -= 1
         return self._late < 0 and self._sites.has_arrived(self._site, self._number)
 

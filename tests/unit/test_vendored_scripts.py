@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 VENDOR = REPOSITORY / "docs/assets/vendor"
 
 
