@@ -461,7 +461,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "log",
       [](int level, const std::string& line) {
-        core::log(static_cast<core::LogLevel>(level), line);
+        core::write_log(static_cast<core::LogLevel>(level), line);  // Python's logger has its own filter
         // A thread of the user: the line comes before what it prints next, unless nobody reads stderr.
         core::flush_log(core::Deadline::after(Milliseconds(100)));
       },

@@ -7,8 +7,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
@@ -42,6 +44,23 @@ struct Log {
 // writes what waits.
 constinit PerProcess<Log> g_log;
 
+// A line as it is written: 2026-11-24T17:31:02Z geocomm warning: TEXT. In UTC, since sites have different
+// clocks on their walls; by the calendar of C++, since gmtime_r takes a lock that a forked child may find
+// held.
+std::string stamped(std::string_view level, std::string_view text) {
+  using namespace std::chrono;
+  const auto now = floor<seconds>(system_clock::now());
+  const auto today = floor<days>(now);
+  const year_month_day date(today);
+  const hh_mm_ss time(now - today);
+  std::array<char, 64> stamp{};
+  std::snprintf(stamp.data(), stamp.size(), "%04d-%02u-%02uT%02d:%02d:%02dZ", static_cast<int>(date.year()),
+                static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()),
+                static_cast<int>(time.seconds().count()));
+  return str(stamp.data(), " geocomm ", level, ": ", text, '\n');
+}
+
 void write_to_stderr(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(STDERR_FILENO, text.data(), text.size());
@@ -66,7 +85,7 @@ void run_writer(Log& log) {
     log.wake.wait(lock, [&] { return !log.lines.empty() || log.left_out > 0; });
     std::string text = std::exchange(log.lines, {});
     if (const std::size_t left_out = std::exchange(log.left_out, 0); left_out > 0) {
-      text += str("geocomm warning: ", left_out, " log lines were left out here: stderr did not take them\n");
+      text += stamped("warning", str(left_out, " log lines were left out here: stderr did not take them"));
     }
     log.is_writing = true;
     lock.unlock();
@@ -124,7 +143,7 @@ void write_log(LogLevel level, const std::string& line) {
   Log& log = g_log.get();
   std::lock_guard lock(log.mutex);
   if (log.sink) return log.sink(level, line);
-  queue_line(log, str("geocomm ", kNames[static_cast<std::size_t>(level)], ": ", line, '\n'));
+  queue_line(log, stamped(kNames[static_cast<std::size_t>(level)], line));
 }
 
 bool flush_log(Deadline deadline) {

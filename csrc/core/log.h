@@ -1,6 +1,9 @@
 // Log lines to stderr, or to a sink that tests set. Thread-safe. The level comes from
 // geocomm/core/options.py.
 //
+// A line on stderr begins with the time in UTC and with "geocomm", and geocomm/core/message_log.py writes
+// alike.
+//
 // Nobody who logs waits for stderr: one thread of its own writes the lines, so that a full pipe or a hung
 // file system stops neither links nor operations. Lines that find kLogRoomBytes waiting are left out, and
 // counted.

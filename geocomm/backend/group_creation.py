@@ -16,8 +16,10 @@ from geocomm.backend import admission
 from geocomm.backend.inner_groups import inner_backends
 from geocomm.backend.policy import first_policy, links_of_group
 from geocomm.backend.policy_epochs import note
+from geocomm.backend.ready_line import ready_line
 from geocomm.backend.runtime import Group, runtime
 from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads
 from geocomm.core.transport_choice import TransportChoice
@@ -74,6 +76,8 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
     )
     if is_world:
         runtime.world = made
+        if made.policy and backend_options.group_rank == 0:
+            announce(ready_line(made.infos, made.options))
     return made.backend
 
 

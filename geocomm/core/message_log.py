@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable
 
 from geocomm.core.environment import LOG_LEVELS, log_level
@@ -33,6 +34,13 @@ def logger() -> logging.Logger:
         found.setLevel(_level_of_environment())
     found.addHandler(_handler)
     return found
+
+
+def announce(message: str) -> None:
+    """Say, at the level info, what everybody should see: the level warning, which is the default, shows it too."""
+    log = logger()
+    if log.isEnabledFor(logging.WARNING):
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, message, (), None))
 
 
 def write_through(log: Callable[[int, str], None]) -> None:
@@ -73,7 +81,9 @@ class _StderrHandler(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         message = self.format(record)
         if self.log is None:
-            print(f"geocomm {record.levelname.lower()}: {message}", file=sys.stderr, flush=True)
+            # In UTC, since sites have different clocks on their walls.
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+            print(f"{stamp} geocomm {record.levelname.lower()}: {message}", file=sys.stderr, flush=True)
         else:
             core = [level for level, python in _PYTHON_LEVELS.items() if python <= record.levelno]
             self.log(min(max(core, default=LOG_LEVELS["debug"]), LOG_LEVELS["error"]), message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -21,6 +22,11 @@ native()
 
 
 def told(program: str, level: str | None = None) -> list[str]:
+    """What `program` writes to stderr, by line, without the times."""
+    return [without_time(line) for line in written(program, level)]
+
+
+def written(program: str, level: str | None = None) -> list[str]:
     """What `program` writes to stderr, by line."""
     environment = {name: value for name, value in os.environ.items() if name != "GEOCOMM_LOG"}
     environment |= {} if level is None else {"GEOCOMM_LOG": level}
@@ -28,6 +34,14 @@ def told(program: str, level: str | None = None) -> list[str]:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr.splitlines()
+
+
+def without_time(line: str) -> str:
+    """The rest of a line that begins with the time, of now, in UTC."""
+    stamp, _, rest = line.partition(" ")
+    age = datetime.now(UTC) - datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%S%z")
+    assert timedelta(0) <= age < timedelta(hours=1)
+    return rest
 
 
 def test_warning_is_one_line_on_stderr() -> None:
@@ -52,9 +66,16 @@ def test_level_of_the_environment_applies(before: str, level: str, lines: list[s
     assert told(before + WARN, level) == lines
 
 
+@pytest.mark.parametrize("before", ["", NATIVE])
+@pytest.mark.parametrize(("level", "shown"), [("error", 0), (None, 1), ("info", 1)])
+def test_what_is_announced_is_seen_at_the_default_level(before: str, level: str | None, shown: int) -> None:
+    announce = "from geocomm.core.message_log import announce\nannounce('all are here')"
+    assert told(before + announce, level) == ["geocomm info: all are here"] * shown
+
+
 def test_handler_of_the_application_takes_messages_instead_of_stderr() -> None:
     own = 'import logging\nlogging.basicConfig(format="app %(name)s: %(message)s")\n'
-    assert told(own + WARN) == [f"app geocomm: {MESSAGE}"]
+    assert written(own + WARN) == [f"app geocomm: {MESSAGE}"]
 
 
 def test_handler_at_the_logger_itself_takes_messages_too() -> None:

@@ -1,0 +1,31 @@
+"""What a job says when its ranks have met."""
+
+from __future__ import annotations
+
+import time
+
+import torch.distributed as dist
+
+from support.harness import Ranks
+
+
+def _make_subgroups() -> None:
+    for members in ([0, 2], [1, 2], [0, 1]):
+        dist.new_group(members)
+
+
+def test_job_over_sites_says_once_that_its_group_is_ready() -> None:
+    with Ranks(["rome", "rome", "oslo"]) as ranks:
+        ranks.init()
+        ranks.run(_make_subgroups)
+        while "group ready" not in ranks.output(0):  # a thread of the native log writes it
+            time.sleep(0.01)
+        (line,) = ranks.output(0).splitlines()
+        assert "geocomm info: group ready: 2 sites (rome 2 ranks, oslo 1 rank), " in line
+        assert [ranks.output(1), ranks.output(2)] == ["", ""]
+
+
+def test_job_inside_one_site_says_nothing() -> None:
+    with Ranks(["rome", "rome"]) as ranks:
+        ranks.init()
+        assert ranks.output(0) == ""
