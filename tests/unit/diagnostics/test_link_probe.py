@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from geocomm.diagnostics.link_probe import access_limits, lanes_between, next_bytes, rate_of
-from geocomm.planning.link_report import heat, rate_text
 
 
 def test_next_bytes_grows_until_the_link_was_filled_long_enough() -> None:
@@ -59,11 +58,3 @@ def test_links_that_carry_the_same_together_have_no_limit() -> None:
     pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
     alone = dict.fromkeys(pairs, 100.0)
     assert access_limits(alone, dict.fromkeys(pairs, 95.0), 3) == ([float("inf")] * 3, [float("inf")] * 3)
-
-
-def test_rates_are_shown_with_their_unit_and_colored_by_their_logarithm() -> None:
-    assert rate_text(1.234e9) == "1.23 Gbit/s"
-    assert rate_text(64_000) == "64 kbit/s"
-    assert heat(1e6, 1e6, 1e8) == 0
-    assert heat(1e7, 1e6, 1e8) == pytest.approx(0.5)
-    assert heat(1e6, 1e6, 1e6) == 1

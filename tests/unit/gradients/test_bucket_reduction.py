@@ -45,9 +45,11 @@ class _OnlyRank:
     def __init__(self) -> None:
         self.given: list[tuple[str, torch.Tensor]] = []
         """Codec and values of each reduction, in order."""
+        self.encodes = _SIZE
+        """Elements, from the first on, whose losses this rank keeps."""
 
     def encoded_range(self, numel: int, dtype: torch.dtype) -> tuple[int, int]:
-        return 0, numel
+        return 0, min(self.encodes, numel)
 
     def all_reduce_compressed(
         self,
@@ -62,7 +64,8 @@ class _OnlyRank:
         self.given.append((codec, tensor.clone()))
         feedback = None
         if residual is not None and next_residual is not None:
-            feedback = next_residual.copy_(residual)
+            feedback = torch.zeros_like(tensor)
+            feedback[: residual.numel()] = residual
         assert scale is None  # the plan is not adaptive
         if codec == "none":
             if feedback is not None:
@@ -70,6 +73,8 @@ class _OnlyRank:
                 feedback.zero_()
         else:
             tensor.copy_(geocomm.decompress(geocomm.compress(tensor, codec, feedback, decay=decay)))
+        if feedback is not None and next_residual is not None:
+            next_residual.copy_(feedback[: next_residual.numel()])
         return _Work(tensor)
 
 
@@ -181,6 +186,19 @@ def test_losses_of_a_step_are_in_the_next_exact_one() -> None:
     torch.testing.assert_close(result, expected)
     assert reduction.row == {}
     assert reducer.residuals.pieces() == {}
+
+
+def test_losses_that_another_rank_encodes_are_added_once() -> None:
+    first, second = _gradients(2)
+    reducer, rank = _reducer()
+    rank.encodes = 64  # of the bucket's elements, so not those of `last`
+    reducer.residuals.load({"last": [(0, torch.full((64,), 100.0))]})
+    _reduce(reducer, first)
+    assert torch.equal(rank.given[0][1][72:], first[72:] + 100)
+    _reduce(reducer, second)
+    assert torch.equal(rank.given[2][1][72:], second[72:])
+    reducer.undo_step()  # the second, in which nothing was added
+    assert "last" not in reducer.residuals.pieces()
 
 
 def test_bucket_of_other_parameters_goes_exactly_and_leaves_what_is_kept() -> None:

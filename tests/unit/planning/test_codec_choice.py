@@ -41,8 +41,10 @@ def test_candidates_are_what_the_caps_allow() -> None:
 
 @pytest.mark.parametrize("codec", ["int9", "tiny", "int8:block=64", "auto"])
 def test_candidates_of_unknown_error_are_refused(codec: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=codec):
+    with pytest.raises(InvalidArgumentError, match=codec) as error:
         candidates(Options(codec="auto", codecs=(codec,)))
+    assert "int8" in str(error.value)  # what it may be
+    assert "topk" not in str(error.value)  # nor can that be chosen
 
 
 def test_slow_links_take_the_smallest_codec_and_fast_ones_none() -> None:
@@ -67,6 +69,19 @@ def test_of_equally_fast_codecs_the_one_that_loses_least_is_chosen() -> None:
     # Coding is what takes time, alike for both, so the smaller result gains nothing.
     allowed = {"none": Speed(1e-7, 1e-7), "int8": Speed(1e-8, 1e-8), "int4": Speed(1e-8, 1e-8)}
     assert {codec for _, codec in choose(model(1e9, 0.001), allowed, 65536)} == {"int8"}
+
+
+@pytest.mark.parametrize(("sites", "encoded", "decoded"), [(2, 1.0, 2.0), (4, 1.25, 2.0)])
+@pytest.mark.parametrize(("part_mib", "exposed_mib"), [(32, 1.0), (2, 0.5)])
+def test_time_on_links_that_cost_nothing_is_that_of_coding(
+    sites: int, encoded: float, decoded: float, part_mib: int, exposed_mib: float
+) -> None:
+    """Two sites code all for each other; of more, each sums a share for all."""
+    ranks = 2
+    time = ReduceTime(Links.uniform([f"s{i}" for i in range(sites)], 1e15, 0.0), ranks)
+    for speed, passes in ((Speed(1e-9, 0.0), encoded), (Speed(0.0, 1e-9), decoded)):
+        expected = 1e-9 * (passes * part_mib + exposed_mib) * (1 << 20)
+        assert time.seconds(ranks * part_mib << 20, "int8", speed) == pytest.approx(expected, rel=1e-3)
 
 
 class _GainsUntil(ReduceTime):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.planning.link_table import ASSUMED_RATE_BPS, Links, table_of
+from geocomm.planning.link_table import ASSUMED_RATE_BPS, LEAST_BPS, MOST_BPS, Links, table_of
 
 SITES = ("a", "b", "c")
 
@@ -90,7 +90,9 @@ def test_select_of_an_unknown_site_is_refused_by_name() -> None:
         ({"rtt_s": [[0, 1], [1, 0]]}, "rtt_s"),
         ({"rtt_s": "fast"}, "numbers"),
         ({"rtt_s": None}, "numbers"),
+        ({"loss": [[0, 1.5, 0], [0, 0, 0], [0, 0, 0]]}, "a to b"),
         ({"up_bps": [1e9, 1e9]}, "up_bps"),
+        ({"up_bps": [1e9, 1e9, 2e15]}, "up_bps"),
         ({"down_bps": [1e9, 0, 1e9]}, "down_bps"),
     ],
 )
@@ -102,6 +104,12 @@ def test_impossible_tables_are_refused_naming_file_and_field(
         Links.from_file(path)
     assert str(path) in str(error.value)
     assert named in str(error.value)
+
+
+def test_limits_themselves_are_possible() -> None:
+    rates = (LEAST_BPS, MOST_BPS)
+    table = Links.uniform(["a", "b"], MOST_BPS, 120.0, loss=table_of(2, lambda *_: 1.0), up_bps=rates, down_bps=rates)
+    assert (table.up_bps, table.down_bps) == (rates, rates)
 
 
 def test_table_without_a_field_is_refused_naming_it(tmp_path: Path) -> None:

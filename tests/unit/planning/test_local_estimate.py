@@ -60,8 +60,16 @@ def test_a_line_that_is_too_slow_makes_rounds_rarer_and_no_step_longer() -> None
 
 def test_small_models_and_long_round_trips_have_fewer_fragments() -> None:
     assert over(1e9, parameters=1e6).fragments == 1
-    assert over(1e9, parameters=1e7).round_s >= 4 * 0.1 or over(1e9, parameters=1e7).fragments == 1
     assert over(1e9, parameters=1e7).fragments < over(1e9, parameters=1e8).fragments
+
+
+@pytest.mark.parametrize("parameters", [1.5e7, 5e7, 1e8])
+def test_fragments_are_as_many_as_have_rounds_of_four_round_trips(parameters: float) -> None:
+    row = over(1e9, parameters=parameters)
+    bytes_s = 32 * parameters / 1e9  # of all fragments
+    around_s = 2 * (0.1 + OPERATION_S)
+    assert 1 < row.fragments < MOST_FRAGMENTS
+    assert bytes_s / row.fragments + around_s >= 4 * 0.1 > bytes_s / (row.fragments + 1) + around_s
 
 
 def test_every_other_site_gets_the_frames() -> None:
@@ -73,6 +81,7 @@ def test_every_other_site_gets_the_frames() -> None:
 def test_interval_below_one_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="--every"):
         over(1e9, every=0)
+    assert over(1e9, every=1).every == 1
 
 
 def _plan(*arguments: str) -> str:
