@@ -266,10 +266,10 @@ def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> i
     except BadInput:
         raise
     except BaseException as error:
-        # What a person needs comes first; the rest is for who looks into the code.
-        sentence = str(error).strip().partition("\n")[0] or type(error).__name__
-        print(f"geocomm train: {place.describe()}: {sentence}; the traceback:", file=sys.stderr)
-        traceback.print_exc()
+        # What a person needs comes first and once; the rest is for who looks into the code.
+        what = traceback.format_exception_only(error)
+        where = traceback.format_exception(error)[: -len(what)]
+        print(f"geocomm train: {place.describe()}: {''.join(what)}{''.join(where)}", end="", file=sys.stderr)
         # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
         sys.stdout.flush()
         sys.stderr.flush()

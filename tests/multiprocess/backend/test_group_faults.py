@@ -82,8 +82,11 @@ def test_rank_that_dies_in_any_shape_of_sites_is_named_by_every_survivor(sites: 
         ranks.signal(lost, signal.SIGKILL)
         outcomes = ranks.finish(ranks=survivors)
         _require_lost(outcomes, lost)
-        for outcome in outcomes:
-            outcome.require("PeerLostError")
+        for rank, outcome in zip(survivors, outcomes, strict=True):
+            message = outcome.require("PeerLostError").message
+            assert "its process has ended" in message
+            assert "firewall" not in message  # it let the link through
+            assert "its process has ended" not in ranks.output(rank)  # the caller says it
 
 
 @pytest.mark.parametrize("call", [_all_reduce, _all_reduce_by_future, _backward])

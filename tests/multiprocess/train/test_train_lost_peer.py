@@ -37,6 +37,8 @@ def test_survivor_of_a_killed_rank_says_so_before_any_traceback(
     (sentence,) = [line for line in before.splitlines() if line.startswith("geocomm train: ")]
     assert sentence.startswith(f"geocomm train: rank {1 - killed} (site site{1 - killed}): ")
     assert named.format(killed=killed) in sentence
+    message = sentence.partition("): ")[2]
+    assert survivor.err.count(message) == 1
     # No stack of C++: neither the error's nor that of a store that is gone.
     assert "Exception raised from" not in survivor.err
     assert "Traceback" not in traceback
