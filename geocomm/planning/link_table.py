@@ -24,6 +24,7 @@ LEAST_BPS = 8.0
 MOST_BPS = 1e15
 """Also what stands for a site without a limit, where others have one."""
 
+SiteName = Annotated[str, AfterValidator(check_site_name)]
 Number = Annotated[float, BeforeValidator(lambda value: 0.0 if value is None else value)]
 Table = tuple[tuple[Number, ...], ...]
 """A number for each ordered pair of sites, `[from][to]`; the diagonal is 0."""
@@ -51,7 +52,7 @@ class Links(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    sites: tuple[Annotated[str, AfterValidator(check_site_name)], ...]
+    sites: tuple[SiteName, ...]
     """Names of the sites, each once."""
     rate_bps: Table
     """Payload bits per second, all connections of all ranks together; 8 to 1e15."""
