@@ -9,7 +9,7 @@ from geocomm.backend.runtime import Group
 FIRST_RESERVED_TAG = 0x7F000000
 """Tags from here on are geocomm's own; programs use smaller ones."""
 KINDS = 4
-"""Of the messages of one user of tags."""
+"""The number of kinds of messages of one user of tags."""
 MOST_SITES = 1 << 10
 _USERS = 1 << 12
 

@@ -40,7 +40,7 @@ class Case:
 
     name: str
     what: str
-    """As the program calls it."""
+    """The name by which the program calls it."""
     encrypted: bool
     both_ways: bool
     bare: str | None = None
@@ -73,7 +73,7 @@ class Row:
     case: Case
     samples: tuple[Sample, ...]
     ratio: float | None
-    """To the bare loop; None for bare loops."""
+    """The rate over that of the bare loop; None for bare loops."""
 
     @property
     def gbit_s(self) -> float:

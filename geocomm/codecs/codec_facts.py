@@ -32,13 +32,13 @@ class CodecFacts:
 
     codec: str
     normal: Measured
-    """On 4 Mi normal numbers."""
+    """Measured on 4 Mi normal numbers."""
     gradient: Measured | None = None
-    """On a gradient of the driver's `tiny` model (4.1 M parameters) after 60 steps."""
+    """Measured on a gradient of the driver's `tiny` model (4.1 M parameters) after 60 steps."""
     autocast: Measured | None = None
-    """On the same, with forward and backward in bfloat16."""
+    """Measured on the same, with forward and backward in bfloat16."""
     weight_change: Measured | None = None
-    """On the change of that model's weights in 30 local steps."""
+    """Measured on the change of that model's weights in 30 local steps."""
     largest: float | None = None
     """The error of one element over the largest magnitude of its block; None: codec="auto" does not choose it."""
     sum_nmse: float | None = None

@@ -49,7 +49,7 @@ class Kind:
     parse: Callable[[str], Any]
     wanted: str
     allowed: tuple[str, ...] = ()
-    """Of which the nearest is offered in place of a misspelt one."""
+    """The valid values; the error for a misspelt one offers the nearest."""
 
 
 def _duration(text: str) -> timedelta:

@@ -15,7 +15,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.site import UNNAMED_SITE, SiteNameError, check_site_name, site_name
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NNODES", "NODE_RANK")
-"""That launchers set and this module reads."""
+"""The variables that launchers set and this module reads."""
 
 
 @dataclass(frozen=True)

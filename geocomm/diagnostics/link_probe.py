@@ -37,7 +37,7 @@ _PING, _PONG, _DATA, _SPARSE = 1, 2, 3, 4
 _SPARSE_SHARE = 0.3
 """Part of a link's rate that leaves its queue empty."""
 _SPARSE_BYTES = 32 << 10
-"""Of one message, less than the queue of any link that is used for training."""
+"""The size of one message, less than the queue of any link that is used for training."""
 _MOST_SPARSE = 1000
 
 Pair = tuple[int, int]

@@ -102,7 +102,7 @@ class WanReport:
 
     sites: tuple[str, ...]
     exit_status: tuple[int | None, ...]
-    """Of each site's command; None while it runs."""
+    """The exit status of each site's command; None while it runs."""
     elapsed_s: float
     max_lateness_s: float
     late_frames: int

@@ -11,7 +11,7 @@ from geocomm.core.addresses import free_port
 from geocomm.core.place import rank_variables, without_place
 
 GRACE_S = 10.0
-"""For the other ranks, once one has failed."""
+"""The time that the other ranks get once one has failed."""
 
 
 def run_local_ranks(

@@ -34,7 +34,7 @@ class TrainedBy(_Part):
     precision: Dtype | None = None
     sync_mode: Literal["gradients", "local"] | None = None
     sync_preset: str | None = None
-    """Of local steps."""
+    """The preset of local steps."""
     sync_codec: str | None = None
     """With error feedback; null: that of the preset, or none."""
     codec: str | None = None

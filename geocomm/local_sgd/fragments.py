@@ -11,7 +11,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.planning.local_estimate import LEAST_FRAGMENT_BYTES, MOST_FRAGMENTS
 
 BYTES_PER_ELEMENT = 4
-"""Of a delta and of an anchor: both are float32."""
+"""The size of an element of a delta and of an anchor: both are float32."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class FailureHeader:
     """A site has failed and begins no more rounds."""
 
     code: str
-    """Of the error: `GeocommError.code`."""
+    """The code of the error: `GeocommError.code`."""
     reason: str
     """398 bytes of both travel, in UTF-8."""
 

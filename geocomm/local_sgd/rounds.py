@@ -21,7 +21,7 @@ class Terms:
     settings: Mapping[str, str]
     """By name, as text."""
     tensors: Mapping[str, str]
-    """By parameter: dtype and shape."""
+    """Dtype and shape by parameter."""
     values: Mapping[str, str]
     """Digests by name; one that only some ranks have is compared among those."""
 
@@ -41,7 +41,7 @@ class Offer:
     every: int = 0
     """How many steps the site wants between two rounds of a fragment from now on; 0: as many as now."""
     squared_norm: float = 0.0
-    """Of the delta, before it is compressed (squared L2 norm)."""
+    """The squared L2 norm of the delta, before it is compressed."""
     last: bool = False
     """Whether the round is the fragment's last: it carries the site's weights in place of a delta, and its result is
     their mean."""
@@ -63,7 +63,7 @@ class Entry:
     every: int = 0
     """The most that a member wants between two rounds of a fragment; 0: none said."""
     squared_norms: tuple[float, ...] = ()
-    """Of the members' deltas (squared L2 norms)."""
+    """The squared L2 norms of the members' deltas."""
     last: bool = False
     """Whether the members sent their weights, and the result is the mean of these."""
 
@@ -86,12 +86,12 @@ class Coding:
 
     codec: str
     decay: float
-    """Of the residual of error feedback, in each round."""
+    """The factor of the residual of error feedback in each round."""
     averaging: Averaging
 
 
 LAST = Coding("none", 1.0, "mean")
-"""Of last rounds, which carry weights."""
+"""The coding of last rounds, which carry weights."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from geocomm.backend.reserved_tags import KINDS, ReservedTags
 
 Relay = tuple[str, str, str]
-"""From a site, over a site, to a site."""
+"""A way from a site, over a site, to a site."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class _Peer:
     forward_to: tuple[int, ...]
     """The ranks to which this one passes on what the site sends."""
     passing: tuple[deque[_Message], ...] = field(default_factory=lambda: tuple(deque[_Message]() for _ in range(KINDS)))
-    """By kind: what is being received, in the order in which the site sends it."""
+    """The messages being received, by kind, in the order in which the site sends them."""
 
 
 class SiteMessages:

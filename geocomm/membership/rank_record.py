@@ -12,7 +12,7 @@ from typing import Any
 from geocomm.membership.records import layout_of
 
 PROTOCOL_VERSION = 1
-"""Of the rendezvous and the wire. Ranks with different ones do not understand each other."""
+"""The version of the rendezvous and the wire. Ranks of different versions do not understand each other."""
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ class LocalEstimate:
     overlap: int
     """Optimizer steps in which a round ends, with some room."""
     round_s: float
-    """Of one fragment."""
+    """The seconds of a round of one fragment."""
     fits: bool
     """Whether the rounds fit under the steps; else they begin later than every `every` steps, and steps still do not
     wait."""
     step_s: float
     link_share: float
-    """Of the rate of the busiest link or access line."""
+    """The share of the rate of the busiest link or access line that is used."""
     sent_bytes_per_step: float
     """Mean over all steps, by each site."""
     fewer_bytes: float

@@ -32,7 +32,7 @@ class Workload:
     parameters: float
     ranks_per_site: int
     compute_s: float
-    """Of one step, without the WAN."""
+    """The time of one step without the WAN."""
     element_bytes: int = 4
     """Of what is exchanged: 4 for float32 gradients or weight changes."""
     hidden: float = 0.0
@@ -62,7 +62,7 @@ class Estimate:
     step_s: float
     compute_share: float
     link_share: float
-    """Of the rate of the busiest link or access line."""
+    """The share of the rate of the busiest link or access line that is used."""
     egress_bytes_per_step: float
     """All sites together."""
     egress_bytes_per_day: float

@@ -218,7 +218,7 @@ async def _refuse(stream: TlsStream, reason: str) -> None:
 
 
 class _CalmLog:
-    """At most one line in _LOG_INTERVAL_S, with the number of those left out: strangers cannot fill the disk."""
+    """Logs at most one line in _LOG_INTERVAL_S, with the number of those left out: strangers cannot fill the disk."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _WAN_BOUND_SHARE = 0.5
-"""Of the step time exposed to the WAN, from which on the WAN bounds a run."""
+"""The share of the step time exposed to the WAN from which on the WAN bounds a run."""
 
 
 class RunVerdict:

@@ -192,7 +192,7 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
 
 
 def _require_space(place: Place, root: Path, parameters: int, config: RunConfig) -> None:
-    """At least this machine's share of one checkpoint must fit, or the run would be lost at its first one."""
+    """Refuse a disk without room for this machine's share of one checkpoint: the run would be lost at its first one."""
     whole = parameters * _CHECKPOINT_BYTES_PER_PARAMETER
     share = whole * place.local_world_size // place.world_size
     if (
