@@ -41,7 +41,8 @@ class AgentsStore(dist.PrefixStore):
         where another node does not come.
         """
         is_last = _LAST_WAIT in keys[0]
-        limit_s = (self.timeout if timeout is None else timeout).total_seconds()
+        own: timedelta = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - torch's stub lacks it
+        limit_s = (own if timeout is None else timeout).total_seconds()
         end, waiting = time.monotonic() + limit_s, Waiting(self._log)
         try:
             self.set(_arrival(keys, self._node), "1")
