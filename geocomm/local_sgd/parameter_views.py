@@ -6,6 +6,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from geocomm.integrations.zero_seams import engine_of
 from geocomm.local_sgd.living_wrappers import require_ddp_in_site, require_no_fsdp1
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -13,7 +14,6 @@ from geocomm.local_sgd.parameter_views_fsdp import ShardedParameters
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.parameter_views_zero import engine_view
 from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.zero_seams import engine_of
 
 
 def view_of(model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> ParameterView:

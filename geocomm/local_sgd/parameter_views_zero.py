@@ -9,21 +9,21 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.integrations.deepspeed_version import deepspeed_problem
+from geocomm.integrations.zero_seams import (
+    Master,
+    compare_no_traces,
+    master_of,
+    unsupported_part,
+    whole_shape,
+    whole_values,
+)
 from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, type_name
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.zero_seams import (
-    Master,
-    compare_no_traces,
-    master_of,
-    require_checked_deepspeed,
-    unsupported_part,
-    whole_shape,
-    whole_values,
-)
 
 if TYPE_CHECKING:
     import deepspeed
@@ -35,7 +35,8 @@ class MasterParameters(ModuleView):
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, settings: LocalSettings) -> None:
         """Raises UnsupportedError for what was not checked with local steps."""
-        require_checked_deepspeed()
+        if problem := deepspeed_problem():
+            raise UnsupportedError(f"local steps: {problem}; or train with ZeRO 0 in float32, FSDP2 or DDP")
         self._engine = engine
         self.sharded = engine.zero_optimization_stage() > 0
         self._find = master_of(engine)

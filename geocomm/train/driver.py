@@ -20,12 +20,12 @@ from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
 from geocomm.data.token_store import load_tokens
 from geocomm.export.export_record import RECORD
+from geocomm.integrations.deepspeed_version import deepspeed_problem
 from geocomm.membership.job_store import Rendezvous
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.trackers import require_packages
 from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import load_config
-from geocomm.train.deepspeed_seams import require_checked_deepspeed
 from geocomm.train.preflight import decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.train_config import RunConfig
 
@@ -151,7 +151,8 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
 
 def _prepare(place: Place, config: RunConfig) -> Prepared:
     """Check and load everything that needs no other rank. Raises BadInput."""
-    require_checked_deepspeed()
+    if problem := deepspeed_problem():
+        raise BadInput(problem)
     options = _backend_options(config)
     presence = _own_presence(config, options, place.rank) if options else None
     if place.rank == 0:

@@ -17,8 +17,8 @@ from geocomm.gradients.named_values import Slice
 from geocomm.gradients.reduction_plan import ReductionPlan
 from geocomm.gradients.shard import Shard
 from geocomm.integrations.deepspeed import SiteParallel
+from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
 from geocomm.metrics.hook_registry import worst_nmse
-from geocomm.train.deepspeed_seams import partitioned_gradients, take_over_reduction
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4

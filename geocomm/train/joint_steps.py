@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.utils import _sync_module_states  # what DDP shares its first weights with
 
 from geocomm.backend.sites import Sites
-from geocomm.train.deepspeed_seams import (
+from geocomm.integrations.deepspeed_seams import (
     follow_masters,
     give_back_reduction,
     masters,

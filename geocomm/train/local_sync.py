@@ -15,10 +15,10 @@ import torch
 from geocomm.backend.sites import Sites
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
+from geocomm.integrations.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
-from geocomm.train.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.train.joint_steps import JointSteps
 
 _NUMBERS = schema.names(schema.LOCAL_STEPS)

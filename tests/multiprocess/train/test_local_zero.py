@@ -84,7 +84,7 @@ def _train(trained: Any, first: int, last: int) -> None:
 
 def _joint(sites: list[str], stage: int, precision: str) -> tuple[torch.Tensor, list[str]]:
     """The masters after three joint steps; hashes of them, and of masters and weights once the joint steps ended."""
-    from geocomm.train.deepspeed_seams import masters
+    from geocomm.integrations.deepspeed_seams import masters
 
     trained = _trained(stage, precision, 3, scale_power=12)
     _train(trained, 0, 3)

@@ -5,21 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.integrations.zero_seams import engine_of
 from geocomm.local_sgd.host_memory import host_zeros
-from geocomm.local_sgd.zero_seams import CHECKED_DEEPSPEED, engine_of, require_checked_deepspeed
 from support.local_models import make_model
-
-
-@pytest.mark.parametrize("version", [f"{minor}.99" for minor in CHECKED_DEEPSPEED])
-def test_deepspeed_that_was_checked_is_taken(version: str) -> None:
-    require_checked_deepspeed(version)
-
-
-@pytest.mark.parametrize("version", ["0.18.9", "1.0.0"])
-def test_other_deepspeed_is_refused_with_the_versions_that_were_checked(version: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"{CHECKED_DEEPSPEED[0]}; this is DeepSpeed {version}"):
-        require_checked_deepspeed(version)
 
 
 def test_module_is_no_engine() -> None:

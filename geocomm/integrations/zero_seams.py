@@ -1,9 +1,8 @@
-"""The private parts of DeepSpeed that local steps stand on, and nothing else of geocomm: where an engine keeps the
+"""The private parts of DeepSpeed that local steps use, and nothing else of geocomm: where an engine keeps the
 float32 masters of its parameters. Imports deepspeed only when it is used."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,13 +11,8 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from geocomm.core.errors import UnsupportedError
-
 if TYPE_CHECKING:
     import deepspeed
-
-CHECKED_DEEPSPEED = ("0.19",)
-"""The minor versions of DeepSpeed whose private parts were looked at and run (0.19.8)."""
 
 
 def engine_of(model: torch.nn.Module) -> deepspeed.DeepSpeedEngine | None:
@@ -26,19 +20,6 @@ def engine_of(model: torch.nn.Module) -> deepspeed.DeepSpeedEngine | None:
     imported: Any = sys.modules.get("deepspeed")
     engine: Any = model
     return engine if imported is not None and isinstance(model, imported.DeepSpeedEngine) else None
-
-
-def require_checked_deepspeed(version: str | None = None) -> None:
-    """Raise UnsupportedError for a DeepSpeed whose private parts may be others; version: default the installed one."""
-    found = version or importlib.metadata.version("deepspeed")
-    if ".".join(found.split(".")[:2]) in CHECKED_DEEPSPEED:
-        return
-    raise UnsupportedError(
-        "local steps use private parts of DeepSpeed, which were checked with DeepSpeed "
-        f"{', '.join(CHECKED_DEEPSPEED)}; this is DeepSpeed {found}: install one that was checked, or train with ZeRO "
-        "0 in float32, FSDP2 or DDP. Whoever checks this one (tests/multiprocess/local_sgd, -k zero) adds it to "
-        "CHECKED_DEEPSPEED in geocomm/local_sgd/zero_seams.py"
-    )
 
 
 def unsupported_part(engine: deepspeed.DeepSpeedEngine) -> str | None:

@@ -1,38 +1,15 @@
-"""The private parts of DeepSpeed that the driver stands on, and nothing else of geocomm: who reduces gradients, what an
+"""The private parts of DeepSpeed that the driver uses, and nothing else of geocomm: who reduces gradients, what an
 optimizer's state is, and who writes which file of a checkpoint. Imports deepspeed only when it is used."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-
-from geocomm.core.bad_input import BadInput
-from geocomm.core.extras import install_command
 
 if TYPE_CHECKING:
     import deepspeed
     import torch
     import torch.distributed as dist
-
-CHECKED_DEEPSPEED = ("0.19",)
-"""The minor versions of DeepSpeed whose private parts were looked at and run (0.19.8)."""
-
-
-def require_checked_deepspeed(version: str | None = None) -> None:
-    """Raise BadInput for a DeepSpeed whose private parts may be others; version: default the installed one."""
-    try:
-        found = version or importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        raise BadInput(f"DeepSpeed is not installed; {install_command('train')}") from None
-    if ".".join(found.split(".")[:2]) in CHECKED_DEEPSPEED:
-        return
-    known = ", ".join(CHECKED_DEEPSPEED)
-    raise BadInput(
-        f"geocomm train uses private parts of DeepSpeed, which were checked with DeepSpeed {known}; this is DeepSpeed "
-        f"{found}: install one that was checked (pip install 'deepspeed~={CHECKED_DEEPSPEED[-1]}.0'). Whoever checks "
-        "this one (make ecosystem) adds it to CHECKED_DEEPSPEED in geocomm/train/deepspeed_seams.py"
-    )
 
 
 def take_over_reduction(engine: deepspeed.DeepSpeedEngine, reduce: Callable[[], None]) -> None:
