@@ -23,8 +23,9 @@ class Settings(Section):
 
         def __init__(self, **given: Any) -> None:
             cls = type(self)
-            for name in given.keys() - cls.model_fields.keys():
-                raise TypeError(f"geocomm.{cls.__name__} has no field {name!r}{did_you_mean(name, cls.model_fields)}")
+            if unknown := next((name for name in given if name not in cls.model_fields), None):
+                near = did_you_mean(unknown, cls.model_fields)
+                raise TypeError(f"geocomm.{cls.__name__} has no field {unknown!r}{near}")
             try:
                 super().__init__(**given)
             except ValidationError as error:
