@@ -159,9 +159,14 @@ TEST_P(LinkResumeEither, test_losing_the_control_stream_again_and_again_keeps_po
       std::this_thread::sleep_for(with_tls_ ? 150ms : 30ms);  // a handshake has to fit between
     }
   });
-  exchange(0, 40, 100'000);
+  std::uint64_t op = 0;
+  for (const auto end = Deadline::after(40s); high().stats().resumes < 10 && !end.expired(); op += 20) {
+    exchange(op, 20, 100'000);
+  }
   stop = true;
   resetter.join();
+  EXPECT_GE(proxy_->resets(), 10);
+  EXPECT_GE(high().stats().resumes, 10U);
   EXPECT_TRUE(high().status().is_ok()) << high().status().to_string();
 }
 
