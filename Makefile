@@ -105,6 +105,14 @@ SOAK_MINUTES ?= 30
 soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN
 	@$(PY) tests/wan/soak.py --minutes $(SOAK_MINUTES) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
+# MUTANT_SEED=N draws others. `tools/mutants.py --wide` adds the tests of several processes, which take long.
+MUTANTS ?= 40
+MUTANT_PACKAGES ?= gradients planning
+MUTANT_SEED ?= 0
+.PHONY: mutants
+mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKAGES the unit tests see
+	@$(PY) tools/mutants.py $(MUTANT_PACKAGES) --number $(MUTANTS) --seed $(MUTANT_SEED)
+
 bench: $(NATIVE) ## bench: all-reduce over the emulated WAN, geocomm against Gloo
 	@$(PY) benchmarks/bench_wan.py
 
