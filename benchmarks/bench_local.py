@@ -197,6 +197,8 @@ def parts_of(base: Plan) -> dict[str, list[Plan]]:
             for every in (10, 30, 100)
             if (base.steps - base.joint_steps) // every >= LEAST_ROUNDS - 1
         ],
+        # Exact averages, nearly in every step: what these lose, no exchange of fewer bytes makes good.
+        "short": [replace(base, every=3, codec="none", outer_momentum=momentum) for momentum in (0.0, 0.5)],
         "alone": [replace(base, sites=1).per_step()],
         "radial": [replace(base, averaging="radial")],
         "fragments": [base, replace(base, fragments=4)],
