@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-import geocomm
 from geocomm.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.gradients.hook_settings import HookSettings
 from geocomm.gradients.named_values import Layout, Slice
 from geocomm.gradients.reduction_plan import ReductionPlan
+from support.only_rank import OnlyRank
 
 _LAYOUT = (Slice("weight", 0, 64, exact=False), Slice("bias", 64, 8, exact=True), Slice("last", 72, 64, exact=False))
 _SIZE = 136
@@ -21,65 +21,8 @@ _TOP_K = "topk:k=128"
 _CHOSEN = 5  # of _SIZE elements: 128 of 4096, rounded up
 
 
-class _Work:
-    def __init__(self, result: torch.Tensor) -> None:
-        self._result = result
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        future = torch.futures.Future()
-        future.set_result([self._result])
-        return future
-
-    def succeeded(self) -> bool:
-        return True
-
-    def feedback(self) -> dict[str, Any]:
-        return {"result_square": float(self._result.double().square().sum())}
-
-
-class _OnlyRank:
-    """Stands where the process group would: the sum over one rank, through the real codecs."""
-
-    spans_sites = True
-
-    def __init__(self) -> None:
-        self.given: list[tuple[str, torch.Tensor]] = []
-        """Codec and values of each reduction, in order."""
-        self.encodes = _SIZE
-        """Elements, from the first on, whose losses this rank keeps."""
-
-    def encoded_range(self, numel: int, dtype: torch.dtype) -> tuple[int, int]:
-        return 0, min(self.encodes, numel)
-
-    def all_reduce_compressed(
-        self,
-        tensor: torch.Tensor,
-        codec: str,
-        residual: torch.Tensor | None,
-        average: bool,
-        decay: float,
-        next_residual: torch.Tensor | None,
-        scale: torch.Tensor | None,
-    ) -> _Work:
-        self.given.append((codec, tensor.clone()))
-        feedback = None
-        if residual is not None and next_residual is not None:
-            feedback = torch.zeros_like(tensor)
-            feedback[: residual.numel()] = residual
-        assert scale is None  # the plan is not adaptive
-        if codec == "none":
-            if feedback is not None:
-                tensor.add_(feedback, alpha=decay)
-                feedback.zero_()
-        else:
-            tensor.copy_(geocomm.decompress(geocomm.compress(tensor, codec, feedback, decay=decay)))
-        if feedback is not None and next_residual is not None:
-            next_residual.copy_(feedback[: next_residual.numel()])
-        return _Work(tensor)
-
-
-def _reducer(momentum: float = 0.0) -> tuple[BucketReducer, _OnlyRank]:
-    rank = _OnlyRank()
+def _reducer(momentum: float = 0.0) -> tuple[BucketReducer, OnlyRank]:
+    rank = OnlyRank()
     plan = ReductionPlan(HookSettings(adaptive=False), ((0, _TOP_K),), momentum)
     return BucketReducer(cast(Any, rank), plan), rank
 
@@ -191,7 +134,7 @@ def test_losses_of_a_step_are_in_the_next_exact_one() -> None:
 def test_losses_that_another_rank_encodes_are_added_once() -> None:
     first, second = _gradients(2)
     reducer, rank = _reducer()
-    rank.encodes = 64  # of the bucket's elements, so not those of `last`
+    rank.most_encoded = 64  # of the bucket's elements, so not those of `last`
     reducer.residuals.load({"last": [(0, torch.full((64,), 100.0))]})
     _reduce(reducer, first)
     assert torch.equal(rank.given[0][1][72:], first[72:] + 100)
