@@ -133,6 +133,8 @@ lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --warnings
 	@echo "lint: clang-format"
 	@clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "lint: Python that nothing or only tests call"
+	@$(PY) -m vulture
 	@echo "lint: C++ methods that only tests call"
 	@$(PY) tools/unused_methods.py
 	@echo "lint: docs"

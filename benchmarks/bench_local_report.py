@@ -24,7 +24,6 @@ LAW = {1: (18.363, -0.0961), 2: (18.768, -0.0969), 4: (19.762, -0.0992), 8: (21.
 LAW_PER_STEP = (18.129, -0.0953)
 PARAMETERS = {"0.4m": 389_520, "2.2m": 2_174_064}
 """By the names of `--size`."""
-INNER = {"adamw": "AdamW", "muon": "Muon"}
 
 
 def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], conditions: Conditions) -> None:

@@ -258,7 +258,7 @@ class _Given(torch.autograd.Function):
         return parameters[0].new_zeros(())
 
     @staticmethod
-    def backward(_: Any, derivative: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(_: Any, _derivative: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(_Given.gradients)
 
 

@@ -1,7 +1,7 @@
 """What is known of the codecs: their ratio and error, measured. The one table of it.
 
-`codec="auto"` chooses by it, `geocomm bench wan` verifies sums by it, and the documentation's table of presets shows it
-(`preset_rows`). What follows from a codec's string alone, such as whether it needs error feedback, is `CodecSpec`'s.
+`codec="auto"` chooses by it, `geocomm bench wan` verifies sums by it, and the documentation's table of presets shows
+it. What follows from a codec's string alone, such as whether it needs error feedback, is `CodecSpec`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.collective_codec import collective_form
-from geocomm.codecs.tensor_codec import codec_presets
 
 
 @dataclass(frozen=True)
@@ -120,17 +119,6 @@ def facts_of(codec: str) -> CodecFacts | None:
     spec = codec_spec(codec)
     same = next((facts for facts in FACTS.values() if codec_spec(facts.codec) == spec), None)
     return same or FACTS.get(spec.family)
-
-
-def preset_rows() -> dict[str, str]:
-    """How the documentation's table of presets begins its rows: name, codec, ratios and errors of normal / gradient."""
-    rows: dict[str, str] = {}
-    for preset, codec in codec_presets().items():
-        measured = FACTS[preset].measured[:2]
-        ratios = " / ".join(f"×{one.ratio:.2f}" for one in measured)
-        errors = " / ".join(error_text(one.nmse) for one in measured)
-        rows[preset] = f"| `{preset}` | `{codec}` | {ratios} | {errors} |"
-    return rows
 
 
 def error_text(nmse: float) -> str:

@@ -27,7 +27,6 @@ from geocomm.emulator.local_job import bare_environment
 from geocomm.runs.run_folder import RunFolder
 
 SITE_NAMES = ("site0", "site1")
-DEFAULT_LINK = EmulatedLink(rate_bps=200e6, delay_s=0.05, loss=0.001)
 DEFAULT_STEPS = 10
 _POLL_S = 0.25
 _TAIL_LINES = 12

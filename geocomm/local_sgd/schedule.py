@@ -44,11 +44,6 @@ class Schedule:
         """Rounds that begin after one step, at most."""
         return -(-self.fragments // self.every)
 
-    def begins(self, number: int) -> int:
-        """The step after which round `number` begins."""
-        cycle, position = divmod(number - self.first_round, self.fragments)
-        return self.first_step + cycle * self.every - (-(position + 1) * self.every // self.fragments)
-
     def begun_by(self, step: int) -> int:
         """How many rounds have begun after `step` steps: rounds 0 … n - 1."""
         cycle, rest = divmod(step - self.first_step, self.every)

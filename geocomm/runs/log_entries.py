@@ -6,7 +6,6 @@ docs/reference/metrics.md is made from these tables; a test compares them with t
 from __future__ import annotations
 
 from geocomm.metrics import schema
-from geocomm.metrics.events import COMMON, KINDS
 
 _STEP_NUMBER = "steps done"
 _COUNTED = {metric.name: metric.help for metric in schema.COUNTERS}
@@ -84,9 +83,3 @@ ENTRIES: dict[str, dict[str, str]] = {
     "end": {"step": _STEP_NUMBER, "complete": "false: a signal stopped the run"},
 }
 """Fields by kind, besides kind and time, which every entry has. Events of rank 0 stand among these entries."""
-EVENTS: dict[str, dict[str, str]] = {
-    kind: {name: COMMON[name] for name in ("site", "rank")} | fields for kind, fields in KINDS.items()
-}
-"""Fields of events by kind, besides kind and time."""
-OPTIONAL = {"sync"}
-"""Fields that only some runs have."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.demo.demo_run import DEFAULT_LINK, DemoError, Progress, Variant, run_variant
+from geocomm.demo.demo_run import DemoError, Progress, Variant, run_variant
+from geocomm.emulator.emulated_links import EmulatedLink
 from support.wan_support import geocomm, require_wan
 
 
@@ -22,7 +23,7 @@ def test_run_that_fails_raises_with_the_end_of_its_log(tmp_path: Path) -> None:
     seen: list[Progress] = []
     impossible = Variant("impossible", "impossible", "geocomm", "no-such-codec")
     with pytest.raises(DemoError, match="no-such-codec"):
-        run_variant(impossible, tmp_path / "run", DEFAULT_LINK, 4, seen.append)
+        run_variant(impossible, tmp_path / "run", EmulatedLink(rate_bps=200e6), 4, seen.append)
     assert seen
     assert seen[-1].state != "done"
 

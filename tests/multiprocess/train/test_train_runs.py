@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from geocomm.runs.log_entries import ENTRIES, EVENTS, OPTIONAL, SITE
+from geocomm.metrics.events import COMMON, KINDS
+from geocomm.runs.log_entries import ENTRIES, SITE
 from geocomm.runs.run_folder import RunFolder
 from geocomm.train.config_text import load_config
 from support.train_ranks import (
@@ -62,10 +63,11 @@ def test_run_metrics_hold_every_step_of_every_site(plain_run: Path) -> None:
 
 def test_run_metrics_have_the_fields_that_the_reference_lists(plain_run: Path) -> None:
     lines = [json.loads(line) for line in (plain_run / "run" / "metrics.jsonl").read_text().splitlines()]
-    kinds = ENTRIES | EVENTS
+    of_events = {name: COMMON[name] for name in ("site", "rank")}
+    kinds = ENTRIES | {kind: of_events | fields for kind, fields in KINDS.items()}
     assert {line["kind"] for line in lines} == {*ENTRIES, "checkpoint"} - {"sites"}  # which local steps have
     for line in lines:
-        assert set(line) - {"kind", "time"} == set(kinds[line["kind"]]) - OPTIONAL, line["kind"]
+        assert set(line) - {"kind", "time"} == set(kinds[line["kind"]]) - {"sync"}, line["kind"]
     for line in lines:
         if line["kind"] == "step":
             assert all(set(site) == set(SITE) for site in line["sites"].values())
