@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from geocomm.bench.bench_report import Conditions
-from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, Row, bench_link, bench_one_site
+from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow, bench_link, bench_one_site
 from geocomm.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
 from geocomm.emulator.emulated_keys import site_keys
 from geocomm.emulator.emulated_links import EmulatedLink
@@ -50,7 +50,7 @@ class Scenario:
     pacing: float | None = None
     """Cap of geocomm's streams, as a part of the link's rate."""
 
-    def measure(self, effort: Effort, *, secure: bool = False) -> list[Row]:
+    def measure(self, effort: Effort, *, secure: bool = False) -> list[WanRow]:
         """A row for each case; `secure`: over TLS, with keys made for the run."""
         with site_keys([f"site{number}" for number in range(self.sites)], None, secure) as keys:
             rows = bench_link(
@@ -72,7 +72,7 @@ class WithTls:
 
     scenario: Scenario
 
-    def measure(self, effort: Effort) -> list[Row]:
+    def measure(self, effort: Effort) -> list[WanRow]:
         """The rows in the clear, then those over TLS."""
         return self.scenario.measure(effort) + self.scenario.measure(effort, secure=True)
 
@@ -84,7 +84,7 @@ class AfterIdle:
     link: EmulatedLink
     idle_s: float = 10.0
 
-    def measure(self, effort: Effort) -> list[Row]:
+    def measure(self, effort: Effort) -> list[WanRow]:
         """The steady row, and the one after the pause with its target."""
         (steady,) = Scenario(self.link, (EXACT,)).measure(effort)
         (idle,) = Scenario(self.link, (EXACT,)).measure(replace(effort, pause_s=self.idle_s))
@@ -97,7 +97,7 @@ class AfterIdle:
 class OneSite:
     """No WAN: two ranks that geocomm leaves to Gloo."""
 
-    def measure(self, effort: Effort) -> list[Row]:
+    def measure(self, effort: Effort) -> list[WanRow]:
         """Gloo, and geocomm with its target."""
         many = replace(effort, repeats=max(effort.repeats, ONE_SITE_REPEATS), warmup=2, pause_s=0.05)
         rows = bench_one_site([64 * MIB], effort=many)

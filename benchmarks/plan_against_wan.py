@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.bench.wan_bench import GLOO_CASES, Row
+from geocomm.bench.wan_bench import GLOO_CASES, WanRow
 from geocomm.bench.wan_bench_report import Section, read_results
 from geocomm.planning.codec_choice import Speed, measure
 from geocomm.planning.link_table import Links
@@ -38,7 +38,7 @@ Measured over planned time of the valid: in the median {middle:.2f}, from {least
 class Compared:
     """A measured row and the plan for it."""
 
-    row: Row
+    row: WanRow
     links: Links
     remarks: str
     """Of the link: its loss, and what else the report says."""
@@ -74,7 +74,7 @@ class Compared:
         ]
 
 
-def links_of(row: Row) -> tuple[Links, str]:
+def links_of(row: WanRow) -> tuple[Links, str]:
     """The uniform links that a row was measured on, and what its description says beside rate and round trip.
 
     ValueError: a description that is not `wan_bench.describe_link`'s.

@@ -40,7 +40,7 @@ class CodecBenchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Row:
+class CodecRow:
     """One codec on one data set, on one thread unless `threads` says more."""
 
     codec: str
@@ -79,7 +79,7 @@ def default_codecs() -> list[str]:
     return [*codec_presets(), *OTHERS]
 
 
-def measure(codecs: Sequence[str], data: Data, *, rounds: int = 5, threads: int = 1) -> list[Row]:
+def measure(codecs: Sequence[str], data: Data, *, rounds: int = 5, threads: int = 1) -> list[CodecRow]:
     """A row per codec. Rounds are interleaved: a copy, then every codec, again and again; times are medians.
 
     Raises geocomm's errors for a codec string that cannot be, CodecBenchError where a result is wrong.
@@ -151,8 +151,8 @@ class _Case:
         self._decode_s.append(time.perf_counter() - middle)
         self._encode_s.append(middle - begin)
 
-    def row(self, copy_s: float) -> Row:
-        return Row(
+    def row(self, copy_s: float) -> CodecRow:
+        return CodecRow(
             codec=self._codec,
             stands_for=_stands_for(self._codec),
             raw_bytes=self._values.nbytes,

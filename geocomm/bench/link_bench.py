@@ -35,7 +35,7 @@ class LinkBenchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Case:
+class LinkCase:
     """What is measured."""
 
     name: str
@@ -67,10 +67,10 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Row:
+class LinkRow:
     """All measurements of a case."""
 
-    case: Case
+    case: LinkCase
     samples: tuple[Sample, ...]
     ratio: float | None
     """The rate over that of the bare loop; None for bare loops."""
@@ -98,20 +98,20 @@ class Row:
         return asdict(self) | {"gbit_s": self.gbit_s, "gbit_s_per_core": self.gbit_s_per_core}
 
 
-def cases(both_ways: Sequence[bool] = (False, True)) -> list[Case]:
+def cases(both_ways: Sequence[bool] = (False, True)) -> list[LinkCase]:
     """Plain and TLS, one way and both."""
     made = []
     for both in both_ways:
         suffix = ", both ways" if both else ""
         for kind, encrypted in (("tcp", False), ("tls", True)):
             bare = f"bare {kind.upper()}{suffix}"
-            made.append(Case(bare, kind, encrypted, both))
+            made.append(LinkCase(bare, kind, encrypted, both))
             name = f"channel{' over TLS' if encrypted else ''}{suffix}"
-            made.append(Case(name, "channel", encrypted, both, bare))
+            made.append(LinkCase(name, "channel", encrypted, both, bare))
     return made
 
 
-def rows_of(samples: dict[str, list[Sample]], measured: Sequence[Case]) -> list[Row]:
+def rows_of(samples: dict[str, list[Sample]], measured: Sequence[LinkCase]) -> list[LinkRow]:
     """Medians, and the ratios of measurements of the same round."""
     rows = []
     for case in measured:
@@ -120,18 +120,18 @@ def rows_of(samples: dict[str, list[Sample]], measured: Sequence[Case]) -> list[
         if case.bare is not None:
             pairs = zip(own, samples[case.bare], strict=True)
             ratio = statistics.median(one.gbit_s / max(bare.gbit_s, 1e-9) for one, bare in pairs)
-        rows.append(Row(case, tuple(own), ratio))
+        rows.append(LinkRow(case, tuple(own), ratio))
     return rows
 
 
 def bench(
-    measured: Sequence[Case],
+    measured: Sequence[LinkCase],
     *,
     rounds: int = 5,
     seconds: float = 2,
     streams: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+) -> list[LinkRow]:
     """Measure every case once in each round. Raises LinkBenchError."""
     samples: dict[str, list[Sample]] = {case.name: [] for case in measured}
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder:
@@ -144,7 +144,7 @@ def bench(
     return rows_of(samples, measured)
 
 
-def _measure(case: Case, keys: Sequence[Path], seconds: float, streams: int | None) -> Sample:
+def _measure(case: LinkCase, keys: Sequence[Path], seconds: float, streams: int | None) -> Sample:
     command = [str(PROGRAM), case.what, "--seconds", f"{seconds:g}"]
     if case.encrypted:
         command += ["--keys-a", str(keys[0]), "--keys-b", str(keys[1])]
@@ -169,7 +169,7 @@ def _measure(case: Case, keys: Sequence[Path], seconds: float, streams: int | No
 HEADINGS = ("what", "n", "Gbit/s", "min", "max", "cores", "per core", "ratio")
 
 
-def row_cells(row: Row) -> list[str]:
+def row_cells(row: LinkRow) -> list[str]:
     """The cells of a row, in the order of HEADINGS."""
     rates = [sample.gbit_s for sample in row.samples]
     sender, receiver = row.cores
@@ -185,7 +185,7 @@ def row_cells(row: Row) -> list[str]:
     ]
 
 
-def markdown(rows: Sequence[Row], header: Sequence[str]) -> str:
+def markdown(rows: Sequence[LinkRow], header: Sequence[str]) -> str:
     """The report; `header`: lines about the conditions."""
     lines = ["# A channel over loopback", "", *header, ""]
     lines.append("| " + " | ".join(HEADINGS) + " |")

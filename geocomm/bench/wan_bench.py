@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from geocomm.bench.wan_bench_plan import Plan
+from geocomm.bench.wan_bench_plan import WanBenchPlan
 from geocomm.codecs.codec_facts import FACTS, facts_of
 from geocomm.codecs.collective_codec import AUTO
 from geocomm.core.errors import InvalidArgumentError
@@ -40,7 +40,7 @@ class BenchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Row:
+class WanRow:
     """One case at one size on one link. Seconds and bytes."""
 
     link: str
@@ -87,7 +87,7 @@ class Row:
         return asdict(self) | {"median_s": self.median_s, "ratio": self.ratio}
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Row:
+    def from_dict(cls, document: Mapping[str, Any]) -> WanRow:
         """What to_dict() made, also before there were all of today's fields with defaults."""
         own: dict[str, Any] = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         own["times_s"] = tuple(document["times_s"])
@@ -105,9 +105,9 @@ class Effort:
 
     def plan(
         self, cases: Sequence[str], sizes_bytes: Sequence[int], *, interleave: bool, ranks_per_site: int = 1
-    ) -> Plan:
+    ) -> WanBenchPlan:
         """What the workers are told."""
-        return Plan(
+        return WanBenchPlan(
             cases=tuple(cases),
             sizes_bytes=tuple(sizes_bytes),
             repeats=self.repeats,
@@ -160,7 +160,7 @@ def bench_link(
     effort: Effort | None = None,
     keys: Path | None = None,
     pacing: float | None = None,
-) -> list[Row]:
+) -> list[WanRow]:
     """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites
     (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always. `pacing`: geocomm's streams to
     a peer are capped at this part of the link's rate.
@@ -200,7 +200,7 @@ def bench_link(
     ]
 
 
-def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[Row]:
+def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[WanRow]:
     """Measure geocomm against Gloo between `ranks` processes of this machine that name no site: plain delegation."""
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         command = _worker_command(Path(folder), (effort or Effort()).plan([GLOO, EXACT], sizes_bytes, interleave=True))
@@ -220,7 +220,7 @@ def paired_ratio(times_s: Iterable[float], base_s: Iterable[float]) -> float:
     return statistics.median(own / base for own, base in zip(times_s, base_s, strict=True))
 
 
-def _worker_command(folder: Path, plan: Plan) -> list[str]:
+def _worker_command(folder: Path, plan: WanBenchPlan) -> list[str]:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     return [sys.executable, "-m", "geocomm.bench.wan_bench_worker", str(folder / "plan.json"), str(folder)]
 
@@ -256,7 +256,7 @@ def verify_operation(lines: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: int) -> list[Row]:
+def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: int) -> list[WanRow]:
     grouped: dict[tuple[str, int], list[Sequence[Mapping[str, Any]]]] = {}
     for lines in operations:
         verify_operation(lines)
@@ -269,7 +269,7 @@ def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: i
         first = [lines[0] for lines in valid]
         wire = [line["wire_bytes"] / sites for line in first if "wire_bytes" in line]
         rows.append(
-            Row(
+            WanRow(
                 link=link,
                 sites=sites,
                 case=case,

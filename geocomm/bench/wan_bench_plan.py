@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class WanBenchPlan:
     """What to measure. Every rank gets the same."""
 
     cases: tuple[str, ...]

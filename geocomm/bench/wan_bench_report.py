@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.bench.wan_bench import GLOO, GLOO_SLICED, Row
+from geocomm.bench.wan_bench import GLOO, GLOO_SLICED, WanRow
 
 _HEADINGS = (
     "link",
@@ -53,7 +53,7 @@ class Section:
 
     title: str
     conditions: Conditions
-    rows: tuple[Row, ...]
+    rows: tuple[WanRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain values, for JSON."""
@@ -66,30 +66,30 @@ class Section:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Section:
         """What to_dict() made."""
-        rows = tuple(Row.from_dict(row) for row in document["rows"])
+        rows = tuple(WanRow.from_dict(row) for row in document["rows"])
         return cls(document["title"], Conditions(**document["conditions"]), rows)
 
 
-def case_name(row: Row) -> str:
+def case_name(row: WanRow) -> str:
     """The name of a row's case, as tables show it."""
     name = {GLOO: "Gloo", GLOO_SLICED: "Gloo x 8"}.get(row.case, f"geocomm {row.case}")
     tls = ", TLS" if row.encrypted else ""
     return name + tls + (f", paced at {row.pacing:g}" if row.pacing is not None else "")
 
 
-def verdict(row: Row) -> str:
+def verdict(row: WanRow) -> str:
     """`met`, `MISSED`, or `void`, of a row with a target."""
     if row.void or row.ratio is None or row.target is None:
         return "void"
     return "met" if row.ratio <= row.target else "MISSED"
 
 
-def _where(row: Row) -> str:
+def _where(row: WanRow) -> str:
     ranks = f" of {row.ranks_per_site} ranks" if row.ranks_per_site > 1 else ""
     return row.link if row.sites < 3 and not ranks else f"{row.sites} sites{ranks}, {row.link}"
 
 
-def row_cells(row: Row) -> list[str]:
+def row_cells(row: WanRow) -> list[str]:
     """The cells of a row, in the order of the headings."""
     ratio, target = row.ratio, row.target
     return [
@@ -110,7 +110,7 @@ def row_cells(row: Row) -> list[str]:
     ]
 
 
-def rich_tables(rows: Sequence[Row]) -> list[Table]:
+def rich_tables(rows: Sequence[WanRow]) -> list[Table]:
     """Tables for a terminal, one per link."""
     tables: dict[str, Table] = {}
     for row in rows:

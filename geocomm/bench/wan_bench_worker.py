@@ -1,7 +1,7 @@
 """One rank of the all-reduce benchmark: `python -m geocomm.bench.wan_bench_worker PLAN OUT`.
 
-`wan_bench` starts it, at every site of an emulated WAN or twice on one machine. PLAN is a JSON file (`Plan`); into the
-folder OUT go one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the barriers,
+`wan_bench` starts it, at every site of an emulated WAN or twice on one machine. PLAN is a JSON file (`WanBenchPlan`).
+Into folder OUT goes one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the barriers,
 and is itself the case "gloo". The case "gloo8" is the most that Gloo can be brought to: a group that names its
 interface eight times, and eight slices at once. Every other case has a geocomm group with a codec of its own. All
 clocks are CLOCK_MONOTONIC, which processes of one machine share.
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.bench.wan_bench import GLOO, GLOO_SLICED
-from geocomm.bench.wan_bench_plan import Plan
+from geocomm.bench.wan_bench_plan import WanBenchPlan
 from geocomm.core.environment import keys_folder
 from geocomm.core.options import Options
 from geocomm.core.place import is_rank, node_and_nodes, rank_and_world_size, rank_variables
@@ -35,7 +35,7 @@ ELEMENT_BYTES = 4
 _CHUNK_ELEMS = 1 << 22
 
 
-def rank_input(plan: Plan, rank: int, size_bytes: int) -> torch.Tensor:
+def rank_input(plan: WanBenchPlan, rank: int, size_bytes: int) -> torch.Tensor:
     """The fp32 tensor that `rank` brings: normal, and known to every rank."""
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + size_bytes * 257 + rank)
     return torch.randn(size_bytes // ELEMENT_BYTES, generator=generator)
@@ -51,7 +51,7 @@ class Reference:
     """Sum of absolute values, where orders of summation may differ: more than two ranks."""
 
     @classmethod
-    def of(cls, plan: Plan, world_size: int, size_bytes: int) -> Reference:
+    def of(cls, plan: WanBenchPlan, world_size: int, size_bytes: int) -> Reference:
         """Computed from the seeds alone."""
         total = torch.zeros(size_bytes // ELEMENT_BYTES)
         magnitude = torch.zeros_like(total) if world_size > 2 else None
@@ -87,7 +87,7 @@ class Reference:
 class Worker:
     """Runs a plan; collective over all ranks."""
 
-    def __init__(self, plan: Plan, out: TextIO) -> None:
+    def __init__(self, plan: WanBenchPlan, out: TextIO) -> None:
         """Makes the process groups."""
         self._plan = plan
         self._out = out
@@ -207,7 +207,7 @@ def _memory(name: str) -> int:
     return int(found[1]) * 1024
 
 
-def _site(plan: Plan, arguments: list[str]) -> int:
+def _site(plan: WanBenchPlan, arguments: list[str]) -> int:
     """Start the ranks of this site; the first exit status that is not 0."""
     site, sites = node_and_nodes()
     command = [sys.executable, "-m", "geocomm.bench.wan_bench_worker", *arguments]
@@ -221,7 +221,7 @@ def _site(plan: Plan, arguments: list[str]) -> int:
 
 def main(plan_path: str, out_dir: str) -> int:
     """A rank, as RANK and WORLD_SIZE say; without RANK, the ranks of the site NODE_RANK of NNODES."""
-    plan = Plan.from_json(Path(plan_path).read_text(encoding="utf-8"))
+    plan = WanBenchPlan.from_json(Path(plan_path).read_text(encoding="utf-8"))
     if not is_rank():
         return _site(plan, [plan_path, out_dir])
     torch.set_num_threads(1)

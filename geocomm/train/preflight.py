@@ -23,7 +23,7 @@ _LOCAL_FIELDS = frozenset({"output_dir", "model.path", "data.paths", "data.cache
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What all ranks agreed on: device type (`cpu` or `cuda`) and the step to resume from, if any."""
 
     device: str
@@ -56,7 +56,7 @@ def record_for(place: Place, found: Mapping[str, Any] | BadInput) -> dict[str, A
     return {**where, **({"error": str(found)} if isinstance(found, BadInput) else found)}
 
 
-def decide(records: list[dict[str, Any]], config: RunConfig) -> Plan:
+def decide(records: list[dict[str, Any]], config: RunConfig) -> RunPlan:
     """The plan that the records of all ranks (by rank) lead to; raises BadInput where they lead to none."""
     _require_equal(records, "the version of {}", [{"geocomm": record.get("version")} for record in records])
     if error := first_error(records):
@@ -71,7 +71,7 @@ def decide(records: list[dict[str, Any]], config: RunConfig) -> Plan:
             "names the site of a rank"
         )
     device = choose_device(records, config.distributed.device)
-    return Plan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
+    return RunPlan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
 
 
 def _require_declared_site(records: list[dict[str, Any]]) -> None:

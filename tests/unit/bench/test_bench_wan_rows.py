@@ -11,18 +11,18 @@ import torch
 from typer.testing import CliRunner
 
 from geocomm.bench.bench_report import Conditions
-from geocomm.bench.wan_bench import GLOO, BenchError, Row, describe_link, floor_s, paired_ratio, verify_operation
-from geocomm.bench.wan_bench_plan import Plan
+from geocomm.bench.wan_bench import GLOO, BenchError, WanRow, describe_link, floor_s, paired_ratio, verify_operation
+from geocomm.bench.wan_bench_plan import WanBenchPlan
 from geocomm.bench.wan_bench_report import Section, markdown, read_results, row_cells, verdict, write_results
 from geocomm.bench.wan_bench_worker import Reference, rank_input
 from geocomm.cli.main import build_app
 from geocomm.emulator.emulated_links import EmulatedLink
 
 GIGABIT = EmulatedLink(rate_bps=1e9, delay_s=0.05)
-PLAN = Plan(("none", GLOO), (4096,), repeats=1, warmup=0, pause_s=0, interleave=True, seed=3)
+PLAN = WanBenchPlan(("none", GLOO), (4096,), repeats=1, warmup=0, pause_s=0, interleave=True, seed=3)
 
 
-def row(**changes: Any) -> Row:
+def row(**changes: Any) -> WanRow:
     values: dict[str, Any] = {
         "link": "L",
         "sites": 2,
@@ -36,7 +36,7 @@ def row(**changes: Any) -> Row:
         "nmse": 0.0,
         "max_lateness_s": 0.001,
     }
-    return Row(**values | changes)
+    return WanRow(**values | changes)
 
 
 def lines(**changes: Any) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_reference_other_order_of_three_is_exact_enough() -> None:
 
 def test_plan_rounds_interleave_or_finish_each_case() -> None:
     assert list(PLAN.rounds()) == [(4096, ("none", GLOO))]
-    apart = Plan(PLAN.cases, PLAN.sizes_bytes, 1, 0, 0, interleave=False, seed=3)
+    apart = WanBenchPlan(PLAN.cases, PLAN.sizes_bytes, 1, 0, 0, interleave=False, seed=3)
     assert list(apart.rounds()) == [(4096, ("none",)), (4096, (GLOO,))]
 
 
@@ -132,11 +132,11 @@ def test_row_over_tls_or_paced_says_so_and_reports_from_before_there_was_tls_are
     encrypted = row(encrypted=True)
     shown = [row_cells(one)[2] for one in (row(), encrypted, row(pacing=0.98))]
     assert shown == ["geocomm none", "geocomm none, TLS", "geocomm none, paced at 0.98"]
-    assert Row.from_dict(encrypted.to_dict()) == encrypted
+    assert WanRow.from_dict(encrypted.to_dict()) == encrypted
     old = {name: value for name, value in row().to_dict().items() if name != "encrypted"}
-    assert Row.from_dict(old) == row()
+    assert WanRow.from_dict(old) == row()
     with pytest.raises(TypeError):
-        Row.from_dict({name: value for name, value in old.items() if name != "case"})
+        WanRow.from_dict({name: value for name, value in old.items() if name != "case"})
 
 
 def test_link_description_has_rate_delay_and_loss() -> None:

@@ -10,7 +10,7 @@ from plan_against_wan import compare, links_of, table
 from typer.testing import CliRunner
 
 from geocomm.bench.bench_report import Conditions
-from geocomm.bench.wan_bench import Row, describe_link
+from geocomm.bench.wan_bench import WanRow, describe_link
 from geocomm.bench.wan_bench_report import Section
 from geocomm.cli.main import build_app
 from geocomm.emulator.emulated_links import EmulatedLink
@@ -192,10 +192,10 @@ def test_a_slow_pair_meets_over_a_third_site_and_its_bytes_count_there() -> None
     assert estimate(work, links(4), "none", INSTANT).relays == ()
 
 
-def measured(link: str, sites: int, case: str, seconds: float, **changes: Any) -> Row:
+def measured(link: str, sites: int, case: str, seconds: float, **changes: Any) -> WanRow:
     values: dict[str, Any] = {"link": link, "sites": sites, "case": case, "times_s": (seconds,), "size_bytes": 1 << 26}
     values |= {"voided": 0, "void": False, "floor_s": 1.0, "wire_bytes": 1e6, "nmse": 0.0, "max_lateness_s": 0.0}
-    return Row(**values | changes)
+    return WanRow(**values | changes)
 
 
 def test_measured_rows_stand_beside_the_plan_for_their_links() -> None:

@@ -10,7 +10,7 @@ import pytest
 from geocomm.core.bad_input import BadInput
 from geocomm.core.place import Place, find_place
 from geocomm.membership.rank_record import Presence
-from geocomm.train.preflight import Plan, decide, record_for, shared_fields
+from geocomm.train.preflight import RunPlan, decide, record_for, shared_fields
 from geocomm.train.train_config import RunConfig
 
 _MODEL = {"hidden_size": 4}
@@ -33,11 +33,11 @@ def _config(**sections: Any) -> RunConfig:
 
 def test_equal_records_give_a_plan() -> None:
     config = _config()
-    assert decide(_records({}, config), config) == Plan("cpu", None)
+    assert decide(_records({}, config), config) == RunPlan("cpu", None)
     gpus = {0: {"gpus": 8}, 1: {"gpus": 1}}
-    assert decide(_records(gpus, config), config) == Plan("cuda", None)
+    assert decide(_records(gpus, config), config) == RunPlan("cuda", None)
     with_feedback = _config(sync={"codec": "balanced"})
-    assert decide(_records(gpus, with_feedback), with_feedback) == Plan("cuda", None)
+    assert decide(_records(gpus, with_feedback), with_feedback) == RunPlan("cuda", None)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_joint_steps_of_shards_in_sites_of_unequal_size_are_refused() -> None:
         records = _records({}, config)
         records.append(records[0] | {"rank": 2, "site": "b"})
         if not refused:
-            assert decide(records, config) == Plan("cpu", None)
+            assert decide(records, config) == RunPlan("cpu", None)
             continue
         with pytest.raises(BadInput) as caught:
             decide(records, config)
@@ -137,7 +137,7 @@ def test_cuda_job_names_the_site_without_gpus() -> None:
 def test_paths_and_logging_may_differ_between_ranks() -> None:
     config = _config()
     other = _config(output_dir="elsewhere", logging={"every_steps": 1}, data={"cache_dir": "/elsewhere"})
-    assert decide(_records({1: {"fields": shared_fields(other)}}, config), config) == Plan("cpu", None)
+    assert decide(_records({1: {"fields": shared_fields(other)}}, config), config) == RunPlan("cpu", None)
 
 
 def test_resume_takes_the_newest_step_that_all_ranks_hold() -> None:
