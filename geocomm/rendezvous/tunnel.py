@@ -85,8 +85,8 @@ async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str]
         except OSError as error:
             if loop.time() > end:
                 raise ConnectionError(
-                    f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where {hub.host} "
-                    "is, started with the same --hub, and its port must be open to the other sites"
+                    f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where "
+                    f"{hub.host} is, started with the same --hub, and its port must be open to the other sites"
                 ) from error
             reason = str(error) or "no answer"
             waiting.tell(lambda reason=reason: f"the hub at {hub} to answer ({reason})")
