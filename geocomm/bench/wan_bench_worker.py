@@ -1,9 +1,9 @@
 """One rank of the all-reduce benchmark: `python -m geocomm.bench.wan_bench_worker PLAN OUT`.
 
 `wan_bench` starts it, at every site of an emulated WAN or twice on one machine. PLAN is a JSON file (`WanBenchPlan`).
-Into folder OUT goes one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the barriers,
-and is itself the case "gloo". The case "gloo8" is the most that Gloo can be brought to: a group that names its
-interface eight times, and eight slices at once. Every other case has a geocomm group with a codec of its own. All
+Into folder OUT goes one line of JSON per operation (rank-N.jsonl). The default process group is Gloo: it holds the
+barriers, and is itself the case "gloo". The case "gloo8" is the most that Gloo can be brought to: a group that names
+its interface eight times, and eight slices at once. Every other case has a geocomm group with a codec of its own. All
 clocks are CLOCK_MONOTONIC, which processes of one machine share.
 """
 
