@@ -109,7 +109,7 @@ class CMakeBuild(build_ext):
         (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
         built = {module: package / module.name}
         built |= {build_dir / folder / program: package / "_bin" / program for program, folder in PROGRAMS.items()}
-        plugin = build_dir / "csrc/transport/ucx/libgeocomm_ucx.so"
+        plugin = build_dir / "csrc/transport/rdma/ucx/libgeocomm_ucx.so"
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name
         for source, target in built.items():

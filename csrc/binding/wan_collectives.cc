@@ -21,7 +21,7 @@ constexpr std::size_t kMaxConcurrentExchanges = 16;
 
 // How long an error from inside the site waits for the news of who died: Gloo only knows a closed connection,
 // and the neighbours of a dead process believe that it is dead after 5 s of refused connections
-// (transport/redialer.cc).
+// (transport/link/redialer.cc).
 constexpr std::chrono::seconds kNewsGrace{8};
 
 // What the other operations of the group fail with: the same, without the operation that met it.

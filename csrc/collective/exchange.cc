@@ -11,7 +11,7 @@
 #include "collective/reduce_operation.h"
 #include "collective/reduction.h"
 #include "core/str.h"
-#include "transport/wire.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::collective {
 

@@ -15,14 +15,14 @@
 
 #include "core/fork.h"
 #include "core/str.h"
-#include "transport/acceptor.h"
-#include "transport/handshake.h"
-#include "transport/io_loop.h"
-#include "transport/socket.h"
-#include "transport/stream_plan.h"
+#include "transport/io/io_loop.h"
+#include "transport/io/socket.h"
+#include "transport/io/tls_keys.h"
+#include "transport/link/acceptor.h"
+#include "transport/link/handshake.h"
+#include "transport/link/stream_plan.h"
 #include "transport/tcp_channel.h"
-#include "transport/tls_keys.h"
-#include "transport/wire.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::transport {
 

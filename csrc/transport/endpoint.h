@@ -12,7 +12,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "transport/channel.h"
-#include "transport/rdma_fabric.h"
+#include "transport/rdma/rdma_fabric.h"
 
 namespace geocomm::transport {
 

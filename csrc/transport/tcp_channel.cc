@@ -5,7 +5,7 @@
 
 #include "core/log.h"
 #include "core/str.h"
-#include "transport/heartbeat.h"
+#include "transport/link/heartbeat.h"
 
 namespace geocomm::transport {
 

@@ -5,8 +5,8 @@
 
 #include "core/log.h"
 #include "core/str.h"
-#include "transport/handshake.h"
-#include "transport/rdma_stream.h"
+#include "transport/link/handshake.h"
+#include "transport/rdma/rdma_stream.h"
 #include "transport/tcp_channel.h"
 
 namespace geocomm::transport {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/log.h"
-#include "transport/link_stats.h"
+#include "transport/io/link_stats.h"
 #include "transport/tcp_channel.h"
 
 namespace geocomm::transport {

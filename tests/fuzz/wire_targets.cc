@@ -3,9 +3,9 @@
 
 #include "core/crc32c.h"
 #include "fuzz_target.h"
-#include "transport/handshake.h"
-#include "transport/link_mark.h"
-#include "transport/wire.h"
+#include "transport/link/handshake.h"
+#include "transport/link/link_mark.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::fuzz {
 namespace {

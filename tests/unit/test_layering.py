@@ -221,13 +221,13 @@ def test_include_checker_reads_every_layer() -> None:
     ("layer", "line"),
     [
         ("core", '#include "codec/codec.h"'),
-        ("codec", '#include "transport/wire.h"'),
+        ("codec", '#include "transport/wire/wire.h"'),
         ("codec", "#include <openssl/ssl.h>"),
         ("transport", '#  include "codec/codec.h"'),
         ("collective", "#include <torch/extension.h>"),
         ("collective", '#include "binding/geo_work.h"'),
         ("core", "#include <gtest/gtest.h>"),
-        ("tools", '#include "transport/socket.h"'),
+        ("tools", '#include "transport/io/socket.h"'),
     ],
 )
 def test_forbidden_include_is_found(layer: str, line: str) -> None:

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/socket.h"
+#include "transport/io/socket.h"
 
 namespace geocomm::transport::testing {
 

@@ -17,8 +17,8 @@
 
 #include "raw_peer.h"
 #include "tls_stranger.h"
-#include "transport/socket.h"
-#include "transport/wire.h"
+#include "transport/io/socket.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::transport::testing {
 

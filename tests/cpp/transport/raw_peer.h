@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "transport/endpoint.h"
-#include "transport/socket.h"
-#include "transport/wire.h"
+#include "transport/io/socket.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::transport::testing {
 

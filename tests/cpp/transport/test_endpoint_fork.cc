@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "transport/socket.h"
+#include "transport/io/socket.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {

@@ -3,8 +3,8 @@
 
 #include <thread>
 
-#include "transport/receive_table.h"
-#include "transport/send_queue.h"
+#include "transport/mux/receive_table.h"
+#include "transport/mux/send_queue.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/io_loop.h"
+#include "transport/io/io_loop.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport {

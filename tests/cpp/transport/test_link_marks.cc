@@ -9,10 +9,10 @@
 #include "raw_peer.h"
 #include "tls_fixture.h"
 #include "tls_stranger.h"
-#include "transport/acceptor.h"
-#include "transport/handshake.h"
-#include "transport/link_mark.h"
-#include "transport/stream_binding.h"
+#include "transport/link/acceptor.h"
+#include "transport/link/handshake.h"
+#include "transport/link/link_mark.h"
+#include "transport/link/stream_binding.h"
 
 namespace geocomm::transport::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/link_stats.h"
+#include "transport/io/link_stats.h"
 
 namespace geocomm::transport {
 namespace {

@@ -11,8 +11,8 @@
 #include "core/log.h"
 #include "raw_peer.h"
 #include "tls_fixture.h"
-#include "transport/socket.h"
-#include "transport/stream_plan.h"
+#include "transport/io/socket.h"
+#include "transport/link/stream_plan.h"
 
 namespace geocomm::transport::testing {
 namespace {

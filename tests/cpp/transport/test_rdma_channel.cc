@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "raw_peer.h"
-#include "transport/rdma_fabric.h"
-#include "transport/socket.h"
+#include "transport/io/socket.h"
+#include "transport/rdma/rdma_fabric.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {

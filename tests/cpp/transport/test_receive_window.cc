@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "transport/receive_window.h"
+#include "transport/mux/receive_window.h"
 
 namespace geocomm::transport {
 namespace {

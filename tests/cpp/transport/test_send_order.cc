@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "transport/send_queue.h"
+#include "transport/mux/send_queue.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {

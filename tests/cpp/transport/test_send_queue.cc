@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "transport/control_log.h"
-#include "transport/send_queue.h"
+#include "transport/mux/control_log.h"
+#include "transport/mux/send_queue.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {

@@ -8,7 +8,7 @@
 #include "raw_peer.h"
 #include "tls_fixture.h"
 #include "tls_stranger.h"
-#include "transport/acceptor.h"
+#include "transport/link/acceptor.h"
 
 namespace geocomm::transport::testing {
 namespace {

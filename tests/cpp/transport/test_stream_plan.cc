@@ -5,8 +5,8 @@
 #include <chrono>
 #include <functional>
 
-#include "transport/stream_plan.h"
-#include "transport/wire.h"
+#include "transport/link/stream_plan.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::transport {
 namespace {

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "tls_stranger.h"
-#include "transport/stream_binding.h"
-#include "transport/tls_keys.h"
+#include "transport/io/tls_keys.h"
+#include "transport/link/stream_binding.h"
 
 namespace geocomm::transport::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/crc32c.h"
-#include "transport/wire.h"
+#include "transport/wire/wire.h"
 
 namespace geocomm::transport {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "raw_peer.h"
 #include "tls_fixture.h"
-#include "transport/connection.h"
-#include "transport/tls_keys.h"
+#include "transport/io/connection.h"
+#include "transport/io/tls_keys.h"
 
 namespace geocomm::transport::testing {
 

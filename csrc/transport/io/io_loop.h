@@ -1,0 +1,120 @@
+// The event loop of the IO thread: sockets (level-triggered epoll), timers, tasks from other threads. Sleeps
+// while none of them has anything to do; while it sleeps, another thread may take its turn (try_run()).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/fork.h"
+#include "core/status.h"
+#include "transport/io/socket.h"
+
+namespace geocomm::transport {
+
+class IoHandler {
+ public:
+  virtual ~IoHandler() = default;
+  // `events` as epoll reports them. The handler may remove itself and others from the loop.
+  virtual void on_ready(std::uint32_t events) = 0;
+};
+
+// post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
+// start()), which means: for the thread that has the turn. In a forked child, of a loop of its parent: only
+// the destructor.
+class IoLoop {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Task = std::function<void()>;
+  using HandlerId = std::uint64_t;
+  using TimerId = std::pair<Clock::time_point, std::uint64_t>;
+
+  static core::Result<std::shared_ptr<IoLoop>> create();
+  ~IoLoop();
+  IoLoop(const IoLoop&) = delete;
+  IoLoop& operator=(const IoLoop&) = delete;
+
+  // Runs the loop on a thread of its own until stop(). Fails where the system allows no more threads.
+  core::Status start();
+  // Runs the tasks posted so far, ends the thread and joins it. Tasks posted later are dropped. False if the
+  // thread has not ended by the deadline, since a task or a handler does not return: then the destructor
+  // waits for it. On the IO thread itself it only asks for the end.
+  bool stop(core::Deadline deadline);
+  // Whether the calling thread has the turn.
+  bool in_loop() const { return std::this_thread::get_id() == turn_owner_.load(std::memory_order_relaxed); }
+  // False if the loop has stopped.
+  bool post(Task task);
+  // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped,
+  // or the task has not ended by the deadline. It may still run then, so it owns what it uses.
+  bool run(Task task, core::Deadline deadline);
+  // Runs `task` on the calling thread, as if that were the IO thread, if the IO thread sleeps: two switches
+  // of threads fewer than post(). The caller holds no lock that whatever `task` calls may take. False, and
+  // nothing was run, if the IO thread is busy or is the caller itself, or if the loop does not run.
+  bool try_run(const Task& task);
+
+  // Watches `fd` (which stays the caller's) until remove(). Fails when the kernel has no room.
+  core::Result<HandlerId> add(int fd, IoHandler* handler, std::uint32_t events);
+  void modify(HandlerId id, std::uint32_t events);
+  // Before the descriptor is closed. No event reaches the handler any more, not even one already reported.
+  void remove(HandlerId id);
+  // Reports `events` to the handler in the next turn, whatever the descriptor says then.
+  void again(HandlerId id, std::uint32_t events);
+
+  TimerId add_timer(Clock::time_point when, Task task);
+  void cancel_timer(TimerId id) { timers_.erase(id); }
+
+  static constexpr std::size_t kScratchBytes = 64 * 1024;
+  // Memory for bytes that are read only to be thrown away.
+  std::byte* scratch() { return scratch_.data(); }
+
+ private:
+  struct Watched {
+    int fd;
+    IoHandler* handler;
+  };
+
+  IoLoop(Fd epoll, Fd wake);
+  void ask_to_stop();
+  void loop();
+  void dispatch(HandlerId id, std::uint32_t events);
+  void run_again();
+  void run_timers();
+  bool run_tasks();
+  int next_timeout_ms() const;
+
+  Fd epoll_;
+  Fd wake_;  // eventfd
+  std::thread thread_;
+
+  const core::ProcessMark mark_;
+  std::mutex mutex_;  // guards tasks_, stopping_, stopped_
+  std::condition_variable changed_;
+  std::vector<Task> tasks_;
+  bool stopping_ = false;
+  bool stopped_ = false;  // no task runs any more
+
+  // Others may ask for the turn so often that the IO thread would not get it back by itself.
+  std::atomic<bool> wants_turn_{false};
+  std::mutex turn_;  // guards all below; the IO thread's but while it waits for events
+  std::atomic<std::thread::id> turn_owner_{};
+  bool running_ = false;
+  std::unordered_map<HandlerId, Watched> watched_;
+  std::vector<std::pair<HandlerId, std::uint32_t>> again_;
+  HandlerId next_handler_ = 1;
+  std::map<TimerId, Task> timers_;
+  std::uint64_t next_timer_ = 0;
+  std::vector<std::byte> scratch_ = std::vector<std::byte>(kScratchBytes);
+};
+
+}  // namespace geocomm::transport

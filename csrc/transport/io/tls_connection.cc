@@ -1,0 +1,477 @@
+#include "transport/io/tls_connection.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/str.h"
+#include "transport/io/tls_trouble.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+using SslPtr = std::unique_ptr<SSL, decltype(&SSL_free)>;
+
+// Most plaintext in one record.
+constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
+constexpr std::size_t kBatchRecords = 8;
+// What the socket is asked for at once, once the peer is known: some records.
+constexpr std::size_t kReadBytes = 128 * 1024;
+constexpr char kBindingLabel[] = "EXPORTER-geocomm-stream-binding";
+
+// Records on their way to the kernel: those of [begin, end) of `data`.
+struct Batch {
+  // A change of keys may come before the records.
+  std::array<char, kBatchRecords*(kRecordBytes + SSL3_RT_MAX_TLS13_ENCRYPTED_LENGTH -
+                                  SSL3_RT_MAX_PLAIN_LENGTH + SSL3_RT_HEADER_LENGTH) +
+                       1024>
+      data;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool empty() const { return begin == end; }
+};
+
+// The bytes of a list of parts, piece by piece.
+class PartReader {
+ public:
+  PartReader(std::span<const iovec> parts, std::size_t skip) : parts_(parts) {
+    for (const iovec& part : parts) left_ += part.iov_len;
+    advance(std::min(skip, left_));
+  }
+  std::size_t left() const { return left_; }
+  // The next `most` bytes, or those that are left; valid until the next call.
+  std::span<const char> next(std::size_t most) {
+    const std::size_t bytes = std::min(most, std::min(left_, gathered_.size()));
+    if (parts_[part_].iov_len - offset_ >= bytes) {
+      const char* data = static_cast<const char*>(parts_[part_].iov_base) + offset_;
+      advance(bytes);
+      return {data, bytes};
+    }
+    for (std::size_t copied = 0; copied < bytes;) {
+      const std::size_t piece = std::min(parts_[part_].iov_len - offset_, bytes - copied);
+      std::memcpy(gathered_.data() + copied, static_cast<const char*>(parts_[part_].iov_base) + offset_,
+                  piece);
+      copied += piece;
+      advance(piece);
+    }
+    return {gathered_.data(), bytes};
+  }
+
+ private:
+  void advance(std::size_t bytes) {
+    left_ -= bytes;
+    offset_ += bytes;
+    while (part_ < parts_.size() && offset_ >= parts_[part_].iov_len) offset_ -= parts_[part_++].iov_len;
+  }
+
+  const std::span<const iovec> parts_;
+  std::size_t part_ = 0;
+  std::size_t offset_ = 0;  // in the part
+  std::size_t left_ = 0;
+  std::array<char, kRecordBytes> gathered_;
+};
+
+class TlsConnection final : public Connection {
+ public:
+  TlsConnection(Fd fd, SslPtr ssl, const TlsName& own, const RekeyLimits& rekey)
+      : Connection(std::move(fd)), ssl_(std::move(ssl)), own_(own), rekey_(rekey) {}
+
+  // False if memory is short.
+  bool start(TlsRole role, const std::string& server_name);
+  void note_untrusted(const X509* certificate, int error);
+
+  Result<bool> handshake() override;
+  std::uint32_t wanted_events() const override { return wants_write_ ? EPOLLOUT : EPOLLIN; }
+  Result<Received> read(std::span<const iovec> parts) override;
+  bool has_more() const override { return has_more_; }
+  Result<std::size_t> write(std::span<const iovec> parts) override;
+  Result<bool> finish() override;
+  const TlsName* peer_name() const override { return peer_ ? &*peer_ : nullptr; }
+  std::string_view cipher() const override { return cipher_; }
+  Result<BindingKey> binding_key() const override;
+
+ private:
+  enum class Step : std::uint8_t { Done, Blocked, Ended, Failed };
+
+  ssize_t receive(char* data, std::size_t bytes);
+  static const BIO_METHOD* socket_method();
+  static int bio_read(BIO* bio, char* data, int bytes);
+  static int bio_write(BIO* bio, const char* data, int bytes);
+  static long bio_control(BIO* bio, int command, long number, void* pointer);
+
+  Step step_of(int returned);
+  Status lost(std::string_view what);
+  Status why_failed();
+  Status check_peer();
+  Status handshake_failure();
+  Status rekey_if_due();
+  Result<bool> flush();
+  const std::string& peer_text();
+
+  const SslPtr ssl_;
+  const TlsName own_;
+  const RekeyLimits rekey_;
+  std::string_view cipher_;
+  std::string peer_text_;  // its address, once connected
+  bool session_ = false;   // OpenSSL's handshake is done
+  bool wants_write_ = false;
+  bool has_more_ = false;
+  bool end_of_socket_ = false;
+  std::uint8_t first_byte_ = 0;  // that came
+  bool failed_ = false;          // OpenSSL takes no more calls
+  int errno_ = 0;                // of the socket
+  unsigned long error_ = 0;      // of OpenSSL, the first one
+  std::optional<std::string> untrusted_;
+  std::optional<TlsName> peer_;
+  std::unique_ptr<Batch> batch_;   // null until something is written
+  bool batching_ = false;          // records go there, otherwise to the socket
+  std::vector<char> arrived_;      // from the socket; empty until the peer is known
+  std::size_t arrived_begin_ = 0;  // of what OpenSSL has not taken
+  std::size_t arrived_end_ = 0;
+  std::size_t skipped_ = 0;       // plaintext of the last record in batch_, if that is not empty
+  std::uint64_t sent_bytes_ = 0;  // since the last change of keys
+  std::chrono::steady_clock::time_point rekeyed_at_ = std::chrono::steady_clock::now();
+};
+
+// ---- the socket, as OpenSSL sees it ----
+
+// As recv(). OpenSSL asks for a record's header, then for the record: two calls to the kernel become one for
+// several records.
+ssize_t TlsConnection::receive(char* data, std::size_t bytes) {
+  if (arrived_.empty()) return ::recv(fd(), data, bytes, MSG_DONTWAIT);
+  if (arrived_begin_ == arrived_end_) {
+    const ssize_t received = ::recv(fd(), arrived_.data(), arrived_.size(), MSG_DONTWAIT);
+    if (received <= 0) return received;
+    arrived_begin_ = 0;
+    arrived_end_ = static_cast<std::size_t>(received);
+  }
+  const std::size_t taken = std::min(bytes, arrived_end_ - arrived_begin_);
+  std::memcpy(data, arrived_.data() + arrived_begin_, taken);
+  arrived_begin_ += taken;
+  return static_cast<ssize_t>(taken);
+}
+
+int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
+  auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
+  BIO_clear_retry_flags(bio);
+  const ssize_t received = self->receive(data, static_cast<std::size_t>(bytes));
+  if (received == 0) self->end_of_socket_ = true;
+  if (received > 0 && self->first_byte_ == 0) self->first_byte_ = static_cast<unsigned char>(data[0]);
+  if (received < 0 && would_block(errno)) {
+    BIO_set_retry_read(bio);
+  } else if (received < 0) {
+    self->errno_ = errno;
+  }
+  return static_cast<int>(received);
+}
+
+int TlsConnection::bio_write(BIO* bio, const char* data, int bytes) {
+  auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
+  BIO_clear_retry_flags(bio);
+  if (self->batching_) {
+    Batch& batch = *self->batch_;
+    if (static_cast<std::size_t>(bytes) > batch.data.size() - batch.end) return -1;
+    std::memcpy(batch.data.data() + batch.end, data, static_cast<std::size_t>(bytes));
+    batch.end += static_cast<std::size_t>(bytes);
+    return bytes;
+  }
+  const ssize_t sent = ::send(self->fd(), data, static_cast<std::size_t>(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0 && would_block(errno)) {
+    BIO_set_retry_write(bio);
+  } else if (sent < 0) {
+    self->errno_ = errno;
+  }
+  return static_cast<int>(sent);
+}
+
+long TlsConnection::bio_control(BIO* bio, int command, long, void*) {
+  if (command == BIO_CTRL_EOF) return static_cast<TlsConnection*>(BIO_get_data(bio))->end_of_socket_ ? 1 : 0;
+  return command == BIO_CTRL_FLUSH ? 1 : 0;
+}
+
+const BIO_METHOD* TlsConnection::socket_method() {
+  static const BIO_METHOD* const kMethod = [] {
+    BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "geocomm socket");
+    if (method == nullptr) return method;
+    BIO_meth_set_read(method, &bio_read);
+    BIO_meth_set_write(method, &bio_write);
+    BIO_meth_set_ctrl(method, &bio_control);
+    return method;
+  }();
+  return kMethod;
+}
+
+bool TlsConnection::start(TlsRole role, const std::string& server_name) {
+  const BIO_METHOD* method = socket_method();
+  BIO* bio = method == nullptr ? nullptr : BIO_new(method);
+  if (bio == nullptr) return false;
+  BIO_set_data(bio, this);
+  BIO_set_init(bio, 1);
+  SSL_set_bio(ssl_.get(), bio, bio);
+  SSL_set_app_data(ssl_.get(), this);
+  role == TlsRole::Acceptor ? SSL_set_accept_state(ssl_.get()) : SSL_set_connect_state(ssl_.get());
+  return server_name.empty() || SSL_set_tlsext_host_name(ssl_.get(), server_name.c_str()) == 1;
+}
+
+// What a call of OpenSSL came to. ERR_clear_error() must have run before it.
+TlsConnection::Step TlsConnection::step_of(int returned) {
+  if (returned > 0) return Step::Done;
+  switch (SSL_get_error(ssl_.get(), returned)) {
+    case SSL_ERROR_WANT_READ:
+      wants_write_ = false;
+      return Step::Blocked;
+    case SSL_ERROR_WANT_WRITE:
+      wants_write_ = true;
+      return Step::Blocked;
+    case SSL_ERROR_ZERO_RETURN:
+      return Step::Ended;
+    default:
+      failed_ = true;
+      if (error_ == 0) error_ = ERR_peek_error();
+      ERR_clear_error();
+      return end_of_socket_ && errno_ == 0 ? Step::Ended : Step::Failed;
+  }
+}
+
+// The system's error, and whose connection it is.
+Status TlsConnection::lost(std::string_view what) {
+  const Status why = errno_status(errno_);
+  return Status(why.code(), core::str(what, peer_text(), ": ", why.message())).with_errno(errno_);
+}
+
+Status TlsConnection::why_failed() {
+  if (errno_ != 0) return lost("TLS with ");
+  const char* reason = error_ == 0 ? nullptr : ERR_reason_error_string(error_);
+  // Not CorruptData: bytes that were changed on the way are no more the peer's doing than a reset.
+  return {StatusCode::Network,
+          core::str("TLS with ", peer_text(), ": ", reason == nullptr ? "unknown error" : reason)};
+}
+
+// ---- authentication ----
+
+const std::string& TlsConnection::peer_text() {
+  if (peer_text_.empty()) peer_text_ = SocketAddress::peer_of(fd()).to_string();
+  return peer_text_;
+}
+
+void TlsConnection::note_untrusted(const X509* certificate, int error) {
+  const auto name = certificate == nullptr ? Result<TlsName>(Status(StatusCode::Authentication, ""))
+                                           : TlsName::of(*certificate);
+  untrusted_ = core::str("the certificate ", name.is_ok() ? core::str("(", name->uri(), ") ") : "", "of ",
+                         peer_text(), " ", certificate_trouble(certificate, error));
+}
+
+Result<bool> TlsConnection::handshake() {
+  (void)peer_text();  // which the kernel forgets when the peer resets the connection
+  ERR_clear_error();
+  switch (step_of(SSL_do_handshake(ssl_.get()))) {
+    case Step::Done:
+      session_ = true;
+      cipher_ = SSL_get_cipher_name(ssl_.get());
+      GEOCOMM_RETURN_IF_ERROR(check_peer());
+      return true;
+    case Step::Blocked:
+      return false;
+    default:
+      return handshake_failure();
+  }
+}
+
+Status TlsConnection::check_peer() {
+  if (untrusted_) return {StatusCode::Authentication, *untrusted_};
+  const X509* certificate = SSL_get0_peer_certificate(ssl_.get());
+  if (certificate == nullptr) {
+    return {StatusCode::Authentication,
+            core::str(peer_text(), " presents no certificate: set GEOCOMM_KEYS there")};
+  }
+  const Result<TlsName> name = TlsName::of(*certificate);
+  if (!name.is_ok()) {
+    return {StatusCode::Authentication,
+            core::str("the certificate of ", peer_text(), " ", name.status().message())};
+  }
+  if (name->job != own_.job) {
+    return {StatusCode::Authentication, core::str("the certificate (", name->uri(), ") of ", peer_text(),
+                                                  " is of another job: here runs '", own_.job, "'")};
+  }
+  peer_ = *name;
+  // Strangers do not get so much memory. OpenSSL's own reading ahead would move what it has for each record.
+  SSL_set_read_ahead(ssl_.get(), 0);
+  arrived_.resize(kReadBytes);
+  return Status::ok();
+}
+
+Status TlsConnection::handshake_failure() {
+  if (untrusted_) return {StatusCode::Authentication, *untrusted_};
+  if (first_byte_ == (kWireMagic & 0xFF)) {
+    return {StatusCode::Authentication,
+            "it answers in plaintext, while this side has keys: set GEOCOMM_KEYS on all sites, or on none"};
+  }
+  if (errno_ != 0) return lost("the TLS handshake with ");
+  const int reason = ERR_GET_REASON(error_);
+  if (ERR_GET_LIB(error_) == ERR_LIB_SSL && reason > SSL_AD_REASON_OFFSET) {
+    if (const auto trouble = alert_trouble(reason - SSL_AD_REASON_OFFSET)) {
+      return {StatusCode::Authentication,
+              core::str("refused by ", peer_text(), ": the certificate of this side (", own_.uri(), ") ",
+                        *trouble)};
+    }
+  }
+  if (end_of_socket_) {
+    return {StatusCode::Network, core::str(peer_text(), " closed the connection during the TLS handshake")};
+  }
+  const char* text = ERR_reason_error_string(error_);
+  return {StatusCode::Network, core::str("no TLS 1.3 handshake with ", peer_text(), ": ",
+                                         text == nullptr ? "unknown error" : text)};
+}
+
+Result<BindingKey> TlsConnection::binding_key() const {
+  BindingKey key;
+  if (SSL_export_keying_material(ssl_.get(), key.data(), key.size(), kBindingLabel, sizeof kBindingLabel - 1,
+                                 nullptr, 0, 0) != 1) {
+    return Status(StatusCode::Internal, core::str("no keying material: ", take_openssl_error()));
+  }
+  return key;
+}
+
+// ---- data ----
+
+Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
+  if (!peer_) return Status(StatusCode::Authentication, "the peer is not authenticated");
+  Received received;
+  has_more_ = false;
+  for (const iovec& part : parts) {
+    std::size_t filled = 0;
+    while (filled < part.iov_len) {
+      std::size_t bytes = 0;
+      ERR_clear_error();
+      const Step step = step_of(
+          SSL_read_ex(ssl_.get(), static_cast<char*>(part.iov_base) + filled, part.iov_len - filled, &bytes));
+      filled += bytes;
+      received.bytes += bytes;
+      if (step == Step::Done) continue;
+      if (step == Step::Blocked) return received;
+      // An end or an error is told by a call of its own.
+      has_more_ = received.bytes > 0;
+      if (received.bytes > 0) return received;
+      if (step == Step::Ended) return Received{0, true};
+      return why_failed();
+    }
+  }
+  has_more_ = true;
+  return received;
+}
+
+// Records of up to 16 KiB, straight from the caller's memory where a part has so much; what is smaller (a
+// frame's header) shares a record with what follows it. A batch of records goes to the kernel in one call.
+//
+// What the kernel does not take of a batch waits in it, and the plaintext of its last record counts as
+// not taken: so the caller comes back with it, and it is skipped then.
+Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
+  if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session");
+  std::size_t taken = 0;
+  if (!batch_) batch_ = std::make_unique<Batch>();
+  Batch& batch = *batch_;
+  if (!batch.empty()) {
+    GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
+    if (!flushed) return std::size_t{0};
+    taken = std::exchange(skipped_, 0);
+  }
+  GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
+  PartReader reader(parts, taken);
+  while (reader.left() > 0) {
+    batch.begin = batch.end = 0;
+    std::size_t last = 0;
+    for (std::size_t i = 0; i < kBatchRecords && reader.left() > 0; ++i) {
+      const std::span<const char> record = reader.next(kRecordBytes);
+      std::size_t written = 0;
+      ERR_clear_error();
+      batching_ = true;
+      const Step step = step_of(SSL_write_ex(ssl_.get(), record.data(), record.size(), &written));
+      batching_ = false;
+      if (step != Step::Done || written != record.size()) return why_failed();
+      last = record.size();
+      taken += last;
+    }
+    sent_bytes_ += batch.end;
+    GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
+    if (flushed) continue;
+    skipped_ = last;
+    return taken - skipped_;
+  }
+  return taken;
+}
+
+Status TlsConnection::rekey_if_due() {
+  const auto now = std::chrono::steady_clock::now();
+  if (sent_bytes_ < rekey_.bytes && now - rekeyed_at_ < rekey_.interval) return Status::ok();
+  if (SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
+    return {StatusCode::Internal, core::str("TLS keys cannot be changed: ", take_openssl_error())};
+  }
+  sent_bytes_ = 0;
+  rekeyed_at_ = now;
+  return Status::ok();
+}
+
+// True once nothing is left of the batch.
+Result<bool> TlsConnection::flush() {
+  if (!batch_ || batch_->empty()) return true;
+  const ssize_t sent = ::send(fd(), batch_->data.data() + batch_->begin, batch_->end - batch_->begin,
+                              MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0 && would_block(errno)) return false;
+  if (sent < 0) {
+    failed_ = true;
+    errno_ = errno;
+    return errno_status(errno_);
+  }
+  batch_->begin += static_cast<std::size_t>(sent);
+  return batch_->empty();
+}
+
+Result<bool> TlsConnection::finish() {
+  if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session to end");
+  GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
+  if (!flushed) return false;
+  ERR_clear_error();
+  // 0: our side is ended, the peer's is not.
+  if (const int ended = SSL_shutdown(ssl_.get()); ended < 0) {
+    if (step_of(ended) == Step::Blocked) return false;
+    return why_failed();
+  }
+  (void)::shutdown(fd(), SHUT_WR);
+  return true;
+}
+
+}  // namespace
+
+void note_untrusted(SSL& ssl, const X509* certificate, int error) {
+  static_cast<TlsConnection*>(SSL_get_app_data(&ssl))->note_untrusted(certificate, error);
+}
+
+Result<std::unique_ptr<Connection>> tls_connection(Fd fd, TlsRole role, SSL_CTX& context, const TlsName& own,
+                                                   const RekeyLimits& rekey, const std::string& server_name) {
+  SslPtr ssl(SSL_new(&context), &SSL_free);
+  if (!ssl) return Status(StatusCode::Internal, core::str("no TLS connection: ", take_openssl_error()));
+  auto connection = std::make_unique<TlsConnection>(std::move(fd), std::move(ssl), own, rekey);
+  if (!connection->start(role, server_name)) {
+    return Status(StatusCode::Internal, "no memory for a TLS connection");
+  }
+  return std::unique_ptr<Connection>(std::move(connection));
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,53 @@
+// When the peer is to be told what has arrived: after 32 segments or 5 ms, whichever comes first.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "transport/io/io_loop.h"
+
+namespace geocomm::transport {
+
+// The IO thread's.
+class AckScheduler {
+ public:
+  // `send_now` makes the owner look at due() soon.
+  AckScheduler(std::shared_ptr<IoLoop> loop, std::function<void()> send_now)
+      : loop_(std::move(loop)), send_now_(std::move(send_now)) {}
+  ~AckScheduler() { sent(); }
+
+  // A segment or a reliable control frame has arrived.
+  void arrived() {
+    ++waiting_;
+    if (waiting_ == kMostSegments) return set_due();
+    if (waiting_ > 1) return;
+    timer_ = loop_->add_timer(IoLoop::Clock::now() + kLongestWait, [this] { set_due(); });
+    timer_runs_ = true;
+  }
+  void set_due() {
+    due_ = true;
+    send_now_();
+  }
+  bool due() const { return due_; }
+  // Whether something has arrived that was not told.
+  bool waiting() const { return due_ || waiting_ > 0; }
+  void sent() {
+    if (timer_runs_) loop_->cancel_timer(timer_);
+    timer_runs_ = due_ = false;
+    waiting_ = 0;
+  }
+
+ private:
+  static constexpr int kMostSegments = 32;
+  static constexpr std::chrono::milliseconds kLongestWait{5};
+
+  const std::shared_ptr<IoLoop> loop_;
+  const std::function<void()> send_now_;
+  IoLoop::TimerId timer_{};
+  bool timer_runs_ = false;
+  bool due_ = false;
+  int waiting_ = 0;
+};
+
+}  // namespace geocomm::transport

@@ -1,0 +1,267 @@
+#include "transport/link/dialer.h"
+
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/executor.h"
+#include "core/str.h"
+#include "transport/link/handshake.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFirstDialPause{50};
+
+Status with_reason(const std::string& what, const Status& why) {
+  return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
+}
+
+}  // namespace
+
+Dialer::Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done)
+    : loop_(std::move(loop)), plan_(std::move(plan)), done_(std::move(done)) {}
+
+Dialer::~Dialer() {
+  *self_ = nullptr;
+  disconnect();
+}
+
+void Dialer::start() {
+  if (plan_.first_pause <= std::chrono::milliseconds(0)) return attempt();
+  pause(IoLoop::Clock::now() + jitter(plan_.first_pause));
+}
+
+void Dialer::pause(IoLoop::Clock::time_point until) {
+  state_ = State::Pausing;
+  timer_ = loop_->add_timer(until, [this] { attempt(); });
+}
+
+void Dialer::hurry() {
+  if (state_ != State::Pausing || attempts_ == 0) return;
+  loop_->cancel_timer(timer_);
+  pause(IoLoop::Clock::now());
+}
+
+// Peers that failed together do not come back together.
+std::chrono::milliseconds Dialer::jitter(std::chrono::milliseconds longest) {
+  return std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(0, longest.count())(random_));
+}
+
+void Dialer::disconnect() {
+  loop_->cancel_timer(timer_);
+  if (connection_) {
+    loop_->remove(handler_);
+    connection_.reset();
+  }
+  state_ = State::Idle;
+  reply_bytes_ = 0;
+}
+
+void Dialer::attempt() {
+  state_ = State::Idle;
+  if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
+    return connect({*numeric});
+  }
+  // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
+  auto resolver = core::start_thread(
+      [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+        auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
+        loop->post([self, found] {
+          if (*self == nullptr) return;
+          Dialer& dialer = **self;
+          if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
+          dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
+        });
+      },
+      "it is tried again");
+  if (resolver) return resolver->detach();
+  retry({StatusCode::Network, core::str("no thread to resolve '", plan_.host,
+                                        "' with: check `ulimit -u` and the limits of the container")});
+}
+
+void Dialer::connect(std::vector<SocketAddress> addresses) {
+  if (const auto seen = SocketAddress::parse(plan_.seen_host, plan_.port); seen && !plan_.seen_host.empty()) {
+    addresses.insert(addresses.begin(), *seen);
+  }
+  if (addresses.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
+  const SocketAddress& address = addresses[attempts_ % addresses.size()];
+  if (plan_.loopback_only && !address.is_loopback()) {
+    return retry(no_plaintext(address.to_string()), Refusal::Untrusted);  // as the name server says
+  }
+  Result<Fd> fd = start_connect(address, plan_.tuning);
+  if (!fd.is_ok()) return retry(fd.status());
+  const auto handler = loop_->add(fd->get(), this, EPOLLOUT);
+  if (!handler.is_ok()) return retry(handler.status());
+  const auto drop = [&] { loop_->remove(*handler); };
+  if (plan_.keys == nullptr) {
+    connection_ = plain_connection(std::move(fd).value());
+  } else {
+    Result<std::unique_ptr<Connection>> secured =
+        plan_.keys->secure(std::move(fd).value(), TlsRole::Dialer, plan_.server_name());
+    if (!secured.is_ok()) {
+      drop();
+      return retry(secured.status());
+    }
+    connection_ = std::move(secured).value();
+  }
+  handler_ = *handler;
+  state_ = State::Connecting;
+  timer_ = loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()),
+                            [this] { on_silence(); });
+}
+
+void Dialer::on_silence() {
+  // A busy thread looks at the clock before it hears of a refusal.
+  if (const int error = state_ == State::Connecting ? connect_error(connection_->fd()) : 0; error != 0) {
+    return retry(with_reason("connecting failed", errno_status(error)));
+  }
+  // An attempt that the deadline cuts short knows less than the whole one before.
+  if (attempts_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
+  retry({StatusCode::Network, state_ == State::Connecting
+                                  ? "no answer (packets are dropped: firewall, or wrong address?)"
+                                  : "connected, but no geocomm answers there"});
+}
+
+void Dialer::on_ready(std::uint32_t) {
+  if (state_ == State::Connecting) {
+    if (const int error = connect_error(connection_->fd()); error != 0) {
+      return retry(with_reason("connecting failed", errno_status(error)));
+    }
+    state_ = State::Securing;
+  }
+  state_ == State::Securing ? secure() : read_reply();
+}
+
+void Dialer::secure() {
+  const Result<bool> done = connection_->handshake();
+  if (done.is_ok() && !*done) return loop_->modify(handler_, connection_->wanted_events());
+  Status why = done.is_ok() ? check_site() : done.status();
+  if (why.is_ok()) return send_hello();
+  if (why.code() != StatusCode::Authentication) return retry(std::move(why));
+  // So that both sides know.
+  send_refuse(*connection_, why);
+  retry(std::move(why), Refusal::Untrusted);
+}
+
+Status Dialer::check_site() const {
+  const TlsName* name = connection_->peer_name();
+  if (name == nullptr || plan_.site.empty() || name->site == plan_.site) return Status::ok();
+  return wrong_site(*name, plan_.site);
+}
+
+void Dialer::send_hello() {
+  hello_ = plan_.hello();
+  if (const Status sent = send_hello_frame(*connection_, FrameType::Hello, hello_); !sent.is_ok()) {
+    return retry(with_reason("sending Hello failed", sent));
+  }
+  state_ = State::Reading;
+  loop_->modify(handler_, EPOLLIN);
+}
+
+void Dialer::read_reply() {
+  for (;;) {
+    // Exactly the reply: what follows a Welcome is the stream's.
+    const std::size_t wanted =
+        reply_bytes_ < kHeaderBytes ? kHeaderBytes : kHeaderBytes + reply_header_.length;
+    if (reply_bytes_ == wanted) break;
+    const iovec part{reply_.data() + reply_bytes_, wanted - reply_bytes_};
+    const Result<Connection::Received> received = connection_->read({&part, 1});
+    if (!received.is_ok()) {
+      return retry(with_reason("the connection broke before Welcome", received.status()));
+    }
+    if (received->ended) {
+      return retry({StatusCode::Network,
+                    "the connection was closed before Welcome (the peer is not ready, or "
+                    "something else listens there)"});
+    }
+    if (received->bytes == 0) return;
+    reply_bytes_ += received->bytes;
+    if (!may_be_header(std::span(reply_).first(std::min(reply_bytes_, kHeaderBytes)))) {
+      return retry({StatusCode::Network, "something that is not geocomm listens there"});
+    }
+    if (reply_bytes_ != kHeaderBytes) continue;
+    const auto header = parse_header_of_any_version(std::span(reply_).first<kHeaderBytes>());
+    if (!header.is_ok()) return retry(header.status());
+    reply_header_ = *header;
+    const auto type = static_cast<FrameType>(reply_header_.type);
+    const bool welcome = type == FrameType::Welcome && reply_header_.version == kWireVersion &&
+                         reply_header_.length == sizeof(HelloPayload);
+    const bool refuse = type == FrameType::Refuse && reply_header_.length <= kMaxRefuseBytes;
+    if (!welcome && !refuse) return refused({StatusCode::CorruptData, "unexpected answer to Hello"});
+  }
+  static_cast<FrameType>(reply_header_.type) == FrameType::Welcome ? on_welcome() : on_refuse();
+}
+
+void Dialer::on_welcome() {
+  DialedStream dialed;
+  std::memcpy(&dialed.welcome, reply_.data() + kHeaderBytes, sizeof dialed.welcome);
+  if (dialed.welcome.sender != hello_.receiver || dialed.welcome.receiver != hello_.sender) {
+    return refused({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
+  }
+  if (dialed.welcome.stream != hello_.stream || dialed.welcome.stream_count != hello_.stream_count ||
+      dialed.welcome.generation != hello_.generation || dialed.welcome.data_path != hello_.data_path) {
+    return refused({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
+  }
+  loop_->cancel_timer(timer_);
+  loop_->remove(handler_);
+  dialed.connection = std::move(connection_);
+  state_ = State::Idle;
+  // The callback may destroy this object.
+  const Done done = std::move(done_);
+  done(std::move(dialed));
+}
+
+void Dialer::on_refuse() {
+  Status why = refusal_of(reply_header_, std::span(reply_).subspan(kHeaderBytes, reply_header_.length));
+  const StatusCode code = why.code();
+  if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
+    return refused(version_mismatch(reply_header_.version));
+  }
+  if (code != kTryAgain || plan_.resuming) return refused(std::move(why));
+  retry(Status(StatusCode::Authentication, why.message()));
+}
+
+void Dialer::refused(Status why) {
+  const bool proven = connection_->peer_name() != nullptr;
+  retry(std::move(why), proven ? Refusal::Proven : Refusal::Unproven);
+}
+
+void Dialer::retry(Status why, Refusal refusal) {
+  disconnect();
+  ++attempts_;
+  last_failure_ = why;
+  last_refusal_ = why.sys_errno() == ECONNREFUSED ? Refusal::Unproven : refusal;
+  if (!plan_.on_failed_attempt(why, last_refusal_)) return give_up(std::move(why));
+  const auto base = std::min(kFirstDialPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
+  const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
+  if (when >= plan_.deadline.when()) return give_up(std::move(why));
+  pause(when);
+}
+
+void Dialer::give_up(Status why) {
+  const int error = why.sys_errno();
+  disconnect();
+  Status status(why.code(),
+                core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
+                          plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
+                          attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
+                          why.code() == StatusCode::Network ||
+                                  (why.code() == StatusCode::Authentication && last_refusal_ == Refusal::None)
+                              ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
+                                "GEOCOMM_PORT there"
+                              : ""));
+  const Done done = std::move(done_);
+  done(std::move(status).with_peer(std::string(plan_.peer)).with_errno(error));
+}
+
+}  // namespace geocomm::transport

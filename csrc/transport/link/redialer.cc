@@ -1,0 +1,173 @@
+#include "transport/link/redialer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "core/log.h"
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// Refusals that prove nothing are believed after so long without anything else.
+constexpr std::chrono::milliseconds kBelievedRefusal{5000};
+constexpr std::chrono::seconds kWarningInterval{10};
+// Short enough to notice within a few attempts that a peer has ended.
+constexpr std::chrono::milliseconds kLongestResumePause{1000};
+constexpr std::chrono::milliseconds kAskAgain{2000};
+// Some round trips across the world.
+constexpr std::chrono::milliseconds kLeastHandshakeTimeout{1000};
+// Of two addresses, one may be dead.
+constexpr std::chrono::milliseconds kHandshakeTimeoutOfTwo{4000};
+constexpr std::chrono::hours kNoDeadline{24 * 365};
+
+}  // namespace
+
+void Redialer::set_address(const std::string& host, std::uint16_t port) {
+  plan_->dial.host = host;
+  plan_->dial.port = port;
+}
+
+bool Redialer::set_seen_host(const std::string& host) {
+  const std::string elsewhere = plan_ && host == plan_->dial.host ? std::string() : host;
+  on_contact();
+  return std::exchange(seen_host_, elsewhere) != elsewhere;
+}
+
+DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
+  DialPlan plan = plan_->dial;
+  plan.seen_host = seen_host_;
+  plan.tuning = tuning;
+  plan.hello = [this, stream] {
+    HelloPayload hello = owner_.next_hello(stream);
+    hello.token = plan_->token;
+    return hello;
+  };
+  plan.server_name = [this] { return owner_.next_server_name(); };
+  plan.on_failed_attempt = [this](const Status& why, Refusal refusal) {
+    return on_failed_attempt(why, refusal);
+  };
+  plan.deadline = plan_->first_deadline;
+  if (!resuming_) return plan;
+  plan.resuming = true;
+  // A peer that is deaf for long is dialed a few times before it is given up.
+  plan.handshake_timeout = std::clamp<std::chrono::milliseconds>(plan_->link_deadline / 4,
+                                                                 kLeastHandshakeTimeout, kHandshakeTimeout);
+  if (!seen_host_.empty()) plan.handshake_timeout = std::min(plan.handshake_timeout, kHandshakeTimeoutOfTwo);
+  plan.longest_pause = kLongestResumePause;
+  plan.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
+  return plan;
+}
+
+void Redialer::begin(std::uint16_t stream, DialPlan plan, Dialer::Done done) {
+  auto& dialer = dialers_[stream];
+  dialer = std::make_unique<Dialer>(loop_, std::move(plan), std::move(done));
+  // It may fail at once, which destroys all dialers: not to be touched afterwards.
+  dialer->start();
+}
+
+// For a dialer that is in its last callback, and cannot be destroyed there.
+void Redialer::finish(std::uint16_t stream) {
+  const auto found = dialers_.find(stream);
+  if (found == dialers_.end()) return;
+  std::shared_ptr<Dialer> gone = std::move(found->second);
+  dialers_.erase(found);
+  loop_->post([gone] {});
+}
+
+void Redialer::dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause) {
+  if (!plan_ || dialers_.contains(stream)) return;
+  DialPlan plan = plan_for(stream, tuning);
+  plan.first_pause = pause;
+  begin(stream, std::move(plan), [this, stream](Result<DialedStream> dialed) {
+    finish(stream);
+    if (dialed.is_ok()) return owner_.on_dialed(stream, std::move(dialed).value());
+    owner_.on_no_link(dialed.status());
+  });
+}
+
+void Redialer::hurry() {
+  for (const auto& [stream, dialer] : dialers_) dialer->hurry();
+}
+
+void Redialer::ask(const StreamTuning& tuning) {
+  if (!plan_ || !dialers_.empty()) return;
+  loop_->cancel_timer(ask_again_);
+  begin(0, plan_for(0, tuning), [this, tuning](const Result<DialedStream>& answer) {
+    finish(0);
+    on_asked(answer, tuning);
+  });
+}
+
+void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& tuning) {
+  // The peer itself says that it is the one who dials.
+  if (!answer.is_ok() && answer.status().code() == StatusCode::InvalidArgument) {
+    on_contact();
+    ask_again_ = loop_->add_timer(IoLoop::Clock::now() + kAskAgain, [this, tuning] { ask(tuning); });
+    return;
+  }
+  owner_.on_no_link(answer.is_ok() ? Status(StatusCode::CorruptData, "welcomed where it should dial")
+                                   : answer.status());
+}
+
+void Redialer::on_contact() {
+  refusing_ = false;
+  if (!last_failure_.is_ok()) last_failure_ = Status::ok();
+}
+
+// Whether to go on.
+bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
+  last_failure_ = why;
+  switch (refusal) {
+    case Refusal::Proven:
+      // Certificates can still be put in order while a link resumes.
+      if (!resuming_ || why.code() != StatusCode::Authentication) return false;
+      log_untrusted(why);
+      break;
+    case Refusal::Unproven:
+      // The answer to who only asks: on_asked() knows what it means.
+      if (!plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
+      if (resuming_) return !believes_refusals();
+      // For the first time: nobody listens there yet, or a geocomm process says why not.
+      if (why.sys_errno() != ECONNREFUSED) return false;
+      break;
+    case Refusal::Untrusted:
+      // For the first time it is told soon: wrong keys are the likeliest reason.
+      if (!resuming_) return !believes_refusals();
+      log_untrusted(why);
+      break;
+    case Refusal::None:
+      break;
+  }
+  refusing_ = false;
+  return true;
+}
+
+bool Redialer::believes_refusals() {
+  const auto now = IoLoop::Clock::now();
+  if (!std::exchange(refusing_, true)) refusing_since_ = now;
+  return owner_.nothing_left() || now - refusing_since_ >= std::min(kBelievedRefusal, plan_->link_deadline);
+}
+
+// Strangers cannot fill the log.
+void Redialer::log_untrusted(const Status& why) {
+  const auto now = IoLoop::Clock::now();
+  if (now < next_warning_) return;
+  next_warning_ = now + kWarningInterval;
+  core::log(core::LogLevel::Warning, "cannot resume the link with ", plan_->dial.peer, " at ",
+            plan_->dial.host, ":", plan_->dial.port, seen_host_.empty() ? "" : core::str(" or ", seen_host_),
+            ": ", why.message(), ". Trying again until the link deadline");
+}
+
+void Redialer::stop() {
+  loop_->cancel_timer(ask_again_);
+  dialers_.clear();
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,127 @@
+// One connection of a channel: reads frames, and writes control frames and segments that it pulls from
+// the channel's queue when the kernel has room.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "transport/io/connection.h"
+#include "transport/io/io_loop.h"
+#include "transport/mux/segment_receiver.h"
+#include "transport/mux/send_queue.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+class Stream;
+
+// The channel, as its streams see it. Called on the IO thread.
+class StreamOwner {
+ public:
+  virtual ~StreamOwner() = default;
+  // Where the payload of a Segment goes. An error fails the channel.
+  virtual core::Result<SegmentCopy> begin_segment(const WireHeader& header) = 0;
+  virtual void finish_segment(SegmentCopy copy) = 0;
+  // A frame of the control stream, without payload. An error fails the channel.
+  virtual core::Status on_frame(const WireHeader& header) = 0;
+  virtual void pull(const Carrier& carrier, std::vector<OutSegment>& out) = 0;
+  // pull() would give it some. Where it would not, room in the stream's socket is nothing to wait for.
+  virtual bool has_ready(const Carrier& carrier) const = 0;
+  virtual void on_segment_sent(const OutSegment& segment) = 0;
+  virtual void count_bytes(std::uint64_t received, std::uint64_t sent) = 0;
+  // The connection is gone. Closes the stream.
+  virtual void on_stream_lost(Stream& stream, const core::Status& why) = 0;
+  // The peer broke the protocol. Closes the stream.
+  virtual void on_violation(Stream& stream, const core::Status& why) = 0;
+};
+
+// The header under which a segment travels.
+WireHeader segment_header(const OutSegment& segment);
+
+// All on the IO thread. What is virtual, RdmaStream does in its own way.
+class Stream : public IoHandler {
+ public:
+  // Stream number 0 is the control stream, which pulls no segments.
+  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner);
+  ~Stream() override;
+  virtual core::Status start();
+
+  void send_frame(const WireHeader& header) { send_frames({&header, 1}); }
+  void send_frames(std::span<const WireHeader> headers);
+  // Of control frames and segments that the kernel has not taken.
+  std::size_t pending_bytes() const { return out_bytes_ - out_written_; }
+  // The kernel has sent all that it was given.
+  virtual bool is_idle() const;
+  // The queue has segments again.
+  virtual void wake();
+  // Closes the connection at once.
+  virtual void close();
+
+  const Carrier& carrier() const { return carrier_; }
+  std::uint16_t index() const { return carrier_.stream; }
+  // Precondition: is_open().
+  int fd() const { return connection_->fd(); }
+  std::string_view cipher() const { return connection_->cipher(); }
+  bool is_open() const { return connection_ != nullptr; }
+  // Any thread. What carries the segments.
+  virtual std::string transport() const { return "tcp"; }
+  // It never came so far as to move a segment that it was given.
+  virtual bool is_fruitless() const { return false; }
+
+  void on_ready(std::uint32_t events) override;
+
+ protected:
+  IoLoop& loop() { return loop_; }
+  Connection& connection() { return *connection_; }
+  StreamOwner& owner() { return owner_; }
+  void lose(const core::Status& why);
+  void violation(const core::Status& why);
+
+ private:
+  struct OutFrame {
+    HeaderBytes header;
+    OutSegment segment;  // no chunk: a control frame
+    std::size_t size() const { return kHeaderBytes + (segment.chunk ? segment.length : 0); }
+  };
+
+  void read();
+  void read_parts();
+  // False when the stream is closed.
+  bool take_payload(std::size_t bytes);
+  bool parse_staged();
+  bool on_header(const WireHeader& header);
+  void write();
+  void pull_frames();
+  void advance(std::size_t written);
+  void watch_output(bool on);
+
+  IoLoop& loop_;
+  std::unique_ptr<Connection> connection_;  // null: closed
+  const Carrier carrier_;
+  StreamOwner& owner_;
+  IoLoop::HandlerId handler_ = 0;
+  bool watches_output_ = false;
+
+  // Reading: headers and the start of payloads go through `staged_`; the rest of a payload goes straight to
+  // its destination.
+  std::array<std::byte, 4096> staged_;
+  std::size_t staged_bytes_ = 0;
+  bool receiving_ = false;  // inside a payload
+  SegmentCopy copy_;
+  std::size_t payload_left_ = 0;
+
+  std::deque<OutFrame> out_;
+  std::size_t out_bytes_ = 0;    // in out_
+  std::size_t out_written_ = 0;  // of the first frame
+  std::vector<OutSegment> pulled_;
+};
+
+}  // namespace geocomm::transport

@@ -1,0 +1,80 @@
+#include "transport/mux/control_log.h"
+
+#include <algorithm>
+
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+constexpr std::size_t kMaxUnacknowledged = 1U << 20;
+}  // namespace
+
+void ControlLog::push(WireHeader header) {
+  std::lock_guard lock(mutex_);
+  if (has_close_) return;
+  has_close_ = static_cast<FrameType>(header.type) == FrameType::Close;
+  header.sequence = first_ + frames_.size();
+  frames_.push_back(header);
+}
+
+Status ControlLog::drop(std::uint64_t received) {
+  if (received >= first_ + frames_.size()) {
+    return {StatusCode::CorruptData,
+            core::str("acknowledgement of control frame ", received,
+                      ", which was never sent (the last one is ", first_ + frames_.size() - 1, ")")};
+  }
+  if (received < first_) return Status::ok();
+  const auto count = static_cast<std::size_t>(received - first_ + 1);
+  frames_.erase(frames_.begin(), frames_.begin() + static_cast<std::ptrdiff_t>(count));
+  first_ += count;
+  unsent_ -= std::min(unsent_, count);
+  return Status::ok();
+}
+
+Status ControlLog::restart(std::uint64_t received) {
+  std::lock_guard lock(mutex_);
+  if (received + 1 < first_) {
+    return {StatusCode::CorruptData, core::str("the peer has forgotten control frames: it has ", received,
+                                               ", after it had ", first_ - 1)};
+  }
+  GEOCOMM_RETURN_IF_ERROR(drop(received));
+  unsent_ = 0;
+  return Status::ok();
+}
+
+void ControlLog::take_unsent(std::vector<WireHeader>& out) {
+  std::lock_guard lock(mutex_);
+  out.insert(out.end(), frames_.begin() + static_cast<std::ptrdiff_t>(unsent_), frames_.end());
+  unsent_ = frames_.size();
+}
+
+Status ControlLog::acknowledge(std::uint64_t received) {
+  std::lock_guard lock(mutex_);
+  return drop(received);
+}
+
+bool ControlLog::all_acknowledged() const {
+  std::lock_guard lock(mutex_);
+  return frames_.empty();
+}
+
+bool ControlLog::overflows() const {
+  std::lock_guard lock(mutex_);
+  return frames_.size() > kMaxUnacknowledged;
+}
+
+Result<bool> ControlLog::receive(std::uint64_t number) {
+  if (number == 0 || number > received_ + 1) {
+    return Status(StatusCode::CorruptData, core::str("control frame ", number, " after frame ", received_));
+  }
+  if (number <= received_) return false;
+  received_ = number;
+  return true;
+}
+
+}  // namespace geocomm::transport

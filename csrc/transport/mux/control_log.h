@@ -1,0 +1,49 @@
+// The reliable control frames of a link (Grant, Close), both ways: numbered from 1, kept until the peer
+// has them, sent again in order on a new control stream, taken once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "core/status.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+// push() is for any thread, all else for the IO thread.
+class ControlLog {
+ public:
+  // Nothing follows a Close: what is pushed after it is dropped, since the peer, whose data may still come,
+  // needs no grants any more.
+  void push(WireHeader header);
+
+  // A new control stream, over which the peer has said that it has the first `received` frames: the others
+  // are to be sent again. CorruptData if that cannot be.
+  core::Status restart(std::uint64_t received);
+  // Adds the frames that this control stream has not been given yet.
+  void take_unsent(std::vector<WireHeader>& out);
+  // The peer has the first `received` frames. CorruptData if that cannot be.
+  core::Status acknowledge(std::uint64_t received);
+  bool all_acknowledged() const;
+  // A peer that acknowledges nothing must not take all memory.
+  bool overflows() const;
+
+  // A frame came: true if it is new. CorruptData if one before it is missing.
+  core::Result<bool> receive(std::uint64_t number);
+  std::uint64_t received() const { return received_; }
+
+ private:
+  core::Status drop(std::uint64_t received);
+
+  mutable std::mutex mutex_;       // guards frames_, first_, unsent_, has_close_
+  std::deque<WireHeader> frames_;  // not acknowledged
+  std::uint64_t first_ = 1;        // number of frames_[0]
+  std::size_t unsent_ = 0;         // frames_ from here on wait for the control stream
+  bool has_close_ = false;
+  std::uint64_t received_ = 0;
+};
+
+}  // namespace geocomm::transport

@@ -1,0 +1,111 @@
+#include "transport/mux/ready_chunks.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+namespace {
+
+// What a group may send when its turn comes: a whole segment, so that every turn moves something.
+constexpr std::uint64_t kQuantumBytes = kHeaderBytes + kMaxSegmentBytes;
+
+// Headers count, so that empty chunks are not free.
+std::uint64_t cost_of(std::uint32_t bytes) {
+  return kHeaderBytes + bytes;
+}
+
+// The chunks of an operation are about as large as each other. A smaller last one may pass for small, which
+// does no harm.
+bool is_small(const OutChunk& chunk) {
+  return chunk.chunk.chunk_count * cost_of(chunk.bytes()) <= kMostSmallBytes;
+}
+
+}  // namespace
+
+void ReadyChunks::Turns::add(OutChunkPtr chunk) {
+  const std::uint64_t group = chunk->chunk.key.group;
+  const auto [flow, is_new] = flows_.try_emplace(group);
+  if (is_new) turns_.push_back(group);
+  flow->second.chunks.emplace(chunk->order, std::move(chunk));
+}
+
+const OutChunkPtr& ReadyChunks::Turns::next() {
+  for (;;) {
+    Flow& flow = flows_.at(turns_.front());
+    const OutChunkPtr& chunk = flow.chunks.begin()->second;
+    if (flow.allowance >= cost_of(segment_length(chunk->bytes(), chunk->next_offset))) return chunk;
+    flow.allowance += kQuantumBytes;
+    turns_.push_back(turns_.front());
+    turns_.pop_front();
+  }
+}
+
+void ReadyChunks::Turns::took(std::uint64_t cost, bool all) {
+  const auto flow = flows_.find(turns_.front());
+  flow->second.allowance -= std::min(flow->second.allowance, cost);
+  if (!all) return;
+  auto& chunks = flow->second.chunks;
+  chunks.erase(chunks.begin());
+  if (!chunks.empty()) return;
+  flows_.erase(flow);
+  turns_.pop_front();
+}
+
+void ReadyChunks::Turns::remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out) {
+  const auto flow = flows_.find(group);
+  if (flow == flows_.end()) return;
+  auto& chunks = flow->second.chunks;
+  for (auto it = chunks.begin(); it != chunks.end();) {
+    const auto here = it++;
+    if (!which(*here->second)) continue;
+    out.push_back(std::move(here->second));
+    chunks.erase(here);
+  }
+  if (!chunks.empty()) return;
+  flows_.erase(flow);
+  std::erase(turns_, group);
+}
+
+void ReadyChunks::Turns::remove_all(std::vector<OutChunkPtr>& out) {
+  for (auto& [group, flow] : flows_) {
+    for (auto& [order, chunk] : flow.chunks) out.push_back(std::move(chunk));
+  }
+  flows_.clear();
+  turns_.clear();
+}
+
+ReadyChunks::Turns& ReadyChunks::class_in_turn() {
+  const bool small = !small_.empty() && (bulk_.empty() || small_run_ < kSmallRunBytes);
+  return small ? small_ : bulk_;
+}
+
+void ReadyChunks::add(OutChunkPtr chunk) {
+  Turns& turns = is_small(*chunk) ? small_ : bulk_;
+  turns.add(std::move(chunk));
+}
+
+const OutChunkPtr& ReadyChunks::next() {
+  return class_in_turn().next();
+}
+
+void ReadyChunks::took(std::uint32_t bytes, bool all) {
+  Turns& turns = class_in_turn();
+  small_run_ = &turns == &small_ && !bulk_.empty() ? small_run_ + cost_of(bytes) : 0;
+  turns.took(cost_of(bytes), all);
+}
+
+void ReadyChunks::remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out) {
+  small_.remove(group, which, out);
+  bulk_.remove(group, which, out);
+}
+
+void ReadyChunks::remove_all(std::vector<OutChunkPtr>& out) {
+  small_.remove_all(out);
+  bulk_.remove_all(out);
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,49 @@
+#include "transport/mux/segment_receiver.h"
+
+#include <utility>
+
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) {
+  GEOCOMM_RETURN_IF_ERROR(window_.check(header.sequence));
+  Begun begun;
+  if (window_.has(header.sequence)) {
+    GEOCOMM_RETURN_IF_ERROR(check_segment(header));  // for its length
+    return begun;
+  }
+  if (const auto found = begun_.find(header.sequence); found != begun_.end()) {
+    const Reception& first = *found->second;
+    GEOCOMM_ASSIGN_OR_RETURN(begun.copy.incoming,
+                             table_.begin_again(first.op, first.chunk, first.segment, header));
+    begun.copy.reception = found->second;
+    return begun;
+  }
+  if (complete_) {
+    return Status(StatusCode::CorruptData, core::str("segment ", header.sequence, " after Close"));
+  }
+  GEOCOMM_ASSIGN_OR_RETURN(ReceiveTable::Begun opened, table_.begin(header));
+  begun.copy.incoming = std::move(opened.incoming);
+  begun.announce = opened.announce;
+  begun.is_new = true;
+  const Incoming& incoming = begun.copy.incoming;
+  begun.copy.reception =
+      std::make_shared<Reception>(Reception{header.sequence, incoming.op, incoming.chunk, incoming.segment});
+  begun_.emplace(header.sequence, begun.copy.reception);
+  return begun;
+}
+
+void SegmentReceiver::finish(SegmentCopy copy) {
+  if (!copy.reception) return;
+  (void)window_.add(copy.reception->number);
+  if (std::exchange(copy.reception->done, true)) return;
+  begun_.erase(copy.reception->number);
+  table_.finish(std::move(copy.incoming));
+}
+
+}  // namespace geocomm::transport

@@ -1,0 +1,71 @@
+// Receives the segments of a link, each perhaps more than once: over a connection that died half way and then
+// over another, or over two at a time.
+//
+// A number that has arrived whole is read and thrown away. One that has begun is accepted again into the same
+// memory, as both copies have the same bytes; the first copy that is whole counts, and from then on the
+// memory belongs to the consumer: whoever receives another copy must throw the rest of it away
+// (superseded()).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "core/status.h"
+#include "transport/mux/receive_table.h"
+#include "transport/mux/receive_window.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+// A segment that has begun, shared by the connections that receive a copy.
+struct Reception {
+  std::uint64_t number = 0;
+  std::shared_ptr<ReceiveOp> op;
+  std::uint32_t chunk = 0;
+  std::uint32_t segment = 0;
+  bool done = false;
+};
+
+// One copy of a segment, as its connection sees it.
+struct SegmentCopy {
+  Incoming incoming;
+  std::shared_ptr<Reception> reception;  // null: it had arrived before
+  // Not one byte more may be written to `incoming.dest`: discard().
+  bool superseded() const { return incoming.dest != nullptr && (reception->done || incoming.op->tombstone); }
+  // Lets go of the memory.
+  void discard() {
+    incoming.dest = nullptr;
+    incoming.sink.reset();
+    incoming.buffer = core::Buffer();
+  }
+};
+
+// The IO thread's.
+class SegmentReceiver {
+ public:
+  explicit SegmentReceiver(ReceiveTable& table) : table_(table) {}
+
+  struct Begun {
+    SegmentCopy copy;
+    bool is_new = false;    // the first copy
+    bool announce = false;  // as ReceiveTable::Begun
+  };
+  // A header of type Segment came. CorruptData if the peer broke the protocol.
+  core::Result<Begun> begin(const WireHeader& header);
+  // All bytes of the copy are here.
+  void finish(SegmentCopy copy);
+  // The peer has sent Close: new segments are a violation from now on.
+  void expect_no_more() { complete_ = true; }
+  void clear() { begun_.clear(); }
+
+  ReceiveWindow& window() { return window_; }
+
+ private:
+  ReceiveTable& table_;
+  ReceiveWindow window_;
+  bool complete_ = false;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Reception>> begun_;  // by number; not arrived
+};
+
+}  // namespace geocomm::transport

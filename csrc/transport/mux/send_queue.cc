@@ -1,0 +1,311 @@
+#include "transport/mux/send_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/str.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::transport {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+// Granted operations for which nothing was sent yet; a peer is not that far ahead.
+constexpr std::size_t kMaxGrantedOnly = 1U << 18;
+constexpr std::chrono::milliseconds kLeastPatience{20};
+constexpr std::chrono::milliseconds kStalled{1000};
+}  // namespace
+
+Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
+  if (chunk.payload.size() > kMaxChunkBytes) {
+    return {StatusCode::InvalidArgument,
+            core::str("chunk of ", chunk.payload.size(), " bytes, at most ", kMaxChunkBytes)};
+  }
+  if (chunk.chunk_count == 0 || chunk.chunk_count > kMaxChunkCount || chunk.chunk >= chunk.chunk_count) {
+    return {StatusCode::InvalidArgument, core::str("chunk ", chunk.chunk, " of ", chunk.chunk_count,
+                                                   " (at most ", kMaxChunkCount, " chunks)")};
+  }
+  std::lock_guard lock(mutex_);
+  if (!refusal_.is_ok()) return refusal_;
+  if (closed_groups_.contains(chunk.key.group)) return {StatusCode::Aborted, "the group was closed"};
+  OutOp& op = ops_[chunk.key];
+  op.outlives_group |= chunk.outlives_group;
+  if (op.chunk_count == 0) {
+    if (op.granted) --granted_only_;
+    op.chunk_count = chunk.chunk_count;
+    op.descriptor = chunk.descriptor;
+  } else if (op.chunk_count != chunk.chunk_count || op.descriptor != chunk.descriptor) {
+    return {
+        StatusCode::InvalidArgument,
+        core::str("chunk of operation ", chunk.key.op, " with ", chunk.chunk_count, " chunks, descriptor ",
+                  chunk.descriptor, "; its first chunk had ", op.chunk_count, ", ", op.descriptor)};
+  }
+  auto queued = std::make_shared<OutChunk>();
+  queued->chunk = std::move(chunk);
+  queued->on_sent = std::move(on_sent);
+  queued->order = next_order_++;
+  queued->unsent_segments = queued->unacked_segments = segment_count(queued->bytes());
+  if (op.granted) {
+    ready_.add(std::move(queued));
+  } else {
+    waiting_.add(std::move(queued));
+    admit_waiting();
+  }
+  return Status::ok();
+}
+
+void SendQueue::set_peer_limit(std::uint64_t max_unexpected_bytes) {
+  std::lock_guard lock(mutex_);
+  limit_bytes_ = max_unexpected_bytes;
+  admit_waiting();
+}
+
+Status SendQueue::granted(const OpKey& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = ops_.find(key);
+  if (found == ops_.end()) {
+    if (closed_groups_.contains(key.group)) return Status::ok();
+    if (granted_only_ >= kMaxGrantedOnly) {
+      return {StatusCode::CorruptData,
+              core::str("more than ", kMaxGrantedOnly, " operations granted in advance")};
+    }
+    ops_[key].granted = true;
+    ++granted_only_;
+    return Status::ok();
+  }
+  OutOp& op = found->second;
+  charged_bytes_ -= std::exchange(op.charged_bytes, 0);
+  op.granted = true;
+  std::vector<OutChunkPtr> admitted;
+  waiting_.remove(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, admitted);
+  for (OutChunkPtr& chunk : admitted) ready_.add(std::move(chunk));
+  if (op.chunks_sent == op.chunk_count || op.cancelled) forget(key);
+  admit_waiting();
+  return Status::ok();
+}
+
+void SendQueue::admit_waiting() {
+  while (!waiting_.empty()) {
+    OutChunkPtr chunk = waiting_.next();
+    const std::uint64_t charge = unexpected_charge(chunk->bytes());
+    if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
+    waiting_.took(chunk->bytes(), true);
+    charged_bytes_ += charge;
+    ops_[chunk->chunk.key].charged_bytes += charge;
+    chunk->charged = true;
+    ready_.add(std::move(chunk));
+  }
+}
+
+std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
+                            std::vector<OutSegment>& out) {
+  const auto now = Clock::now();
+  std::lock_guard lock(mutex_);
+  std::size_t bytes = 0;
+  std::size_t count = 0;
+  for (; count < max_segments && unacked_.has_lost(); ++count) {
+    if (count > 0 && bytes + kMaxSegmentBytes > max_bytes) return count;
+    out.push_back(unacked_.resend(carrier, now));
+    bytes += out.back().length;
+  }
+  const std::size_t resent = count;
+  for (; count < max_segments && !ready_.empty() && unacked_.has_room(); ++count) {
+    const OutChunkPtr chunk = ready_.next();
+    const std::uint32_t length = segment_length(chunk->bytes(), chunk->next_offset);
+    if (count > 0 && bytes + length > max_bytes) break;
+    out.push_back({0, chunk, chunk->next_offset, length});
+    unacked_.add(out.back(), carrier, now);
+    handed_bytes_ += length;
+    bytes += length;
+    chunk->started = true;
+    chunk->next_offset += length;
+    const bool all = chunk->next_offset == chunk->bytes();
+    ready_.took(length, all);
+    if (all) in_flight_.emplace(chunk->order, chunk);
+  }
+  return resent;
+}
+
+// A segment that takes longer than this is slow.
+SendQueue::Clock::duration SendQueue::patience() const {
+  return 2 * usual_time_ + kLeastPatience;
+}
+
+const OutSegment* SendQueue::find_slow(Clock::time_point now, const Carrier* carrier) const {
+  if (!ready_.empty() || unacked_.has_lost() || unacked_.empty()) return nullptr;
+  const OutSegment* slow = unacked_.find_slow(now - patience(), carrier);
+  if (slow == nullptr || 50 * (hedged_bytes_ + slow->length) <= handed_bytes_) return slow;
+  return unacked_.find_slow(now - std::max<Clock::duration>(kStalled, 4 * patience()), carrier);
+}
+
+bool SendQueue::pull_slow(const Carrier& carrier, Clock::time_point now, std::vector<OutSegment>& out) {
+  std::lock_guard lock(mutex_);
+  const OutSegment* const slow = find_slow(now, &carrier);
+  if (slow == nullptr) return false;
+  hedged_bytes_ += slow->length;
+  out.push_back(unacked_.hedge(slow->number, carrier));
+  return true;
+}
+
+bool SendQueue::has_slow(Clock::time_point now) const {
+  std::lock_guard lock(mutex_);
+  return find_slow(now, nullptr) != nullptr;
+}
+
+std::optional<SendQueue::Clock::duration> SendQueue::slow_after() const {
+  std::lock_guard lock(mutex_);
+  if (!ready_.empty() || unacked_.empty()) return std::nullopt;
+  return patience() / 2;
+}
+
+SentCallback SendQueue::segment_sent(const OutSegment& segment) {
+  std::lock_guard lock(mutex_);
+  return unacked_.mark_written(segment.number) ? count_written(*segment.chunk) : nullptr;
+}
+
+SentCallback SendQueue::count_written(OutChunk& chunk) {
+  if (chunk.dropped || --chunk.unsent_segments > 0) return nullptr;
+  if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end()) {
+    if (++op->second.chunks_sent == op->second.chunk_count && op->second.granted) forget(chunk.chunk.key);
+  }
+  return std::move(chunk.on_sent);
+}
+
+Status SendQueue::acknowledge(const AckFrame& ack, std::vector<SentCallback>& callbacks,
+                              std::uint64_t& acked_bytes) {
+  std::vector<UnackedSegments::Acked> freed;  // destroyed after the lock: the last owners of their bytes
+  std::lock_guard lock(mutex_);
+  GEOCOMM_RETURN_IF_ERROR(unacked_.acknowledge(ack, freed));
+  const auto now = Clock::now();
+  for (const UnackedSegments::Acked& acked : freed) {
+    OutChunk& chunk = *acked.segment.chunk;
+    if (acked.first_copy) {
+      const auto time = now - acked.handed;
+      usual_time_ += (time - usual_time_) / (usual_time_ == Clock::duration{} ? 1 : 8);
+    }
+    acked_bytes += acked.segment.length;
+    if (!acked.was_written) {
+      if (SentCallback callback = count_written(chunk)) callbacks.push_back(std::move(callback));
+    }
+    if (--chunk.unacked_segments == 0) in_flight_.erase(chunk.order);
+  }
+  return Status::ok();
+}
+
+void SendQueue::lose(const Carrier& carrier) {
+  std::lock_guard lock(mutex_);
+  unacked_.lose(carrier);
+}
+
+bool SendQueue::has_ready() const {
+  std::lock_guard lock(mutex_);
+  return unacked_.has_lost() || (!ready_.empty() && unacked_.has_room());
+}
+
+std::uint64_t SendQueue::charged_bytes() const {
+  std::lock_guard lock(mutex_);
+  return charged_bytes_;
+}
+
+bool SendQueue::empty() const {
+  std::lock_guard lock(mutex_);
+  return ready_.empty() && waiting_.empty() && unacked_.empty();
+}
+
+void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) {
+  chunk.dropped = true;
+  // The peer has seen nothing of it, so that it holds no memory for it.
+  if (chunk.charged && !chunk.started) {
+    if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
+      const std::uint64_t charge = unexpected_charge(chunk.bytes());
+      op->second.charged_bytes -= charge;
+      charged_bytes_ -= charge;
+    }
+  }
+  if (chunk.on_sent) callbacks.push_back(std::move(chunk.on_sent));
+}
+
+void SendQueue::drop(std::uint64_t group, const ReadyChunks::Predicate& which,
+                     std::vector<SentCallback>& callbacks) {
+  std::vector<OutChunkPtr> dropped;
+  ready_.remove(group, which, dropped);
+  waiting_.remove(group, which, dropped);
+  for (auto it = in_flight_.begin(); it != in_flight_.end();) {
+    const auto here = it++;
+    if (here->second->chunk.key.group != group || !which(*here->second)) continue;
+    dropped.push_back(std::move(here->second));
+    in_flight_.erase(here);
+  }
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
+}
+
+void SendQueue::forget(const OpKey& key) {
+  const auto op = ops_.find(key);
+  if (op == ops_.end()) return;
+  if (op->second.granted && op->second.chunk_count == 0) --granted_only_;
+  ops_.erase(op);
+}
+
+std::vector<SentCallback> SendQueue::cancel(const OpKey& key) {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  drop(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, callbacks);
+  // What the peer holds unexpected stays charged until it says that it let go of it (Grant).
+  if (const auto op = ops_.find(key); op != ops_.end()) {
+    op->second.cancelled = true;
+    if (op->second.charged_bytes == 0) forget(key);
+  }
+  admit_waiting();
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::close_group(std::uint64_t group, QueuedChunks queued) {
+  std::vector<SentCallback> callbacks;
+  std::lock_guard lock(mutex_);
+  const bool drops = queued == QueuedChunks::Drop;
+  if (drops) drop(group, [](const OutChunk& chunk) { return !chunk.chunk.outlives_group; }, callbacks);
+  for (auto it = ops_.begin(); it != ops_.end();) {
+    const auto op = it++;
+    if (op->first.group != group || op->second.outlives_group) continue;
+    // What was granted and never sent is not sent any more.
+    const bool unused = op->second.chunk_count == 0;
+    op->second.cancelled |= drops;
+    if (unused || (drops && op->second.charged_bytes == 0)) forget(OpKey(op->first));
+  }
+  admit_waiting();
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::drop_waiting() {
+  std::vector<SentCallback> callbacks;
+  std::vector<OutChunkPtr> dropped;
+  std::lock_guard lock(mutex_);
+  waiting_.remove_all(dropped);
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
+  return callbacks;
+}
+
+std::vector<SentCallback> SendQueue::drop_all() {
+  std::vector<SentCallback> callbacks;
+  std::vector<OutChunkPtr> dropped;
+  std::lock_guard lock(mutex_);
+  ready_.remove_all(dropped);
+  waiting_.remove_all(dropped);
+  for (auto& [order, chunk] : in_flight_) dropped.push_back(std::move(chunk));
+  in_flight_.clear();
+  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
+  unacked_.clear();
+  ops_.clear();
+  granted_only_ = 0;
+  charged_bytes_ = 0;
+  return callbacks;
+}
+
+void SendQueue::refuse(const Status& why) {
+  std::lock_guard lock(mutex_);
+  if (refusal_.is_ok()) refusal_ = why;
+}
+
+}  // namespace geocomm::transport

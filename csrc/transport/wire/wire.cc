@@ -1,0 +1,110 @@
+#include "transport/wire/wire.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "core/str.h"
+
+namespace geocomm::transport {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+
+static_assert(std::endian::native == std::endian::little, "headers are copied as they lie in memory");
+
+namespace {
+constexpr std::size_t kCrcOffset = offsetof(WireHeader, header_crc);
+
+Status corrupt(const std::string& what) {
+  return {StatusCode::CorruptData, what};
+}
+}  // namespace
+
+HeaderBytes encode_header(WireHeader header) {
+  header.magic = kWireMagic;
+  header.version = kWireVersion;
+  HeaderBytes bytes;
+  std::memcpy(bytes.data(), &header, kHeaderBytes);
+  const std::uint32_t crc = core::crc32c(std::span(bytes).first(kCrcOffset));
+  std::memcpy(bytes.data() + kCrcOffset, &crc, sizeof crc);
+  return bytes;
+}
+
+WireHeader make_header(FrameType type) {
+  WireHeader header{};
+  header.type = static_cast<std::uint8_t>(type);
+  return header;
+}
+
+WireHeader make_ack(const AckFrame& ack) {
+  WireHeader header = make_header(FrameType::Ack);
+  header.sequence = ack.control_received;
+  header.op = ack.low;
+  header.group = ack.base;
+  header.descriptor = ack.bits;
+  return header;
+}
+
+Result<AckFrame> parse_ack(const WireHeader& header) {
+  const AckFrame ack{header.sequence, header.op, header.group, header.descriptor};
+  const bool fits = ack.low >= 1 && ack.base % 64 == 0 && ack.base >= ack.low / 64 * 64 &&
+                    ack.base - ack.low / 64 * 64 <= kMaxNumberSpan;
+  if (!fits) return corrupt(core::str("acknowledgement of numbers from ", ack.base, ", low ", ack.low));
+  return ack;
+}
+
+bool may_be_header(std::span<const std::byte> prefix) {
+  return std::memcmp(prefix.data(), &kWireMagic, std::min(prefix.size(), sizeof kWireMagic)) == 0;
+}
+
+Result<WireHeader> parse_header_of_any_version(std::span<const std::byte, kHeaderBytes> bytes) {
+  WireHeader header;
+  std::memcpy(&header, bytes.data(), kHeaderBytes);
+  if (header.magic != kWireMagic) {
+    return corrupt(
+        core::str("not a geocomm header: magic 0x", std::hex, header.magic, ", expected 0x", kWireMagic));
+  }
+  if (const std::uint32_t crc = core::crc32c(bytes.first(kCrcOffset)); crc != header.header_crc) {
+    return corrupt(core::str("header checksum 0x", std::hex, header.header_crc, ", expected 0x", crc));
+  }
+  return header;
+}
+
+Result<WireHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes) {
+  GEOCOMM_ASSIGN_OR_RETURN(WireHeader header, parse_header_of_any_version(bytes));
+  if (header.version != kWireVersion) return version_mismatch(header.version);
+  return header;
+}
+
+Status version_mismatch(std::uint8_t theirs) {
+  return {StatusCode::VersionMismatch,
+          core::str("wire version ", int{theirs}, " there, version ", int{kWireVersion},
+                    " here: install the same geocomm on all sites")};
+}
+
+Status check_segment(const WireHeader& header) {
+  if (header.chunk_count == 0 || header.chunk_count > kMaxChunkCount || header.chunk >= header.chunk_count) {
+    return corrupt(core::str("segment of chunk ", header.chunk, " of ", header.chunk_count, " (at most ",
+                             kMaxChunkCount, ")"));
+  }
+  if (header.chunk_bytes > kMaxChunkBytes) {
+    return corrupt(core::str("chunk of ", header.chunk_bytes, " bytes, at most ", kMaxChunkBytes));
+  }
+  const bool inside = header.offset < header.chunk_bytes || (header.offset == 0 && header.chunk_bytes == 0);
+  if (!inside || header.offset % kMaxSegmentBytes != 0) {
+    return corrupt(core::str("segment at offset ", header.offset, " of a chunk of ", header.chunk_bytes,
+                             " bytes (expected a multiple of ", kMaxSegmentBytes, " inside it)"));
+  }
+  if (const std::uint32_t length = segment_length(header.chunk_bytes, header.offset);
+      header.length != length) {
+    return corrupt(core::str("segment of ", header.length, " bytes at offset ", header.offset,
+                             " of a chunk of ", header.chunk_bytes, " bytes, expected ", length));
+  }
+  return Status::ok();
+}
+
+}  // namespace geocomm::transport
