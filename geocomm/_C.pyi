@@ -136,7 +136,7 @@ class FeedbackWork(C10dWork):
         """Blocks the host until the operation has ended, on a GPU too."""
 
 class CodecSpec:
-    """A codec with its settings and entropy stage (csrc/codec/codec_spec.h). It does not change; equal ones compare so.
+    """A codec with its settings and entropy stage (codec_spec.h). It does not change; equal ones compare so.
 
     str() is its canonical string: settings that are as by default are left out.
     """

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "binding/torch_prelude.h"
-#include "codec/codec_spec.h"
-#include "codec/payload.h"
+#include "codec/payload/payload.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 
 namespace geocomm::binding {

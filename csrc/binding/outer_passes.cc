@@ -6,8 +6,8 @@
 
 #include "binding/comm_error.h"
 #include "binding/staging.h"
-#include "codec/kernels/outer_kernels.h"
-#include "codec/streaming.h"
+#include "codec/frames/streaming.h"
+#include "codec/passes/outer_kernels.h"
 #include "core/float_rules.h"
 #include "core/str.h"
 

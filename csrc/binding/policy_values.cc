@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "binding/comm_error.h"
-#include "codec/expected_size.h"
+#include "codec/payload/expected_size.h"
 #include "collective/cost_model.h"
 #include "core/str.h"
 

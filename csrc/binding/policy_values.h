@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "collective/wan_policy.h"
 
 namespace pybind11 {

@@ -10,7 +10,7 @@
 #include "binding/device_tensor_codec.h"
 #include "binding/payload_room.h"
 #include "binding/staging.h"
-#include "codec/payload.h"
+#include "codec/payload/payload.h"
 #include "core/executor.h"
 #include "core/fork.h"
 #include "core/str.h"

@@ -19,7 +19,7 @@ std::size_t tensor_bound(const at::Tensor& tensor, const std::string& codec);
 
 // All tensors of a call but the threshold are on one device, the CPU or a CUDA device.
 //
-// A payload (codec/payload.h): a new uint8 tensor, or the used part of `out` (contiguous uint8, of at least
+// A payload (payload.h): a new uint8 tensor, or the used part of `out` (contiguous uint8, of at least
 // tensor_bound()). residual: contiguous float32 or bfloat16, of the tensor's size, updated in place.
 // threshold: one float32, carried and updated in place. At most `threads` threads; the bytes do not depend on
 // them.

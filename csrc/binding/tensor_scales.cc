@@ -4,7 +4,7 @@
 
 #include "binding/comm_error.h"
 #include "binding/staging.h"
-#include "codec/element_scales.h"
+#include "codec/passes/element_scales.h"
 #include "core/str.h"
 
 namespace geocomm::binding {

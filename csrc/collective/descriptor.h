@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "collective/op_kind.h"
 #include "core/dtype.h"
 

@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "codec/codec.h"
-#include "codec/codec_spec.h"
+#include "codec/frames/codec.h"
+#include "codec/spec/codec_spec.h"
 #include "collective/feedback.h"
 #include "collective/layout.h"
 #include "collective/op_kind.h"

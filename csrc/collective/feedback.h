@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 
 namespace geocomm::collective {

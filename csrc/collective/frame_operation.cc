@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "codec/codec.h"
+#include "codec/frames/codec.h"
 #include "core/str.h"
 
 namespace geocomm::collective {

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "codec/codec.h"
-#include "codec/codec_spec.h"
-#include "codec/frame.h"
+#include "codec/frames/codec.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
 #include "collective/operation.h"
 #include "collective/reduce_plan.h"
 

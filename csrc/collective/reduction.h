@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <span>
 
-#include "codec/codec.h"
+#include "codec/frames/codec.h"
 #include "collective/op_kind.h"
 #include "core/dtype.h"
 #include "core/status.h"

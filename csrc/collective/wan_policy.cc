@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "codec/expected_size.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/payload/expected_size.h"
 #include "core/str.h"
 
 namespace geocomm::collective {

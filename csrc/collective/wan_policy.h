@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "collective/cost_model.h"
 #include "core/dtype.h"
 #include "core/status.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/elements.h"
+#include "codec/frames/elements.h"
 
 namespace geocomm::fuzz {
 namespace {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "codec/frame.h"
+#include "codec/frames/frame.h"
 #include "decode_check.h"
 #include "fuzz_target.h"
 

@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 
-#include "codec/codec.h"
-#include "codec/elements.h"
-#include "codec/plane.h"
-#include "codec/thread_scratch.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/codec.h"
+#include "codec/frames/elements.h"
+#include "codec/frames/thread_scratch.h"
 
 namespace geocomm::fuzz {
 namespace {

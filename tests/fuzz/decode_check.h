@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/frame.h"
+#include "codec/frames/frame.h"
 #include "fuzz_target.h"
 
 namespace geocomm::fuzz {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "content.h"
 #include "core/dtype.h"
 

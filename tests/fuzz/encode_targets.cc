@@ -1,9 +1,9 @@
 #include <bit>
 #include <cmath>
 
-#include "codec/codec.h"
-#include "codec/elements.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/codec.h"
+#include "codec/frames/elements.h"
 #include "decode_case.h"
 #include "decode_check.h"
 #include "encode_case.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "codec/payload.h"
+#include "codec/payload/payload.h"
 #include "core/crc32c.h"
 #include "decode_case.h"
 #include "decode_check.h"

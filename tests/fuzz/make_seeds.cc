@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "codec/codec.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/codec.h"
 #include "decode_case.h"
 #include "encode_case.h"
 

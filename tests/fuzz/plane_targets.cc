@@ -1,4 +1,4 @@
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
 #include "content.h"
 #include "fuzz_target.h"
 

@@ -1,6 +1,6 @@
 #include <string>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 #include "fuzz_target.h"
 
 namespace geocomm::fuzz {

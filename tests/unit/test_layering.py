@@ -220,10 +220,10 @@ def test_include_checker_reads_every_layer() -> None:
 @pytest.mark.parametrize(
     ("layer", "line"),
     [
-        ("core", '#include "codec/codec.h"'),
+        ("core", '#include "codec/frames/codec.h"'),
         ("codec", '#include "transport/wire/wire.h"'),
         ("codec", "#include <openssl/ssl.h>"),
-        ("transport", '#  include "codec/codec.h"'),
+        ("transport", '#  include "codec/frames/codec.h"'),
         ("collective", "#include <torch/extension.h>"),
         ("collective", '#include "binding/geo_work.h"'),
         ("core", "#include <gtest/gtest.h>"),

@@ -1,14 +1,14 @@
 // The block codecs as a warp sees them: scale of a block, codes of four elements at a time (one per byte of a
 // word), packing of the codes that the warp has laid out in shared memory. The arithmetic is that of
-// codec/block_scale.h.
+// block_scale.h.
 #pragma once
 
 #include <cstdint>
 
-#include "codec/block_layout.h"
-#include "codec/block_scale.h"
-#include "codec/codec_spec.h"
 #include "codec/cuda/device.h"
+#include "codec/quantizers/block/block_layout.h"
+#include "codec/quantizers/block/block_scale.h"
+#include "codec/spec/codec_spec.h"
 
 namespace geocomm::codec::cuda {
 

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "codec/block_layout.h"
 #include "codec/cuda/device.h"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/payload_plan.h"
+#include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/codec_spec.h"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/payload_plan.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 #include "core/status.h"
 

@@ -8,8 +8,8 @@
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/payload_plan.h"
 #include "codec/cuda/verdict.h"
-#include "codec/frame.h"
-#include "codec/payload.h"
+#include "codec/frames/frame.h"
+#include "codec/payload/payload.h"
 #include "core/str.h"
 
 namespace geocomm::codec::cuda {

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/codec.h"
-#include "codec/codec_spec.h"
-#include "codec/elements.h"
+#include "codec/frames/codec.h"
+#include "codec/frames/elements.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
@@ -25,7 +25,7 @@ namespace geocomm::codec::cuda {
 
 using Stream = ::CUstream_st*;  // cudaStream_t
 
-// How elements are cut into frames: as codec/payload.h does it, or one frame of up to kMaxFrameElements, as a
+// How elements are cut into frames: as payload.h does it, or one frame of up to kMaxFrameElements, as a
 // chunk of a collective is.
 enum class Framing : std::uint8_t { Payload, SingleFrame };
 

@@ -1,4 +1,4 @@
-// Quantizes blocks: one pass over the input. The arithmetic is that of codec/kernels/dead_zone_kernels.h.
+// Quantizes blocks: one pass over the input. The arithmetic is that of dead_zone_kernels.h.
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_team.cuh"
 #include "codec/cuda/dead_zone_stages.h"

@@ -1,6 +1,5 @@
 // Where each block's codes and raw elements lie among those of its frame, found from their counts; and their
 // way there.
-#include "codec/block_scale.h"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/dead_zone_stages.h"
@@ -8,6 +7,7 @@
 #include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/plain_store.cuh"
 #include "codec/cuda/verdict.h"
+#include "codec/quantizers/block/block_scale.h"
 
 namespace geocomm::codec::cuda {
 namespace {

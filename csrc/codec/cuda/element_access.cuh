@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "codec/cuda/device.h"
-#include "codec/elements.h"
+#include "codec/frames/elements.h"
 
 namespace geocomm::codec::cuda {
 

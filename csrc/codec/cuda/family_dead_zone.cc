@@ -1,7 +1,7 @@
 // DeadZone. The room holds the sections, then the blocks' runs, then their packed codes.
-#include "codec/bitmap.h"
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/dead_zone_stages.h"
+#include "codec/frames/bitmap.h"
 
 namespace geocomm::codec::cuda {
 namespace {

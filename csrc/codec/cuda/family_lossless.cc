@@ -2,9 +2,9 @@
 // float32 alone.
 #include <algorithm>
 
-#include "codec/bitmap.h"
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/lossless_stages.h"
+#include "codec/frames/bitmap.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "codec/cuda/device.h"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/huffman_planes.h"
-#include "codec/huffman/plane_format.h"
+#include "codec/entropy/huffman/plane_format.h"
 
 namespace geocomm::codec::cuda {
 

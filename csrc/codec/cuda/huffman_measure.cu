@@ -78,7 +78,7 @@ __device__ void join_nodes(Tables& tables, unsigned leaves) {
   }
 }
 
-// By one thread, as in huffman/code_table.cc.
+// By one thread, as in code_table.cc.
 __device__ void fit_to_limit(std::uint32_t* of_length) {
   std::uint32_t sum = 0;
   for (unsigned l = 1; l <= kMaxCodeBits; ++l) sum += of_length[l] * (kWholeCode >> l);

@@ -1,5 +1,5 @@
 // The Huffman stage on a device: planes to their coded form and back, many at a time, byte for byte as
-// codec/huffman/ does it. docs/spec/codecs.md, "Planes", has the format.
+// codec/entropy/huffman does it. docs/spec/codecs.md, "Planes", has the format.
 //
 // Planes are records in device memory, so that what only the device knows (their places and sizes) never
 // passes through the host. Each has room for the same number of blocks, of which it uses what its bytes need.
@@ -10,7 +10,7 @@
 
 #include "codec/cuda/cuda_codec.h"
 #include "codec/cuda/payload_plan.h"
-#include "codec/huffman/plane_format.h"
+#include "codec/entropy/huffman/plane_format.h"
 #include "core/status.h"
 
 namespace geocomm::codec::cuda {

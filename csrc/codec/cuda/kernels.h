@@ -4,13 +4,13 @@
 
 #include <cstdint>
 
-#include "codec/codec_spec.h"
 #include "codec/cuda/cuda_codec.h"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
-#include "codec/elements.h"
-#include "codec/frame.h"
-#include "codec/payload.h"
+#include "codec/frames/elements.h"
+#include "codec/frames/frame.h"
+#include "codec/payload/payload.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 #include "core/status.h"
 

@@ -1,10 +1,10 @@
 // Received frames of Loco: checked, then put to their places.
-#include "codec/block_layout.h"
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/loco_records.cuh"
 #include "codec/cuda/loco_stages.h"
 #include "codec/cuda/verdict.h"
+#include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // The records of chunks, when these have chosen: a warp per chunk, lane u with the values 4 u .. + 3 of each
 // row of 128, so that the 128 partial sums of the format are four registers in each lane.
-#include "codec/block_layout.h"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/loco_records.cuh"
 #include "codec/cuda/loco_stages.h"
+#include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void for_quads(std::uint32_t count, Run&& run) {
   }
 }
 
-// As kernels/loco_kernels.h has it.
+// As loco_kernels.h has it.
 struct Rule {
   float down;
   float up;

@@ -5,7 +5,7 @@
 
 #include "codec/cuda/device.h"
 #include "codec/cuda/payload_plan.h"
-#include "codec/loco_format.h"
+#include "codec/quantizers/loco/loco_format.h"
 
 namespace geocomm::codec::cuda {
 

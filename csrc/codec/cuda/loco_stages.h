@@ -8,7 +8,7 @@
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/section_space.h"
 #include "codec/cuda/top_k_stages.h"
-#include "codec/loco_format.h"
+#include "codec/quantizers/loco/loco_format.h"
 #include "core/status.h"
 
 namespace geocomm::codec::cuda {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <bit>
 
-#include "codec/block_layout.h"
-#include "codec/huffman/plane_format.h"
-#include "codec/loco_format.h"
-#include "codec/payload.h"
-#include "codec/payload_codec.h"
-#include "codec/plane.h"
-#include "codec/top_k_format.h"
-#include "codec/top_k_values.h"
+#include "codec/entropy/huffman/plane_format.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/payload_codec.h"
+#include "codec/payload/payload.h"
+#include "codec/quantizers/block/block_layout.h"
+#include "codec/quantizers/loco/loco_format.h"
+#include "codec/quantizers/top_k/top_k_format.h"
+#include "codec/quantizers/top_k/top_k_values.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "codec/codec_spec.h"
 #include "codec/cuda/cuda_codec.h"
-#include "codec/frame.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 
 #ifdef __CUDACC__

@@ -1,9 +1,9 @@
 // Checks of received frames of TopK, and sums over what comes before in the frame, which tell each tile of
 // the index and each raw block of values where its own begin.
-#include "codec/block_layout.h"
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/top_k_tiles.cuh"
 #include "codec/cuda/verdict.h"
+#include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -40,7 +40,7 @@ __device__ TopKHead load_head(const std::uint8_t* from) {
   return head;
 }
 
-// As codec/top_k_codec.cc and top_k_places.cc have it.
+// As top_k_codec.cc and top_k_places.cc have it.
 __device__ bool is_possible(const TopKHead& head, std::uint32_t elements) {
   if (head.index_mode > static_cast<int>(IndexMode::Bitmap) || head.values > static_cast<int>(Values::Bit2)) {
     return false;

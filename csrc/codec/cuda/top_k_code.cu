@@ -74,7 +74,7 @@ struct Int8Values {
   }
 };
 
-// As codec/top_k_two_level.cc.
+// As top_k_two_level.cc.
 struct Bit2Values {
   static constexpr bool kHasBlocks = true;
   static constexpr unsigned kScaleBytes = 4;

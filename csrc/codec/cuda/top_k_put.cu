@@ -1,7 +1,7 @@
 // Frames of TopK, all checked, to elements: first what nobody chose, and frames of None; then what was
 // chosen.
-#include "codec/block_layout.h"
 #include "codec/cuda/top_k_tiles.cuh"
+#include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // The threshold of Select::Global: carried in a word of the caller's, or found by a sample, and corrected by
-// how much it let through. The arithmetic is that of codec/top_k_threshold.cc, bit for bit: each operation on
+// how much it let through. The arithmetic is that of top_k_threshold.cc, bit for bit: each operation on
 // doubles is rounded, none fused.
 #include "codec/cuda/top_k_digits.cuh"
 #include "codec/cuda/top_k_stages.h"

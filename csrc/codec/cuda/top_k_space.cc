@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "codec/cuda/space_cutter.h"
-#include "codec/top_k_sampling.h"
+#include "codec/quantizers/top_k/top_k_sampling.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/codec_spec.h"
 #include "codec/cuda/payload_plan.h"
 #include "codec/cuda/section_space.h"
-#include "codec/top_k_format.h"
-#include "codec/top_k_two_level.h"
+#include "codec/quantizers/top_k/top_k_format.h"
+#include "codec/quantizers/top_k/top_k_two_level.h"
+#include "codec/spec/codec_spec.h"
 
 namespace geocomm::codec::cuda {
 

@@ -5,8 +5,8 @@
 
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/top_k_space.h"
-#include "codec/elements.h"
-#include "codec/top_k_sampling.h"
+#include "codec/frames/elements.h"
+#include "codec/quantizers/top_k/top_k_sampling.h"
 #include "core/dtype.h"
 #include "core/status.h"
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/codec.h"
 #include "codec/cuda/cuda_codec.h"
+#include "codec/frames/codec.h"
 #include "core/dtype.h"
 #include "core/status.h"
 

@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include "codec/codec.h"
-#include "codec/codec_spec.h"
-#include "codec/frame.h"
+#include "codec/frames/codec.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
 #include "core/crc32c.h"
 #include "core/half.h"
 #include "core/philox.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
 #include "core/cpu.h"
 
 namespace geocomm::codec {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "../float_conditions.h"
-#include "codec/element_scales.h"
-#include "codec/payload.h"
+#include "codec/passes/element_scales.h"
+#include "codec/payload/payload.h"
 #include "level_cases.h"
 
 namespace geocomm::codec {

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "codec/codec_spec.h"
+#include "codec/spec/codec_spec.h"
 
 namespace geocomm::codec {
 namespace {

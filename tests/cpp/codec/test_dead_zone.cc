@@ -5,8 +5,8 @@
 #include <limits>
 #include <set>
 
-#include "codec/payload.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/payload/payload.h"
 #include "codec_cases.h"
 #include "core/executor.h"
 #include "level_cases.h"

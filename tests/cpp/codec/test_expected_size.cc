@@ -3,7 +3,7 @@
 #include <numbers>
 #include <random>
 
-#include "codec/expected_size.h"
+#include "codec/payload/expected_size.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {

@@ -2,8 +2,8 @@
 // these tests also show that nothing outside the spans is touched.
 #include <gtest/gtest.h>
 
-#include "codec/payload.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/payload/payload.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {

@@ -12,7 +12,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
 #include "codec_cases.h"
 #include "core/cpu.h"
 

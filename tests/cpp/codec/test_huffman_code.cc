@@ -2,7 +2,7 @@
 #include <numeric>
 #include <vector>
 
-#include "codec/huffman/code_table.h"
+#include "codec/entropy/huffman/code_table.h"
 #include "plane_cases.h"
 
 namespace geocomm::codec::huffman {

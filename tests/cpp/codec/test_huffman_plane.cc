@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/huffman/plane_format.h"
+#include "codec/entropy/huffman/plane_format.h"
 #include "core/crc32c.h"
 #include "plane_cases.h"
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "codec/kernels/loco_kernels.h"
-#include "codec/payload.h"
+#include "codec/payload/payload.h"
+#include "codec/quantizers/loco/loco_kernels.h"
 #include "level_cases.h"
 #include "top_k_cases.h"
 

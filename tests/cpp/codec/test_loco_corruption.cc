@@ -1,7 +1,7 @@
 // Frames of Loco that no encoder wrote.
 #include <gtest/gtest.h>
 
-#include "codec/loco_format.h"
+#include "codec/quantizers/loco/loco_format.h"
 #include "forged_frames.h"
 #include "top_k_cases.h"
 

@@ -3,8 +3,8 @@
 
 #include <bit>
 
-#include "codec/bitmap.h"
-#include "codec/plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/bitmap.h"
 #include "codec_cases.h"
 #include "level_cases.h"
 

@@ -2,8 +2,8 @@
 
 #include <latch>
 
-#include "codec/payload.h"
-#include "codec/top_k_format.h"
+#include "codec/payload/payload.h"
+#include "codec/quantizers/top_k/top_k_format.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {

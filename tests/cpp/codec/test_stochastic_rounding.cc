@@ -4,7 +4,7 @@
 // generator with a seed drawn at random would fail less than once in a million runs. (The seeds are fixed.)
 #include <gtest/gtest.h>
 
-#include "codec/random_bits.h"
+#include "codec/quantizers/block/random_bits.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "codec/payload.h"
-#include "codec/streaming.h"
+#include "codec/frames/streaming.h"
+#include "codec/payload/payload.h"
 #include "codec_cases.h"
 #include "plane_cases.h"
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "codec/payload.h"
-#include "codec/top_k_threshold.h"
+#include "codec/payload/payload.h"
+#include "codec/quantizers/top_k/top_k_threshold.h"
 #include "top_k_cases.h"
 
 namespace geocomm::codec {

@@ -4,8 +4,8 @@
 #include <initializer_list>
 #include <numeric>
 
-#include "codec/plane.h"
-#include "codec/top_k_format.h"
+#include "codec/entropy/plane.h"
+#include "codec/quantizers/top_k/top_k_format.h"
 #include "codec_cases.h"
 #include "core/cpu.h"
 

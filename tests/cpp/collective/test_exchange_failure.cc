@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "codec/codec.h"
+#include "codec/frames/codec.h"
 #include "collective/descriptor.h"
 #include "exchange_fixture.h"
 

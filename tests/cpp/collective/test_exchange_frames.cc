@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "codec/codec.h"
+#include "codec/frames/codec.h"
 #include "collective/reduction.h"
 #include "exchange_fixture.h"
 

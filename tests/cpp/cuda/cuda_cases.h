@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "codec/cuda/cuda_codec.h"
-#include "codec/payload.h"
+#include "codec/payload/payload.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {

@@ -1,10 +1,11 @@
-// The Huffman stage on the device gives the bytes of codec/huffman/, takes them back, and survives others.
+// The Huffman stage on the device gives the bytes of codec/entropy/huffman, takes them back, and survives
+// others.
 #include <algorithm>
 #include <random>
 
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/verdict.h"
-#include "codec/huffman/huffman_plane.h"
+#include "codec/entropy/huffman/huffman_plane.h"
 #include "cuda_cases.h"
 #include "simt.h"
 

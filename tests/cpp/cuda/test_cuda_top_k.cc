@@ -1,6 +1,6 @@
 // TopK on the device: what is chosen, where it is hard to say, and received frames of any sender.
 #include "codec/cuda/verdict.h"
-#include "codec/loco_format.h"
+#include "codec/quantizers/loco/loco_format.h"
 #include "cuda_cases.h"
 #include "simt.h"
 #include "top_k_cases.h"

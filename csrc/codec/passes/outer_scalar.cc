@@ -1,0 +1,86 @@
+// The reference: what every other table of OuterKernels equals bit for bit.
+#include "codec/passes/outer_kernels.h"
+#include "core/cpu.h"
+
+namespace geocomm::codec {
+namespace {
+
+class SquareSums {
+ public:
+  void add(std::size_t element, float value) {
+    const double wide = value;
+    sums_[element % kSquareSums] += wide * wide;
+  }
+  double total() {
+    for (std::size_t half = kSquareSums / 2; half > 0; half /= 2) {
+      for (std::size_t j = 0; j < half; ++j) sums_[j] += sums_[j + half];
+    }
+    return sums_[0];
+  }
+
+ private:
+  double sums_[kSquareSums] = {};
+};
+
+double subtract(const float* anchor, const float* local, std::size_t count, float* delta) {
+  SquareSums sums;
+  for (std::size_t i = 0; i < count; ++i) {
+    delta[i] = anchor[i] - local[i];
+    sums.add(i, delta[i]);
+  }
+  return sums.total();
+}
+
+double mean(const float* const* deltas, const float* shares, std::size_t sites, std::size_t count,
+            float* mean) {
+  SquareSums sums;
+  for (std::size_t i = 0; i < count; ++i) {
+    float sum = deltas[0][i] * shares[0];
+    for (std::size_t site = 1; site < sites; ++site) sum = sum + deltas[site][i] * shares[site];
+    mean[i] = sum;
+    sums.add(i, sum);
+  }
+  return sums.total();
+}
+
+StepSquares step(float lr, float mu, const float* delta, std::size_t count, float* anchor, float* momentum) {
+  SquareSums moves;
+  SquareSums deltas;
+  for (std::size_t i = 0; i < count; ++i) {
+    float change = delta[i];
+    if (momentum != nullptr) {
+      momentum[i] = mu * momentum[i] + delta[i];
+      change = mu * momentum[i] + delta[i];
+    }
+    const float move = lr * change;
+    anchor[i] = anchor[i] - move;
+    moves.add(i, move);
+    deltas.add(i, delta[i]);
+  }
+  return {moves.total(), deltas.total()};
+}
+
+void carry(const float* anchor, const float* begin, std::size_t count, float* own) {
+  for (std::size_t i = 0; i < count; ++i) own[i] = (own[i] - begin[i]) + anchor[i];
+}
+
+void blend(float keep, float take, const float* anchor, std::size_t count, float* own) {
+  for (std::size_t i = 0; i < count; ++i) own[i] = own[i] * keep + anchor[i] * take;
+}
+
+constexpr OuterKernels kKernels{subtract, mean, step, carry, blend};
+
+}  // namespace
+
+const OuterKernels* outer_kernels_scalar() {
+  return &kKernels;
+}
+
+const OuterKernels& outer_kernels() {
+  const OuterKernels* kernels = nullptr;
+  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = outer_kernels_avx512();
+  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = outer_kernels_avx2();
+  return kernels != nullptr ? *kernels : kKernels;
+}
+
+}  // namespace geocomm::codec

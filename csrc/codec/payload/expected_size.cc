@@ -1,0 +1,103 @@
+#include "codec/payload/expected_size.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "codec/quantizers/loco/loco_format.h"
+
+namespace geocomm::codec {
+
+using core::DType;
+
+namespace {
+
+constexpr double kScaleBytes = 2.0;  // per block, bfloat16
+
+// Normal numbers, by step: bytes per element with the Huffman stage.
+struct DeadZonePoint {
+  double step;
+  double bytes;
+};
+constexpr std::array<DeadZonePoint, 9> kDeadZone = {{{0.05, 0.80},
+                                                     {0.35, 0.449},
+                                                     {0.5, 0.383},
+                                                     {0.7, 0.3245},
+                                                     {1.0, 0.261},
+                                                     {1.4, 0.208},
+                                                     {2.0, 0.145},
+                                                     {2.8, 0.0715},
+                                                     {8.0, 0.003}}};
+
+double dead_zone_bytes(double step) {
+  for (std::size_t i = 1; i < kDeadZone.size(); ++i) {
+    const auto& [low_step, low_bytes] = kDeadZone[i - 1];
+    const auto& [high_step, high_bytes] = kDeadZone[i];
+    if (step <= high_step) {
+      const double part = std::clamp((step - low_step) / (high_step - low_step), 0.0, 1.0);
+      return low_bytes + part * (high_bytes - low_bytes);
+    }
+  }
+  return kDeadZone.back().bytes;
+}
+
+double lossless_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::Float32:
+      return 3.33;
+    case DType::Float16:
+      return 1.69;
+    case DType::BFloat16:
+      return 1.33;
+    default:
+      return static_cast<double>(core::size_of(dtype));
+  }
+}
+
+double top_k_bytes(const CodecSpec& spec) {
+  const double kept = static_cast<double>(spec.k) / kTopKChunk;
+  constexpr std::array<double, 4> kValueBytes = {4.0, 2.0, 1.0, 0.34};  // by Values, scales included
+  constexpr double kPlaceBytes = 0.95;
+  return kept * (kPlaceBytes + kValueBytes[static_cast<std::size_t>(spec.values)]);
+}
+
+double loco_bytes(const CodecSpec& spec) {
+  return static_cast<double>(loco_record_bytes({kTopKChunk, spec.k})) / kTopKChunk;
+}
+
+}  // namespace
+
+double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
+  const auto raw = static_cast<double>(core::size_of(dtype));
+  if (spec.id == CodecId::Lossless) return lossless_bytes(dtype);
+  if (spec.id == CodecId::None || !core::is_compressible(dtype)) return raw;
+  const double scale = spec.has_blocks() ? kScaleBytes / spec.block : 0.0;
+  const bool packed = spec.entropy != Entropy::None;
+  switch (spec.id) {
+    case CodecId::Fp16:
+    case CodecId::Bf16:
+      return 2.0;
+    case CodecId::Int8:
+      return scale + (packed ? 0.935 : 1.0);
+    case CodecId::Int4:
+      return scale + (packed ? 0.414 : 0.5);
+    case CodecId::Bit2:
+      return scale + 0.25;
+    case CodecId::Ternary:
+      return scale + 0.203;
+    case CodecId::Bit1:
+      return scale + 0.125;
+    case CodecId::DeadZone:
+      return scale + dead_zone_bytes(spec.step);
+    case CodecId::TopK:
+      return top_k_bytes(spec);
+    case CodecId::Loco:
+      return loco_bytes(spec);
+    case CodecId::None:
+    case CodecId::Lossless:
+      break;
+  }
+  return raw;
+}
+
+}  // namespace geocomm::codec

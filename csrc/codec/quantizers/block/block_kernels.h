@@ -1,0 +1,123 @@
+// The loops of the block codecs over the elements of one block, one table per CPU level. block_scalar.cc is
+// the reference: the others give the same bytes.
+//
+// Elements, residuals, codes and random bits may have any alignment. Blocks have at most kMaxBlock elements;
+// those of the other tables a multiple of kBlockStep, the rest is left to the scalar one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "codec/frames/elements.h"
+#include "codec/quantizers/block/block_scale.h"
+#include "codec/spec/codec_spec.h"
+
+namespace geocomm::codec {
+
+// How elements become codes.
+enum class Coder : std::uint8_t { Int8, Int8Stochastic, Int4, Int4Stochastic, Bit2, Ternary, Bit1 };
+inline constexpr std::size_t kCoders = 7;
+
+constexpr CodecId codec_of(Coder coder) {
+  switch (coder) {
+    case Coder::Int8:
+    case Coder::Int8Stochastic:
+      return CodecId::Int8;
+    case Coder::Int4:
+    case Coder::Int4Stochastic:
+      return CodecId::Int4;
+    case Coder::Bit2:
+      return CodecId::Bit2;
+    case Coder::Ternary:
+      return CodecId::Ternary;
+    case Coder::Bit1:
+      break;
+  }
+  return CodecId::Bit1;
+}
+
+inline constexpr std::size_t kBlockCodecs = 5;
+constexpr std::size_t block_codec_index(CodecId id) {
+  return static_cast<std::size_t>(id) - static_cast<std::size_t>(CodecId::Int8);
+}
+inline constexpr std::size_t kBlockStep = 64;       // the smallest block
+inline constexpr std::size_t kRandomCounters = 16;  // Philox counters made at once, of 8 elements each
+
+struct BlockKernels {
+  // v = input + decay * residual, to `values`; with neither a cast nor a residual to do, the input is
+  // `values` already and is only looked at. Returns the largest magnitude as a bit pattern: kFloatInfBits or
+  // more if there is an Inf or a NaN.
+  using Load = std::int32_t (*)(const std::byte* src, const std::byte* residual, float decay,
+                                std::size_t count, std::byte* values);
+  Load load[kCompressibles][kResidualKinds];
+
+  // Sum of (v * factor)^2, of |v * factor|: 128 partial sums, of which element e joins number e mod 128 in
+  // order of e; then s[j] += s[j + h] for h = 64, 32, ..., 1.
+  using Sum = float (*)(const std::byte* values, std::size_t count, float factor);
+  Sum sum_squares;
+  Sum sum_magnitudes;
+
+  // Finite values to packed codes; the residual becomes v - what they decode to. `random`: 16 bits per
+  // element, of which the upper 15 count, for the stochastic coders.
+  using Quantize = void (*)(const std::byte* values, std::size_t count, const BlockScale& scale,
+                            const std::byte* random, std::byte* codes, std::byte* residual);
+  Quantize quantize[kCoders][kResidualKinds];
+
+  // Packed codes to values. Digits of Ternary are below 243.
+  using Dequantize = void (*)(const std::byte* codes, std::size_t count, float scale, std::byte* dst);
+  Dequantize dequantize[kBlockCodecs][kSinks];
+
+  // Philox4x32-10 of the counters [first, first + counters), four words each; rounded up to kRandomCounters.
+  using Random = void (*)(std::uint64_t seed, std::uint64_t first, std::size_t counters, std::byte* words);
+  Random random;
+};
+
+// The table of `Loops`, a type of the file that compiles them, with the members kLoad<DType, Residual>,
+// kSum<squares>, kQuantize<Coder, Residual>, kDequantize<CodecId, Sink> and kRandom.
+template <typename Loops>
+constexpr BlockKernels make_block_kernels() {
+  BlockKernels table{};
+  const auto with_each_residual = [&]<Residual kResidual>() {
+    const auto residual = static_cast<std::size_t>(kResidual);
+    table.load[compressible_index(core::DType::Float32)][residual] =
+        Loops::template kLoad<core::DType::Float32, kResidual>;
+    table.load[compressible_index(core::DType::Float16)][residual] =
+        Loops::template kLoad<core::DType::Float16, kResidual>;
+    table.load[compressible_index(core::DType::BFloat16)][residual] =
+        Loops::template kLoad<core::DType::BFloat16, kResidual>;
+    [&]<std::size_t... kCoder>(std::index_sequence<kCoder...>) {
+      ((table.quantize[kCoder][residual] = Loops::template kQuantize<static_cast<Coder>(kCoder), kResidual>),
+       ...);
+    }(std::make_index_sequence<kCoders>());
+  };
+  with_each_residual.template operator()<Residual::None>();
+  with_each_residual.template operator()<Residual::Float32>();
+  with_each_residual.template operator()<Residual::BFloat16>();
+  const auto with_each_sink = [&]<CodecId kId>() {
+    [&]<std::size_t... kSink>(std::index_sequence<kSink...>) {
+      ((table.dequantize[block_codec_index(kId)][kSink] =
+            Loops::template kDequantize<kId, static_cast<Sink>(kSink)>),
+       ...);
+    }(std::make_index_sequence<kSinks>());
+  };
+  with_each_sink.template operator()<CodecId::Int8>();
+  with_each_sink.template operator()<CodecId::Int4>();
+  with_each_sink.template operator()<CodecId::Bit2>();
+  with_each_sink.template operator()<CodecId::Ternary>();
+  with_each_sink.template operator()<CodecId::Bit1>();
+  table.sum_squares = Loops::template kSum<true>;
+  table.sum_magnitudes = Loops::template kSum<false>;
+  table.random = Loops::kRandom;
+  return table;
+}
+
+// nullptr where the architecture lacks the level.
+const BlockKernels* block_kernels_scalar();
+const BlockKernels* block_kernels_avx2();
+const BlockKernels* block_kernels_avx512();
+
+// Of core::cpu_level().
+const BlockKernels& block_kernels();
+
+}  // namespace geocomm::codec

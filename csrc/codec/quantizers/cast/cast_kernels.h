@@ -1,0 +1,111 @@
+// The loops of Fp16 and Bf16 over elements, one table per CPU level. cast_scalar.cc is the reference: the
+// others give the same bytes.
+//
+// Elements, residuals and words may have any alignment. The tables but the scalar one take multiples of
+// kCastStep elements; cast_in_steps() splits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "codec/frames/elements.h"
+#include "core/dtype.h"
+
+namespace geocomm::codec {
+
+inline constexpr std::size_t kCastStep = 64;
+
+// Float16 or BFloat16, for tables.
+inline constexpr std::size_t kCastFormats = 2;
+constexpr std::size_t cast_format_index(core::DType format) {
+  return compressible_index(format) - 1;
+}
+
+// The least magnitude, as a bit pattern, that rounds to Inf.
+constexpr std::int32_t first_too_large(core::DType format) {
+  return format == core::DType::Float16 ? 0x477FF000 : 0x7F7F8000;
+}
+
+struct CastKernels {
+  // Whether no finite value, input + decay * residual, would become Inf. Writes nothing.
+  using AllFit = bool (*)(const std::byte* src, const std::byte* residual, float decay, std::size_t count,
+                          std::int32_t first_too_large);
+  AllFit all_fit[kCompressibles][kResidualKinds];
+
+  // Rounds values to words and updates the residual. Returns whether all fitted.
+  using Encode = bool (*)(const std::byte* src, std::byte* residual, float decay, std::size_t count,
+                          std::byte* words);
+  Encode encode[kCastFormats][kCompressibles][kResidualKinds];
+
+  using Decode = void (*)(const std::byte* words, std::size_t count, std::byte* dst);
+  Decode decode[kCastFormats][kSinks];
+
+  // Words, rotated left by one bit, to a plane of their high and one of their low bytes, and back.
+  using Split = void (*)(const std::byte* words, std::size_t count, std::byte* high, std::byte* low);
+  using Join = void (*)(const std::byte* high, const std::byte* low, std::size_t count, std::byte* words);
+  Split split;
+  Join join;
+};
+
+// nullptr where the architecture lacks the level.
+const CastKernels* cast_kernels_scalar();
+const CastKernels* cast_kernels_avx2();
+const CastKernels* cast_kernels_avx512();
+
+// Of core::cpu_level().
+const CastKernels& cast_kernels();
+
+// Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
+template <typename Run>
+void cast_in_steps(std::size_t count, Run&& run) {
+  const std::size_t whole = count - count % kCastStep;
+  if (whole > 0) run(cast_kernels(), std::size_t{0}, whole);
+  if (whole < count) run(*cast_kernels_scalar(), whole, count - whole);
+}
+
+// Words of Float16 or BFloat16 to a sink.
+inline void decode_words(core::DType format, const std::byte* words, std::size_t count, Sink sink,
+                         std::byte* dst) {
+  cast_in_steps(count, [&](const CastKernels& kernels, std::size_t first, std::size_t length) {
+    kernels.decode[cast_format_index(format)][static_cast<std::size_t>(sink)](
+        words + first * sizeof(std::uint16_t), length, dst + first * element_bytes(sink));
+  });
+}
+
+// The table of `Loops`, a type of the file that compiles them, with the members kAllFit<DType, Residual>,
+// kEncode<format, DType, Residual>, kDecode<format, Sink>, kSplit and kJoin.
+template <typename Loops>
+constexpr CastKernels make_cast_kernels() {
+  using core::DType;
+  CastKernels table{};
+  const auto add_source = [&]<DType kType, Residual kResidual>() {
+    const std::size_t type = compressible_index(kType);
+    const auto residual = static_cast<std::size_t>(kResidual);
+    table.all_fit[type][residual] = Loops::template kAllFit<kType, kResidual>;
+    table.encode[cast_format_index(DType::Float16)][type][residual] =
+        Loops::template kEncode<DType::Float16, kType, kResidual>;
+    table.encode[cast_format_index(DType::BFloat16)][type][residual] =
+        Loops::template kEncode<DType::BFloat16, kType, kResidual>;
+  };
+  const auto add_residual = [&]<Residual kResidual>() {
+    add_source.template operator()<DType::Float32, kResidual>();
+    add_source.template operator()<DType::Float16, kResidual>();
+    add_source.template operator()<DType::BFloat16, kResidual>();
+  };
+  add_residual.template operator()<Residual::None>();
+  add_residual.template operator()<Residual::Float32>();
+  add_residual.template operator()<Residual::BFloat16>();
+  [&]<std::size_t... kSink>(std::index_sequence<kSink...>) {
+    ((table.decode[cast_format_index(DType::Float16)][kSink] =
+          Loops::template kDecode<DType::Float16, static_cast<Sink>(kSink)>,
+      table.decode[cast_format_index(DType::BFloat16)][kSink] =
+          Loops::template kDecode<DType::BFloat16, static_cast<Sink>(kSink)>),
+     ...);
+  }(std::make_index_sequence<kSinks>());
+  table.split = Loops::kSplit;
+  table.join = Loops::kJoin;
+  return table;
+}
+
+}  // namespace geocomm::codec

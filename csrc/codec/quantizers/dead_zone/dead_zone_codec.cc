@@ -1,0 +1,285 @@
+// Payload: the steps of all blocks | the plane of the bitmap | the plane of the codes that are not zero | the
+// elements of the raw blocks. docs/spec/codecs.md has the table.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/entropy/plane.h"
+#include "codec/frames/bitmap.h"
+#include "codec/frames/payload_codec.h"
+#include "codec/frames/thread_scratch.h"
+#include "codec/quantizers/block/block_layout.h"
+#include "codec/quantizers/block/block_scale.h"
+#include "codec/quantizers/cast/plain_codec.h"
+#include "codec/quantizers/dead_zone/dead_zone_kernels.h"
+#include "codec/quantizers/dead_zone/dead_zone_rms.h"
+#include "core/half.h"
+#include "core/str.h"
+
+namespace geocomm::codec {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+
+constexpr std::uint16_t kMaxStepBits = 0x7BFF;  // 255/128 * 2^120: any code times it is finite
+
+BlockLayout layout_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return BlockLayout(spec.id, spec.block, dtype, elements);
+}
+
+std::size_t padded(std::size_t elements) {
+  return (elements + kDeadZoneUnit - 1) / kDeadZoneUnit * kDeadZoneUnit;
+}
+
+template <typename... Parts>
+Status corrupt(const Parts&... parts) {
+  return {StatusCode::CorruptData, core::str("codec frame: ", parts...)};
+}
+
+// Room for one block: v, and what the frame's last block needs where it ends inside of a kernel's unit.
+struct Scratch {
+  alignas(64) std::array<float, kMaxBlock> values;
+  alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> elements;
+  alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> residual;
+};
+
+// `bytes` of `from` and zeros up to `padded_bytes`.
+const std::byte* pad_with_zeros(const std::byte* from, std::size_t bytes, std::size_t padded_bytes,
+                                std::byte* to) {
+  std::memcpy(to, from, bytes);
+  std::memset(to + bytes, 0, padded_bytes - bytes);
+  return to;
+}
+
+// One block of input: v as floats, and where its residual goes.
+struct Block {
+  const std::byte* values = nullptr;
+  std::size_t count = 0;  // padded
+  std::uint32_t peak = 0;
+  ErrorFeedback feedback;
+};
+
+Block load_block(const DeadZoneKernels& kernels, core::DType dtype, const std::byte* src, std::size_t length,
+                 const ErrorFeedback& feedback, Scratch& scratch) {
+  Block block{nullptr, padded(length), 0, feedback};
+  if (block.count != length) {
+    const std::size_t size = core::size_of(dtype);
+    src = pad_with_zeros(src, length * size, block.count * size, scratch.elements.data());
+    if (feedback.is_on()) {
+      const std::size_t residual_size = core::size_of(feedback.dtype);
+      pad_with_zeros(feedback.residual, length * residual_size, block.count * residual_size,
+                     scratch.residual.data());
+      block.feedback.residual = scratch.residual.data();
+    }
+  }
+  if (dtype == core::DType::Float32 && !feedback.is_on()) {
+    block.values = src;
+    block.peak = kernels.peak(src, block.count);
+  } else {
+    block.values = reinterpret_cast<const std::byte*>(scratch.values.data());
+    block.peak = kernels.load(dtype, src, block.feedback, block.count, scratch.values.data());
+  }
+  return block;
+}
+
+// The step of a block of `length` finite values, as bf16.
+std::uint16_t step_bits(const DeadZoneKernels& kernels, float factor, const Block& block,
+                        std::size_t length) {
+  const MomentRange range = moment_range(static_cast<std::int32_t>(block.peak));
+  const float mean =
+      kernels.sum_of_squares(block.values, block.count, range.down) / static_cast<float>(length);
+  const std::uint16_t bits = core::float_to_bfloat16(std::sqrt(mean) * range.up * factor);
+  return std::clamp(bits, kMinScaleBits, kMaxStepBits);
+}
+
+// Of blocks that share their step.
+std::uint16_t step_bits(float factor, float rms) {
+  return std::clamp(core::float_to_bfloat16(rms * factor), kMinScaleBits, kMaxStepBits);
+}
+
+// Whether the code of the largest value, and so every code, is at most 127.
+bool fits(std::uint32_t peak, float inverse) {
+  return std::bit_cast<float>(peak) * inverse - 0.1f < 127.5f;
+}
+
+std::size_t usual_bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return layout_of(spec, dtype, elements).scale_bytes() + plane_bound(spec.entropy, bitmap_bytes(elements)) +
+         plane_bound(spec.entropy, elements);
+}
+
+std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  return usual_bound_of(spec, dtype, elements) + elements * core::size_of(dtype);
+}
+
+std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
+  if (input.elements == 0) return 0;
+  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const BlockLayout layout = layout_of(input.spec, input.dtype, input.elements);
+  const ErrorFeedback& feedback = input.options.feedback;
+  const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(input.elements));
+  const auto codes = thread_scratch(ScratchUse::Values, input.elements);
+  Scratch scratch;
+  std::uint16_t shared_step = 0;
+  if (input.spec.scale == Scale::Tensor) {
+    const float rms = input.options.rms;
+    shared_step =
+        step_bits(input.spec.step,
+                  rms >= 0 ? rms : sum_squares(input.dtype, input.src, input.elements, feedback).rms());
+  }
+  std::size_t code_count = 0;
+  bool any_raw = false;
+  for (std::size_t index = 0; index < layout.blocks(); ++index) {
+    const std::size_t first = layout.first_element(index);
+    const std::size_t length = layout.length(index);
+    const ErrorFeedback part = feedback.part(first, length);
+    const Block block =
+        load_block(kernels, input.dtype, input.src + layout.raw_bytes(first), length, part, scratch);
+    std::uint16_t bits = kRawScale;
+    DeadZoneStep step;
+    if (block.peak < core::kFloatInfBits) {
+      const std::uint16_t own =
+          shared_step != 0 ? shared_step : step_bits(kernels, input.spec.step, block, length);
+      step.step = core::bfloat16_to_float(own);
+      step.inverse = 1.0f / step.step;
+      if (fits(block.peak, step.inverse)) bits = own;
+    }
+    if (bits == kRawScale) {
+      any_raw = true;
+      std::memset(bitmap.data() + first / 8, 0, bitmap_bytes(length));
+    } else {
+      code_count += kernels.quantize(block.values, block.count, step, block.feedback,
+                                     bitmap.data() + first / 8, codes.data() + code_count);
+      if (part.is_on() && block.count != length) {
+        std::memcpy(part.residual, block.feedback.residual, length * core::size_of(part.dtype));
+      }
+    }
+    std::memcpy(dst + layout.scale_offset(index), &bits, sizeof(bits));
+  }
+  std::size_t end = layout.scale_bytes();
+  end += encode_plane(input.spec.entropy, bitmap, dst + end);
+  end += encode_plane(input.spec.entropy, codes.first(code_count), dst + end);
+  for (std::size_t index = 0; any_raw && index < layout.blocks(); ++index) {
+    if (load_unaligned<std::uint16_t>(dst + layout.scale_offset(index)) != kRawScale) continue;
+    const std::size_t first = layout.first_element(index);
+    const std::size_t length = layout.length(index);
+    encode_plain(input.dtype, input.src + layout.raw_bytes(first), length, feedback.part(first, length),
+                 dst + end);
+    end += layout.raw_bytes(length);
+  }
+  return end;
+}
+
+bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
+  if (elements == 0) return bytes == 0;
+  return bytes > layout_of(spec, dtype, elements).scale_bytes() && bytes <= bound_of(spec, dtype, elements);
+}
+
+// The steps are in range, and raw blocks have no bits set; returns the raw elements' count.
+core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameView& frame,
+                                       std::span<const std::byte> bitmap) {
+  std::size_t raw_elements = 0;
+  for (std::size_t index = 0; index < layout.blocks(); ++index) {
+    const auto bits = load_unaligned<std::uint16_t>(frame.payload.data() + layout.scale_offset(index));
+    const std::size_t length = layout.length(index);
+    if (bits == kRawScale) {
+      if (count_bits(bitmap.subspan(layout.first_element(index) / 8, bitmap_bytes(length))) != 0) {
+        return corrupt("raw block ", index, " has codes as well");
+      }
+      raw_elements += length;
+    } else if (bits < kMinScaleBits || bits > kMaxStepBits) {
+      return corrupt("step 0x", std::hex, bits, " of block ", std::dec, index, " is out of range");
+    }
+  }
+  return raw_elements;
+}
+
+void decode_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout, const FrameView& frame,
+                   const std::byte* bitmap, const std::byte* codes, const std::byte* raw, Sink sink,
+                   std::byte* dst) {
+  const std::size_t size = element_bytes(sink);
+  for (std::size_t index = 0; index < layout.blocks(); ++index) {
+    const std::size_t first = layout.first_element(index);
+    const std::size_t length = layout.length(index);
+    std::byte* to = dst + first * size;
+    const auto bits = load_unaligned<std::uint16_t>(frame.payload.data() + layout.scale_offset(index));
+    if (bits == kRawScale) {
+      decode_plain(frame.dtype, raw, length, sink, to);
+      raw += layout.raw_bytes(length);
+      continue;
+    }
+    const float step = core::bfloat16_to_float(bits);
+    const std::size_t whole = length / kDeadZoneUnit * kDeadZoneUnit;
+    const std::size_t rest = length - whole;
+    codes += kernels.dequantize(bitmap + first / 8, codes, whole, step, sink, to);
+    if (rest > 0) {
+      const Sink unit_sink = sink == Sink::StreamedFloat32 ? Sink::Float32 : sink;
+      std::array<std::byte, kDeadZoneUnit * sizeof(float)> unit;
+      pad_with_zeros(to + whole * size, rest * size, unit.size(), unit.data());
+      codes += kernels.dequantize(bitmap + (first + whole) / 8, codes, kDeadZoneUnit, step, unit_sink,
+                                  unit.data());
+      std::memcpy(to + whole * size, unit.data(), rest * size);
+    }
+  }
+}
+
+Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
+  if (frame.elements == 0) return Status::ok();
+  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const BlockLayout layout = layout_of(frame.spec, frame.dtype, frame.elements);
+  const Entropy stage = frame.spec.entropy;
+
+  auto rest = frame.payload.subspan(layout.scale_bytes());
+  const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(frame.elements));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bitmap, coded_plane_bytes(stage, rest, bitmap.size()));
+  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_bitmap), bitmap));
+  rest = rest.subspan(coded_bitmap);
+  if (has_bits_beyond(bitmap, frame.elements)) {
+    return corrupt("the bitmap has bits beyond ", frame.elements, " elements");
+  }
+  std::memset(bitmap.data() + bitmap.size(), 0, kDeadZoneUnit / 8);  // the kernels take whole units
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements, check_blocks(layout, frame, bitmap));
+
+  const auto codes = thread_scratch(ScratchUse::Values, frame.elements).first(count_bits(bitmap));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, coded_plane_bytes(stage, rest, codes.size()));
+  const auto raw = rest.subspan(coded_codes);
+  if (raw.size() != layout.raw_bytes(raw_elements)) {
+    return corrupt(raw.size(), " bytes after the planes, the raw blocks take ",
+                   layout.raw_bytes(raw_elements));
+  }
+  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_codes), codes));
+  decode_blocks(kernels, layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);
+  return Status::ok();
+}
+
+}  // namespace
+
+SquareSum sum_squares(core::DType dtype, const std::byte* src, std::size_t elements,
+                      const ErrorFeedback& feedback) {
+  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const std::size_t size = core::size_of(dtype);
+  Scratch scratch;
+  SquareSum total;
+  for (std::size_t first = 0; first < elements; first += kMaxBlock) {
+    const std::size_t length = std::min<std::size_t>(kMaxBlock, elements - first);
+    const Block block =
+        load_block(kernels, dtype, src + first * size, length, feedback.part(first, length), scratch);
+    if (block.peak >= core::kFloatInfBits) continue;
+    const MomentRange range = moment_range(static_cast<std::int32_t>(block.peak));
+    const double up = range.up;
+    total.sum += kernels.sum_of_squares(block.values, block.count, range.down) * up * up;
+    total.elements += length;
+  }
+  return total;
+}
+
+float SquareSum::rms() const {
+  return elements == 0 ? 0.0f : static_cast<float>(std::sqrt(sum / static_cast<double>(elements)));
+}
+
+const PayloadCodec kDeadZoneCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
+
+}  // namespace geocomm::codec

@@ -1,0 +1,89 @@
+#include <bit>
+#include <cstring>
+
+#include "codec/quantizers/top_k/select_kernels.h"
+#include "core/cpu.h"
+
+namespace geocomm::codec {
+namespace {
+
+using core::DType;
+
+std::int32_t magnitude_of(float value) {
+  return std::bit_cast<std::int32_t>(value) & 0x7FFFFFFF;
+}
+
+template <DType kType, Residual kResidual>
+std::size_t collect(const CollectInput& input, float* chunk, float* values, std::uint32_t* places) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < input.count; ++i) {
+    const float value = load_value<kType, kResidual>(input.src, input.residual, input.decay, i);
+    chunk[i] = value;
+    store_residual<kResidual>(input.residual, i, value, 0.0f);
+    values[found] = value;
+    places[found] = input.first_place + static_cast<std::uint32_t>(i);
+    found += static_cast<std::size_t>(magnitude_of(value) > input.above);
+  }
+  return found;
+}
+
+std::size_t count_above(const float* values, std::size_t count, std::int32_t magnitude) {
+  std::int32_t above = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    above += static_cast<std::int32_t>(magnitude_of(values[i]) > magnitude);
+  }
+  return static_cast<std::size_t>(above);
+}
+
+std::size_t write_gaps(const std::uint32_t* places, std::size_t count, std::uint32_t previous,
+                       std::byte* gaps) {
+  std::byte* to = gaps;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t rest = places[i] - previous - 1;
+    for (; rest >= 255; rest -= 255) *to++ = std::byte{255};
+    *to++ = static_cast<std::byte>(rest);
+    previous = places[i];
+  }
+  return static_cast<std::size_t>(to - gaps);
+}
+
+template <DType kType>
+constexpr void fill_row(SelectKernels::Collect (&row)[kResidualKinds]) {
+  row[static_cast<std::size_t>(Residual::None)] = collect<kType, Residual::None>;
+  row[static_cast<std::size_t>(Residual::Float32)] = collect<kType, Residual::Float32>;
+  row[static_cast<std::size_t>(Residual::BFloat16)] = collect<kType, Residual::BFloat16>;
+}
+
+constexpr SelectKernels make_table() {
+  SelectKernels table{};
+  fill_row<DType::Float32>(table.collect[source_kind(DType::Float32)]);
+  fill_row<DType::Float16>(table.collect[source_kind(DType::Float16)]);
+  fill_row<DType::BFloat16>(table.collect[source_kind(DType::BFloat16)]);
+  table.count_above = count_above;
+  table.write_gaps = write_gaps;
+  return table;
+}
+constexpr SelectKernels kTable = make_table();
+
+}  // namespace
+
+const SelectKernels* select_kernels_scalar() {
+  return &kTable;
+}
+
+const SelectKernels& select_kernels() {
+  const SelectKernels* best = nullptr;
+  switch (core::cpu_level()) {
+    case core::CpuLevel::Avx512:
+      best = select_kernels_avx512();
+      break;
+    case core::CpuLevel::Avx2:
+      best = select_kernels_avx2();
+      break;
+    case core::CpuLevel::Scalar:
+      break;
+  }
+  return best != nullptr ? *best : kTable;
+}
+
+}  // namespace geocomm::codec

@@ -1,0 +1,70 @@
+// The payload of a TopK frame: TopKHead | index plane | values. docs/spec/codecs.md has the table.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "codec/entropy/plane.h"
+#include "codec/frames/bitmap.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
+
+namespace geocomm::codec {
+
+// How the places of the chosen elements are written. On the wire.
+enum class IndexMode : std::uint8_t {
+  Gaps = 0,   // per element the gap to the one before it, less one: bytes, 255 means 255 and read on
+  Bitmap = 1  // a bit per element of the frame
+};
+inline constexpr std::uint32_t kLongGap = 255;
+
+struct TopKHead {
+  std::uint32_t count;        // chosen elements
+  std::uint32_t index_bytes;  // of the index plane, before its stage
+  std::uint8_t index_mode;    // IndexMode
+  std::uint8_t values;        // Values
+  std::uint16_t reserved;     // 0
+};
+static_assert(sizeof(TopKHead) == 12);
+
+inline TopKHead read_top_k_head(const std::byte* payload) {
+  TopKHead head;
+  std::memcpy(&head, payload, sizeof(head));
+  return head;
+}
+
+// How many elements a TopK frame, which compress() has just written there, chose.
+inline std::uint32_t chosen_in_frame(std::span<const std::byte> frame) {
+  return read_top_k_head(frame.data() + sizeof(FrameHeader)).count;
+}
+
+// The mode an encoder takes: a bitmap from a twelfth of the elements on.
+constexpr IndexMode index_mode_of(std::size_t count, std::size_t elements) {
+  return 12 * std::uint64_t{count} > elements ? IndexMode::Bitmap : IndexMode::Gaps;
+}
+// Worst case of the index plane of a frame in which up to `count` elements are chosen.
+constexpr std::size_t max_index_bytes(std::size_t count, std::size_t elements) {
+  const std::size_t gaps = count + elements / kLongGap;
+  return std::max(gaps, bitmap_bytes(elements));
+}
+
+// Of how many elements `k` of every 4096 are: k of a whole chunk, rounded up.
+constexpr std::size_t share_of(std::size_t k, std::size_t elements) {
+  return (k * elements + kTopKChunk - 1) / kTopKChunk;
+}
+
+// Most elements that a whole chunk gives. With Select::Global that is far more than the threshold should let
+// through: it bounds a frame whose threshold does not fit (yet).
+inline std::size_t chunk_limit(const CodecSpec& spec) {
+  constexpr std::size_t kMost = kTopKChunk / 2;
+  const std::size_t k = std::clamp<std::size_t>(spec.k, 1, kMost);
+  return spec.select == Select::Chunk ? k : std::min(16 * k, kMost);
+}
+inline std::size_t frame_limit(const CodecSpec& spec, std::size_t elements) {
+  return share_of(chunk_limit(spec), elements);
+}
+
+}  // namespace geocomm::codec

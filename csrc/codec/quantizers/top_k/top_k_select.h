@@ -1,0 +1,37 @@
+// Which elements of a frame TopK and Loco take.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/frames/payload_codec.h"
+
+namespace geocomm::codec {
+
+// In order of their places, in the calling thread's scratch memory (ScratchUse::Values and Places).
+struct Chosen {
+  const float* values = nullptr;  // NaN: kCanonicalNan
+  float* lost = nullptr;          // room for as many floats, for what their coding loses
+  const std::uint32_t* places = nullptr;
+  std::size_t count = 0;
+};
+inline constexpr std::int32_t kCanonicalNan = 0x7FC00000;
+
+// Select::Chunk: the largest k of each chunk. Select::Global: those with |v| > threshold, of a chunk no more
+// than the largest chunk_limit(). Of equal magnitudes the first. `threshold` is finite and not negative.
+// The residual becomes v, 0 where that is not finite; the places of chosen elements are still to be set.
+Chosen choose_elements(const FrameInput& input, float threshold);
+
+// Sets them, to `chosen.lost`. Nothing without a residual.
+void keep_lost(const ErrorFeedback& feedback, const Chosen& chosen);
+
+// A bound that leaves exactly the `k` largest magnitudes of `values` (1 <= k < count): all above it, and the
+// first `equal` of those that equal it. Magnitudes are at most kCanonicalNan.
+struct Cut {
+  std::int32_t above = 0;
+  std::size_t equal = 0;
+};
+// `floor`: a magnitude that more than k are above; -1 always is one.
+Cut cut_largest(const float* values, std::size_t count, std::size_t k, std::int32_t floor);
+
+}  // namespace geocomm::codec
