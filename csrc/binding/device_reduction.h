@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "binding/device_side.h"
-#include "collective/exchange.h"
+#include "collective/run/exchange.h"
 
 namespace geocomm::binding {
 

@@ -12,7 +12,7 @@
 #include "binding/geo_work.h"
 #include "binding/gil_release.h"
 #include "binding/staging.h"
-#include "collective/exchange.h"
+#include "collective/run/exchange.h"
 
 namespace geocomm::binding {
 

@@ -8,7 +8,7 @@
 
 #include "binding/comm_error.h"
 #include "codec/payload/expected_size.h"
-#include "collective/cost_model.h"
+#include "collective/policy/cost_model.h"
 #include "core/str.h"
 
 namespace geocomm::binding {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "codec/spec/codec_spec.h"
-#include "collective/wan_policy.h"
+#include "collective/policy/wan_policy.h"
 
 namespace pybind11 {
 class module_;

@@ -8,7 +8,7 @@
 
 #include "binding/comm_error.h"
 #include "binding/torch_prelude.h"
-#include "collective/layout.h"
+#include "collective/layout/layout.h"
 #include "core/dtype.h"
 
 namespace geocomm::binding {

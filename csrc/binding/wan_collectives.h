@@ -1,5 +1,5 @@
 // WanCollectives: every collective of a group that spans sites, as three stages (inner → WAN → inner). See
-// stage_pipeline.h for their order and collective/layout.h for who owns what in between.
+// stage_pipeline.h for their order and layout.h for who owns what in between.
 //
 // Tensors on an accelerator: see device_side.h.
 #pragma once
@@ -20,7 +20,7 @@
 #include "binding/stage_pipeline.h"
 #include "binding/stream_operation.h"
 #include "binding/torch_prelude.h"
-#include "collective/exchange.h"
+#include "collective/run/exchange.h"
 #include "core/deadline_timer.h"
 #include "transport/channel.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/run/exchange.h"
 #include "core/log.h"
 #include "core/str.h"
 #include "element_values.h"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "collective/link_matrix.h"
+#include "collective/policy/link_matrix.h"
 
 namespace geocomm::collective::testing {
 

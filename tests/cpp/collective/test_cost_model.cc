@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "collective/cost_model.h"
-#include "collective/wan_policy.h"
+#include "collective/policy/cost_model.h"
+#include "collective/policy/wan_policy.h"
 
 namespace geocomm::collective {
 namespace {

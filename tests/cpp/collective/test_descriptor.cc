@@ -3,7 +3,7 @@
 #include <random>
 #include <set>
 
-#include "collective/descriptor.h"
+#include "collective/layout/descriptor.h"
 
 namespace geocomm::collective {
 namespace {

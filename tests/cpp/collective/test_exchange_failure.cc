@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "codec/frames/codec.h"
-#include "collective/descriptor.h"
+#include "collective/layout/descriptor.h"
 #include "exchange_fixture.h"
 
 namespace geocomm::collective {

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "codec/frames/codec.h"
-#include "collective/reduction.h"
+#include "collective/sums/reduction.h"
 #include "exchange_fixture.h"
 
 namespace geocomm::collective::testing {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "collective/reduction.h"
+#include "collective/sums/reduction.h"
 #include "exchange_fixture.h"
 
 namespace geocomm::collective {

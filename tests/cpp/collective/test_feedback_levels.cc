@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "collective/feedback.h"
+#include "collective/sums/feedback.h"
 #include "core/cpu.h"
 #include "element_values.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "collective/layout.h"
+#include "collective/layout/layout.h"
 #include "topology_shapes.h"
 
 namespace geocomm::collective {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <random>
 
-#include "collective/owner_shares.h"
+#include "collective/policy/owner_shares.h"
 
 namespace geocomm::collective {
 namespace {

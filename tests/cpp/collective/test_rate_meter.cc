@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "collective/rate_meter.h"
+#include "collective/policy/rate_meter.h"
 
 namespace geocomm::collective {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "collective/reduce_plan.h"
+#include "collective/layout/reduce_plan.h"
 #include "link_shapes.h"
 #include "topology_shapes.h"
 

@@ -3,7 +3,7 @@
 #include <bit>
 #include <limits>
 
-#include "collective/reduction.h"
+#include "collective/sums/reduction.h"
 #include "element_values.h"
 
 namespace geocomm::collective {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "../float_conditions.h"
-#include "collective/feedback.h"
-#include "collective/reduction.h"
+#include "collective/sums/feedback.h"
+#include "collective/sums/reduction.h"
 #include "core/cpu.h"
 
 namespace geocomm::collective {

@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "collective/cost_model.h"
-#include "collective/owner_shares.h"
+#include "collective/policy/cost_model.h"
+#include "collective/policy/owner_shares.h"
 #include "link_shapes.h"
 
 namespace geocomm::collective {

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "collective/reduction.h"
+#include "collective/sums/reduction.h"
 #include "core/cpu.h"
 
 namespace geocomm::collective {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "collective/topology.h"
+#include "collective/layout/topology.h"
 
 namespace geocomm::collective {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/topology.h"
+#include "collective/layout/topology.h"
 
 namespace geocomm::collective::testing {
 

@@ -1,0 +1,119 @@
+#include "collective/layout/descriptor.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/str.h"
+
+namespace geocomm::collective {
+
+std::string_view to_string(OpKind kind) {
+  switch (kind) {
+    case OpKind::AllReduce:
+      return "all_reduce";
+    case OpKind::ReduceScatter:
+      return "reduce_scatter";
+    case OpKind::Reduce:
+      return "reduce";
+    case OpKind::AllGather:
+      return "all_gather";
+    case OpKind::Broadcast:
+      return "broadcast";
+    case OpKind::Gather:
+      return "gather";
+    case OpKind::Scatter:
+      return "scatter";
+    case OpKind::AllToAll:
+      return "all_to_all";
+    case OpKind::Barrier:
+      return "barrier";
+    case OpKind::SendRecv:
+      return "send_recv";
+    case OpKind::SparseAllReduce:
+      return "sparse_all_reduce";
+  }
+  return "unknown operation";
+}
+
+std::string_view to_string(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+      return "sum";
+    case ReduceOp::Avg:
+      return "avg";
+    case ReduceOp::Product:
+      return "product";
+    case ReduceOp::Min:
+      return "min";
+    case ReduceOp::Max:
+      return "max";
+    case ReduceOp::BitAnd:
+      return "bit_and";
+    case ReduceOp::BitOr:
+      return "bit_or";
+    case ReduceOp::BitXor:
+      return "bit_xor";
+  }
+  return "unknown reduction";
+}
+
+namespace {
+
+// From the low end: kind 5 bits, dtype 4, reduction 4, codec 4, rounding 1, entropy stage 2, log2(block / 64)
+// 3, amount 40, and one bit that says that the amount has lost its high bits.
+constexpr int kDTypeShift = 5;
+constexpr int kOpShift = 9;
+constexpr int kCodecShift = 13;
+constexpr int kRoundingShift = 17;
+constexpr int kEntropyShift = 18;
+constexpr int kBlockShift = 20;
+constexpr int kAmountShift = 23;
+constexpr int kAmountBits = 40;
+constexpr std::uint64_t kAmountMask = (std::uint64_t{1} << kAmountBits) - 1;
+constexpr std::uint64_t kTruncated = std::uint64_t{1} << 63;
+constexpr std::uint64_t kNoOp = 0xF;
+
+std::uint64_t field(std::uint64_t bits, int shift, int width) {
+  return bits >> shift & ((std::uint64_t{1} << width) - 1);
+}
+
+}  // namespace
+
+std::uint64_t pack_descriptor(const Descriptor& d) {
+  std::uint64_t bits = static_cast<std::uint64_t>(d.kind);
+  bits |= static_cast<std::uint64_t>(d.dtype) << kDTypeShift;
+  bits |= (d.op ? static_cast<std::uint64_t>(*d.op) : kNoOp) << kOpShift;
+  bits |= static_cast<std::uint64_t>(d.codec.id) << kCodecShift;
+  bits |= static_cast<std::uint64_t>(d.codec.entropy) << kEntropyShift;
+  if (d.codec.has_rounding()) bits |= static_cast<std::uint64_t>(d.codec.rounding) << kRoundingShift;
+  if (d.codec.has_blocks()) {
+    bits |= static_cast<std::uint64_t>(std::bit_width(d.codec.block / codec::kMinBlock) - 1) << kBlockShift;
+  }
+  bits |= (d.amount & kAmountMask) << kAmountShift;
+  if (d.amount > kAmountMask) bits |= kTruncated;
+  return bits;
+}
+
+std::string describe(std::uint64_t bits) {
+  const auto kind = static_cast<OpKind>(field(bits, 0, kDTypeShift));
+  const auto dtype = static_cast<core::DType>(field(bits, kDTypeShift, 4));
+  const std::uint64_t op = field(bits, kOpShift, 4);
+  const std::uint64_t amount = field(bits, kAmountShift, kAmountBits);
+  const std::string count =
+      (bits & kTruncated) != 0 ? core::str("2^40 * n + ", amount) : std::to_string(amount);
+  if (op == kNoOp) {
+    return core::str(to_string(kind), "(", core::to_string(dtype), ", ", count, " bytes to this peer)");
+  }
+  codec::CodecSpec codec;
+  codec.id = static_cast<codec::CodecId>(field(bits, kCodecShift, 4));
+  const std::uint64_t entropy = field(bits, kEntropyShift, 2);
+  const bool known = static_cast<std::uint8_t>(codec.id) < codec::kCodecCount &&
+                     entropy <= static_cast<std::uint64_t>(codec::Entropy::Zstd);
+  codec.entropy = static_cast<codec::Entropy>(entropy);
+  codec.rounding = static_cast<codec::Rounding>(field(bits, kRoundingShift, 1));
+  codec.block = codec::kMinBlock << field(bits, kBlockShift, 3);
+  return core::str(to_string(kind), "(", to_string(static_cast<ReduceOp>(op)), ", ", core::to_string(dtype),
+                   ", ", count, " elements, ", known ? codec.to_string() : "unknown codec", ")");
+}
+
+}  // namespace geocomm::collective

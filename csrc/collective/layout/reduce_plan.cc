@@ -1,0 +1,182 @@
+#include "collective/layout/reduce_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+namespace geocomm::collective {
+
+namespace {
+
+// Lanes are cut in several chunks so that encoding, the wire and decoding overlap, unless the chunks became
+// smaller than is worth a frame.
+constexpr std::uint64_t kPipelineChunks = 4;
+constexpr std::uint64_t kMinChunkBytes = 64 * 1024;
+// A frame of raw elements fits a buffer of chunk_bytes, header included.
+constexpr std::uint64_t kFrameReserveBytes = 64;
+constexpr std::uint64_t kChunkAlignment = 256;  // elements
+// Chunks per owner from which on a chunk more or less does not matter.
+constexpr std::uint64_t kChunksThatAreFair = 16;
+
+Flow flow_of(const PlannedLane& planned, const PlanSettings& settings) {
+  const auto receivers = std::count(planned.receives.begin(), planned.receives.end(), true);
+  if (receivers == 1) return Flow::ToReceiver;
+  const bool has_owners = settings.scheme != nullptr && settings.scheme->has_owners();
+  return has_owners ? Flow::OwnerReduces : Flow::BroadcastAll;
+}
+
+using Shares = std::vector<std::uint32_t>;
+
+// The owner of each of `count` chunks: always the site that has least of its share so far, so that owners
+// take turns and the first chunks of a lane are spread as all of them are.
+std::vector<int> owners_of(std::uint64_t count, const Shares& shares) {
+  std::vector<int> owners;
+  std::vector<std::int64_t> owned(shares.size(), 0);
+  for (std::uint64_t c = 0; c < count; ++c) {
+    std::size_t most_wanting = 0;
+    std::int64_t most_missing = std::numeric_limits<std::int64_t>::min();
+    for (std::size_t site = 0; site < shares.size(); ++site) {
+      const std::int64_t missing = static_cast<std::int64_t>(c + 1) * shares[site] - owned[site];
+      if (shares[site] == 0 || missing <= most_missing) continue;
+      most_wanting = site;
+      most_missing = missing;
+    }
+    owned[most_wanting] += kShareParts;
+    owners.push_back(static_cast<int>(most_wanting));
+  }
+  return owners;
+}
+
+// How far the site with the most chunks, for its share, is above it: 1 is exact.
+double imbalance(std::uint64_t count, const Shares& shares) {
+  std::vector<std::uint64_t> chunks(shares.size(), 0);
+  for (const int owner : owners_of(count, shares)) ++chunks[static_cast<std::size_t>(owner)];
+  double worst = 1.0;
+  for (std::size_t site = 0; site < shares.size(); ++site) {
+    if (shares[site] == 0) continue;
+    const double fair = static_cast<double>(count) * shares[site] / kShareParts;
+    worst = std::max(worst, static_cast<double>(chunks[site]) / fair);
+  }
+  return worst;
+}
+
+// `least` or somewhat more: as many chunks as can be dealt out by the shares.
+std::uint64_t fair_count(std::uint64_t least, const Shares& shares) {
+  const std::uint64_t owners = shares.size() - static_cast<std::size_t>(std::ranges::count(shares, 0u));
+  if (least >= owners * kChunksThatAreFair) return least;
+  constexpr double kBetter = 0.99;
+  std::uint64_t best = least;
+  double best_imbalance = imbalance(least, shares);
+  for (std::uint64_t count = least + 1; count < least + 2 * owners; ++count) {
+    const double tried = imbalance(count, shares);
+    if (tried >= best_imbalance * kBetter) continue;
+    best = count;
+    best_imbalance = tried;
+  }
+  return best;
+}
+
+std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, const PlanSettings& settings) {
+  const auto aligned = [&](std::uint64_t bytes) {
+    return std::max(bytes / settings.element_bytes / kChunkAlignment * kChunkAlignment, kChunkAlignment);
+  };
+  const std::uint64_t most =
+      aligned(settings.chunk_bytes - std::min<std::size_t>(settings.chunk_bytes, kFrameReserveBytes));
+  const std::uint64_t least = std::min(most, aligned(kMinChunkBytes));
+  const auto parts = [&](std::uint64_t size) { return (elements + size - 1) / size; };
+  const bool has_owners = flow == Flow::OwnerReduces;
+  const std::uint64_t unit = has_owners ? settings.scheme->shares.size() : 1;
+  std::uint64_t count = std::max(parts(most), std::min(unit * kPipelineChunks, parts(least)));
+  if (has_owners) count = fair_count(count, settings.scheme->shares);
+  const std::uint64_t size = (elements + count - 1) / count;
+  return std::max((size + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment, kChunkAlignment);
+}
+
+// Calls visit(from_site, to_site, message) for the ways of one frame: from its origin to those that want it,
+// once over each link, and on from those that relay it.
+template <typename Visit>
+void send_to(const std::vector<bool>& wanted, Message message, const RelayPaths& relays, Visit&& visit) {
+  const auto origin = static_cast<std::size_t>(message.origin);
+  std::vector<bool> relayed(wanted.size(), false);  // by the site that relays
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    const int over = wanted[to] && to != origin ? relays.via(origin, to) : -1;
+    if (over >= 0) relayed[static_cast<std::size_t>(over)] = true;
+  }
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    if (to == origin) continue;
+    message.delivers = wanted[to] && relays.via(origin, to) < 0;
+    if (message.delivers || relayed[to]) visit(message.origin, static_cast<int>(to), message);
+  }
+  message.delivers = true;
+  for (std::size_t to = 0; to < wanted.size(); ++to) {
+    const int over = wanted[to] && to != origin ? relays.via(origin, to) : -1;
+    if (over >= 0) visit(over, static_cast<int>(to), message);
+  }
+}
+
+// The same for every frame of a chunk.
+template <typename Visit>
+void for_each_message(const PlannedChunk& chunk, std::size_t index, const std::vector<bool>& receives,
+                      const RelayPaths& relays, Visit&& visit) {
+  std::vector<bool> reduces = receives;
+  if (chunk.reducer >= 0) {
+    reduces.assign(receives.size(), false);
+    reduces[static_cast<std::size_t>(chunk.reducer)] = true;
+  }
+  for (int origin = 0; origin < static_cast<int>(receives.size()); ++origin) {
+    send_to(reduces, {index, Message::Kind::Contribution, origin}, relays, visit);
+  }
+  if (chunk.flow == Flow::OwnerReduces) {
+    send_to(receives, {index, Message::Kind::Result, chunk.reducer}, relays, visit);
+  }
+}
+
+const RelayPaths& relays_of(Flow flow, const PlanSettings& settings) {
+  static const RelayPaths kNone;
+  if (flow == Flow::ToReceiver) return settings.relays != nullptr ? *settings.relays : kNone;
+  return settings.scheme != nullptr ? settings.scheme->relays : kNone;
+}
+
+}  // namespace
+
+ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> lanes,
+                       const PlanSettings& settings) {
+  ReducePlan plan;
+  std::map<int, PeerPlan> peers;
+  for (std::size_t l = 0; l < lanes.size(); ++l) {
+    const PlannedLane& planned = lanes[l];
+    const auto first_receiver = std::find(planned.receives.begin(), planned.receives.end(), true);
+    if (first_receiver == planned.receives.end()) continue;
+    const Flow flow = flow_of(planned, settings);
+    const std::uint64_t elements = planned.lane.range.size();
+    const std::uint64_t step = chunk_elements(elements, flow, settings);
+    std::vector<int> owners;
+    if (flow == Flow::OwnerReduces) owners = owners_of((elements + step - 1) / step, settings.scheme->shares);
+    std::uint32_t index = 0;
+    for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {
+      PlannedChunk chunk{l, index, {begin, std::min(elements, begin + step)}, flow, -1};
+      if (flow == Flow::ToReceiver) {
+        chunk.reducer = static_cast<int>(first_receiver - planned.receives.begin());
+      } else if (flow == Flow::OwnerReduces) {
+        chunk.reducer = owners[index];
+      }
+      for_each_message(chunk, plan.chunks.size(), planned.receives, relays_of(flow, settings),
+                       [&](int from, int to, const Message& message) {
+                         if (from != topology.site() && to != topology.site()) return;
+                         const bool sends = from == topology.site();
+                         const int rank =
+                             planned.lane.rank_of_site[static_cast<std::size_t>(sends ? to : from)];
+                         PeerPlan& peer = peers[rank];
+                         (sends ? peer.sends : peer.receives).push_back(message);
+                       });
+      plan.chunks.push_back(chunk);
+    }
+  }
+  for (auto& [rank, peer] : peers) {
+    peer.rank = rank;
+    plan.peers.push_back(std::move(peer));
+  }
+  return plan;
+}
+
+}  // namespace geocomm::collective

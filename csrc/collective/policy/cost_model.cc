@@ -1,0 +1,189 @@
+#include "collective/policy/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "collective/policy/owner_shares.h"
+#include "core/str.h"
+
+namespace geocomm::collective {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+using core::str;
+
+namespace {
+
+// How many sets of owners are looked at: with far sites, without the farthest, and so on.
+constexpr std::size_t kMaxOwnerSets = 8;
+// Owner sets whose latencies differ by less than this part are not told apart.
+constexpr double kSameLatency = 0.99;
+// Ways are only left for another that is this much faster: of equals the first, which loses least.
+constexpr double kWorthwhile = 0.995;
+
+// Leaves the lines that are the slowest somewhere.
+std::vector<ReduceScheme::Line> upper_envelope(std::vector<ReduceScheme::Line> lines) {
+  std::ranges::sort(lines, [](const auto& a, const auto& b) {
+    return std::pair(a.s_per_byte, a.latency_s) > std::pair(b.s_per_byte, b.latency_s);
+  });
+  std::vector<ReduceScheme::Line> kept;
+  for (const auto& line : lines) {
+    if (kept.empty() || line.latency_s > kept.back().latency_s) kept.push_back(line);
+  }
+  return kept;
+}
+
+ReduceScheme broadcast_all(const LinkMatrix& links, const RelayPaths& relays) {
+  const std::size_t sites = links.sites;
+  ReduceScheme scheme;
+  scheme.relays = relays;
+  std::vector<double> sent(sites, 0.0);
+  std::vector<double> received(sites, 0.0);
+  double farthest = 0.0;
+  for (std::size_t from = 0; from < sites; ++from) {
+    for (std::size_t to = 0; to < sites; ++to) {
+      if (from == to) continue;
+      const double load = broadcast_load(relays, sites, from, to);
+      sent[from] += load;
+      received[to] += load;
+      double latency = path_delay(links, relays, from, to);
+      farthest = std::max(farthest, latency);
+      if (load == 0.0) continue;
+      // The last that comes over the link may have come from afar.
+      for (std::size_t origin = 0; origin < sites; ++origin) {
+        if (origin == to || relays.via(origin, to) != static_cast<int>(from)) continue;
+        latency = std::max(latency, path_delay(links, relays, origin, to));
+      }
+      scheme.lines.push_back({latency, load / links.rate(from, to)});
+    }
+  }
+  for (std::size_t site = 0; site < sites; ++site) {
+    scheme.lines.push_back({farthest, std::max(sent[site], received[site]) / links.access(site)});
+  }
+  scheme.lines = upper_envelope(std::move(scheme.lines));
+  return scheme;
+}
+
+// From the last contribution on its way to the result being everywhere.
+double latency_through(const LinkMatrix& links, const RelayPaths& relays, std::size_t owner) {
+  double in = 0.0;
+  double out = 0.0;
+  for (std::size_t site = 0; site < links.sites; ++site) {
+    if (site == owner) continue;
+    in = std::max(in, path_delay(links, relays, site, owner));
+    out = std::max(out, path_delay(links, relays, owner, site));
+  }
+  return in + out;
+}
+
+// Rounded so that the sum stays whole: the largest remainders are rounded up.
+std::vector<std::uint32_t> in_parts(const std::vector<double>& shares) {
+  std::vector<std::uint32_t> parts;
+  std::vector<std::pair<double, std::size_t>> remainders;
+  for (std::size_t site = 0; site < shares.size(); ++site) {
+    const double exact = shares[site] * kShareParts;
+    parts.push_back(static_cast<std::uint32_t>(exact));
+    remainders.emplace_back(-(exact - std::floor(exact)), site);
+  }
+  std::ranges::sort(remainders);
+  const std::uint32_t sum = std::accumulate(parts.begin(), parts.end(), 0u);
+  for (std::size_t i = 0; i < kShareParts - std::min(sum, kShareParts); ++i) {
+    ++parts[remainders[i % remainders.size()].second];
+  }
+  return parts;
+}
+
+ReduceScheme owner_reduces(const LinkMatrix& links, const RelayPaths& relays,
+                           const std::vector<bool>& may_own) {
+  ReduceScheme scheme;
+  scheme.relays = relays;
+  scheme.shares = in_parts(solve_owner_shares(links, may_own, relays));
+  std::vector<double> shares;
+  double latency = 0.0;
+  for (std::size_t site = 0; site < links.sites; ++site) {
+    shares.push_back(static_cast<double>(scheme.shares[site]) / kShareParts);
+    if (scheme.shares[site] > 0) latency = std::max(latency, latency_through(links, relays, site));
+  }
+  scheme.lines = {{latency, owner_seconds_per_byte(links, shares, relays)}};
+  return scheme;
+}
+
+}  // namespace
+
+double ReduceScheme::seconds(double bytes) const {
+  double most = 0.0;
+  for (const Line& line : lines) most = std::max(most, line.latency_s + line.s_per_byte * bytes);
+  return most;
+}
+
+std::vector<double> ReduceScheme::link_loads(std::size_t sites) const {
+  std::vector<double> loads(sites * sites, 0.0);
+  for (std::size_t from = 0; from < sites; ++from) {
+    for (std::size_t to = 0; to < sites; ++to) {
+      if (from == to) continue;
+      double& load = loads[from * sites + to];
+      if (!has_owners()) {
+        load = broadcast_load(relays, sites, from, to);
+        continue;
+      }
+      const std::vector<double> parts = owner_load(relays, sites, from, to);
+      load = std::inner_product(parts.begin(), parts.end(), shares.begin(), 0.0) / kShareParts;
+    }
+  }
+  return loads;
+}
+
+Result<CostModel> CostModel::create(LinkMatrix links) {
+  GEOCOMM_RETURN_IF_ERROR(links.validate());
+  if (links.sites < 2) {
+    return Status(StatusCode::Unsupported, str("a cost model of ", links.sites, " sites: it takes two"));
+  }
+  return CostModel(std::move(links));
+}
+
+CostModel::CostModel(LinkMatrix links) : links_(std::move(links)), relays_(choose_relays(links_)) {
+  add_schemes({});
+  if (relays_.any()) add_schemes(relays_);
+}
+
+void CostModel::add_schemes(const RelayPaths& relays) {
+  schemes_.push_back(broadcast_all(links_, relays));
+  // Between two sites both ways move the same bytes, and an owner adds a latency.
+  if (links_.sites <= 2) return;
+  std::vector<double> latencies;
+  for (std::size_t site = 0; site < links_.sites; ++site) {
+    latencies.push_back(latency_through(links_, relays, site));
+  }
+  std::vector<double> bounds = latencies;
+  std::ranges::sort(bounds, std::greater<>());
+  double last = 0.0;
+  std::size_t sets = 0;
+  for (const double bound : bounds) {
+    if (sets == kMaxOwnerSets) break;
+    if (last > 0.0 && bound > last * kSameLatency) continue;
+    last = bound;
+    ++sets;
+    std::vector<bool> may_own;
+    for (const double latency : latencies) may_own.push_back(latency <= bound);
+    schemes_.push_back(owner_reduces(links_, relays, may_own));
+  }
+}
+
+const ReduceScheme& CostModel::choose(double bytes) const {
+  const ReduceScheme* best = &schemes_.front();
+  double least = best->seconds(bytes);
+  for (const ReduceScheme& scheme : schemes_) {
+    const double seconds = scheme.seconds(bytes);
+    if (seconds < least * kWorthwhile) {
+      best = &scheme;
+      least = seconds;
+    }
+  }
+  return *best;
+}
+
+}  // namespace geocomm::collective

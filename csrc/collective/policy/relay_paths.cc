@@ -1,0 +1,131 @@
+#include "collective/policy/relay_paths.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace geocomm::collective {
+
+namespace {
+
+constexpr double kWorthwhile = 2.0;
+
+// What has been given out of the links so far.
+class RelayChooser {
+ public:
+  explicit RelayChooser(const LinkMatrix& links)
+      : links_(links),
+        over_(links.sites * links.sites, -1),
+        passing_(links.sites * links.sites, 0),
+        passing_at_(links.sites, 0) {}
+
+  void choose_for(std::size_t from, std::size_t to) {
+    if (passing_[from * links_.sites + to] > 0) return;  // part of a path
+    std::size_t best = links_.sites;
+    double best_rate = kWorthwhile * links_.rate(from, to);
+    for (std::size_t relay = 0; relay < links_.sites; ++relay) {
+      if (relay == from || relay == to || over(from, relay) >= 0 || over(relay, to) >= 0) continue;
+      const double rate = path_rate(from, relay, to);
+      if (rate <= best_rate) continue;
+      best = relay;
+      best_rate = rate;
+    }
+    if (best == links_.sites) return;
+    over_[from * links_.sites + to] = static_cast<int>(best);
+    ++passing_[from * links_.sites + best];
+    ++passing_[best * links_.sites + to];
+    ++passing_at_[best];
+  }
+
+  std::vector<int> take() { return std::move(over_); }
+
+ private:
+  int over(std::size_t from, std::size_t to) const { return over_[from * links_.sites + to]; }
+
+  double link_rate(std::size_t from, std::size_t to) const {
+    return links_.rate(from, to) / (1.0 + passing_[from * links_.sites + to]);
+  }
+
+  // The relay's line carries what it sends to all others too.
+  double path_rate(std::size_t from, std::size_t relay, std::size_t to) const {
+    const double line =
+        links_.access(relay) / (static_cast<double>(links_.sites) + static_cast<double>(passing_at_[relay]));
+    return std::min({link_rate(from, relay), link_rate(relay, to), line});
+  }
+
+  const LinkMatrix& links_;
+  std::vector<int> over_;
+  std::vector<int> passing_;  // per link: paths over it
+  std::vector<int> passing_at_;
+};
+
+}  // namespace
+
+bool RelayPaths::any() const {
+  return std::ranges::any_of(over, [](int site) { return site >= 0; });
+}
+
+RelayPaths choose_relays(const LinkMatrix& links) {
+  std::vector<std::pair<double, std::size_t>> slowest_first;
+  for (std::size_t from = 0; from < links.sites; ++from) {
+    for (std::size_t to = 0; to < links.sites; ++to) {
+      if (from != to) slowest_first.emplace_back(links.rate(from, to), from * links.sites + to);
+    }
+  }
+  std::ranges::sort(slowest_first);
+  RelayChooser chooser(links);
+  for (const auto& [rate, link] : slowest_first) chooser.choose_for(link / links.sites, link % links.sites);
+  return {links.sites, chooser.take()};
+}
+
+RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays) {
+  RelayPaths chosen = relays;
+  for (std::size_t pair = 0; pair < chosen.over.size(); ++pair) {
+    const std::size_t from = pair / links.sites;
+    const std::size_t to = pair % links.sites;
+    const int over = chosen.over[pair];
+    if (over < 0) continue;
+    const auto relay = static_cast<std::size_t>(over);
+    const double straight = links.delay(from, to) + bytes / links.rate(from, to);
+    const double rate = std::min(links.rate(from, relay), links.rate(relay, to) / 2);
+    if (straight <= path_delay(links, relays, from, to) + bytes / rate) chosen.over[pair] = -1;
+  }
+  return chosen;
+}
+
+double path_delay(const LinkMatrix& links, const RelayPaths& relays, std::size_t from, std::size_t to) {
+  const int over = relays.via(from, to);
+  if (over < 0) return links.delay(from, to);
+  const auto relay = static_cast<std::size_t>(over);
+  return links.delay(from, relay) + links.delay(relay, to);
+}
+
+double broadcast_load(const RelayPaths& relays, std::size_t sites, std::size_t from, std::size_t to) {
+  if (relays.via(from, to) >= 0) return 0.0;
+  double load = 1.0;
+  for (std::size_t origin = 0; origin < sites; ++origin) {
+    if (origin != to && relays.via(origin, to) == static_cast<int>(from)) load += 1.0;
+  }
+  return load;
+}
+
+std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std::size_t from,
+                               std::size_t to) {
+  std::vector<double> load(sites, 0.0);
+  if (relays.via(from, to) >= 0) return load;
+  // What `from` contributes to the owner `to`, and the results that it owns.
+  load[to] += 1.0;
+  load[from] += 1.0;
+  for (std::size_t other = 0; other < sites; ++other) {
+    if (other == from || other == to) continue;
+    // On the way to `other`: contributions; results are at `to` anyway.
+    if (relays.via(from, other) == static_cast<int>(to)) load[other] += 1.0;
+    // On the way from `other`: contributions and results.
+    if (relays.via(other, to) == static_cast<int>(from)) {
+      load[to] += 1.0;
+      load[other] += 1.0;
+    }
+  }
+  return load;
+}
+
+}  // namespace geocomm::collective

@@ -1,0 +1,44 @@
+// Pairs of sites whose frames go over a third site, because the link between the two is slow, and what every
+// link carries then. Pure arithmetic, the same on every rank.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collective/policy/link_matrix.h"
+
+namespace geocomm::collective {
+
+struct RelayPaths {
+  std::size_t sites = 0;
+  // [from * sites + to]: the site between the two, -1: straight. Empty: all go straight. The two links of a
+  // relayed path are never relayed themselves.
+  std::vector<int> over = {};
+
+  int via(std::size_t from, std::size_t to) const { return over.empty() ? -1 : over[from * sites + to]; }
+  bool any() const;
+};
+// As via(), of sites as ranks know them; null: all go straight.
+inline int relay_between(const RelayPaths* relays, int from, int to) {
+  return relays == nullptr ? -1 : relays->via(static_cast<std::size_t>(from), static_cast<std::size_t>(to));
+}
+
+// Relays each direction whose link is less than half as fast as the best way over one other site, where
+// paths that meet on a link, or at the line of a site, share it. The slowest links choose first.
+RelayPaths choose_relays(const LinkMatrix& links);
+
+// Of `relays`, those over which `bytes` of the first site come sooner than straight, while the relay sends as
+// many of its own.
+RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays);
+
+// One way, both links.
+double path_delay(const LinkMatrix& links, const RelayPaths& relays, std::size_t from, std::size_t to);
+
+// What the link between two sites carries, as parts of one site's data. A frame that goes to a site and, over
+// it, to others travels to it once.
+// When everyone sends to everyone:
+double broadcast_load(const RelayPaths& relays, std::size_t sites, std::size_t from, std::size_t to);
+// When owners reduce: the part that is multiplied with each owner's share.
+std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std::size_t from, std::size_t to);
+
+}  // namespace geocomm::collective

@@ -1,0 +1,271 @@
+#include "collective/run/exchange.h"
+
+#include <cmath>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "collective/run/frame_operation.h"
+#include "collective/run/move_operation.h"
+#include "collective/run/operation.h"
+#include "collective/run/reduce_operation.h"
+#include "collective/sums/reduction.h"
+#include "core/str.h"
+#include "transport/wire/wire.h"
+
+namespace geocomm::collective {
+
+using core::Result;
+using core::Status;
+using core::StatusCode;
+using core::str;
+
+namespace {
+
+constexpr std::size_t kMinChunkBytes = 1024;
+// A frame must fit a chunk of the transport, also with what a codec adds in the worst case.
+constexpr std::size_t kMaxChunkBytes = transport::kMaxChunkBytes / 2;
+
+Status invalid(std::string message) {
+  return {StatusCode::InvalidArgument, std::move(message)};
+}
+
+Status check_lane(const Topology& topology, const LaneData& lane) {
+  const auto sites = static_cast<std::size_t>(topology.site_count());
+  if (lane.lane.rank_of_site.size() != sites || lane.receives.size() != sites) {
+    return invalid(str("a lane names ", lane.lane.rank_of_site.size(), " ranks and ", lane.receives.size(),
+                       " receivers, but there are ", sites, " sites"));
+  }
+  for (std::size_t site = 0; site < sites; ++site) {
+    const int rank = lane.lane.rank_of_site[site];
+    if (rank < 0 || rank >= topology.size() || topology.site_of(rank) != static_cast<int>(site)) {
+      return invalid(str("a lane names rank ", rank, " for site ", topology.site_name(static_cast<int>(site)),
+                         ", where it is not"));
+    }
+  }
+  if (lane.lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) {
+    return invalid(str("rank ", topology.rank(), " was given a lane in which it takes no part"));
+  }
+  if (lane.lane.range.end < lane.lane.range.begin) return invalid("a lane ends before it begins");
+  return Status::ok();
+}
+
+Status check_data(const LaneData& lane, core::DType dtype) {
+  const std::size_t element_bytes = core::size_of(dtype);
+  if (lane.data.size() != lane.lane.range.size() * element_bytes) {
+    return invalid(str("a lane of ", lane.lane.range.size(), " elements of ", core::to_string(dtype),
+                       " was given ", lane.data.size(), " bytes of data"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(lane.data.data()) % element_bytes != 0) {
+    return invalid(str("a lane's data is not aligned to its elements of ", element_bytes, " bytes"));
+  }
+  return Status::ok();
+}
+
+Status check_feedback(const OpContext& context, const LaneData& lane) {
+  const FeedbackSpans& feedback = lane.feedback;
+  const std::size_t elements = lane.lane.range.size();
+  const std::size_t residuals = feedback.residual.size();
+  const bool fits = (residuals == elements && context.caller) || residuals == 0;
+  const bool scale_fits = feedback.scale.empty() || feedback.scale.size() == residuals;
+  if (fits && feedback.next.size() == residuals && scale_fits) return Status::ok();
+  return invalid(str("a lane of ", elements, " elements was given a residual of ", residuals, " to ",
+                     feedback.next.size(), " with ", feedback.scale.size(), " scales",
+                     context.caller ? "" : " and no codec of its caller"));
+}
+
+// `lanes`: with their residuals.
+Status check_caller(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) {
+  bool all = true;  // lanes have residuals
+  for (const LaneData& lane : lanes) {
+    GEOCOMM_RETURN_IF_ERROR(check_feedback(context, lane));
+    all &= !lane.feedback.residual.empty() || lane.lane.range.size() == 0;
+  }
+  if (!context.caller) return Status::ok();
+  if (!core::is_compressible(context.dtype) || (op != ReduceOp::Sum && op != ReduceOp::Avg)) {
+    return {StatusCode::Unsupported, str("a codec of the caller is for sum and avg of float32, float16 and "
+                                         "bfloat16, not for ",
+                                         to_string(op), " of ", core::to_string(context.dtype))};
+  }
+  if (!std::isfinite(context.caller->decay)) return invalid("the decay of the residual is not finite");
+  return check_collective_codec(context.caller->codec, all);
+}
+
+Status check_policy(const Topology& topology, const WanPolicy* policy) {
+  const auto sites = static_cast<std::size_t>(topology.site_count());
+  if (policy != nullptr && policy->sites() == sites) return Status::ok();
+  return invalid(
+      str("a policy of ", policy == nullptr ? 0 : policy->sites(), " sites for a group of ", sites));
+}
+
+Status check_piece(const Topology& topology, int rank) {
+  if (rank >= 0 && rank < topology.size() && rank != topology.rank()) return Status::ok();
+  return invalid(str("a piece for rank ", rank, ": rank ", topology.rank(),
+                     " exchanges bytes with the other ranks of a group of ", topology.size()));
+}
+
+class ExchangeImpl final : public Exchange {
+ public:
+  ExchangeImpl(ExchangeConfig config, std::shared_ptr<const WanPolicy> policy)
+      : shared_(std::make_shared<ExchangeShared>(std::move(config))), policy_(std::move(policy)) {}
+
+  Status reduce(const OpContext& given, ReduceOp op, std::span<LaneData> lanes) override {
+    const OpContext context = with_policy(given);
+    Status status = check(context, op, lanes);
+    for (const LaneData& lane : lanes) {
+      if (status.is_ok()) status = check_lane(topology(), lane);
+      if (status.is_ok()) status = check_data(lane, context.dtype);
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    const auto operation = std::make_shared<ReduceOperation>(shared_, context, op, lanes);
+    GEOCOMM_RETURN_IF_ERROR(run(context, operation));
+    if (context.caller && context.caller->report != nullptr) *context.caller->report = operation->report();
+    return Status::ok();
+  }
+
+  core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
+                                      core::BufferPool& memory) override {
+    const OpContext context = with_policy(given);
+    Status status = check(context, op, lanes);
+    for (const LaneData& lane : lanes) {
+      if (status.is_ok()) status = check_lane(topology(), lane);
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    return collective::plan_frames(shared_->config, context, op, lanes, memory);
+  }
+
+  Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
+                         FramePlan& plan, FrameMaker& maker) override {
+    const OpContext context = with_policy(given);
+    return run(context, std::make_shared<FrameOperation>(shared_, context, op, lanes, plan, maker));
+  }
+
+  Status move(const OpContext& context, std::span<const SendPiece> sends,
+              std::span<const ReceivePiece> receives) override {
+    GEOCOMM_ASSIGN_OR_RETURN(const MoveEnd end, begin_move(context, sends, receives, nullptr));
+    return end();
+  }
+
+  Result<MoveEnd> begin_move(const OpContext& context, std::span<const SendPiece> sends,
+                             std::span<const ReceivePiece> receives,
+                             std::function<void()> when_over) override {
+    Status status;
+    for (const SendPiece& piece : sends) {
+      if (status.is_ok()) status = check_piece(topology(), piece.rank);
+    }
+    for (const ReceivePiece& piece : receives) {
+      if (status.is_ok()) status = check_piece(topology(), piece.rank);
+      for (const int rank : piece.forward_to) {
+        if (status.is_ok()) status = check_piece(topology(), rank);
+      }
+    }
+    if (!status.is_ok()) return named(std::move(status), context);
+    const auto operation = std::make_shared<MoveOperation>(shared_, context, sends, receives);
+    operation->when_over(std::move(when_over));
+    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
+    return MoveEnd([this, operation] { return end(operation); });
+  }
+
+  void abort(const Status& why) override {
+    Status status = why.is_ok() ? Status(StatusCode::Aborted, "the process group was aborted") : why;
+    std::set<std::shared_ptr<Operation>> active;
+    {
+      std::lock_guard lock(mutex_);
+      if (aborted_.is_ok()) aborted_ = status;
+      active = active_;
+    }
+    for (const auto& operation : active) operation->fail(status);
+  }
+
+  std::shared_ptr<const WanPolicy> policy() const override {
+    std::lock_guard lock(mutex_);
+    return policy_;
+  }
+
+  Status set_policy(std::shared_ptr<const WanPolicy> policy) override {
+    GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), policy.get()));
+    std::lock_guard lock(mutex_);
+    policy_ = std::move(policy);
+    return Status::ok();
+  }
+
+  ExchangeStats stats() const override {
+    ExchangeStats stats;
+    stats.operations = shared_->operations;
+    stats.raw_bytes_sent = shared_->raw_bytes_sent;
+    stats.wire_bytes_sent = shared_->wire_bytes_sent;
+    stats.raw_bytes_received = shared_->raw_bytes_received;
+    stats.wire_bytes_received = shared_->wire_bytes_received;
+    stats.relayed_bytes = shared_->relayed_bytes;
+    return stats;
+  }
+
+  std::vector<PeerRate> take_rates() override { return shared_->rates.take(); }
+
+  const Topology& topology() const override { return shared_->config.topology; }
+
+ private:
+  OpContext with_policy(OpContext context) const {
+    if (!context.policy) context.policy = policy();
+    return context;
+  }
+
+  Status check(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) const {
+    GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), context.policy.get()));
+    GEOCOMM_RETURN_IF_ERROR(check_reduction(context.dtype, op));
+    return check_caller(context, op, lanes);
+  }
+
+  Status run(const OpContext& context, const std::shared_ptr<Operation>& operation) {
+    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
+    return end(operation);
+  }
+
+  Status begin(const OpContext& context, const std::shared_ptr<Operation>& operation) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!aborted_.is_ok()) return named(aborted_, context);
+      active_.insert(operation);
+    }
+    operation->begin();
+    return Status::ok();
+  }
+
+  Status end(const std::shared_ptr<Operation>& operation) {
+    Status status = operation->end();
+    std::lock_guard lock(mutex_);
+    active_.erase(operation);
+    return status;
+  }
+
+  static Status named(Status status, const OpContext& context) {
+    return std::move(status).with_op(std::string(to_string(context.kind)), shown_seq(context));
+  }
+
+  const std::shared_ptr<ExchangeShared> shared_;
+  mutable std::mutex mutex_;  // guards all below
+  std::shared_ptr<const WanPolicy> policy_;
+  Status aborted_;
+  std::set<std::shared_ptr<Operation>> active_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> Exchange::create(ExchangeConfig config) {
+  if (config.pool == nullptr || config.buffers == nullptr || !config.channel_to) {
+    return invalid("an exchange needs a thread pool, a buffer pool and a way to its peers");
+  }
+  if (config.chunk_bytes < kMinChunkBytes || config.chunk_bytes > kMaxChunkBytes) {
+    return invalid(str("chunk_bytes is ", config.chunk_bytes, ": it must be from ", kMinChunkBytes, " to ",
+                       kMaxChunkBytes));
+  }
+  if (config.policy == nullptr) {
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    GEOCOMM_ASSIGN_OR_RETURN(config.policy, WanPolicy::create(LinkMatrix::assumed(sites), {}));
+  }
+  GEOCOMM_RETURN_IF_ERROR(check_policy(config.topology, config.policy.get()));
+  auto policy = std::exchange(config.policy, nullptr);
+  return std::unique_ptr<Exchange>(std::make_unique<ExchangeImpl>(std::move(config), std::move(policy)));
+}
+
+}  // namespace geocomm::collective

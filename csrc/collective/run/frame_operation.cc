@@ -1,0 +1,173 @@
+#include "collective/run/frame_operation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "codec/frames/codec.h"
+#include "core/str.h"
+
+namespace geocomm::collective {
+
+using core::Buffer;
+using core::DType;
+using core::Result;
+using core::Status;
+using core::StatusCode;
+using core::str;
+
+Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
+                              std::span<const LaneData> lanes, core::BufferPool& memory) {
+  FramePlan plan;
+  plan.codec = reduction_codec(config, context, op);
+  if (plan.codec.is_exact()) {
+    return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
+  }
+  for (const LaneData& lane : lanes) {
+    if (!lane.feedback.residual.empty())
+      return Status(StatusCode::Unsupported, "residuals are in host memory");
+  }
+  plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
+  const int own_site = config.topology.site();
+  const auto sites = static_cast<std::size_t>(config.topology.site_count());
+  for (const PlannedChunk& planned : plan_of(config, context, plan.codec, lanes).chunks) {
+    const LaneData& lane = lanes[planned.lane];
+    FrameChunk chunk;
+    chunk.lane = planned.lane;
+    chunk.range = planned.range;
+    chunk.receives = lane.receives[static_cast<std::size_t>(own_site)];
+    chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == own_site;
+    chunk.owns = chunk.reduces && planned.flow == Flow::OwnerReduces;
+    // Somebody else reduces.
+    chunk.contributes = planned.reducer != own_site;
+    const std::size_t bound =
+        codec::compress_bound(plan.codec, context.dtype, static_cast<std::size_t>(chunk.range.size()));
+    if (chunk.contributes) {
+      chunk.contribution = memory.acquire(bound);
+      chunk.contribution_options =
+          encode_options(config, context, lane, planned, Message::Kind::Contribution);
+    }
+    if (chunk.reduces) {
+      chunk.frames.resize(sites);
+      for (std::size_t site = 0; site < sites; ++site) {
+        if (static_cast<int>(site) != own_site) chunk.frames[site] = memory.acquire(bound);
+      }
+      // Everyone adds the same bytes of this rank, itself included.
+      if (planned.reducer < 0) chunk.frames[static_cast<std::size_t>(own_site)] = chunk.contribution;
+    }
+    if (planned.flow == Flow::OwnerReduces && (chunk.owns || chunk.receives)) {
+      plan.has_results = true;
+      chunk.result = memory.acquire(
+          codec::compress_bound(plan.codec, DType::Float32, static_cast<std::size_t>(chunk.range.size())));
+      chunk.result_options = encode_options(config, context, lane, planned, Message::Kind::Result);
+    }
+    plan.chunks.push_back(std::move(chunk));
+  }
+  return plan;
+}
+
+FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                               std::span<const LaneData> lanes, FramePlan& plan, FrameMaker& maker)
+    : PlannedReduction(std::move(shared), context, op, lanes), frames_(plan), maker_(maker) {
+  std::size_t arrivals = 0;
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+    const Route& route = routes_[c];
+    if (!route.contributions.empty()) jobs_.push_back({c, Message::Kind::Contribution});
+    awaited_contributions_ += route.contributions_awaited;
+  }
+  // Lanes have different peers: their chunks take turns, so that all links are busy.
+  std::ranges::stable_sort(jobs_, {}, [&](const Job& job) { return plan_.chunks[job.chunk].index; });
+  contributions_ = jobs_.size();
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+    if (!routes_[c].results.empty()) jobs_.push_back({c, Message::Kind::Result});
+  }
+  for (const PeerPlan& peer : plan_.peers) {
+    arrivals += peer.receives.size();
+    placed_.emplace_back(peer.receives.size(), false);
+  }
+  awaits_nothing_ = awaited_contributions_ == 0;
+  hold_producers_locked(contributions_);
+  this->plan(make_peers(), jobs_.size(), arrivals, total_bytes(context));
+}
+
+// Contributions may have arrived by now, all of them even; then check() has said so.
+void FrameOperation::start() {
+  if (awaits_nothing_) contributions_are_there();
+}
+
+// `mutex_` is not held.
+void FrameOperation::contributions_are_there() {
+  maker_.contributions_arrived();
+  if (jobs_.size() == contributions_) return;
+  std::lock_guard lock(mutex_);
+  call_waiting_thread_locked([this] {
+    GEOCOMM_RETURN_IF_ERROR(maker_.wait_for_results(context().deadline));
+    std::lock_guard held(mutex_);
+    release_producers_locked();
+    return Status::ok();
+  });
+}
+
+Status FrameOperation::produce(std::size_t index) {
+  const Job& job = jobs_[index];
+  FrameChunk& chunk = frames_.chunks[job.chunk];
+  const bool contribution = job.kind == Message::Kind::Contribution;
+  Buffer frame = contribution ? chunk.contribution : chunk.result;
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, codec::seal_frame(frame.room()));
+  frame.resize(bytes);
+  const Route& route = routes_[job.chunk];
+  for (const Send& to : contribution ? route.contributions : route.results) {
+    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw_bytes(plan_.chunks[job.chunk])));
+  }
+  return Status::ok();
+}
+
+Buffer& FrameOperation::slot(const Message& message) {
+  FrameChunk& chunk = frames_.chunks[message.chunk];
+  return message.kind == Message::Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
+                                                     : chunk.result;
+}
+
+Result<std::span<std::byte>> FrameOperation::place(std::size_t peer, std::uint32_t number,
+                                                   std::size_t chunk_bytes) {
+  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
+  const Message& message = received_message(peer, number);
+  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
+  std::lock_guard lock(mutex_);
+  if (placed_[peer][number]) return came_twice(peer, number);
+  placed_[peer][number] = true;
+  Buffer& buffer = slot(message);
+  buffer.resize(chunk_bytes);
+  return buffer.span();
+}
+
+Operation::Arrival FrameOperation::on_arrival(std::size_t peer, std::uint32_t number) {
+  const Message& message = received_message(peer, number);
+  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
+  submit_finish_locked([this, peer, number, frame] {
+    if (relay_of(peer, number) != nullptr) GEOCOMM_RETURN_IF_ERROR(relay(peer, number, frame));
+    const Message& arrived = received_message(peer, number);
+    return arrived.delivers ? check(arrived) : Status::ok();
+  });
+  return {is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]), frame.size()};
+}
+
+Status FrameOperation::check(const Message& message) {
+  const bool contribution = message.kind == Message::Kind::Contribution;
+  const PlannedChunk& chunk = plan_.chunks[message.chunk];
+  const Buffer& frame = slot(message);
+  GEOCOMM_ASSIGN_OR_RETURN(
+      const codec::FrameView view,
+      check_frame(frame.span(), contribution ? context().dtype : result_dtype(), chunk, message.origin));
+  if (Status sound = codec::verify_payload(frame.span(), view); !sound.is_ok()) {
+    return std::move(sound).with_peer(site_peer_name(chunk, message.origin));
+  }
+  bool all_there = false;
+  if (contribution) {
+    std::lock_guard lock(mutex_);
+    all_there = --awaited_contributions_ == 0;
+  }
+  if (all_there) contributions_are_there();
+  return Status::ok();
+}
+
+}  // namespace geocomm::collective

@@ -1,0 +1,48 @@
+// A reduction over the sites whose frames someone else makes and uses up: the exchange alone.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/run/planned_reduction.h"
+
+namespace geocomm::collective {
+
+// As Exchange::plan_frames(); `lanes` are checked.
+core::Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
+                                    std::span<const LaneData> lanes, core::BufferPool& memory);
+
+class FrameOperation final : public PlannedReduction {
+ public:
+  // `plan` is plan_frames()'s for the same arguments. It and `maker` outlive run().
+  FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                 std::span<const LaneData> lanes, FramePlan& plan, FrameMaker& maker);
+
+ private:
+  struct Job {
+    std::size_t chunk = 0;
+    Message::Kind kind = Message::Kind::Contribution;
+  };
+
+  core::Status produce(std::size_t job) override;
+  void start() override;
+  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t number,
+                                           std::size_t chunk_bytes) override;
+  Arrival on_arrival(std::size_t peer, std::uint32_t number) override;
+
+  core::Buffer& slot(const Message& message);
+  core::Status check(const Message& message);
+  void contributions_are_there();
+
+  FramePlan& frames_;
+  FrameMaker& maker_;
+  std::vector<Job> jobs_;  // contributions, then results
+  std::size_t contributions_ = 0;
+  bool awaits_nothing_ = false;            // from the beginning
+  std::size_t awaited_contributions_ = 0;  // guarded by mutex_
+  std::vector<std::vector<bool>> placed_;  // per peer and message; guarded by mutex_
+};
+
+}  // namespace geocomm::collective

@@ -1,0 +1,48 @@
+// Bytes sent and received exactly, in flight. The pieces between two ranks are cut into chunks that do not
+// cross pieces; the sender copies them into frames, the channel writes them where they belong. A chunk that
+// is forwarded goes on once it is there.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/run/operation.h"
+
+namespace geocomm::collective {
+
+class MoveOperation final : public Operation {
+ public:
+  // The pieces are checked (Exchange::move()).
+  MoveOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
+                std::span<const SendPiece> sends, std::span<const ReceivePiece> receives);
+
+ private:
+  struct Target {
+    std::size_t peer = 0;
+    std::uint32_t number = 0;  // of the chunk, on the wire
+  };
+  // Bytes that go to one peer or, as in a broadcast, to several.
+  struct Job {
+    std::span<const std::byte> data;
+    std::vector<Target> targets;
+  };
+  struct Slot {
+    std::span<std::byte> data;
+    bool relayed = false;
+    std::vector<Target> forward_to = {};
+    bool placed = false;
+  };
+
+  core::Status produce(std::size_t job) override;
+  core::Buffer copy_of(std::span<const std::byte> data) const;
+  core::Status forward(const Slot& slot);
+  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t chunk,
+                                           std::size_t chunk_bytes) override;
+  Arrival on_arrival(std::size_t peer, std::uint32_t chunk) override;
+
+  std::vector<Job> jobs_;
+  std::vector<std::vector<Slot>> slots_;  // per peer and chunk; placed is guarded by mutex_
+};
+
+}  // namespace geocomm::collective

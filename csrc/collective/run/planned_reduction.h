@@ -1,0 +1,98 @@
+// What the two kinds of reductions over the sites share: the plan (reduce_plan.h), and what frames they
+// exchange.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "codec/frames/codec.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
+#include "collective/layout/reduce_plan.h"
+#include "collective/run/operation.h"
+
+namespace geocomm::collective {
+
+// The codec of an operation: its caller's, else that of its policy, where the dtype and the reduction allow
+// it.
+codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op);
+// What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
+core::DType result_dtype(const codec::CodecSpec& codec, core::DType dtype);
+
+// `lanes` are checked (Exchange::reduce()); their data is not looked at. `codec`: that of the operation.
+ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
+                   std::span<const LaneData> lanes);
+
+// How this rank encodes a chunk of `lane`: seeds differ between ranks, operations and kinds.
+codec::CompressOptions encode_options(const ExchangeConfig& config, const OpContext& context,
+                                      const LaneData& lane, const PlannedChunk& chunk, Message::Kind kind);
+
+class PlannedReduction : public Operation {
+ protected:
+  struct Send {
+    std::size_t peer = 0;
+    std::uint32_t number = 0;  // of the chunk, on the wire
+  };
+  // Messages of a chunk, but for those that this rank relays.
+  struct Route {
+    std::vector<Send> contributions;
+    std::vector<Send> results;
+    std::uint32_t contributions_awaited = 0;
+    std::uint32_t results_awaited = 0;
+  };
+
+  PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                   std::span<const LaneData> lanes);
+
+  // The peers for plan().
+  std::vector<Peer> make_peers() const;
+
+  const Message& received_message(std::size_t peer, std::uint32_t number) const {
+    return plan_.peers[peer].receives[number];
+  }
+  // Whether `rank` sends it without waiting for anybody.
+  bool is_owed(const Message& message, int rank) const {
+    return message.kind == Message::Kind::Contribution && message.origin == config().topology.site_of(rank);
+  }
+  // Where a received frame goes on to; null: nowhere.
+  const std::vector<Send>* relay_of(std::size_t peer, std::uint32_t number) const;
+  std::size_t relayed_frames() const { return relays_.size(); }
+  // place() of a frame that this rank only relays.
+  core::Result<std::span<std::byte>> place_relayed(std::size_t peer, std::uint32_t number, std::size_t bytes);
+  // That frame, once it is there. With mutex_ held.
+  core::Buffer take_relayed_locked(std::size_t peer, std::uint32_t number);
+  // In a pool task: sends the frame on, as it is.
+  core::Status relay(std::size_t peer, std::uint32_t number, const core::Buffer& frame);
+  // Whether a frame of `bytes` may be that message: before any memory is taken for it.
+  core::Status check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const;
+  core::Status came_twice(std::size_t peer, std::uint32_t number) const;
+  // Whether the frame, sealed and whole, is what the chunk needs from that site.
+  core::Result<codec::FrameView> check_frame(std::span<const std::byte> frame, core::DType dtype,
+                                             const PlannedChunk& chunk, int site) const;
+
+  std::uint64_t raw_bytes(const PlannedChunk& chunk) const;
+  codec::CompressOptions encode_options(const PlannedChunk& chunk, Message::Kind kind) const;
+  bool receives(const PlannedChunk& chunk) const;
+  core::DType result_dtype() const { return collective::result_dtype(codec_, context().dtype); }
+  int own_site() const { return config().topology.site(); }
+  std::string site_peer_name(const PlannedChunk& chunk, int site) const;
+
+  const ReduceOp op_;
+  const std::vector<LaneData> lanes_;
+  const codec::CodecSpec codec_;
+  const ReducePlan plan_;
+  std::vector<Route> routes_;  // per chunk
+
+ private:
+  using FrameName = std::pair<std::size_t, std::uint32_t>;  // peer that it comes from, number
+  std::map<FrameName, std::vector<Send>> relays_;
+  std::map<FrameName, core::Buffer> relayed_;  // being received; guarded by mutex_
+};
+
+}  // namespace geocomm::collective

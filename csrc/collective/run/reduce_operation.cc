@@ -1,0 +1,373 @@
+#include "collective/run/reduce_operation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "codec/frames/codec.h"
+#include "collective/sums/reduction.h"
+#include "core/str.h"
+
+namespace geocomm::collective {
+
+using codec::Accumulate;
+using core::Buffer;
+using core::DType;
+using core::Result;
+using core::Status;
+using core::StatusCode;
+using core::str;
+
+namespace {
+
+std::span<float> as_floats(std::span<std::byte> bytes) {
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+codec::ErrorFeedback in_place(std::span<float> residual, float decay) {
+  return {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(), decay};
+}
+
+}  // namespace
+
+ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
+                                 ReduceOp op, std::span<const LaneData> lanes)
+    : PlannedReduction(std::move(shared), context, op, lanes), states_(plan_.chunks.size()) {
+  std::size_t finishes = 0;
+  for (std::size_t c = 0; c < states_.size(); ++c) {
+    const PlannedChunk& chunk = plan_.chunks[c];
+    ChunkState& state = states_[c];
+    const Route& route = routes_[c];
+    state.finishes = receives(chunk) || chunk.reducer == own_site();
+    state.awaited = route.contributions_awaited + route.results_awaited;
+    if (state.finishes) {
+      ++finishes;
+      state.frames.resize(lanes_[chunk.lane].lane.rank_of_site.size());
+    }
+    // The data is overwritten only once it has been encoded.
+    if (!route.contributions.empty()) {
+      ++state.awaited;
+      producers_.push_back(c);
+    }
+    if (state.finishes && state.awaited == 0) ready_.push_back(c);
+  }
+  // Lanes have different peers: their chunks take turns, so that all links are busy.
+  std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
+    return plan_.chunks[a].index < plan_.chunks[b].index;
+  });
+  plan(make_peers(), producers_.size(), finishes + relayed_frames(), total_bytes(context));
+}
+
+void ReduceOperation::start() {
+  std::lock_guard lock(mutex_);
+  for (const std::size_t c : ready_) submit_finish_locked([this, c] { return finish(c); });
+}
+
+Status ReduceOperation::produce(std::size_t job) {
+  const std::size_t c = producers_[job];
+  const PlannedChunk& chunk = plan_.chunks[c];
+  ChunkState& state = states_[c];
+  GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
+  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_contribution(c));
+  GEOCOMM_RETURN_IF_ERROR(send_frame(c, routes_[c].contributions, frame));
+  std::lock_guard lock(mutex_);
+  if (state.finishes && chunk.reducer < 0 && !codec_.is_exact()) {
+    state.frames[static_cast<std::size_t>(own_site())] = frame;
+  }
+  arrived_locked(c);
+  return Status::ok();
+}
+
+Buffer& ReduceOperation::slot(const Message& message) {
+  ChunkState& state = states_[message.chunk];
+  return message.kind == Message::Kind::Contribution ? state.frames[static_cast<std::size_t>(message.origin)]
+                                                     : state.result;
+}
+
+Result<std::span<std::byte>> ReduceOperation::place(std::size_t peer, std::uint32_t number,
+                                                    std::size_t chunk_bytes) {
+  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
+  const Message& message = received_message(peer, number);
+  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
+  Buffer buffer = buffers().acquire(chunk_bytes);
+  buffer.resize(chunk_bytes);
+  std::lock_guard lock(mutex_);
+  if (slot(message).data() != nullptr) return came_twice(peer, number);
+  slot(message) = buffer;
+  return buffer.span();
+}
+
+Operation::Arrival ReduceOperation::on_arrival(std::size_t peer, std::uint32_t number) {
+  const Message& message = received_message(peer, number);
+  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
+  const Arrival arrival{is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]),
+                        frame.size()};
+  if (relay_of(peer, number) != nullptr) {
+    submit_finish_locked([this, peer, number, frame] { return relay(peer, number, frame); });
+  }
+  if (message.delivers) arrived_locked(message.chunk);
+  return arrival;
+}
+
+void ReduceOperation::arrived_locked(std::size_t c) {
+  if (--states_[c].awaited == 0 && states_[c].finishes) {
+    submit_finish_locked([this, c] { return finish(c); });
+  }
+}
+
+Status ReduceOperation::finish(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  ChunkState& state = states_[c];
+  // Nothing else is awaited, so the frames are this task's alone from here on.
+  Status status;
+  if (chunk.reducer >= 0 && chunk.reducer != own_site()) {
+    status = take_result(chunk, state.result);
+  } else {
+    status = codec_.is_exact() ? reduce_exactly(c) : reduce_decoded(c);
+  }
+  if (status.is_ok() && receives(chunk)) end_feedback(c);
+  state.frames.clear();
+  state.result = {};
+  return status;
+}
+
+// The peers' elements are read where they came in (Lossless: where they are unpacked to), this rank's own
+// where they are.
+Status ReduceOperation::reduce_exactly(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  ChunkState& state = states_[c];
+  const std::span<std::byte> data = data_of(chunk);
+  if (routes_[c].contributions.empty()) GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
+  std::vector<const std::byte*> sources;
+  std::vector<Buffer> unpacked;
+  for (std::size_t site = 0; site < state.frames.size(); ++site) {
+    if (static_cast<int>(site) == own_site()) {
+      sources.push_back(data.data());
+      continue;
+    }
+    GEOCOMM_ASSIGN_OR_RETURN(
+        const codec::FrameView view,
+        check_frame(state.frames[site].span(), context().dtype, chunk, static_cast<int>(site)));
+    Status sound;
+    if (view.spec.id == codec::CodecId::None) {
+      sound = codec::verify_payload(state.frames[site].span(), view);
+      sources.push_back(view.payload.data());
+    } else {
+      Buffer& elements = unpacked.emplace_back(buffers().acquire(data.size()));
+      elements.resize(data.size());
+      sound = codec::decompress(state.frames[site].span(), elements.span());
+      sources.push_back(elements.data());
+    }
+    if (!sound.is_ok()) return std::move(sound).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+  }
+  Buffer scratch;
+  std::span<std::byte> sums = data;
+  if (!receives(chunk)) {
+    scratch = buffers().acquire(data.size());
+    scratch.resize(data.size());
+    sums = scratch.span();
+  }
+  reduce_elements(context().dtype, op_, sources, sums.data(), chunk.range.size(), divisor());
+  Buffer frame;
+  return send_result(c, sums, frame);
+}
+
+Status ReduceOperation::reduce_decoded(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  ChunkState& state = states_[c];
+  const std::span<std::byte> data = data_of(chunk);
+  const DType dtype = context().dtype;
+  const bool owns = chunk.flow == Flow::OwnerReduces;
+  if (routes_[c].contributions.empty()) use_own(c);
+  // Straight into the caller's data where that is float and no operand is read from there.
+  Buffer scratch;
+  std::span<float> sums;
+  if (dtype == DType::Float32 && chunk.reducer < 0) {
+    sums = as_floats(data);
+  } else {
+    scratch = buffers().acquire(chunk.range.size() * sizeof(float));
+    scratch.resize(chunk.range.size() * sizeof(float));
+    sums = as_floats(scratch.span());
+  }
+  for (std::size_t site = 0; site < state.frames.size(); ++site) {
+    const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
+    const Buffer& frame = state.frames[site];
+    if (frame.data() == nullptr) {  // this rank's own part, exact
+      accumulate_elements(dtype, data.data(), sums, mode);
+      continue;
+    }
+    if (auto view = check_frame(frame.span(), dtype, chunk, static_cast<int>(site)); !view.is_ok()) {
+      return view.status();
+    }
+    if (Status decoded = codec::decompress_accumulate(frame.span(), sums, mode); !decoded.is_ok()) {
+      return std::move(decoded).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+    }
+  }
+  if (owns || !divides_at_end(chunk)) divide(sums, divisor());
+  if (owns) {
+    Buffer frame;
+    GEOCOMM_RETURN_IF_ERROR(send_result(c, std::as_bytes(sums), frame));
+    return receives(chunk) ? take_result(chunk, frame) : Status::ok();
+  }
+  store_sums(dtype, sums, data.data());
+  return Status::ok();
+}
+
+// Nothing to do but for an owner. `frame` becomes what the receivers get.
+Status ReduceOperation::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  if (chunk.flow != Flow::OwnerReduces) return Status::ok();
+  GEOCOMM_ASSIGN_OR_RETURN(frame, encode_result(c, elements));
+  return send_frame(c, routes_[c].results, frame);
+}
+
+Status ReduceOperation::send_frame(std::size_t c, const std::vector<Send>& to, const Buffer& frame) {
+  for (const Send& one : to) {
+    GEOCOMM_RETURN_IF_ERROR(send(one.peer, one.number, frame, raw_bytes(plan_.chunks[c])));
+  }
+  states_[c].report.wire_bytes = to.size() * frame.size();
+  return Status::ok();
+}
+
+Status ReduceOperation::take_result(const PlannedChunk& chunk, const Buffer& frame) {
+  const std::span<std::byte> data = data_of(chunk);
+  if (auto view = check_frame(frame.span(), result_dtype(), chunk, chunk.reducer); !view.is_ok()) {
+    return view.status();
+  }
+  Status decoded;
+  if (result_dtype() == context().dtype) {
+    decoded = codec::decompress(frame.span(), data);
+  } else {
+    Buffer scratch = buffers().acquire(chunk.range.size() * sizeof(float));
+    scratch.resize(chunk.range.size() * sizeof(float));
+    const std::span<float> sums = as_floats(scratch.span());
+    decoded = codec::decompress_accumulate(frame.span(), sums, Accumulate::Assign);
+    if (decoded.is_ok()) store_sums(context().dtype, sums, data.data());
+  }
+  return decoded.is_ok() ? decoded : std::move(decoded).with_peer(site_peer_name(chunk, chunk.reducer));
+}
+
+// Before an exact codec sends this rank's elements, or uses them as they are.
+Status ReduceOperation::flush_residual(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  if (!codec_.is_exact() || feedback_of(chunk).residual.empty()) return Status::ok();
+  const std::span<std::byte> data = data_of(chunk);
+  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_with_residual({}, c));
+  return codec::decompress(frame.span(), data);
+}
+
+// Elements of this rank that no frame carries: of a chunk that it reduces itself.
+void ReduceOperation::use_own(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  divide_by_scale(context().dtype, data_of(chunk), feedback.scale);
+  // Where no result is encoded either, nothing is lost.
+  if (chunk.flow != Flow::OwnerReduces) std::ranges::copy(feedback.residual, feedback.next.begin());
+}
+
+Result<Buffer> ReduceOperation::encode_contribution(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  if (!codec_.is_exact() && !feedback_of(chunk).residual.empty()) return encode_with_residual(codec_, c);
+  return compressed(codec_, chunk, context().dtype, data_of(chunk),
+                    encode_options(chunk, Message::Kind::Contribution));
+}
+
+Result<Buffer> ReduceOperation::encode_with_residual(const codec::CodecSpec& codec, std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  const std::span<std::byte> data = data_of(chunk);
+  const float decay = context().caller->decay;
+  states_[c].report.input_square = enter_scales(context().dtype, data, feedback, decay);
+  codec::CompressOptions options = encode_options(chunk, Message::Kind::Contribution);
+  options.feedback = in_place(feedback.next, decay);
+  Result<Buffer> frame = compressed(codec, chunk, context().dtype, data, options);
+  if (frame.is_ok()) keep_residual(c);
+  return frame;
+}
+
+// Of the sum that this rank owns, in units of the scales already.
+Result<Buffer> ReduceOperation::encode_result(std::size_t c, std::span<const std::byte> elements) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  const FeedbackSpans feedback = feedback_of(chunk);
+  codec::CompressOptions options = encode_options(chunk, Message::Kind::Result);
+  if (codec_.is_exact() || feedback.residual.empty()) {
+    return compressed(codec_, chunk, result_dtype(), elements, options);
+  }
+  // A residual is in units of the sum, what an owner sends in those of the result.
+  const int unit = divisor();
+  options.feedback = in_place(feedback.next, context().caller->decay / static_cast<float>(unit));
+  states_[c].report.input_square = enter_scales(elements, feedback, options.feedback.decay) * unit * unit;
+  Result<Buffer> frame = compressed(codec_, chunk, result_dtype(), elements, options);
+  if (!frame.is_ok()) return frame;
+  if (unit != 1) {
+    for (float& lost : feedback.next) lost *= static_cast<float>(unit);
+  }
+  keep_residual(c);
+  return frame;
+}
+
+Result<Buffer> ReduceOperation::compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
+                                           DType dtype, std::span<const std::byte> elements,
+                                           const codec::CompressOptions& options) {
+  Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
+                           codec::compress(codec, dtype, elements, frame.room(), options));
+  frame.resize(bytes);
+  return buffers().fitted(std::move(frame));  // the channel keeps it until it was acknowledged
+}
+
+// What the codec left in the new residual, in units of the scales, as the caller keeps it.
+void ReduceOperation::keep_residual(std::size_t c) {
+  const FeedbackSpans feedback = feedback_of(plan_.chunks[c]);
+  states_[c].report.residual_square =
+      feedback.scale.empty()
+          ? square_of(feedback.next)
+          : leave_scales(DType::Float32, std::as_writable_bytes(feedback.next), 1, feedback.scale).scaled;
+}
+
+// The chunk's result is in the caller's data.
+void ReduceOperation::end_feedback(std::size_t c) {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  FeedbackReport& report = states_[c].report;
+  const std::span<const float> scale = feedback_of(chunk).scale;
+  if (!scale.empty()) {
+    const auto squares =
+        leave_scales(context().dtype, data_of(chunk), divides_at_end(chunk) ? divisor() : 1, scale);
+    report.scaled_square = squares.scaled;
+    report.result_square = squares.plain;
+  } else if (context().caller) {
+    report.result_square = square_of(context().dtype, data_of(chunk));
+  }
+}
+
+// Whether end_feedback() divides by divisor() as well: one pass less.
+bool ReduceOperation::divides_at_end(const PlannedChunk& chunk) const {
+  return chunk.flow == Flow::BroadcastAll && !codec_.is_exact() && context().dtype == DType::Float32 &&
+         !feedback_of(chunk).scale.empty();
+}
+
+FeedbackReport ReduceOperation::report() const {
+  FeedbackReport total;
+  for (const ChunkState& state : states_) {
+    total.input_square += state.report.input_square;
+    total.residual_square += state.report.residual_square;
+    total.scaled_square += state.report.scaled_square;
+    total.result_square += state.report.result_square;
+    total.wire_bytes += state.report.wire_bytes;
+  }
+  return total;
+}
+
+std::span<std::byte> ReduceOperation::data_of(const PlannedChunk& chunk) const {
+  const std::size_t size = core::size_of(context().dtype);
+  return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+}
+
+FeedbackSpans ReduceOperation::feedback_of(const PlannedChunk& chunk) const {
+  return lanes_[chunk.lane].feedback.part(chunk.range.begin, chunk.range.size());
+}
+
+int ReduceOperation::divisor() const {
+  return op_ == ReduceOp::Avg ? config().topology.size() : 1;
+}
+
+}  // namespace geocomm::collective
