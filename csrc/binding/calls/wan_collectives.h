@@ -1,0 +1,170 @@
+// WanCollectives: every collective of a group that spans sites, as three stages (inner → WAN → inner). See
+// stage_pipeline.h for their order and layout.h for who owns what in between.
+//
+// Tensors on an accelerator: see device_side.h.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "binding/calls/feedback_work.h"
+#include "binding/calls/geo_work.h"
+#include "binding/operation/failure_notice.h"
+#include "binding/operation/stage_pipeline.h"
+#include "binding/operation/stream_operation.h"
+#include "binding/torch/torch_prelude.h"
+#include "collective/run/exchange.h"
+#include "core/deadline_timer.h"
+#include "transport/channel.h"
+
+namespace geocomm::binding {
+
+// Two inner backends (Gloo or NCCL) over the ranks of this site: one for each stage inside the site.
+struct InnerPair {
+  BackendPtr pre;
+  BackendPtr post;
+};
+using InnerBackends = std::map<c10::DeviceType, InnerPair>;
+// transport::Endpoint::close_group() of one group.
+using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
+
+// Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process (a forked child
+// has its own): user callbacks may still run while the interpreter ends.
+core::GrowingExecutor& blocking_executor();
+// Deadlines of operations that may be waited for by nobody. Lives as long as the executor.
+core::DeadlineTimer& deadline_timer();
+
+class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
+ public:
+  WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs,
+                 std::shared_ptr<FailureNotice> notice, CloseGroup close_group);
+  // Once, right after construction: hears of the failures of other ranks from now on.
+  void start();
+
+  // Throws Unsupported where the site's ranks have no backend for such tensors.
+  void require_device(const at::Device& device) const {
+    if (!alone_in_site()) inner(device, false);
+  }
+
+  // All take one tensor (or list) per rank on one device, contiguous or not, which fit each other
+  // (arguments.h); the sizes must agree over the ranks as for Gloo. They return at once; errors of the
+  // operation come out of the Work. They are called below autograd (below_autograd.h), as their stages are.
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
+  // With `codec` in place of the group's, from its min_compress_bytes on; `average`: the mean. `residual`:
+  // float32 on the CPU, contiguous, of the elements encoded_range(); updated when the operation succeeds with
+  // a finite result, before its Work is done. `next`: like it, and takes the new residual in its place, which
+  // means something only if the operation succeeds. `scale`: like it, powers of two; what is encoded is
+  // divided by it, on all ranks alike, and multiplied again. One operation at a time per residual.
+  WorkPtr all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
+                                const std::optional<at::Tensor>& residual,
+                                const std::optional<at::Tensor>& next, const std::optional<at::Tensor>& scale,
+                                bool average, double decay, Milliseconds timeout);
+  // The elements of a tensor that this rank encodes in an all-reduce.
+  collective::Interval encoded_range(std::uint64_t elements) const {
+    return collective::part_of(elements, topology().local_size(), topology().local_rank());
+  }
+  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
+  // Sum of sparse COO tensors on the CPU, which must agree in dtype, shape and sparse dimensions but not in
+  // their entries, and need not be coalesced; the result is. It is the sum in order of sites of the sums in
+  // order of rank, rounded to the dtype each time: for sites of one rank, Gloo's bit for bit. Every entry of
+  // a site's sum crosses the WAN once per other site, after its number has: two latencies.
+  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout);
+  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
+  WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
+                         Milliseconds timeout);
+  WorkPtr reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
+                                   Milliseconds timeout);
+  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
+  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
+  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
+  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
+  WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, Milliseconds timeout);
+  WorkPtr barrier(const at::Device& device, Milliseconds timeout);
+  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
+  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
+
+  // Fails everything in flight and to come, here and on the other ranks.
+  void abort(const core::Status& why);
+  // The end of a group that is idle (or has failed): the other ranks may still be busy with the last
+  // operation.
+  void leave();
+  bool wait_idle(core::Deadline deadline) {
+    order_->use_all();
+    return pipeline_.wait_idle(deadline);
+  }
+  bool has_failed() const;
+  // The code of the operation that broke the group.
+  core::StatusCode failure_code() const;
+  const collective::Topology& topology() const { return exchange_->topology(); }
+  collective::ExchangeStats stats() const { return exchange_->stats(); }
+  // Of operations that are issued from now on; all ranks change it between the same two operations.
+  core::Status set_policy(std::shared_ptr<const collective::WanPolicy> policy) {
+    return exchange_->set_policy(std::move(policy));
+  }
+  std::vector<collective::PeerRate> take_rates() { return exchange_->take_rates(); }
+  const std::shared_ptr<ExposedTime>& exposed() const { return exposed_; }
+
+ private:
+  class Call;
+  struct Reduction;
+  struct ReduceTarget;
+  class SparseSum;
+
+  Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  ReduceTarget all_receive(const at::Tensor& tensor) const;
+  BackendPtr inner(const at::Device& device, bool post) const;
+  bool alone_in_site() const { return topology().local_size() == 1; }
+  // all_reduce and reduce: scatter the reduction over the site, reduce lanes over the WAN, gather in the
+  // site.
+  WorkPtr reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
+                       const ReduceTarget& target, Milliseconds timeout,
+                       std::shared_ptr<CallerFeedback> feedback = nullptr);
+  WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
+  void mark_failed(const core::Status& why);
+  // The group is over: the others are told `said`, and the transport lets go of it. The first call counts.
+  void end_group(const core::Status& why, const core::Status& said, transport::QueuedChunks queued);
+  // Why the group has failed, as news for its other operations; or ok.
+  core::Status failure() const;
+  // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.
+  void require_working();
+  // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
+  // wait cannot be interrupted. Throws.
+  void finish_inner(const WorkPtr& work);
+  // The sum (or what `op` says) over the site's ranks of the parts of `input`, one per rank; this rank's own
+  // goes to `part`. Both flat, of any dtype that reduced_dtype() knows.
+  void reduce_scatter_in_site(const BackendPtr& backend, const at::Tensor& part, const at::Tensor& input,
+                              const c10d::ReduceOp& op, Milliseconds timeout);
+  // The parts of the site's ranks, in order of rank. Both flat, of any one dtype.
+  void all_gather_in_site(const BackendPtr& backend, const at::Tensor& all, const at::Tensor& part,
+                          Milliseconds timeout);
+
+  const std::unique_ptr<collective::Exchange> exchange_;
+  const InnerBackends inner_;
+  const bool preserve_inputs_;
+  const std::shared_ptr<ExposedTime> exposed_ = std::make_shared<ExposedTime>();
+  std::atomic<std::uint64_t> next_seq_{1};
+  // Shared with callbacks of inner works, which may outlive the group.
+  struct Failure {
+    std::mutex mutex;  // guards all below
+    std::condition_variable changed;
+    core::Status cause;
+    bool told = false;  // whether the caller has got it out of an operation
+  };
+  const std::shared_ptr<Failure> failed_ = std::make_shared<Failure>();
+  const std::shared_ptr<FailureNotice> notice_;
+  const CloseGroup close_group_;
+  std::mutex mutex_;                                                  // guards p2p_counters_
+  std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
+  // Of operations on streams. Shared with their Works, which may outlive the group.
+  const std::shared_ptr<EnqueueOrder> order_ = std::make_shared<EnqueueOrder>();
+  StagePipeline pipeline_;
+};
+
+}  // namespace geocomm::binding

@@ -1,0 +1,350 @@
+// all_reduce, reduce and reduce_scatter of WanCollectives.
+#include <algorithm>
+#include <utility>
+
+#include "binding/calls/wan_call.h"
+#include "binding/device/device_reduction.h"
+
+namespace geocomm::binding {
+
+using collective::LaneData;
+using collective::OpKind;
+using core::StatusCode;
+
+// How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
+// since the group's mean is taken once, at the end. The dtype of complex numbers is that of their parts.
+struct WanCollectives::Reduction {
+  core::DType dtype = core::DType::Float32;
+  collective::ReduceOp op = collective::ReduceOp::Sum;
+  c10d::ReduceOp inner = c10d::ReduceOp::SUM;
+  std::optional<at::Tensor> factor_tensor;
+  std::optional<double> factor;
+
+  bool scales() const { return factor || factor_tensor; }
+  at::Tensor scaled(const at::Tensor& input) const {
+    if (factor_tensor) return input.mul(factor_tensor->to(input.options()));
+    return factor ? input.mul(*factor) : input;
+  }
+};
+
+WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
+                                                       const c10d::ReduceOp& op) const {
+  Reduction reduction;
+  reduction.dtype = reduced_dtype(c10::toRealValueType(tensor.scalar_type()));
+  const bool floating = core::is_floating(reduction.dtype);
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      break;
+    case c10d::ReduceOp::AVG:
+      reduction.op = collective::ReduceOp::Avg;
+      break;
+    case c10d::ReduceOp::PRODUCT:
+      reduction.op = collective::ReduceOp::Product;
+      reduction.inner = c10d::ReduceOp::PRODUCT;
+      break;
+    case c10d::ReduceOp::MIN:
+      reduction.op = collective::ReduceOp::Min;
+      reduction.inner = c10d::ReduceOp::MIN;
+      break;
+    case c10d::ReduceOp::MAX:
+      reduction.op = collective::ReduceOp::Max;
+      reduction.inner = c10d::ReduceOp::MAX;
+      break;
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR:
+      if (floating)
+        throw_status(StatusCode::InvalidArgument, "bitwise reductions need an integer or bool tensor");
+      reduction.op = op.op_ == c10d::ReduceOp::BAND  ? collective::ReduceOp::BitAnd
+                     : op.op_ == c10d::ReduceOp::BOR ? collective::ReduceOp::BitOr
+                                                     : collective::ReduceOp::BitXor;
+      reduction.inner = op.op_;
+      break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (supplement == nullptr)
+        throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM without a factor");
+      if (!floating) throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM needs a float tensor");
+      if (supplement->tensor_factor.defined()) {
+        reduction.factor_tensor = supplement->tensor_factor;
+      } else {
+        reduction.factor = supplement->double_factor;
+      }
+      break;
+    }
+    default:
+      throw_status(StatusCode::Unsupported, "unknown ReduceOp");
+  }
+  return reduction;
+}
+
+// Who ends with the result of an all-reduce or a reduce.
+struct WanCollectives::ReduceTarget {
+  std::vector<bool> receives;  // per site
+  bool writes = false;         // whether this rank's tensor takes it
+  bool in_place = false;       // whether the tensor's own memory may be worked in
+};
+
+namespace {
+
+struct ReduceState {
+  at::Tensor input;  // one-dimensional, padded to the site's parts
+  at::Tensor part;   // this rank's part on its device
+  at::Tensor host;   // the same where the WAN can reach it
+  std::vector<LaneData> lanes;
+  std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
+  std::shared_ptr<CallerFeedback> feedback;    // or nullptr
+  CallerFeedback::OnHost lent;
+};
+
+// `part` holds `mine` at its beginning.
+std::vector<LaneData> lane_data(const collective::Topology& topology, std::uint64_t elements,
+                                std::span<std::byte> part, std::size_t element_bytes,
+                                const std::vector<bool>& receives) {
+  const auto mine = collective::part_of(elements, topology.local_size(), topology.local_rank());
+  std::vector<LaneData> lanes;
+  for (auto& lane : collective::lanes_of(topology, elements)) {
+    if (lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) continue;
+    const auto data =
+        part.subspan((lane.range.begin - mine.begin) * element_bytes, lane.range.size() * element_bytes);
+    lanes.push_back({std::move(lane), receives, data});
+  }
+  return lanes;
+}
+
+at::Tensor padded(const at::Tensor& flat_tensor, std::uint64_t elements) {
+  if (static_cast<std::uint64_t>(flat_tensor.numel()) == elements) return flat_tensor;
+  auto result = at::zeros({signed_size(elements)}, flat_tensor.options());
+  part_view(result, 0, static_cast<std::uint64_t>(flat_tensor.numel())).copy_(flat_tensor);
+  return result;
+}
+
+}  // namespace
+
+WanCollectives::ReduceTarget WanCollectives::all_receive(const at::Tensor& tensor) const {
+  return {.receives = std::vector<bool>(static_cast<std::size_t>(topology().site_count()), true),
+          .writes = true,
+          .in_place = is_flat_view(tensor) && !preserve_inputs_};
+}
+
+WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, op);
+  const Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
+                  static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
+  return reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout);
+}
+
+WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
+                                              const std::optional<at::Tensor>& residual,
+                                              const std::optional<at::Tensor>& next,
+                                              const std::optional<at::Tensor>& scale, bool average,
+                                              double decay, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+  throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
+  auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next, scale);
+  Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
+            static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
+  call.use_codec(feedback->caller());
+  auto work = reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout, feedback);
+  return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
+}
+
+WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root,
+                               Milliseconds timeout) {
+  const Reduction reduction = reduction_of(tensor, op);
+  const Call call(*this, OpKind::Reduce, c10d::OpType::REDUCE, "reduce", tensor.device(), timeout,
+                  static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
+  std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
+  root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
+  return reduce_lanes(
+      call, tensor, reduction,
+      {.receives = std::move(root_only), .writes = topology().rank() == root, .in_place = false}, timeout);
+}
+
+WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, const Reduction& reduction,
+                                     const ReduceTarget& target, Milliseconds timeout,
+                                     std::shared_ptr<CallerFeedback> feedback) {
+  const auto tensor = reals_of(given);
+  const auto elements = static_cast<std::uint64_t>(tensor.numel());
+  if (elements == 0) {
+    if (feedback) feedback->commit();
+    return call.issue({given}, {given}, nullptr, nullptr, nullptr);
+  }
+  auto state = std::make_shared<ReduceState>();
+  state->feedback = std::move(feedback);
+  const int local_size = topology().local_size();
+  const auto part_elements = collective::part_size(elements, local_size);
+  const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
+  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
+  const bool receives = target.receives[static_cast<std::size_t>(topology().site())];
+
+  auto pre = [=, this, call_context = call.context(nullptr)] {
+    auto input = reduction.scaled(flat(tensor));
+    if (alone_in_site()) {
+      const bool keep = receives && !target.in_place && input.is_alias_of(tensor);
+      state->part = keep ? input.clone() : input;
+    } else {
+      state->input = padded(input, part_elements * static_cast<std::uint64_t>(local_size));
+      state->part = at::empty({signed_size(part_elements)}, input.options());
+      reduce_scatter_in_site(inner_pre, state->part, state->input, reduction.inner, timeout);
+    }
+    if (!state->feedback || !state->feedback->has_residual()) {
+      state->on_device = DeviceReduction::create(
+          *exchange_, call_context, reduction.op,
+          lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+    }
+    if (state->on_device) {
+      state->on_device->enqueue_contributions();
+      return;
+    }
+    state->host = to_host(state->part);
+    state->lanes =
+        lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
+    if (state->feedback) state->lent = state->feedback->lend(state->lanes, encoded_range(elements).begin);
+  };
+  const bool on_cpu = tensor.device().is_cpu();
+  auto exchange = [=, this, context = call.context(state)] {
+    auto status = state->on_device ? state->on_device->exchange()
+                                   : exchange_->reduce(context, reduction.op, state->lanes);
+    if (state->feedback && !on_cpu) state->feedback->settle_on_host(state->lent, status.is_ok());
+    return status;
+  };
+  auto post = [=, this] {
+    if (state->on_device) state->on_device->enqueue_results();
+    if (!receives) return;
+    if (!state->on_device) from_host(state->part, state->host);
+    at::Tensor result = state->part;
+    if (!alone_in_site()) {
+      const bool direct = target.in_place && state->input.is_alias_of(tensor);
+      result =
+          direct ? state->input : at::empty({signed_size(part_elements) * local_size}, state->part.options());
+      all_gather_in_site(inner_post, result, state->part, timeout);
+    }
+    const bool is_there = target.in_place && result.is_alias_of(tensor);
+    if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+    if (target.writes && reduction.op == collective::ReduceOp::Avg) mark_written(given);
+    if (!state->feedback) return;
+    if (!on_cpu) return state->feedback->copy_back(state->lent);
+    if (!alone_in_site()) {
+      state->feedback->set_result(reduction.dtype, bytes_of(part_view(result, 0, elements)));
+    }
+    state->feedback->commit();
+  };
+  Tensors inputs{given};
+  if (state->feedback) state->feedback->append_to(inputs);
+  return call.issue(inputs, {given}, pre, exchange, post);
+}
+
+WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
+                                             Milliseconds timeout) {
+  for (const auto& tensor : tensors) reduction_of(tensor, op);  // throws before the first is issued
+  const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
+    return t.scalar_type() == tensors.front().scalar_type();
+  });
+  if (tensors.size() == 1 || !uniform) {
+    std::vector<WorkPtr> works;
+    for (const auto& tensor : tensors) works.push_back(all_reduce(tensor, op, timeout));
+    return works.size() == 1
+               ? works.front()
+               : join_works(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
+                            "geocomm:all_reduce_coalesced", std::move(works), tensors, exposed_);
+  }
+  // One operation over all of them: one latency instead of one each.
+  Tensors flats;
+  for (const auto& tensor : tensors) flats.push_back(flat(tensor));
+  auto together = at::cat(flats);
+  auto outputs = tensors;
+  auto work = all_reduce(together, op, timeout);
+  auto joined = c10::make_intrusive<GeoWork>(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
+                                             "geocomm:all_reduce_coalesced", work->getSequencenumber(),
+                                             tensors, outputs, exposed_);
+  complete_after(joined, {work}, [together, outputs] {
+    std::int64_t offset = 0;
+    for (const auto& tensor : outputs) {
+      tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+      mark_written(tensor);
+      offset += tensor.numel();
+    }
+  });
+  return joined;
+}
+
+WorkPtr WanCollectives::reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs,
+                                                 const c10d::ReduceOp& op, Milliseconds timeout) {
+  for (const auto& output : outputs) reduction_of(output, op);  // throws before the first is issued
+  std::vector<WorkPtr> works;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    works.push_back(reduce_scatter(outputs[i], {inputs[i]}, op, timeout));
+  }
+  if (works.size() == 1) return works.front();
+  return join_works(topology().rank(), c10d::OpType::REDUCE_SCATTER, "geocomm:reduce_scatter_coalesced",
+                    std::move(works), outputs, exposed_);
+}
+
+WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Tensors& given_inputs,
+                                       const c10d::ReduceOp& op, Milliseconds timeout) {
+  const Reduction reduction = reduction_of(given_output, op);
+  const auto output = reals_of(given_output);
+  const auto inputs = reals_of(given_inputs);
+  const auto shard = static_cast<std::uint64_t>(output.numel());
+  Call call(*this, OpKind::ReduceScatter, c10d::OpType::REDUCE_SCATTER, "reduce_scatter", output.device(),
+            timeout, shard * static_cast<std::uint64_t>(topology().size()), reduction.dtype);
+  if (shard == 0) return call.issue(given_inputs, {given_output}, nullptr, nullptr, nullptr);
+  struct State {
+    at::Tensor staging, block, host;
+    std::vector<LaneData> lanes;
+    std::shared_ptr<DeviceReduction> on_device;
+  };
+  auto state = std::make_shared<State>();
+  const int local_size = topology().local_size();
+  const auto inner_pre = alone_in_site() ? nullptr : inner(output.device(), false);
+
+  auto pre = [=, this, call_context = call.context(nullptr)] {
+    const auto layout = collective::reduce_scatter_layout(topology(), shard);
+    Tensors flats;
+    for (const auto& input : inputs) flats.push_back(flat(input));
+    const auto input = reduction.scaled(flats.size() == 1 ? flats.front() : at::cat(flats));
+    state->staging = at::zeros({signed_size(layout.block) * local_size}, input.options());
+    copy_runs(state->staging, input, layout.pack);
+    if (alone_in_site()) {
+      state->block = state->staging;
+    } else {
+      state->block = at::empty({signed_size(layout.block)}, input.options());
+      reduce_scatter_in_site(inner_pre, state->block, state->staging, reduction.inner, timeout);
+    }
+    const auto lanes_in = [&](std::span<std::byte> bytes) {
+      const std::size_t element_bytes = output.element_size();
+      std::vector<LaneData> lanes;
+      for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
+        const auto& lane = layout.lanes[i];
+        std::vector<bool> receives(static_cast<std::size_t>(topology().site_count()), false);
+        receives[static_cast<std::size_t>(topology().site_of(layout.receiver[i]))] = true;
+        const auto data = bytes.subspan(layout.offset[i] * element_bytes, lane.range.size() * element_bytes);
+        lanes.push_back({lane, std::move(receives), data});
+      }
+      return lanes;
+    };
+    state->on_device =
+        DeviceReduction::create(*exchange_, call_context, reduction.op, lanes_in(bytes_of(state->block)));
+    if (state->on_device) {
+      state->on_device->enqueue_contributions();
+      return;
+    }
+    state->host = to_host(state->block);
+    state->lanes = lanes_in(bytes_of(state->host));
+  };
+  auto exchange = [=, this, context = call.context(state)] {
+    return state->on_device ? state->on_device->exchange()
+                            : exchange_->reduce(context, reduction.op, state->lanes);
+  };
+  // This rank's own shard stands at the beginning of its block.
+  auto post = [=] {
+    if (state->on_device) state->on_device->enqueue_results();
+    const auto& block = state->on_device ? state->block : state->host;
+    output.copy_(part_view(block, 0, shard).view(output.sizes()), kNonBlocking);
+    mark_written(given_output);
+  };
+  return call.issue(given_inputs, {given_output}, pre, exchange, post);
+}
+
+}  // namespace geocomm::binding

@@ -1,0 +1,145 @@
+#include "binding/device/cuda_streams.h"
+
+#ifdef GEOCOMM_WITH_CUDA
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+namespace geocomm::binding {
+namespace {
+
+// The driver is there whenever a device is; it is asked for by name, so that the module loads without.
+template <typename Function>
+Function driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned kSinceCuda = 12000;
+  if (cudaGetDriverEntryPointByVersion(name, &found, kSinceCuda, cudaEnableDefault, &result) != cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<Function>(found);
+}
+
+using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+// Unified addressing: the host's address of pinned memory is the device's.
+CUdeviceptr device_address(const std::uint32_t* word) {
+  return reinterpret_cast<CUdeviceptr>(word);
+}
+
+class CudaDriver final : public StreamDriver {
+ public:
+  // Of the highest priority: a stage is short, and other sites wait for it. Not ordered behind the default
+  // stream, as most streams are not.
+  Stream create_stream() override {
+    int least = 0;
+    int greatest = 0;
+    cudaStream_t stream = nullptr;
+    if (cudaDeviceGetStreamPriorityRange(&least, &greatest) != cudaSuccess ||
+        cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return stream;
+  }
+  std::uint32_t* allocate_words(std::size_t count) override {
+    void* memory = nullptr;
+    const unsigned flags = cudaHostAllocPortable | cudaHostAllocMapped;
+    if (cudaHostAlloc(&memory, count * sizeof(std::uint32_t), flags) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    auto* const words = static_cast<std::uint32_t*>(memory);
+    std::fill_n(words, count, 0u);
+    return words;
+  }
+  bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) override {
+    static const auto wait = driver_function<StreamValue>("cuStreamWaitValue32");
+    return wait != nullptr && wait(static_cast<CUstream>(stream), device_address(word), value,
+                                   CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS;
+  }
+  bool enqueue_write(Stream stream, std::uint32_t* word, std::uint32_t value) override {
+    static const auto write = driver_function<StreamValue>("cuStreamWriteValue32");
+    return write != nullptr && write(static_cast<CUstream>(stream), device_address(word), value,
+                                     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+  }
+  bool has_failed(Stream stream) override {
+    const BesideCapture beside;
+    const cudaError_t state = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+    (void)cudaGetLastError();
+    return state != cudaSuccess && state != cudaErrorNotReady;
+  }
+};
+
+// By a gate that is open and a signal, on a stream of its own, which the first operation takes then.
+bool works(DeviceStreams& device) {
+  const StreamLease lease(device);
+  if (lease.stream() == nullptr) return false;
+  const auto gate = StreamGate::create(device);
+  const auto signal = StreamSignal::create(device);
+  if (!gate || !signal) return false;
+  gate->open();
+  const bool enqueued = gate->enqueue(lease.stream()) && signal->enqueue(lease.stream());
+  return cudaStreamSynchronize(static_cast<cudaStream_t>(lease.stream())) == cudaSuccess && enqueued &&
+         signal->is_given();
+}
+
+}  // namespace
+
+DeviceStreams* cuda_streams() {
+  static std::mutex mutex;
+  static auto* driver = new CudaDriver;  // never freed, nor what follows: the real one may be gone by then
+  static auto* known = new std::map<int, DeviceStreams*>;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
+  std::lock_guard lock(mutex);
+  const auto found = known->find(device);
+  if (found != known->end()) return found->second;
+  auto* streams = new DeviceStreams(*driver);
+  const BesideCapture beside;
+  if (!works(*streams)) streams = nullptr;
+  (void)cudaGetLastError();
+  known->emplace(device, streams);
+  return streams;
+}
+
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
+}
+
+BesideCapture::BesideCapture() : mode_(cudaStreamCaptureModeRelaxed) {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) mode_ = mode;
+}
+
+BesideCapture::~BesideCapture() {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace geocomm::binding
+
+#else
+
+namespace geocomm::binding {
+
+DeviceStreams* cuda_streams() {
+  return nullptr;
+}
+bool is_capturing(void*) {
+  return false;
+}
+BesideCapture::BesideCapture() : mode_(0) {}
+BesideCapture::~BesideCapture() = default;
+
+}  // namespace geocomm::binding
+
+#endif

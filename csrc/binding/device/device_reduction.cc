@@ -1,0 +1,255 @@
+#include "binding/device/device_reduction.h"
+
+#ifdef GEOCOMM_WITH_CUDA
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "codec/cuda/cuda_codec.h"
+#include "collective/cuda/device_sums.h"
+#include "core/log.h"
+#include "core/str.h"
+
+namespace geocomm::binding {
+
+using codec::Accumulate;
+using collective::FrameChunk;
+using core::DType;
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// Pinned memory for frames. Nothing goes back to the driver: freeing would wait for the device, on whatever
+// thread drops the last reference.
+core::BufferPool& pinned_buffers() {
+  static auto* pool = new core::BufferPool(
+      ~std::size_t{0},
+      {[](std::size_t bytes) {
+         void* memory = nullptr;
+         if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+           core::log(core::LogLevel::Error, core::str("no ", bytes, " bytes of pinned memory for frames"));
+           core::flush_log(core::Deadline::after(std::chrono::seconds(1)));
+           std::abort();
+         }
+         return static_cast<std::byte*>(memory);
+       },
+       [](std::byte* memory, std::size_t) { (void)cudaFreeHost(memory); }});
+  return *pool;
+}
+
+}  // namespace
+
+// The device's side: one workspace and one word each for sizes and verdicts, used in order of the stream.
+class DeviceReduction::Kernels {
+ public:
+  Kernels(const collective::FramePlan& plan, DType dtype, const at::Device& device,
+          StreamDriver::Stream stream)
+      : spec_(plan.codec), stream_(static_cast<codec::cuda::Stream>(stream)), device_(device) {
+    std::size_t workspace = 0;
+    for (const FrameChunk& chunk : plan.chunks) {
+      for (const DType type : {dtype, DType::Float32}) {
+        workspace = std::max(workspace, codec::cuda::workspace_bytes(spec_, type, chunk.range.size(),
+                                                                     codec::cuda::Framing::SingleFrame));
+      }
+      words_ += 1 + chunk.frames.size();
+    }
+    const auto bytes = at::TensorOptions().dtype(at::kByte).device(device);
+    workspace_ = at::empty({static_cast<std::int64_t>(workspace)}, bytes);
+    size_ = at::empty({8}, bytes);
+    verdicts_ = pinned_buffers().acquire(words_ * sizeof(std::uint64_t));
+    words_ = 0;
+  }
+
+  void encode(DType dtype, const std::byte* elements, const FrameChunk& chunk,
+              const codec::CompressOptions& options, const core::Buffer& frame) {
+    codec::cuda::EncodeOptions encoding;
+    encoding.seed = options.seed;
+    encoding.first_element = options.first_element;
+    encoding.framing = codec::cuda::Framing::SingleFrame;
+    encoding.checksums = codec::cuda::Checksums::Host;
+    throw_if_error(codec::cuda::compress_payload(spec_, dtype, elements, chunk.range.size(), frame.room(),
+                                                 encoding, workspace(), size_word(), stream_));
+  }
+
+  // Of the dtype's own kind if not to float.
+  void decode(DType dtype, const core::Buffer& frame, const FrameChunk& chunk, codec::Sink sink,
+              std::byte* dst) {
+    codec::cuda::DecodeOptions decoding;
+    decoding.framing = codec::cuda::Framing::SingleFrame;
+    decoding.checksums = codec::cuda::Checksums::Host;
+    decoding.may_be_longer = true;
+    throw_if_error(codec::cuda::decompress_payload(spec_, dtype, frame.room(), dst, chunk.range.size(), sink,
+                                                   decoding, workspace(), next_verdict(), stream_));
+  }
+
+  codec::cuda::Stream stream() const { return stream_; }
+  at::Tensor floats(std::uint64_t count) const {
+    return at::empty({static_cast<std::int64_t>(count)},
+                     at::TensorOptions().dtype(at::kFloat).device(device_));
+  }
+
+  // Once the stream has passed: whether all that was received decoded.
+  Status verdict() const {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(verdicts_.data());
+    for (std::size_t i = 0; i < words_; ++i) {
+      if (Status status = codec::cuda::to_status(words[i]); !status.is_ok()) return status;
+    }
+    return Status::ok();
+  }
+
+ private:
+  std::span<std::byte> workspace() const {
+    return {static_cast<std::byte*>(workspace_.data_ptr()), static_cast<std::size_t>(workspace_.numel())};
+  }
+  std::uint64_t* size_word() const { return static_cast<std::uint64_t*>(size_.data_ptr()); }
+  std::uint64_t* next_verdict() { return reinterpret_cast<std::uint64_t*>(verdicts_.data()) + words_++; }
+
+  const codec::CodecSpec spec_;
+  const codec::cuda::Stream stream_;
+  const at::Device device_;
+  at::Tensor workspace_;
+  at::Tensor size_;
+  core::Buffer verdicts_;
+  std::size_t words_ = 0;
+};
+
+std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& exchange,
+                                                         const collective::OpContext& context,
+                                                         collective::ReduceOp op,
+                                                         std::vector<collective::LaneData> lanes) {
+  StreamOperation* const stream = StreamOperation::current();
+  if (stream == nullptr) return nullptr;
+  auto plan = exchange.plan_frames(context, op, lanes, pinned_buffers());
+  if (!plan.is_ok()) {
+    if (plan.status().code() == StatusCode::Unsupported) return nullptr;
+    throw_if_error(plan.status());
+  }
+  if (!codec::cuda::is_supported(plan->codec, context.dtype)) return nullptr;
+  std::shared_ptr<DeviceReduction> self(
+      new DeviceReduction(exchange, context, op, std::move(lanes), *stream));
+  self->plan_ = std::move(plan).value();
+  const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
+  self->kernels_ = std::make_shared<Kernels>(self->plan_, context.dtype, device, stream->stream());
+  stream->hold(self);
+  stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
+  stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
+  return self;
+}
+
+DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
+                                 collective::ReduceOp op, std::vector<collective::LaneData> lanes,
+                                 StreamOperation& stream)
+    : exchange_(exchange), context_(context), op_(op), lanes_(std::move(lanes)), stream_(stream) {}
+
+void DeviceReduction::enqueue_contributions() {
+  for (const FrameChunk& chunk : plan_.chunks) {
+    if (!chunk.contributes) continue;
+    kernels_->encode(context_.dtype, data_of(chunk).data(), chunk, chunk.contribution_options,
+                     chunk.contribution);
+  }
+}
+
+Status DeviceReduction::exchange() {
+  return exchange_.exchange_frames(context_, op_, lanes_, plan_, *this);
+}
+
+void DeviceReduction::enqueue_sums() {
+  const DType dtype = context_.dtype;
+  const auto stream = kernels_->stream();
+  sums_.resize(plan_.chunks.size());
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_.chunks[c];
+    if (!chunk.reduces) continue;
+    const std::span<std::byte> data = data_of(chunk);
+    const std::uint64_t count = chunk.range.size();
+    float* sums = reinterpret_cast<float*>(data.data());
+    // Straight into the caller's data where that is float and no operand is read from there.
+    const core::Buffer& own = chunk.frames[static_cast<std::size_t>(exchange_.topology().site())];
+    if (dtype != DType::Float32 || own.data() == nullptr) {
+      sums_[c] = kernels_->floats(count);
+      sums = static_cast<float*>(sums_[c].data_ptr());
+    }
+    for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
+      const core::Buffer& frame = chunk.frames[site];
+      const bool first = site == 0;
+      if (frame.data() == nullptr) {  // this rank's own part, exact
+        throw_if_error(collective::cuda::accumulate_elements(
+            dtype, data.data(), sums, count, first ? Accumulate::Assign : Accumulate::Add, stream));
+      } else {
+        kernels_->decode(dtype, frame, chunk, first ? codec::Sink::Float32 : codec::Sink::AddToFloat32,
+                         reinterpret_cast<std::byte*>(sums));
+      }
+    }
+    throw_if_error(collective::cuda::divide(sums, count, plan_.divisor, stream));
+    if (chunk.owns) {
+      kernels_->encode(DType::Float32, reinterpret_cast<const std::byte*>(sums), chunk, chunk.result_options,
+                       chunk.result);
+    } else if (chunk.receives) {
+      throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), count, stream));
+    }
+  }
+}
+
+void DeviceReduction::enqueue_results() {
+  const DType dtype = context_.dtype;
+  const auto stream = kernels_->stream();
+  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_.chunks[c];
+    if (!chunk.receives || chunk.result.data() == nullptr) continue;
+    const std::span<std::byte> data = data_of(chunk);
+    if (dtype == DType::Float32) {
+      kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32, data.data());
+      continue;
+    }
+    if (!sums_[c].defined()) {
+      sums_[c] = kernels_->floats(chunk.range.size());
+    }
+    auto* sums = static_cast<float*>(sums_[c].data_ptr());
+    kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
+                     reinterpret_cast<std::byte*>(sums));
+    throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), chunk.range.size(), stream));
+  }
+}
+
+void DeviceReduction::contributions_arrived() {
+  stream_.open_arrived();
+}
+
+Status DeviceReduction::wait_for_results(core::Deadline deadline) {
+  return stream_.wait_until_made(deadline);
+}
+
+std::span<std::byte> DeviceReduction::data_of(const FrameChunk& chunk) const {
+  const std::size_t size = core::size_of(context_.dtype);
+  return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+}
+
+}  // namespace geocomm::binding
+
+#else
+
+namespace geocomm::binding {
+
+class DeviceReduction::Kernels {};
+
+std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange&, const collective::OpContext&,
+                                                         collective::ReduceOp,
+                                                         std::vector<collective::LaneData>) {
+  return nullptr;
+}
+void DeviceReduction::enqueue_contributions() {}
+core::Status DeviceReduction::exchange() {
+  return core::Status::ok();
+}
+void DeviceReduction::enqueue_results() {}
+void DeviceReduction::contributions_arrived() {}
+core::Status DeviceReduction::wait_for_results(core::Deadline) {
+  return core::Status::ok();
+}
+
+}  // namespace geocomm::binding
+
+#endif

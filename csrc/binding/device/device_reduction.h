@@ -1,0 +1,56 @@
+// A lossy reduction of CUDA tensors whose frames are made, decoded and summed on the device: the FrameMaker
+// of Exchange::exchange_frames(). The frames lie in pinned memory, which kernels write and read directly: the
+// threads of the WAN only see host memory, and never wait for the device nor make it wait for them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "binding/device/device_side.h"
+#include "collective/run/exchange.h"
+
+namespace geocomm::binding {
+
+class DeviceReduction final : public collective::FrameMaker,
+                              public std::enable_shared_from_this<DeviceReduction> {
+ public:
+  // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
+  // belongs to. `lanes` hold addresses of device memory, which outlives the operation. nullptr: the host has
+  // to do it (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
+  static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
+                                                 const collective::OpContext& context,
+                                                 collective::ReduceOp op,
+                                                 std::vector<collective::LaneData> lanes);
+
+  // Stage `pre`: encodes.
+  void enqueue_contributions();
+  // On a thread that may block.
+  core::Status exchange();
+  // Stage `post`: takes the results that other sites made. What this rank reduces itself is the operation's
+  // `middle`, which decodes and sums.
+  void enqueue_results();
+
+  void contributions_arrived() override;
+  core::Status wait_for_results(core::Deadline deadline) override;
+
+ private:
+  class Kernels;
+
+  DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
+                  collective::ReduceOp op, std::vector<collective::LaneData> lanes, StreamOperation& stream);
+
+  void enqueue_sums();
+  std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
+
+  collective::Exchange& exchange_;
+  const collective::OpContext context_;
+  const collective::ReduceOp op_;
+  const std::vector<collective::LaneData> lanes_;
+  StreamOperation& stream_;  // owns this, by way of its stages
+  collective::FramePlan plan_;
+  std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
+  std::shared_ptr<Kernels> kernels_;
+};
+
+}  // namespace geocomm::binding

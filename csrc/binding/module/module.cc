@@ -1,0 +1,469 @@
+// The Python module geocomm._C. Its types are in geocomm/_C.pyi.
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "binding/module/policy_values.h"
+#include "binding/module/process_group.h"
+#include "binding/tensors/outer_passes.h"
+#include "binding/tensors/tensor_codec.h"
+#include "binding/tensors/tensor_scales.h"
+#include "binding/torch/gil_release.h"
+#include "core/cpu.h"
+#include "core/log.h"
+#include "core/str.h"
+
+// c10d::Backend is a base that torch's own module registered: with other pybind11 internals it would be an
+// unknown one.
+static_assert(
+    PYBIND11_INTERNALS_VERSION == GEOCOMM_TORCH_PYBIND11_INTERNALS,
+    "the pybind11 headers are not those that this torch was built with; use the ones inside torch/include");
+
+namespace py = pybind11;
+
+namespace geocomm::binding {
+namespace {
+
+using core::StatusCode;
+
+// Status code name → exception class of geocomm/core/errors.py. Leaked: the interpreter may be gone when
+// statics die.
+std::map<std::string, py::object>& error_classes() {
+  static auto* classes = new std::map<std::string, py::object>();
+  return *classes;
+}
+
+void raise_in_python(const core::Status& status) {
+  const std::string code{core::to_string(status.code())};
+  const auto found = error_classes().find(code);
+  if (found == error_classes().end()) {
+    PyErr_SetString(PyExc_RuntimeError, status.to_string().c_str());
+    return;
+  }
+  py::object error = found->second(status.to_string());
+  error.attr("code") = code;
+  error.attr("peer") = status.peer();
+  error.attr("op") = status.op();
+  error.attr("seq") = status.seq();
+  error.attr("errno") = status.sys_errno();
+  PyErr_SetObject(found->second.ptr(), error.ptr());
+}
+
+void translate_exception(std::exception_ptr error) {
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const StatusCarrier& carrier) {
+    raise_in_python(carrier.status);
+  }
+}
+
+// ---- process resources
+
+// What Python calls Endpoint.
+struct PyEndpoint {
+  std::shared_ptr<ProcessResources> process;
+};
+
+template <std::size_t N>
+std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what) {
+  const std::string_view view = value;
+  std::array<std::uint8_t, N> result{};
+  if (view.size() != N) {
+    throw_status(StatusCode::InvalidArgument, core::str(what, " must have ", N, " bytes, got ", view.size()));
+  }
+  std::memcpy(result.data(), view.data(), N);
+  return result;
+}
+
+PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
+                         const std::string& keys, const std::string& site, Milliseconds link_deadline,
+                         bool outbound_only, std::uint64_t max_pacing_bps, std::size_t threads,
+                         const std::string& rdma_plugin, bool rdma_trusted, bool rdma_allow_tcp) {
+  transport::EndpointOptions options;
+  options.bind_address = bind_address;
+  options.port = port;
+  options.streams = streams;
+  options.security = insecure ? transport::Security::Insecure : transport::Security::Required;
+  options.keys = keys;
+  options.site = site;
+  options.link_deadline = link_deadline;
+  options.outbound_only = outbound_only;
+  options.max_pacing_bps = max_pacing_bps;
+  options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
+  const GilRelease released;  // it may wait for the port
+  return {ProcessResources::create(value_or_throw(transport::Endpoint::create(options)), threads)};
+}
+
+py::list channel_stats(const PyEndpoint& self) {
+  py::list result;
+  if (self.process->is_inherited()) return result;
+  for (const auto& channel : self.process->endpoint->channels()) {
+    const auto stats = [&channel] {
+      const GilRelease released;  // the channel may be about to free a tensor
+      return channel->stats();
+    }();
+    py::dict row;
+    row["peer"] = channel->peer();
+    row["bytes_sent"] = stats.bytes_sent;
+    row["bytes_received"] = stats.bytes_received;
+    row["payload_sent"] = stats.payload_sent;
+    row["payload_received"] = stats.payload_received;
+    row["retransmitted_segments"] = stats.retransmitted_segments;
+    row["resumes"] = stats.resumes;
+    row["outages"] = stats.outages;
+    row["outage_us"] = stats.outage_us;
+    row["resent_segments"] = stats.resent_segments;
+    row["acks"] = stats.acks;
+    row["early_bytes_held"] = stats.early_bytes_held;
+    row["early_bytes_sent"] = stats.early_bytes_sent;
+    row["rtt_us"] = stats.rtt_us;
+    row["streams"] = stats.streams;
+    row["congestion_control"] = stats.congestion_control;
+    row["stalled_by_receiver_us"] = stats.stalled_by_receiver_us;
+    row["stalled_by_send_buffer_us"] = stats.stalled_by_send_buffer_us;
+    row["cipher"] = stats.cipher;
+    row["transport"] = stats.transport;
+    result.append(std::move(row));
+  }
+  return result;
+}
+
+// Of the messages of all groups.
+py::dict buffer_usage(const PyEndpoint& self) {
+  const core::PoolUsage usage = self.process->buffers.usage();
+  py::dict row;
+  row["asked_bytes"] = usage.asked_bytes;
+  row["held_bytes"] = usage.held_bytes;
+  row["most_asked_bytes"] = usage.most_asked_bytes;
+  row["most_held_bytes"] = usage.most_held_bytes;
+  return row;
+}
+
+void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
+  if (self.process->is_inherited()) return;
+  for (const auto& channel : self.process->endpoint->channels()) {
+    const auto rate = bytes_per_s.find(channel->peer());
+    if (rate != bytes_per_s.end()) channel->expect_rate(rate->second);
+  }
+}
+
+// ---- process group
+
+// Process id, host, port, description, whether it is reached over RDMA.
+using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool, int>;
+
+// Shared, and freed under the GIL, since the group may die on any thread.
+std::shared_ptr<py::object> hold(const py::object& callable) {
+  return {new py::object(callable), [](py::object* object) {
+            const py::gil_scoped_acquire gil;
+            delete object;
+          }};
+}
+
+ProcessGroupGeocomm::SplitFunction split_function(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [held = hold(callable)](const c10::intrusive_ptr<ProcessGroupGeocomm>& parent,
+                                 const std::vector<int>& ranks,
+                                 const c10::intrusive_ptr<c10d::Backend::Options>& options) -> BackendPtr {
+    const py::gil_scoped_acquire gil;
+    py::object child = (*held)(parent, ranks, options);
+    return child.is_none() ? nullptr : child.cast<BackendPtr>();
+  };
+}
+
+ProcessGroupGeocomm::ShutdownFunction shutdown_function(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [held = hold(callable)] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("on_shutdown of a process group");
+    }
+  };
+}
+
+// Ranks that a rank always has a channel to: its partners in lanes, and those before and after it at its own
+// site.
+std::set<int> neighbours_of(const collective::Topology& topology) {
+  std::set<int> result;
+  for (const auto& lane : collective::lanes_of(topology, std::uint64_t{1} << 30)) {
+    const auto& ranks = lane.rank_of_site;
+    if (ranks[static_cast<std::size_t>(topology.site())] == topology.rank())
+      result.insert(ranks.begin(), ranks.end());
+  }
+  const auto& beside = topology.ranks_of(topology.site());
+  const auto count = beside.size();
+  const auto place = static_cast<std::size_t>(topology.local_rank());
+  result.insert(beside[(place + 1) % count]);
+  result.insert(beside[(place + count - 1) % count]);
+  result.erase(topology.rank());
+  return result;
+}
+
+c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
+    int rank, int size, Milliseconds timeout,
+    const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
+    std::vector<std::string> site_names, const std::optional<PyEndpoint>& endpoint, std::uint64_t group,
+    const py::bytes& token, const std::vector<PeerTuple>& peers,
+    std::optional<std::pair<LinksTuple, CodecClasses>> policy, std::size_t min_compress_bytes,
+    bool preserve_inputs, const py::object& split, const py::object& on_shutdown) {
+  InnerBackends backends;
+  for (const auto& [device, pair] : inner) backends[at::Device(device).type()] = {pair.first, pair.second};
+  auto topology =
+      value_or_throw(collective::Topology::create(rank, std::move(site_of_rank), std::move(site_names)));
+  if (topology.size() != size)
+    throw_status(StatusCode::InvalidArgument, "site_of_rank must name a site for every rank");
+
+  std::shared_ptr<WanCollectives> wan;
+  std::shared_ptr<ProcessResources> process;
+  if (topology.site_count() > 1) {
+    if (!endpoint) throw_status(StatusCode::InvalidArgument, "a group that spans sites needs an endpoint");
+    if (static_cast<int>(peers.size()) != size) {
+      throw_status(StatusCode::InvalidArgument,
+                   core::str("peers has ", peers.size(), " entries for ", size, " ranks"));
+    }
+    process = endpoint->process;
+    const auto job = fixed_bytes<16>(token, "token");
+    std::vector<transport::PeerAddress> addresses;
+    for (const auto& [id, host, port, description, rdma, path_channels] : peers) {
+      const int site = topology.site_of(static_cast<int>(addresses.size()));
+      addresses.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description,
+                           topology.site_name(site), rdma, path_channels});
+    }
+    process->endpoint->allow(job);
+    // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
+    // that each hears of the others' failures; all others when first needed.
+    // Weak: the endpoint holds operations, and these the way to their peers. The group keeps it.
+    const auto channel_to = [weak = std::weak_ptr(process), addresses,
+                             job](int peer) -> core::Result<std::shared_ptr<transport::Channel>> {
+      const auto open = weak.lock();
+      if (!open) return core::Status(StatusCode::Aborted, "the process group was destroyed");
+      return open->endpoint->connect(addresses[static_cast<std::size_t>(peer)], job);
+    };
+    std::vector<std::shared_ptr<transport::Channel>> neighbours;
+    for (const int peer : neighbours_of(topology)) neighbours.push_back(value_or_throw(channel_to(peer)));
+    const bool on_one_site_only = topology.local_size() == 1;
+    if (!on_one_site_only && backends.empty()) {
+      throw_status(StatusCode::InvalidArgument, "a site of several ranks needs inner backends");
+    }
+    std::shared_ptr<const collective::WanPolicy> first;
+    if (policy) {
+      const auto sites = static_cast<std::size_t>(topology.site_count());
+      first = make_policy(sites, std::move(policy->first), policy->second);
+    }
+    collective::ExchangeConfig config{.group = group,
+                                      .topology = topology,
+                                      .channel_to = channel_to,
+                                      .policy = std::move(first),
+                                      .min_compress_bytes = min_compress_bytes,
+                                      .pool = &process->pool,
+                                      .buffers = &process->buffers};
+    auto exchange = value_or_throw(collective::Exchange::create(std::move(config)));
+    auto notice =
+        std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers);
+    // Weak, as the way to the peers: the endpoint holds operations.
+    auto close_group = [resources = std::weak_ptr(process), group](const core::Status& why,
+                                                                   transport::QueuedChunks queued) {
+      if (const auto held = resources.lock()) held->endpoint->close_group(group, why, queued);
+    };
+    // The last to let go of it may be Python, with a Work. It uses the pool and the buffers of the process. A
+    // forked child leaks it: it has Gloo's groups, and neither their threads nor ours.
+    wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice),
+                              std::move(close_group)),
+           [process, mark = core::ProcessMark()](WanCollectives* freed) mutable {
+             const GilRelease released;
+             if (mark.is_here()) delete freed;
+             process.reset();
+           }};
+    wan->start();
+  }
+  if (process && !process->acquire()) {
+    throw_status(StatusCode::Aborted, "the endpoint closed when its last process group did");
+  }
+  return c10::make_intrusive<ProcessGroupGeocomm>(rank, size, timeout, std::move(backends), std::move(wan),
+                                                  std::move(process), split_function(split),
+                                                  shutdown_function(on_shutdown));
+}
+
+py::dict feedback_dict(const FeedbackWork& self) {
+  const CallerFeedback& feedback = self.feedback();
+  py::dict result;
+  result["committed"] = feedback.committed() && !self.exception();
+  result["input_square"] = feedback.report().input_square;
+  result["residual_square"] = feedback.report().residual_square;
+  result["result_square"] = feedback.report().result_square;
+  result["scaled_square"] = feedback.report().scaled_square;
+  result["wire_bytes"] = feedback.report().wire_bytes;
+  return result;
+}
+
+py::dict group_stats(const ProcessGroupGeocomm& self) {
+  py::dict result;
+  const auto stats = self.spans_sites() ? self.wan()->stats() : collective::ExchangeStats{};
+  result["operations"] = stats.operations;
+  result["raw_bytes_sent"] = stats.raw_bytes_sent;
+  result["wire_bytes_sent"] = stats.wire_bytes_sent;
+  result["raw_bytes_received"] = stats.raw_bytes_received;
+  result["wire_bytes_received"] = stats.wire_bytes_received;
+  result["relayed_bytes"] = stats.relayed_bytes;
+  result["exposed_seconds"] =
+      self.spans_sites() ? static_cast<double>(self.wan()->exposed()->nanoseconds()) * 1e-9 : 0.0;
+  return result;
+}
+
+void set_group_policy(const ProcessGroupGeocomm& self, LinksTuple links, const CodecClasses& codecs) {
+  if (!self.spans_sites()) throw_status(StatusCode::InvalidArgument, "the group is inside one site");
+  const auto sites = static_cast<std::size_t>(self.wan()->topology().site_count());
+  throw_if_error(self.wan()->set_policy(make_policy(sites, std::move(links), codecs)));
+}
+
+std::vector<std::tuple<int, std::uint64_t, double>> take_group_rates(const ProcessGroupGeocomm& self) {
+  std::vector<std::tuple<int, std::uint64_t, double>> result;
+  if (!self.spans_sites()) return result;
+  for (const collective::PeerRate& rate : self.wan()->take_rates()) {
+    result.emplace_back(rate.rank, rate.bytes, rate.seconds);
+  }
+  return result;
+}
+
+py::object last_error_dict() {
+  ErrorRecord record;
+  if (!last_error(record)) return py::none();
+  py::dict result;
+  result["code"] = std::string(core::to_string(record.status.code()));
+  result["message"] = record.status.message();
+  result["peer"] = record.status.peer();
+  result["op"] = record.status.op();
+  result["seq"] = record.status.seq();
+  result["errno"] = record.status.sys_errno();
+  result["time"] = record.unix_time;
+  return result;
+}
+
+}  // namespace
+}  // namespace geocomm::binding
+
+PYBIND11_MODULE(_C, m) {
+  using namespace geocomm;           // NOLINT: the module's definition only
+  using namespace geocomm::binding;  // NOLINT
+  m.doc() = "Native core of geocomm.";
+  m.attr("__torch_version__") = TORCH_VERSION;
+  py::module_::import("torch.distributed");  // registers c10d::Backend, a base below
+  py::register_exception_translator(&translate_exception);
+
+  bind_policy_values(m);  // first: the signatures below name its types
+
+  py::class_<PyEndpoint>(m, "Endpoint")
+      .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
+           py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
+           py::arg("link_deadline") = Milliseconds(60'000), py::arg("outbound_only") = false,
+           py::arg("max_pacing_bps") = 0, py::arg("threads") = 1, py::arg("rdma_plugin") = "",
+           py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
+      .def_property_readonly("id",
+                             [](const PyEndpoint& self) {
+                               const auto& id = self.process->endpoint->id();
+                               return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
+                             })
+      .def_property_readonly("port", [](const PyEndpoint& self) { return self.process->endpoint->port(); })
+      .def("acquire", [](const PyEndpoint& self) { return self.process->acquire(); })
+      .def(
+          "release", [](const PyEndpoint& self) { return self.process->release(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("channel_stats", &channel_stats)
+      .def("buffer_usage", &buffer_usage)
+      .def("expect_rates", &expect_rates, py::arg("bytes_per_s"));
+
+  py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(
+      m, "ProcessGroupGeocomm");
+  py::class_<ProcessGroupGeocomm::Options, c10d::Backend::Options,
+             c10::intrusive_ptr<ProcessGroupGeocomm::Options>>(group, "Options")
+      .def(py::init([](Milliseconds timeout) {
+             return c10::make_intrusive<ProcessGroupGeocomm::Options>(timeout);
+           }),
+           py::arg("timeout") = Milliseconds(30 * 60 * 1000))
+      .def("__deepcopy__", [](const ProcessGroupGeocomm::Options& self, const py::dict&) {
+        return c10::make_intrusive<ProcessGroupGeocomm::Options>(self);
+      });
+  group
+      .def(py::init(&make_group), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("inner"), py::arg("site_of_rank"), py::arg("site_names"), py::arg("endpoint") = py::none(),
+           py::arg("group") = 0, py::arg("token") = py::bytes(), py::arg("peers") = std::vector<PeerTuple>{},
+           py::arg("policy") = py::none(), py::arg("min_compress_bytes") = 65536,
+           py::arg("preserve_inputs") = false, py::arg("split") = py::none(),
+           py::arg("on_shutdown") = py::none())
+      .def_property_readonly("options", &ProcessGroupGeocomm::options)
+      .def_property_readonly("spans_sites", &ProcessGroupGeocomm::spans_sites)
+      .def_property_readonly("closed", &ProcessGroupGeocomm::closed)
+      .def(
+          "perform_nocolor_split", [](ProcessGroupGeocomm&, const at::Device&) {}, py::arg("device"))
+      .def("stats", &group_stats)
+      .def("all_reduce_compressed", &ProcessGroupGeocomm::all_reduce_compressed, py::arg("tensor"),
+           py::arg("codec"), py::arg("residual"), py::arg("average"), py::arg("decay") = 1.0,
+           py::arg("next_residual") = py::none(), py::arg("scale") = py::none(),
+           py::call_guard<py::gil_scoped_release>())
+      .def("encoded_range", &ProcessGroupGeocomm::encoded_range, py::arg("numel"), py::arg("dtype"))
+      .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
+      .def("take_rates", &take_group_rates);
+
+  py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
+      .def("feedback", &feedback_dict)
+      .def("succeeded", &FeedbackWork::succeeded);
+
+  m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
+        py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),
+        py::arg("out") = py::none(), py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
+  m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
+        py::arg("add") = false, py::arg("max_elems") = py::none(), py::arg("threads") = 0,
+        py::call_guard<py::gil_scoped_release>());
+  m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
+  m.def("learn_scales", &learn_scales, py::arg("values"), py::arg("first"), py::arg("weight"),
+        py::arg("floor_bits"), py::arg("mean_square"), py::arg("scale"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_delta", &outer_delta, py::arg("anchor"), py::arg("local"), py::arg("delta"),
+        py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>());
+  m.def("outer_mean", &outer_mean, py::arg("deltas"), py::arg("shares"), py::arg("mean"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_step", &outer_step, py::arg("lr"), py::arg("mu"), py::arg("delta"), py::arg("anchor"),
+        py::arg("momentum") = py::none(), py::call_guard<py::gil_scoped_release>());
+  m.def("outer_carry", &outer_carry, py::arg("own"), py::arg("anchor"), py::arg("begin"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("outer_blend", &outer_blend, py::arg("own"), py::arg("anchor"), py::arg("keep"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("wait_in_background", &ExposedTime::leave_out_this_thread);
+  m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
+  m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });
+  m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });
+  m.def(
+      "set_cpu_level",
+      [](const std::string& level) {
+        throw_if_error(core::force_cpu_level(value_or_throw(core::parse_cpu_level(level))));
+      },
+      py::arg("level"));
+  m.def(
+      "set_error_classes",
+      [](const std::map<std::string, py::object>& classes) { error_classes() = classes; },
+      py::arg("classes"));
+  m.def("last_error", &last_error_dict);
+  m.def(
+      "set_log_level", [](int level) { core::set_log_level(static_cast<core::LogLevel>(level)); },
+      py::arg("level"));
+  m.def(
+      "log",
+      [](int level, const std::string& line) {
+        core::write_log(static_cast<core::LogLevel>(level), line);  // Python's logger has its own filter
+        // A thread of the user: the line comes before what it prints next, unless nobody reads stderr.
+        core::flush_log(core::Deadline::after(Milliseconds(100)));
+      },
+      py::arg("level"), py::arg("line"), py::call_guard<py::gil_scoped_release>());
+}

@@ -1,0 +1,416 @@
+// The operations of ProcessGroupGeocomm: each checks its arguments and enters, which hands it to the inner
+// backend of a group inside one site, or to WanCollectives.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "binding/module/arguments.h"
+#include "binding/module/process_group.h"
+#include "binding/torch/below_autograd.h"
+#include "binding/torch/staging.h"
+#include "core/str.h"
+
+namespace geocomm::binding {
+
+using core::StatusCode;
+
+template <typename Inside, typename Across>
+WorkPtr ProcessGroupGeocomm::enter(const at::Device& device, Inside&& inside, Across&& across) {
+  // Inside a site, too: torch makes outputs part of a graph while Gloo's threads write to them, which may
+  // then refuse to.
+  const BelowAutograd guard;
+  WorkPtr work;
+  if (spans_sites()) {
+    wan_->require_device(device);
+    work = across(*wan_);
+  } else {
+    work = inside(inner(device));
+  }
+  issued_.fetch_add(1);
+  std::lock_guard lock(mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+template <typename Given, typename Reduce>
+WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& options, Reduce&& reduce) {
+  const bool mean_of_integers =
+      options.reduceOp == c10d::ReduceOp::AVG && std::ranges::any_of(results, [](const at::Tensor& tensor) {
+        return tensor.device().is_cpu() && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+      });
+  if (!mean_of_integers) return reduce(options);
+  auto sum_options = options;
+  sum_options.reduceOp = c10d::ReduceOp::SUM;
+  auto mean = c10::make_intrusive<GeoWork>(getRank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
+                                           results, results, std::make_shared<ExposedTime>());
+  complete_after(mean, {reduce(sum_options)}, [results, ranks = getSize()] {
+    for (const auto& sum : results) sum.copy_(at::div(sum.to(at::kLong), ranks, "trunc"));
+  });
+  return mean;
+}
+
+WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const int root = checked_rank(options.rootRank, getSize(), "broadcast");
+  check_written(tensors, "broadcast");
+  return enter(
+      device_of(tensors, "broadcast"), [&](auto& inner) { return inner.broadcast(tensors, options); },
+      [&](auto& wan) {
+        return wan.broadcast(single(tensors, "broadcast"), root, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const auto device = device_of(tensors, "all_reduce");
+  if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
+  check_reduced(tensors, options.reduceOp, "all_reduce");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options,
+                             [&](const auto& given) { return inner.allreduce(reals, given); });
+      },
+      [&](auto& wan) {
+        return wan.all_reduce(single(tensors, "all_reduce"), options.reduceOp,
+                              timeout_or_default(options.timeout));
+      });
+}
+
+std::pair<std::uint64_t, std::uint64_t> ProcessGroupGeocomm::encoded_range(std::uint64_t elements,
+                                                                           at::ScalarType dtype) const {
+  if (!core::is_compressible(moved_dtype(dtype))) {
+    throw_status(StatusCode::Unsupported,
+                 core::str("all_reduce_compressed takes tensors of float32, float16 or bfloat16, not of ",
+                           c10::toString(dtype)));
+  }
+  if (!spans_sites()) return {0, 0};
+  const auto range = wan_->encoded_range(elements);
+  return {range.begin, range.end};
+}
+
+WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
+                                                   const std::optional<at::Tensor>& residual, bool average,
+                                                   double decay, const std::optional<at::Tensor>& next,
+                                                   const std::optional<at::Tensor>& scale) {
+  Tensors tensors{tensor};
+  check_written(single(tensors, "all_reduce_compressed"), "all_reduce_compressed");
+  const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
+  const auto [start, stop] = encoded_range(static_cast<std::uint64_t>(tensor.numel()), tensor.scalar_type());
+  if (!std::isfinite(decay)) throw_status(StatusCode::InvalidArgument, "decay must be finite");
+  for (const auto& [name, values] :
+       {std::pair{"residual", residual}, std::pair{"next_residual", next}, std::pair{"scale", scale}}) {
+    if (!values) continue;
+    if (values->scalar_type() != at::kFloat || values->device() != tensor.device() || values->dim() != 1 ||
+        !is_flat_view(*values) || static_cast<std::uint64_t>(values->numel()) != stop - start) {
+      throw_status(
+          StatusCode::InvalidArgument,
+          core::str(name, " must be a contiguous one-dimensional float32 tensor of ", stop - start,
+                    " elements on ", tensor.device().str(), " (encoded_range()), got ", values->numel(),
+                    " of ", c10::toString(values->scalar_type()), " on ", values->device().str()));
+    }
+  }
+  if ((next || scale) && !residual) {
+    throw_status(StatusCode::InvalidArgument, "next_residual or scale without residual");
+  }
+  if (next && next->numel() > 0 && next->is_alias_of(*residual)) {
+    throw_status(StatusCode::InvalidArgument, "next_residual must not share memory with residual");
+  }
+  return enter(
+      tensor.device(),
+      [&](auto& inner) -> WorkPtr {
+        auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
+        feedback->commit();
+        if (average) tensor.div_(getSize());
+        auto work = inner.allreduce(tensors, c10d::AllreduceOptions{});
+        return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
+      },
+      [&](auto& wan) {
+        return wan.all_reduce_compressed(tensor, spec, residual, next, scale, average, decay,
+                                         options_->timeout);
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return enter(
+      device_of(tensors, "allreduce_sparse"),
+      [&](auto& inner) { return inner.allreduce_sparse(tensors, options); },
+      [&](auto& wan) {
+        if (tensors.size() != 1 || !tensors.front().is_sparse()) {
+          throw_status(StatusCode::InvalidArgument, "allreduce_sparse takes one sparse COO tensor per rank");
+        }
+        if (options.reduceOp != c10d::ReduceOp::SUM) {
+          throw_status(StatusCode::Unsupported, "all_reduce of sparse tensors takes ReduceOp.SUM only");
+        }
+        return wan.all_reduce_sparse(tensors.front(), timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
+                                                 const c10d::AllreduceCoalescedOptions& options) {
+  const auto device = device_of(tensors, "all_reduce_coalesced");
+  check_reduced(tensors, options.reduceOp, "all_reduce_coalesced");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options,
+                             [&](const auto& given) { return inner.allreduce_coalesced(reals, given); });
+      },
+      [&](auto& wan) {
+        for (const auto& tensor : tensors) check_dense(tensor, "all_reduce_coalesced");
+        return wan.all_reduce_coalesced(tensors, options.reduceOp, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const auto device = device_of(tensors, "reduce");
+  const int root = checked_rank(options.rootRank, getSize(), "reduce");
+  check_reduced(tensors, options.reduceOp, "reduce");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto reals = reals_of(tensors);
+        return reduce_inside(reals, options, [&](const auto& given) { return inner.reduce(reals, given); });
+      },
+      [&](auto& wan) {
+        return wan.reduce(single(tensors, "reduce"), options.reduceOp, root,
+                          timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) {
+  check_written(outputs, "all_gather");
+  return enter(
+      device_of(inputs, "all_gather"), [&](auto& inner) { return inner.allgather(outputs, inputs, options); },
+      [&](auto& wan) {
+        const auto& list = single_list(outputs, true, "all_gather");
+        check_pieces(list, single(inputs, "all_gather"), getSize(), "all_gather");
+        return wan.all_gather(list, inputs.front(), timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::AllgatherOptions& options) {
+  check_written(output, "all_gather");
+  return enter(
+      device_of({input}, "all_gather"),
+      [&](auto& inner) { return inner._allgather_base(output, input, options); },
+      [&](auto& wan) {
+        check_whole(output, input, getSize(), "all_gather");
+        return wan.all_gather({output}, input, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::AllgatherOptions& options) {
+  check_written(outputs, "all_gather_coalesced");
+  return enter(
+      device_of(inputs, "all_gather_coalesced"),
+      [&](auto& inner) { return inner.allgather_coalesced(outputs, inputs, options); },
+      [&](auto& wan) {
+        // outputs[rank][i] is where rank's inputs[i] goes.
+        std::vector<Tensors> columns(inputs.size());
+        for (const auto& row : outputs) {
+          if (row.size() != inputs.size()) {
+            throw_status(StatusCode::InvalidArgument,
+                         "all_gather_coalesced: every output list needs one tensor per input");
+          }
+          for (std::size_t i = 0; i < row.size(); ++i) columns[i].push_back(row[i]);
+        }
+        for (std::size_t i = 0; i < columns.size(); ++i) {
+          check_dense(inputs[i], "all_gather_coalesced");
+          check_pieces(columns[i], inputs[i], getSize(), "all_gather_coalesced");
+        }
+        std::vector<WorkPtr> works;
+        Tensors all;
+        for (std::size_t i = 0; i < columns.size(); ++i) {
+          all.insert(all.end(), columns[i].begin(), columns[i].end());
+          works.push_back(wan.all_gather(columns[i], inputs[i], timeout_or_default(options.timeout)));
+        }
+        return join_works(getRank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
+                          std::move(works), std::move(all), wan.exposed());
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                             const c10d::AllgatherOptions& options) {
+  check_written(outputs, "all_gather_coalesced");
+  return enter(
+      device_of(inputs, "all_gather_coalesced"),
+      [&](auto& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, options); },
+      [&](auto& wan) {
+        check_wholes(outputs, inputs, getSize(), "all_gather_coalesced");
+        std::vector<WorkPtr> works;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          works.push_back(wan.all_gather({outputs[i]}, inputs[i], timeout_or_default(options.timeout)));
+        }
+        if (works.size() == 1) return works.front();
+        return join_works(getRank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
+                          std::move(works), outputs, wan.exposed());
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                    const c10d::GatherOptions& options) {
+  const int root = checked_rank(options.rootRank, getSize(), "gather");
+  check_written(outputs, "gather");
+  return enter(
+      device_of(inputs, "gather"), [&](auto& inner) { return inner.gather(outputs, inputs, options); },
+      [&](auto& wan) {
+        const bool is_root = root == getRank();
+        const auto& list = single_list(outputs, is_root, "gather");
+        const auto& input = single(inputs, "gather");
+        if (is_root) check_pieces(list, input, getSize(), "gather");
+        return wan.gather(list, input, root, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                     const c10d::ScatterOptions& options) {
+  const int root = checked_rank(options.rootRank, getSize(), "scatter");
+  check_written(outputs, "scatter");
+  return enter(
+      device_of(outputs, "scatter"), [&](auto& inner) { return inner.scatter(outputs, inputs, options); },
+      [&](auto& wan) {
+        const bool is_root = root == getRank();
+        const auto& list = single_list(inputs, is_root, "scatter");
+        const auto& output = single(outputs, "scatter");
+        if (is_root) check_pieces(list, output, getSize(), "scatter");
+        return wan.scatter(output, list, root, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                            const c10d::ReduceScatterOptions& options) {
+  const auto device = device_of(outputs, "reduce_scatter");
+  check_reduced(outputs, options.reduceOp, "reduce_scatter");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto results = reals_of(outputs);
+        std::vector<Tensors> parts;
+        for (const auto& list : inputs) parts.push_back(reals_of(list));
+        return reduce_inside(results, options,
+                             [&](const auto& given) { return inner.reduce_scatter(results, parts, given); });
+      },
+      [&](auto& wan) {
+        const auto& list = single_list(inputs, true, "reduce_scatter");
+        check_pieces(list, single(outputs, "reduce_scatter"), getSize(), "reduce_scatter");
+        return wan.reduce_scatter(outputs.front(), list, options.reduceOp,
+                                  timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::ReduceScatterOptions& options) {
+  const auto device = device_of({output}, "reduce_scatter");
+  check_reduced({output}, options.reduceOp, "reduce_scatter");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto result = reals_of(Tensors{output}), whole = reals_of(Tensors{input});
+        return reduce_inside(result, options, [&](const auto& given) {
+          return inner._reduce_scatter_base(result.front(), whole.front(), given);
+        });
+      },
+      [&](auto& wan) {
+        check_whole(input, output, getSize(), "reduce_scatter");
+        return wan.reduce_scatter(output, {input}, options.reduceOp, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                             const c10d::ReduceScatterOptions& options) {
+  const auto device = device_of(outputs, "reduce_scatter_coalesced");
+  check_reduced(outputs, options.reduceOp, "reduce_scatter_coalesced");
+  return enter(
+      device,
+      [&](auto& inner) {
+        auto results = reals_of(outputs), wholes = reals_of(inputs);
+        return reduce_inside(results, options, [&](const auto& given) {
+          return inner.reduce_scatter_tensor_coalesced(results, wholes, given);
+        });
+      },
+      [&](auto& wan) {
+        check_wholes(inputs, outputs, getSize(), "reduce_scatter_coalesced");
+        return wan.reduce_scatter_coalesced(outputs, inputs, options.reduceOp,
+                                            timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                           std::vector<int64_t>& output_splits,
+                                           std::vector<int64_t>& input_splits,
+                                           const c10d::AllToAllOptions& options) {
+  check_written(output, "all_to_all");
+  check_splits(output, output_splits, getSize(), "output");
+  check_splits(input, input_splits, getSize(), "input");
+  return enter(
+      device_of({output}, "all_to_all"),
+      [&](auto& inner) { return inner.alltoall_base(output, input, output_splits, input_splits, options); },
+      [&](auto& wan) {
+        const auto outputs = split_rows(output, output_splits, getSize());
+        const auto inputs = split_rows(input, input_splits, getSize());
+        check_exchange(outputs, inputs, getRank(), getSize());
+        return wan.all_to_all(outputs, inputs, timeout_or_default(options.timeout));
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::alltoall(Tensors& outputs, Tensors& inputs,
+                                      const c10d::AllToAllOptions& options) {
+  check_written(outputs, "all_to_all");
+  return enter(
+      device_of(inputs, "all_to_all"), [&](auto& inner) { return inner.alltoall(outputs, inputs, options); },
+      [&](auto& wan) {
+        check_exchange(outputs, inputs, getRank(), getSize());
+        return wan.all_to_all(outputs, inputs, timeout_or_default(options.timeout));
+      });
+}
+
+void ProcessGroupGeocomm::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const auto work = enter(
+      at::kCPU,
+      [&](auto& inner) -> WorkPtr {
+        inner.monitoredBarrier(options, wait_all_ranks);
+        return nullptr;
+      },
+      [&](auto& wan) { return wan.barrier(at::kCPU, timeout_or_default(options.timeout)); });
+  if (work) work->wait();
+}
+
+WorkPtr ProcessGroupGeocomm::send(Tensors& tensors, int peer, int tag) {
+  check_message(peer, tag, getRank(), getSize(), "send");
+  return enter(
+      device_of(tensors, "send"), [&](auto& inner) { return inner.send(tensors, peer, tag); },
+      [&](auto& wan) { return wan.send(single(tensors, "send"), peer, tag, options_->timeout); });
+}
+
+WorkPtr ProcessGroupGeocomm::recv(Tensors& tensors, int peer, int tag) {
+  check_message(peer, tag, getRank(), getSize(), "recv");
+  check_written(tensors, "recv");
+  return enter(
+      device_of(tensors, "recv"), [&](auto& inner) { return inner.recv(tensors, peer, tag); },
+      [&](auto& wan) { return wan.recv(single(tensors, "recv"), peer, tag, options_->timeout); });
+}
+
+WorkPtr ProcessGroupGeocomm::recvAnysource(Tensors& tensors, int tag) {
+  check_tag(tag, "recv");
+  check_written(tensors, "recv");
+  return enter(
+      device_of(tensors, "recv"), [&](auto& inner) { return inner.recvAnysource(tensors, tag); },
+      [](auto&) -> WorkPtr {
+        throw_status(StatusCode::Unsupported,
+                     "recv(src=None) does not work in a group that spans sites; name the source rank");
+      });
+}
+
+WorkPtr ProcessGroupGeocomm::barrier(const c10d::BarrierOptions& options) {
+  const at::Device device =
+      options.device && inner_.contains(options.device->type()) ? *options.device : at::Device(at::kCPU);
+  return enter(
+      device, [&](auto& inner) { return inner.barrier(options); },
+      [&](auto& wan) { return wan.barrier(device, timeout_or_default(options.timeout)); });
+}
+
+}  // namespace geocomm::binding

@@ -1,0 +1,64 @@
+#include "binding/module/process_resources.h"
+
+#include <malloc.h>
+
+#include <utility>
+
+#include "binding/calls/wan_collectives.h"
+#include "binding/torch/comm_error.h"
+#include "binding/torch/gil_release.h"
+#include "core/log.h"
+
+namespace geocomm::binding {
+
+namespace {
+
+// What peers and callbacks get to end their part.
+constexpr std::chrono::seconds kShutdownGrace{5};
+
+}  // namespace
+
+std::shared_ptr<ProcessResources> ProcessResources::create(std::unique_ptr<transport::Endpoint> endpoint,
+                                                           std::size_t threads) {
+  std::shared_ptr<ProcessResources> made(new ProcessResources(std::move(endpoint), threads), &end);
+  if (made->pool.thread_count() == 0) {
+    throw_status(core::StatusCode::Internal,
+                 "cannot start a thread: raise the limit of processes (ulimit -u)");
+  }
+  return made;
+}
+
+void ProcessResources::end(ProcessResources* last) {
+  if (last->is_inherited()) return;
+  // With a task, which would wait for itself.
+  if (last->pool.is_worker()) return blocking_executor().submit([last] { end(last); });
+  const GilRelease released;  // the IO thread may be about to free a tensor
+  (void)last->endpoint->shutdown(core::Deadline::after(kShutdownGrace));  // if nobody has
+  if (!last->endpoint->is_over()) return;
+  delete last;
+#ifdef __GLIBC__
+  ::malloc_trim(0);  // it keeps the most of the buffers' memory otherwise
+#endif
+}
+
+bool ProcessResources::acquire() {
+  if (is_inherited()) return false;
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  ++users_;
+  return true;
+}
+
+bool ProcessResources::release() {
+  if (is_inherited()) return true;
+  {
+    std::lock_guard lock(mutex_);
+    if (--users_ > 0) return false;
+    closed_ = true;
+  }
+  const auto status = endpoint->shutdown(core::Deadline::after(kShutdownGrace));
+  if (!status.is_ok()) core::log(core::LogLevel::Info, "closing connections: ", status.to_string());
+  return true;
+}
+
+}  // namespace geocomm::binding

@@ -1,0 +1,93 @@
+#include "binding/operation/device_streams.h"
+
+#include <atomic>
+
+namespace geocomm::binding {
+namespace {
+
+constexpr std::size_t kWordsAtOnce = 256;
+constexpr std::size_t kStride = 64 / sizeof(std::uint32_t);  // a cache line each
+
+void store(std::uint32_t* word, std::uint32_t value) {
+  std::atomic_ref<std::uint32_t>(*word).store(value, std::memory_order_release);
+}
+
+}  // namespace
+
+DeviceStreams::Word DeviceStreams::take_word() {
+  std::lock_guard lock(mutex_);
+  if (words_.empty()) {
+    std::uint32_t* const first = driver_.allocate_words(kWordsAtOnce * kStride);
+    if (first == nullptr) return {};
+    for (std::size_t i = 0; i < kWordsAtOnce; ++i) words_.push_back({first + i * kStride});
+  }
+  const Word word = words_.back();
+  words_.pop_back();
+  return word;
+}
+
+void DeviceStreams::give_back(Word word) {
+  std::lock_guard lock(mutex_);
+  words_.push_back({word.address, word.next + 1});
+}
+
+// The one used last comes first: torch's allocator keeps memory for each stream.
+StreamDriver::Stream DeviceStreams::take_stream() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!streams_.empty()) {
+      const StreamDriver::Stream stream = streams_.back();
+      streams_.pop_back();
+      return stream;
+    }
+  }
+  return driver_.create_stream();
+}
+
+void DeviceStreams::give_back(StreamDriver::Stream stream) {
+  std::lock_guard lock(mutex_);
+  streams_.push_back(stream);
+}
+
+std::unique_ptr<StreamGate> StreamGate::create(DeviceStreams& device) {
+  const auto word = device.take_word();
+  if (word.address == nullptr) return nullptr;
+  return std::unique_ptr<StreamGate>(new StreamGate(device, word));
+}
+
+bool StreamGate::enqueue(StreamDriver::Stream stream) {
+  return device_.driver().enqueue_wait(stream, word_.address, word_.next);
+}
+
+void StreamGate::open() {
+  store(word_.address, word_.next);  // what the device is to see behind the gate was written before
+}
+
+StreamGate::~StreamGate() {
+  open();
+  device_.give_back(word_);
+}
+
+std::unique_ptr<StreamSignal> StreamSignal::create(DeviceStreams& device) {
+  const auto word = device.take_word();
+  if (word.address == nullptr) return nullptr;
+  return std::unique_ptr<StreamSignal>(new StreamSignal(device, word));
+}
+
+bool StreamSignal::enqueue(StreamDriver::Stream stream) {
+  enqueued_ = device_.driver().enqueue_write(stream, word_.address, word_.next);
+  if (!enqueued_) store(word_.address, word_.next);
+  return enqueued_;
+}
+
+bool StreamSignal::is_given() const {
+  const auto now = std::atomic_ref<std::uint32_t>(*word_.address).load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(now - word_.next) >= 0;
+}
+
+// A word that a stream has yet to write must not serve again: the late write would take it back.
+StreamSignal::~StreamSignal() {
+  if (!enqueued_ || is_given()) device_.give_back(word_);
+}
+
+}  // namespace geocomm::binding

@@ -1,0 +1,121 @@
+// Moving data between what the user passed and what the stages work on.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "binding/torch/comm_error.h"
+#include "binding/torch/torch_prelude.h"
+#include "collective/layout/layout.h"
+#include "core/dtype.h"
+
+namespace geocomm::binding {
+
+// Copies between devices are only enqueued, on the current stream.
+constexpr bool kNonBlocking = true;
+
+// The tensor itself on CPU; else a pinned copy of it.
+inline at::Tensor to_host(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor;
+  auto host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(tensor, kNonBlocking);
+  return host;
+}
+
+// Pinned (or, for a CPU tensor, the tensor's own) memory to receive into what `tensor` will hold.
+inline at::Tensor host_room_for(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor;
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
+
+inline void from_host(const at::Tensor& tensor, const at::Tensor& host) {
+  if (!tensor.is_same(host)) tensor.copy_(host, kNonBlocking);
+}
+
+// One-dimensional with stride 1; shares memory with `tensor` where is_flat_view() says so.
+inline at::Tensor flat(const at::Tensor& tensor) {
+  const auto row = tensor.resolve_neg().resolve_conj().contiguous().view({-1});
+  // A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
+  return row.numel() == 1 ? row.as_strided({1}, {1}) : row;
+}
+inline at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return flat(tensor).view(at::kByte);
+}
+
+inline std::span<std::byte> bytes_of(const at::Tensor& host) {
+  return {static_cast<std::byte*>(host.data_ptr()), host.nbytes()};
+}
+
+// Whether writing to flat(tensor) writes to the tensor: not where it is strided, lazily negated or
+// conjugated.
+inline bool is_flat_view(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
+// Autograd takes note that a result was written to the tensor's memory: where something was saved to compute
+// gradients from, it refuses to. Of those results that Gloo copies to their place, too.
+inline void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// What a reduction works on: of complex numbers the pairs of reals. Shares memory, unless the tensor is
+// conjugated lazily.
+inline at::Tensor reals_of(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+}
+inline Tensors reals_of(const Tensors& tensors) {
+  Tensors reals;
+  for (const auto& tensor : tensors) reals.push_back(reals_of(tensor));
+  return reals;
+}
+
+// Copies runs of elements; both one-dimensional.
+inline void copy_runs(const at::Tensor& to, const at::Tensor& from,
+                      const std::vector<collective::CopyRun>& runs) {
+  for (const auto& run : runs) {
+    const auto count = static_cast<std::int64_t>(run.count);
+    to.narrow(0, static_cast<std::int64_t>(run.to), count)
+        .copy_(from.narrow(0, static_cast<std::int64_t>(run.from), count), kNonBlocking);
+  }
+}
+
+// The dtype that geocomm computes with, or UInt8 for one that it only moves.
+inline core::DType moved_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return core::DType::Float32;
+    case at::kDouble:
+      return core::DType::Float64;
+    case at::kHalf:
+      return core::DType::Float16;
+    case at::kBFloat16:
+      return core::DType::BFloat16;
+    case at::kChar:
+      return core::DType::Int8;
+    case at::kShort:
+      return core::DType::Int16;
+    case at::kInt:
+      return core::DType::Int32;
+    case at::kLong:
+      return core::DType::Int64;
+    case at::kBool:
+      return core::DType::Bool;
+    default:
+      return core::DType::UInt8;
+  }
+}
+
+inline core::DType reduced_dtype(at::ScalarType type) {
+  const core::DType dtype = moved_dtype(type);
+  if (dtype == core::DType::UInt8 && type != at::kByte) {
+    throw_status(core::StatusCode::Unsupported, std::string("cannot reduce tensors of dtype ") +
+                                                    c10::toString(type) +
+                                                    "; reduce float32, float64, float16, bfloat16, an "
+                                                    "integer type, bool or complex numbers");
+  }
+  return dtype;
+}
+
+}  // namespace geocomm::binding

@@ -1,0 +1,125 @@
+// A device as far as the order of its work goes: streams share hardware queues, whose heads hold up what is
+// behind them. It moves only when told to.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "binding/operation/device_streams.h"
+
+namespace geocomm::binding {
+
+class DeviceModel final : public StreamDriver {
+ public:
+  using Event = std::shared_ptr<const bool>;
+  using Done = std::function<bool()>;
+
+  // Streams take the queues by turns. One queue: CUDA_DEVICE_MAX_CONNECTIONS=1.
+  explicit DeviceModel(std::size_t queues) : queues_(queues) {}
+
+  Stream create_stream() override {
+    std::lock_guard lock(mutex_);
+    streams_.push_back(std::make_unique<Lane>(Lane{streams_.size() % queues_.size(), {}}));
+    return streams_.back().get();
+  }
+  std::uint32_t* allocate_words(std::size_t count) override {
+    std::lock_guard lock(mutex_);
+    words_.push_back(std::make_unique<std::uint32_t[]>(count));
+    return words_.back().get();
+  }
+  bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) override {
+    if (refuses_waits) return false;
+    push(stream, {nullptr, [word, value] { return has_reached(*word, value); }, nullptr, nullptr});
+    return true;
+  }
+  bool enqueue_write(Stream stream, std::uint32_t* word, std::uint32_t value) override {
+    if (refuses_writes) return false;
+    push(stream, {nullptr, nullptr, [word, value] { atomic(*word).store(value, std::memory_order_release); },
+                  nullptr});
+    return true;
+  }
+  bool has_failed(Stream) override { return is_broken; }
+
+  // A kernel: `run` when it begins, `done` says whether it has ended. The queue goes on meanwhile, its stream
+  // does not.
+  void launch(Stream stream, std::function<void()> run, Done done = nullptr) {
+    push(stream, {nullptr, nullptr, std::move(run), std::move(done)});
+  }
+  Event record(Stream stream) {
+    const auto passed = std::make_shared<bool>(false);
+    push(stream, {nullptr, nullptr, [passed] { *passed = true; }, nullptr});
+    return passed;
+  }
+  void wait(Stream stream, Event event) {
+    push(stream, {nullptr, [event = std::move(event)] { return *event; }, nullptr, nullptr});
+  }
+
+  // Does all that can be done. Whether that was anything.
+  bool advance() {
+    std::lock_guard lock(mutex_);
+    bool moved = false;
+    for (auto& queue : queues_) {
+      while (!queue.empty()) {
+        Entry& head = queue.front();
+        if (head.stream->running && !head.stream->running()) break;
+        head.stream->running = nullptr;
+        if (head.condition && !head.condition()) break;
+        if (head.run) head.run();
+        head.stream->running = std::move(head.done);
+        queue.pop_front();
+        moved = true;
+      }
+    }
+    return moved;
+  }
+  bool is_idle() {
+    std::lock_guard lock(mutex_);
+    for (const auto& queue : queues_) {
+      if (!queue.empty()) return false;
+    }
+    return true;
+  }
+
+  bool refuses_waits = false;
+  bool refuses_writes = false;
+  bool is_broken = false;
+
+ private:
+  struct Lane {
+    std::size_t queue;
+    Done running;  // nullptr: nothing is
+  };
+  struct Entry {
+    Lane* stream;
+    std::function<bool()> condition;
+    std::function<void()> run;
+    Done done;
+  };
+
+  static std::atomic_ref<std::uint32_t> atomic(std::uint32_t& word) {
+    return std::atomic_ref<std::uint32_t>(word);
+  }
+  static bool has_reached(const std::uint32_t& word, std::uint32_t value) {
+    const auto now = atomic(const_cast<std::uint32_t&>(word)).load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(now - value) >= 0;
+  }
+  void push(Stream stream, Entry entry) {
+    std::lock_guard lock(mutex_);
+    entry.stream = static_cast<Lane*>(stream);
+    queues_[entry.stream->queue].push_back(std::move(entry));
+  }
+
+  std::mutex mutex_;  // guards all below
+  std::vector<std::deque<Entry>> queues_;
+  std::vector<std::unique_ptr<Lane>> streams_;
+  std::vector<std::unique_ptr<std::uint32_t[]>> words_;
+};
+
+}  // namespace geocomm::binding

@@ -1,0 +1,216 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "binding/operation/stage_pipeline.h"
+
+namespace geocomm::binding {
+namespace {
+
+using core::Status;
+using core::StatusCode;
+using namespace std::chrono_literals;  // NOLINT
+
+std::exception_ptr as_exception(const Status& status) {
+  return std::make_exception_ptr(std::runtime_error(status.to_string()));
+}
+
+// Records what ran, in order.
+class Log {
+ public:
+  void add(const std::string& line) {
+    std::lock_guard lock(mutex_);
+    lines_.push_back(line);
+  }
+  std::vector<std::string> lines() const {
+    std::lock_guard lock(mutex_);
+    return lines_;
+  }
+  std::vector<std::string> lines_with(const std::string& prefix) const {
+    std::vector<std::string> found;
+    for (const auto& line : lines()) {
+      if (line.starts_with(prefix)) found.push_back(line);
+    }
+    return found;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+class StagePipelineTest : public ::testing::Test {
+ protected:
+  StagedOperation operation(int index, std::function<Status()> exchange) {
+    StagedOperation op;
+    const auto name = std::to_string(index);
+    op.pre = [this, name] { log_.add("pre " + name); };
+    op.exchange = std::move(exchange);
+    op.post = [this, name] { log_.add("post " + name); };
+    op.to_exception = as_exception;
+    op.done = [this, name](std::exception_ptr error) { log_.add((error ? "failed " : "done ") + name); };
+    return op;
+  }
+  core::Deadline soon() const { return core::Deadline::after(20s); }
+
+  Log log_;
+  std::atomic<int> failures_{0};
+  core::GrowingExecutor executor_{"test"};
+  StagePipeline pipeline_{executor_, 4, [this](const std::exception_ptr&) { ++failures_; }};
+};
+
+TEST_F(StagePipelineTest, test_stages_exchanges_end_in_any_order_inner_stages_keep_the_order_of_issue) {
+  std::promise<void> second_done;
+  auto second = second_done.get_future().share();
+  pipeline_.submit(operation(0, [second] {
+    return second.wait_for(20s) == std::future_status::ready ? Status::ok()
+                                                             : Status(StatusCode::Timeout, "0");
+  }));
+  pipeline_.submit(operation(1, [&] {
+    second_done.set_value();  // ends first, while operation 0 is still on the WAN
+    return Status::ok();
+  }));
+  pipeline_.submit(operation(2, [] { return Status::ok(); }));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(log_.lines_with("pre"), (std::vector<std::string>{"pre 0", "pre 1", "pre 2"}));
+  EXPECT_EQ(log_.lines_with("post"), (std::vector<std::string>{"post 0", "post 1", "post 2"}));
+  EXPECT_EQ(log_.lines_with("done").size(), 3u);
+  EXPECT_EQ(failures_, 0);
+}
+
+TEST_F(StagePipelineTest, test_stages_operation_alone_that_may_keeps_its_thread) {
+  std::mutex mutex;
+  std::vector<std::thread::id> threads;
+  const auto note = [&] {
+    std::lock_guard lock(mutex);
+    threads.push_back(std::this_thread::get_id());
+  };
+  auto op = operation(0, [&] {
+    note();
+    return Status::ok();
+  });
+  op.may_keep_thread = true;
+  op.pre = op.post = note;
+  op.done = [&](std::exception_ptr) { note(); };
+  pipeline_.submit(std::move(op));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(threads, std::vector<std::thread::id>(4, threads.front()));
+}
+
+// Whatever meets on the way: one stage at a time, in order of issue.
+TEST_F(StagePipelineTest,
+       test_stages_of_many_operations_that_may_keep_their_thread_or_not_never_overlap_and_keep_their_order) {
+  constexpr int kOperations = 400;
+  std::atomic<int> in_pre{0}, in_post{0};
+  std::vector<int> pres, posts;  // the stage guards them
+  for (int i = 0; i < kOperations; ++i) {
+    auto op = operation(i, [i] {
+      std::this_thread::sleep_for(std::chrono::microseconds(i * 37 % 300));
+      return Status::ok();
+    });
+    op.may_keep_thread = i % 3 != 0;
+    op.pre = [&, i] {
+      EXPECT_EQ(++in_pre, 1);
+      pres.push_back(i);
+      --in_pre;
+    };
+    op.post = [&, i] {
+      EXPECT_EQ(++in_post, 1);
+      posts.push_back(i);
+      --in_post;
+    };
+    pipeline_.submit(std::move(op));
+    if (i % 10 == 0) std::this_thread::sleep_for(1ms);
+  }
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  std::vector<int> expected(kOperations);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(pres, expected);
+  EXPECT_EQ(posts, expected);
+  EXPECT_EQ(log_.lines_with("done").size(), std::size_t{kOperations});
+}
+
+TEST_F(StagePipelineTest, test_stages_more_operations_than_slots_never_exceed_the_slots) {
+  std::atomic<int> running{0}, most{0};
+  for (int i = 0; i < 40; ++i) {
+    pipeline_.submit(operation(i, [&] {
+      const int now = ++running;
+      for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
+      }
+      std::this_thread::sleep_for(1ms);
+      --running;
+      return Status::ok();
+    }));
+  }
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_LE(most, 4);
+  EXPECT_GE(most, 2);
+  EXPECT_EQ(log_.lines_with("done").size(), 40u);
+}
+
+TEST_F(StagePipelineTest, test_stages_failed_exchange_fails_it_and_all_later_ones_once) {
+  pipeline_.submit(operation(0, [] { return Status::ok(); }));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  pipeline_.submit(operation(1, [] { return Status(StatusCode::PeerLost, "gone"); }));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  pipeline_.submit(operation(2, [] { return Status::ok(); }));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(log_.lines(),
+            (std::vector<std::string>{"pre 0", "post 0", "done 0", "pre 1", "failed 1", "failed 2"}));
+  EXPECT_EQ(failures_, 1);
+}
+
+TEST_F(StagePipelineTest, test_stages_throwing_inner_stage_skips_the_exchange) {
+  auto op = operation(0, [this] {
+    log_.add("exchange 0");
+    return Status::ok();
+  });
+  op.pre = [] { throw std::runtime_error("inner backend"); };
+  pipeline_.submit(std::move(op));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(log_.lines(), (std::vector<std::string>{"failed 0"}));
+  EXPECT_EQ(failures_, 1);
+}
+
+TEST_F(StagePipelineTest, test_stages_done_may_wait_for_another_operation) {
+  // As PowerSGD's hook does: a callback of the first collective issues a second one and waits for it.
+  std::promise<void> nested_done;
+  auto op = operation(0, [] { return Status::ok(); });
+  op.done = [&](std::exception_ptr) {
+    std::promise<void> inner_done;
+    auto nested = operation(1, [] { return Status::ok(); });
+    nested.done = [&](std::exception_ptr) { inner_done.set_value(); };
+    pipeline_.submit(std::move(nested));
+    inner_done.get_future().wait();
+    nested_done.set_value();
+  };
+  pipeline_.submit(std::move(op));
+  EXPECT_EQ(nested_done.get_future().wait_for(20s), std::future_status::ready);
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+}
+
+TEST_F(StagePipelineTest, test_stages_fail_while_an_exchange_runs_fails_what_has_not_begun) {
+  std::promise<void> release;
+  auto released = release.get_future().share();
+  for (int i = 0; i < 8; ++i) {
+    pipeline_.submit(operation(i, [released] {
+      released.wait_for(20s);
+      return Status::ok();
+    }));
+  }
+  pipeline_.fail(as_exception(Status(StatusCode::Aborted, "abort")));
+  release.set_value();
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  EXPECT_EQ(log_.lines_with("failed").size(), 8u);
+  EXPECT_TRUE(log_.lines_with("post").empty());
+}
+
+}  // namespace
+}  // namespace geocomm::binding
