@@ -22,6 +22,34 @@ MAY_INCLUDE = {
     "tools": {"tools", "core"},
     "bench": {"bench", "transport", "core"},
 }
+# The folders of each layer ("": its own), the lowest first. One may include itself, and those of its layer that stand
+# in a line before its own.
+ROOMS = {
+    "core": (("",),),
+    "codec": (
+        ("spec", "entropy/huffman", "passes"),
+        ("entropy",),
+        ("frames",),
+        ("simd",),
+        ("quantizers/cast",),
+        ("quantizers/block",),
+        ("quantizers/dead_zone", "quantizers/lossless", "quantizers/top_k"),
+        ("quantizers/loco",),
+        ("payload",),
+        ("cuda",),
+    ),
+    "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx")),
+    "collective": (("policy",), ("layout",), ("sums", "cuda"), ("run",)),
+    "binding": (("torch", "operation"), ("device", "tensors"), ("calls",), ("module",)),
+    "tools": (("",),),
+    "bench": (("",),),
+}
+ROW_OF = {
+    f"{layer}/{room}".rstrip("/"): row
+    for layer, rows in ROOMS.items()
+    for row, rooms in enumerate(rows)
+    for room in rooms
+}
 # Of libraries that are neither C++'s nor Linux's; the binding may also use torch and its pybind11.
 MAY_USE = {
     "codec": ("cuda", "zstd"),
@@ -84,8 +112,8 @@ READS_VARIABLES = {
 }
 
 
-def layer_of(file: Path) -> str:
-    return file.relative_to(CSRC).parts[0]
+def room_of(file: Path) -> str:
+    return file.relative_to(CSRC).parent.as_posix()
 
 
 def sources(*suffixes: str) -> list[Path]:
@@ -97,11 +125,15 @@ def includes(text: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', text, re.MULTILINE)
 
 
-def forbidden_include(layer: str, delimiter: str, path: str) -> bool:
+def forbidden_include(room: str, delimiter: str, path: str) -> bool:
+    layer = room.split("/")[0]
     if TORCH.match(path):
-        return layer != "binding"
+        return layer != "binding" or room == "binding/operation"
     if delimiter == '"':
-        return path.split("/")[0] not in MAY_INCLUDE[layer]
+        other = path.rpartition("/")[0]
+        if other not in ROW_OF or other.split("/")[0] not in MAY_INCLUDE[layer]:
+            return True
+        return other.split("/")[0] == layer and other != room and ROW_OF[other] >= ROW_OF[room]
     return not PLATFORM.match(path) and not path.startswith(MAY_USE.get(layer, ("\0",)))
 
 
@@ -203,36 +235,64 @@ def variables_read(tree: ast.AST) -> set[str]:
     }
 
 
-def test_include_of_every_source_is_allowed_in_its_layer() -> None:
+def headers_included(file: Path) -> set[Path]:
+    return {CSRC / path for delimiter, path in includes(file.read_text()) if delimiter == '"'}
+
+
+def in_circles(arrows: dict[Path, set[Path]]) -> list[str]:
+    """The files that lie on a circle, or from which one leads to it."""
+    left = dict(arrows)
+    while free := [file for file, others in left.items() if not others & left.keys()]:
+        for file in free:
+            del left[file]
+    return [file.relative_to(ROOT).as_posix() for file in left]
+
+
+def test_include_of_every_source_is_allowed_in_its_layer_and_room() -> None:
     bad = [
         f"{file.relative_to(ROOT)} includes {path}"
         for file in sources(".h", ".cc", ".cu", ".cuh")
         for delimiter, path in includes(file.read_text())
-        if forbidden_include(layer_of(file), delimiter, path)
+        if forbidden_include(room_of(file), delimiter, path)
     ]
     assert not bad
 
 
-def test_include_checker_reads_every_layer() -> None:
-    assert {layer_of(file) for file in sources(".h", ".cc")} == set(MAY_INCLUDE)
+def test_include_checker_reads_every_room_and_layer() -> None:
+    assert {room_of(file) for file in sources(".h", ".cc", ".cu")} == set(ROW_OF)
+    assert set(ROOMS) == set(MAY_INCLUDE)
 
 
 @pytest.mark.parametrize(
-    ("layer", "line"),
+    ("room", "line"),
     [
         ("core", '#include "codec/frames/codec.h"'),
         ("codec", '#include "transport/wire/wire.h"'),
         ("codec", "#include <openssl/ssl.h>"),
         ("transport", '#  include "codec/frames/codec.h"'),
         ("collective", "#include <torch/extension.h>"),
-        ("collective", '#include "binding/geo_work.h"'),
+        ("collective", '#include "binding/calls/geo_work.h"'),
         ("core", "#include <gtest/gtest.h>"),
         ("tools", '#include "transport/io/socket.h"'),
+        ("transport/wire", '#include "transport/io/socket.h"'),
+        ("transport/mux", '#include "transport/io/io_loop.h"'),
+        ("transport/link", '#include "transport/channel.h"'),
+        ("transport", '#include "transport/rdma/ucx/ucx_link.h"'),
+        ("codec/quantizers/top_k", '#include "codec/quantizers/loco/loco_format.h"'),
+        ("collective/policy", '#include "collective/layout/topology.h"'),
+        ("binding/operation", '#include "binding/calls/geo_work.h"'),
+        ("binding/operation", "#include <c10/core/Stream.h>"),
+        ("transport", '#include "transport/new_room/file.h"'),
+        ("transport", '#include "wire.h"'),
     ],
 )
-def test_forbidden_include_is_found(layer: str, line: str) -> None:
+def test_forbidden_include_is_found(room: str, line: str) -> None:
     ((delimiter, path),) = includes(line)
-    assert forbidden_include(layer, delimiter, path)
+    assert forbidden_include(room, delimiter, path)
+
+
+def test_headers_include_each_other_in_no_circle() -> None:
+    assert not in_circles({file: headers_included(file) for file in sources(".h", ".cuh")})
 
 
 def test_torch_headers_are_included_by_few_files() -> None:
@@ -289,11 +349,12 @@ def test_forbidden_import_is_found(file: str, module: str) -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    imports = {file: modules_imported(file, deep=True) for file in parts() if file.name != "__init__.py"}
-    while free := [file for file, others in imports.items() if not others & imports.keys()]:
-        for file in free:
-            del imports[file]
-    assert not [str(file.relative_to(ROOT)) for file in imports]
+    assert not in_circles({file: modules_imported(file, deep=True) for file in parts() if file.name != "__init__.py"})
+
+
+def test_circle_is_found() -> None:
+    a, b, c = (ROOT / name for name in ("a", "b", "c"))
+    assert in_circles({a: {b}, b: {a}, c: {CSRC}}) == ["a", "b"]
 
 
 def test_package_imports_neither_tests_nor_benchmarks() -> None:
