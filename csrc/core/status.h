@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 
+#include "core/str.h"
+
 namespace geocomm::core {
 
 // Stable integers: they cross into Python (geocomm.core.errors) and into logs. Never renumber.
@@ -64,6 +66,12 @@ class [[nodiscard]] Status {
   std::int64_t seq_ = -1;
   int sys_errno_ = 0;
 };
+
+// CorruptData: what a peer sent cannot be. `parts` make up the message, as in str().
+template <typename... Parts>
+Status corrupt(const Parts&... parts) {
+  return {StatusCode::CorruptData, str(parts...)};
+}
 
 // A value or the Status that explains its absence.
 template <typename T>

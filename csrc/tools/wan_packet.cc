@@ -82,8 +82,7 @@ std::size_t Frame::run_wire_bytes(std::size_t first, std::size_t count) const {
 
 Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   if (bytes.size() < kVnetHeaderBytes + kMinIpHeaderBytes) {
-    return Status(StatusCode::CorruptData,
-                  core::str("frame of ", bytes.size(), " bytes has no room for headers"));
+    return core::corrupt("frame of ", bytes.size(), " bytes has no room for headers");
   }
   const VnetHeader vnet = load_vnet_header(bytes);
   const std::span<const std::byte> packet = bytes.subspan(kVnetHeaderBytes);
@@ -94,11 +93,11 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   frame.bytes = bytes;
   frame.ip_header_bytes = std::size_t{load8(ip)} % 16 * 4;
   if (frame.ip_header_bytes < kMinIpHeaderBytes || frame.ip_header_bytes > packet.size()) {
-    return Status(StatusCode::CorruptData, core::str("IPv4 header length ", frame.ip_header_bytes));
+    return core::corrupt("IPv4 header length ", frame.ip_header_bytes);
   }
   if (load16(ip + kIpTotalLength) != packet.size()) {
-    return Status(StatusCode::CorruptData, core::str("IPv4 total length ", load16(ip + kIpTotalLength),
-                                                     ", read ", packet.size(), " bytes"));
+    return core::corrupt("IPv4 total length ", load16(ip + kIpTotalLength), ", read ", packet.size(),
+                         " bytes");
   }
   frame.dst_address = load32(ip + kIpDestination);
   if (load8(ip + kIpProtocol) == kProtocolTcp &&
@@ -115,18 +114,18 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     return Status(StatusCode::Unsupported, core::str("GSO type ", int{vnet.gso_type}, " was not asked for"));
   }
   if (packet.size() - frame.ip_header_bytes < kMinTcpHeaderBytes) {
-    return Status(StatusCode::CorruptData, "no room for a TCP header");
+    return core::corrupt("no room for a TCP header");
   }
   const std::size_t tcp_header_bytes =
       std::size_t{load8(ip + frame.ip_header_bytes + kTcpDataOffset)} / 16 * 4;
   if (tcp_header_bytes < kMinTcpHeaderBytes || tcp_header_bytes > packet.size() - frame.ip_header_bytes) {
-    return Status(StatusCode::CorruptData, core::str("TCP header length ", tcp_header_bytes));
+    return core::corrupt("TCP header length ", tcp_header_bytes);
   }
   frame.header_bytes = frame.ip_header_bytes + tcp_header_bytes;
   frame.payload_bytes = packet.size() - frame.header_bytes;
   frame.segment_payload_bytes = vnet.gso_size;
   if (frame.segment_payload_bytes == 0 || frame.payload_bytes == 0) {
-    return Status(StatusCode::CorruptData, "GSO packet without a segment size or without payload");
+    return core::corrupt("GSO packet without a segment size or without payload");
   }
   frame.segments = (frame.payload_bytes + frame.segment_payload_bytes - 1) / frame.segment_payload_bytes;
   return frame;

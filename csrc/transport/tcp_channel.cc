@@ -189,7 +189,7 @@ Status TcpChannel::on_frame(const WireHeader& header) {
       GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
       acks_due_.arrived();
       if (!is_new) return Status::ok();
-      if (peer_left_) return {StatusCode::CorruptData, "a control frame after Close"};
+      if (peer_left_) return core::corrupt("a control frame after Close");
       if (static_cast<FrameType>(header.type) == FrameType::Close) {
         peer_left();
         return Status::ok();
@@ -202,7 +202,7 @@ Status TcpChannel::on_frame(const WireHeader& header) {
       return on_ack(header);
     case FrameType::Heartbeat: {
       if (header.chunk > kMaxDataStreams) {
-        return {StatusCode::CorruptData, core::str("asked for ", header.chunk, " streams")};
+        return core::corrupt("asked for ", header.chunk, " streams");
       }
       peer_wanted_streams_ = std::max(peer_wanted_streams_, static_cast<int>(header.chunk));
       open_more_streams();
@@ -221,7 +221,7 @@ Status TcpChannel::on_frame(const WireHeader& header) {
                           core::to_string(static_cast<StatusCode>(header.code)), ")")));
       return Status::ok();
     default:
-      return {StatusCode::CorruptData, core::str("frame of unexpected type ", int{header.type})};
+      return core::corrupt("frame of unexpected type ", int{header.type});
   }
 }
 
@@ -340,7 +340,7 @@ void TcpChannel::send_control() {
     }
   }
   control->send_frames(frames);
-  if (control_.overflows()) fail({StatusCode::CorruptData, "the peer acknowledges no control frames"});
+  if (control_.overflows()) fail(core::corrupt("the peer acknowledges no control frames"));
 }
 
 // ---- IO thread: ending ----

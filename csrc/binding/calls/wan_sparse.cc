@@ -117,9 +117,8 @@ class WanCollectives::SparseSum {
                              theirs, own_summary())};
       }
       if (!theirs.has_possible_entries()) {
-        return {StatusCode::CorruptData,
-                core::str("a sparse tensor with ", theirs.entries, " entries of ", theirs.describe(),
-                          " from site ", topology_.site_name(site))};
+        return core::corrupt("a sparse tensor with ", theirs.entries, " entries of ", theirs.describe(),
+                             " from site ", topology_.site_name(site));
       }
     }
     return Status::ok();
@@ -154,8 +153,7 @@ class WanCollectives::SparseSum {
     GEOCOMM_RETURN_IF_ERROR(owner_.exchange_->move(context, sends, receives));
     for (const auto& part : parts_) {
       if (part.indices.defined() && !part.is_within(tensor_)) {
-        return {StatusCode::CorruptData,
-                "a sparse tensor with indices outside of its shape from another site"};
+        return core::corrupt("a sparse tensor with indices outside of its shape from another site");
       }
     }
     return Status::ok();

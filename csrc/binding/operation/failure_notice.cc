@@ -36,13 +36,12 @@ Status decode_notice(std::span<const std::byte> bytes) {
   const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const auto end_of_peer = text.find('\0', kCodeBytes);
   if (bytes.size() > kMaxNoticeBytes || end_of_peer == std::string::npos) {
-    return Status(StatusCode::CorruptData,
-                  core::str("a failure notice of ", bytes.size(), " bytes has no peer"));
+    return core::corrupt("a failure notice of ", bytes.size(), " bytes has no peer");
   }
   std::uint32_t code = 0;
   for (unsigned i = 0; i < kCodeBytes; ++i) code |= std::to_integer<std::uint32_t>(bytes[i]) << (8 * i);
   if (code > static_cast<std::uint32_t>(StatusCode::Internal)) {
-    return Status(StatusCode::CorruptData, core::str("a failure notice has the unknown status code ", code));
+    return core::corrupt("a failure notice has the unknown status code ", code);
   }
   if (code == 0) return Status::ok();
   return Status(static_cast<StatusCode>(code), text.substr(end_of_peer + 1))
@@ -57,7 +56,7 @@ class FailureNotice::Sink : public transport::ReceiveSink {
 
   core::Result<std::span<std::byte>> place(std::uint32_t, std::size_t chunk_bytes) override {
     if (chunk_bytes > kMaxNoticeBytes) {
-      return Status(StatusCode::CorruptData, core::str("a failure notice of ", chunk_bytes, " bytes"));
+      return core::corrupt("a failure notice of ", chunk_bytes, " bytes");
     }
     bytes_.resize(chunk_bytes);
     return std::span<std::byte>(bytes_);
@@ -71,7 +70,7 @@ class FailureNotice::Sink : public transport::ReceiveSink {
              .with_peer(said.peer()));
   }
   Status on_mismatch(std::uint64_t descriptor, std::uint32_t) override {
-    return {StatusCode::CorruptData, core::str("a failure notice has the descriptor ", descriptor)};
+    return core::corrupt("a failure notice has the descriptor ", descriptor);
   }
   void on_error(const Status& status) override {
     // Neighbours that cannot be reached at all, or a channel closed here, are no news of the group.

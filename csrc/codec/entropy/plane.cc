@@ -4,13 +4,11 @@
 
 #include "codec/entropy/huffman/huffman_plane.h"
 #include "codec/entropy/zstd_plane.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
 
 std::size_t copy_plane(std::span<const std::byte> src, std::byte* dst) {
   if (!src.empty()) std::memcpy(dst, src.data(), src.size());
@@ -58,8 +56,7 @@ core::Result<std::size_t> coded_plane_bytes(Entropy stage, std::span<const std::
       return zstd_plane_bytes(coded, bytes);
   }
   if (bytes <= coded.size()) return bytes;
-  return Status(StatusCode::CorruptData,
-                core::str("codec frame: a plane of ", bytes, " bytes, but ", coded.size(), " are there"));
+  return core::corrupt("codec frame: a plane of ", bytes, " bytes, but ", coded.size(), " are there");
 }
 
 Status decode_plane(Entropy stage, std::span<const std::byte> coded, std::span<std::byte> dst) {

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/str.h"
-
 #ifdef GEOCOMM_ZSTD
 #include <zstd.h>
 
@@ -15,14 +13,9 @@ namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
 
 // Before the zstd frame: its size, or that of the plane where its bytes follow as they are.
 using SizeField = std::uint32_t;
-
-Status corrupt(std::size_t bytes, const char* what) {
-  return {StatusCode::CorruptData, core::str("codec frame: a zstd plane of ", bytes, " bytes ", what)};
-}
 
 #ifdef GEOCOMM_ZSTD
 
@@ -93,21 +86,25 @@ std::size_t encode_zstd_plane(std::span<const std::byte> src, std::byte* dst) {
 core::Result<std::size_t> zstd_plane_bytes(std::span<const std::byte> coded, std::size_t bytes) {
   if (bytes == 0) return std::size_t{0};
   SizeField size;
-  if (coded.size() < sizeof(size)) return corrupt(bytes, "has no size");
+  if (coded.size() < sizeof(size))
+    return core::corrupt("codec frame: a zstd plane of ", bytes, " bytes has no size");
   std::memcpy(&size, coded.data(), sizeof(size));
-  if (size > bytes || size > coded.size() - sizeof(size)) return corrupt(bytes, "is not all there");
+  if (size > bytes || size > coded.size() - sizeof(size))
+    return core::corrupt("codec frame: a zstd plane of ", bytes, " bytes is not all there");
   return sizeof(size) + size;
 }
 
 Status decode_zstd_plane(std::span<const std::byte> coded, std::span<std::byte> dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, zstd_plane_bytes(coded, dst.size()));
-  if (size != coded.size()) return corrupt(dst.size(), "is not of the size that it was said to have");
+  if (size != coded.size())
+    return core::corrupt("codec frame: a zstd plane of ", dst.size(),
+                         " bytes is not of the size that it was said to have");
   if (dst.empty()) return Status::ok();
   const auto packed = coded.subspan(sizeof(SizeField));
   if (packed.size() == dst.size()) {
     std::memcpy(dst.data(), packed.data(), dst.size());
   } else if (!zstd_decompress(packed, dst)) {
-    return corrupt(dst.size(), "does not decode");
+    return core::corrupt("codec frame: a zstd plane of ", dst.size(), " bytes does not decode");
   }
   return Status::ok();
 }

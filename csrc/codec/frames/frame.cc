@@ -17,11 +17,6 @@ static_assert(std::endian::native == std::endian::little, "headers are copied as
 static_assert(offsetof(FrameHeader, block) == 8 && offsetof(FrameHeader, payload_bytes) == 16 &&
               offsetof(FrameHeader, header_crc) == 28);
 
-template <typename... Parts>
-Status corrupt(const Parts&... parts) {
-  return {StatusCode::CorruptData, core::str("codec frame: ", parts...)};
-}
-
 std::uint32_t crc_of(const FrameHeader& header) {
   return core::crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, header_crc)));
 }
@@ -42,30 +37,30 @@ CodecSpec spec_of(const FrameHeader& header) {
 
 Status check_fields(const FrameHeader& header) {
   if (header.codec >= kCodecCount) {
-    return corrupt("unknown codec ", int{header.codec}, "; both ends must run the same geocomm");
+    return corrupt_frame("unknown codec ", int{header.codec}, "; both ends must run the same geocomm");
   }
-  if (!core::is_valid_dtype(header.dtype)) return corrupt("unknown dtype ", int{header.dtype});
+  if (!core::is_valid_dtype(header.dtype)) return corrupt_frame("unknown dtype ", int{header.dtype});
   if (header.flags >> kEntropyShift > static_cast<int>(Entropy::Zstd)) {
-    return corrupt("unknown flags ", int{header.flags});
+    return corrupt_frame("unknown flags ", int{header.flags});
   }
   const CodecSpec spec = spec_of(header);
   if (spec.rounding != Rounding::Nearest && !spec.has_rounding()) {
-    return corrupt("codec ", spec.to_string(), " has no rounding");
+    return corrupt_frame("codec ", spec.to_string(), " has no rounding");
   }
   if ((spec.id == CodecId::None && spec.entropy != Entropy::None) ||
       (spec.id == CodecId::TopK && spec.entropy == Entropy::None) ||
       (spec.id == CodecId::Loco && spec.entropy != Entropy::None)) {
-    return corrupt("codec ", int{header.codec}, " with flags ", int{header.flags});
+    return corrupt_frame("codec ", int{header.codec}, " with flags ", int{header.flags});
   }
   if (spec.has_blocks() ? !is_valid_block(header.block) : header.block != 0) {
-    return corrupt("block of ", header.block, " elements for codec ", spec.to_string());
+    return corrupt_frame("block of ", header.block, " elements for codec ", spec.to_string());
   }
   const auto dtype = static_cast<core::DType>(header.dtype);
   if (spec.id != CodecId::None && !core::is_compressible(dtype)) {
-    return corrupt("codec ", spec.to_string(), " does not carry ", core::to_string(dtype));
+    return corrupt_frame("codec ", spec.to_string(), " does not carry ", core::to_string(dtype));
   }
   if (header.elements > kMaxFrameElements) {
-    return corrupt(header.elements, " elements; at most ", kMaxFrameElements, " are allowed");
+    return corrupt_frame(header.elements, " elements; at most ", kMaxFrameElements, " are allowed");
   }
   return Status::ok();
 }
@@ -74,12 +69,12 @@ Status check_fields(const FrameHeader& header) {
 
 core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof(FrameHeader)) {
-    return corrupt("truncated: a header has ", sizeof(FrameHeader), " bytes, got ", bytes.size());
+    return corrupt_frame("truncated: a header has ", sizeof(FrameHeader), " bytes, got ", bytes.size());
   }
   FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.magic != kFrameMagic) {
-    return corrupt("wrong magic 0x", std::hex, header.magic, ", expected 0x", kFrameMagic);
+    return corrupt_frame("wrong magic 0x", std::hex, header.magic, ", expected 0x", kFrameMagic);
   }
   if (header.version != kFrameVersion) {
     return Status(StatusCode::VersionMismatch,
@@ -87,17 +82,18 @@ core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
                             int{kFrameVersion}, "; run the same version at both ends"));
   }
   if (const std::uint32_t expected = crc_of(header); header.header_crc != expected) {
-    return corrupt("header crc 0x", std::hex, header.header_crc, ", expected 0x", expected);
+    return corrupt_frame("header crc 0x", std::hex, header.header_crc, ", expected 0x", expected);
   }
   GEOCOMM_RETURN_IF_ERROR(check_fields(header));
   const CodecSpec spec = spec_of(header);
   const auto dtype = static_cast<core::DType>(header.dtype);
   if (!payload_codec(spec.id).is_possible_size(spec, dtype, header.elements, header.payload_bytes)) {
-    return corrupt("payload of ", header.payload_bytes, " bytes does not fit ", header.elements, " elements");
+    return corrupt_frame("payload of ", header.payload_bytes, " bytes does not fit ", header.elements,
+                         " elements");
   }
   const auto rest = bytes.subspan(sizeof(FrameHeader));
   if (header.payload_bytes > rest.size()) {
-    return corrupt("truncated: payload of ", header.payload_bytes, " bytes, got ", rest.size());
+    return corrupt_frame("truncated: payload of ", header.payload_bytes, " bytes, got ", rest.size());
   }
   FrameView frame;
   frame.spec = spec;
@@ -111,8 +107,8 @@ core::Status check_payload_crc(std::span<const std::byte> bytes, std::uint32_t a
   FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (actual == header.payload_crc) return Status::ok();
-  return corrupt("crc 0x", std::hex, actual, " of the payload (", std::dec, header.payload_bytes,
-                 " bytes), expected 0x", std::hex, header.payload_crc);
+  return corrupt_frame("crc 0x", std::hex, actual, " of the payload (", std::dec, header.payload_bytes,
+                       " bytes), expected 0x", std::hex, header.payload_crc);
 }
 
 core::Status verify_payload(std::span<const std::byte> bytes, const FrameView& frame) {
@@ -138,10 +134,10 @@ void write_frame_header(const CodecSpec& spec, core::DType dtype, std::uint32_t 
 
 core::Result<std::size_t> seal_frame(std::span<std::byte> bytes) {
   FrameHeader header;
-  if (bytes.size() < sizeof(header)) return corrupt("no room for a header");
+  if (bytes.size() < sizeof(header)) return corrupt_frame("no room for a header");
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.payload_bytes > bytes.size() - sizeof(header)) {
-    return corrupt("payload of ", header.payload_bytes, " bytes in ", bytes.size());
+    return corrupt_frame("payload of ", header.payload_bytes, " bytes in ", bytes.size());
   }
   const auto payload = bytes.subspan(sizeof(header), static_cast<std::size_t>(header.payload_bytes));
   header.payload_crc = core::crc32c(payload);

@@ -30,6 +30,12 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 32);
 
+// CorruptData of a frame.
+template <typename... Parts>
+core::Status corrupt_frame(const Parts&... parts) {
+  return core::corrupt("codec frame: ", parts...);
+}
+
 // A parsed, checked frame: `payload` lies inside the bytes that were parsed; sizes fit each other.
 struct FrameView {
   CodecSpec spec;  // settings that frames do not hold (step, k, select, values) are the defaults

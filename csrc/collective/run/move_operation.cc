@@ -152,7 +152,7 @@ Result<std::span<std::byte>> MoveOperation::place(std::size_t peer, std::uint32_
   }
   std::lock_guard lock(mutex_);
   if (slot.placed) {
-    return Status(StatusCode::CorruptData, str("chunk ", number, " from ", peer_name(peer), " came twice"))
+    return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice")
         .with_peer(peer_name(peer));
   }
   slot.placed = true;

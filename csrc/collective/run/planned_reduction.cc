@@ -11,7 +11,6 @@ namespace geocomm::collective {
 using core::DType;
 using core::Result;
 using core::Status;
-using core::StatusCode;
 using core::str;
 
 namespace {
@@ -138,15 +137,13 @@ Status PlannedReduction::check_size(std::size_t peer, std::uint32_t number, std:
   const DType dtype = message.kind == Message::Kind::Contribution ? context().dtype : result_dtype();
   const std::size_t bound = codec::compress_bound(codec_, dtype, elements);
   if (bytes >= sizeof(codec::FrameHeader) && bytes <= bound) return Status::ok();
-  return Status(StatusCode::CorruptData,
-                str("chunk ", number, " from ", peer_name(peer), " has ", bytes, " bytes, but a frame of ",
-                    elements, " elements has ", sizeof(codec::FrameHeader), " to ", bound))
+  return core::corrupt("chunk ", number, " from ", peer_name(peer), " has ", bytes, " bytes, but a frame of ",
+                       elements, " elements has ", sizeof(codec::FrameHeader), " to ", bound)
       .with_peer(peer_name(peer));
 }
 
 Status PlannedReduction::came_twice(std::size_t peer, std::uint32_t number) const {
-  return Status(StatusCode::CorruptData, str("chunk ", number, " from ", peer_name(peer), " came twice"))
-      .with_peer(peer_name(peer));
+  return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice").with_peer(peer_name(peer));
 }
 
 Result<codec::FrameView> PlannedReduction::check_frame(std::span<const std::byte> frame, DType dtype,
@@ -157,11 +154,10 @@ Result<codec::FrameView> PlannedReduction::check_frame(std::span<const std::byte
   const bool codec_fits = view->spec.id == codec::CodecId::None || codec::same_frames(view->spec, codec_);
   if (!codec_fits || view->dtype != dtype || view->elements != chunk.range.size() ||
       codec::frame_bytes(*view) != frame.size()) {
-    return Status(StatusCode::CorruptData,
-                  str("frame from ", site_peer_name(chunk, site), " holds ", view->elements, " elements of ",
-                      core::to_string(view->dtype), " in ", view->spec.to_string(), " (", frame.size(),
-                      " bytes), expected ", chunk.range.size(), " elements of ", core::to_string(dtype),
-                      " in ", codec_.to_string()))
+    return core::corrupt("frame from ", site_peer_name(chunk, site), " holds ", view->elements,
+                         " elements of ", core::to_string(view->dtype), " in ", view->spec.to_string(), " (",
+                         frame.size(), " bytes), expected ", chunk.range.size(), " elements of ",
+                         core::to_string(dtype), " in ", codec_.to_string())
         .with_peer(site_peer_name(chunk, site));
   }
   return view;

@@ -197,7 +197,7 @@ void Dialer::read_reply() {
     const bool welcome = type == FrameType::Welcome && reply_header_.version == kWireVersion &&
                          reply_header_.length == sizeof(HelloPayload);
     const bool refuse = type == FrameType::Refuse && reply_header_.length <= kMaxRefuseBytes;
-    if (!welcome && !refuse) return refused({StatusCode::CorruptData, "unexpected answer to Hello"});
+    if (!welcome && !refuse) return refused(core::corrupt("unexpected answer to Hello"));
   }
   static_cast<FrameType>(reply_header_.type) == FrameType::Welcome ? on_welcome() : on_refuse();
 }
@@ -206,11 +206,11 @@ void Dialer::on_welcome() {
   DialedStream dialed;
   std::memcpy(&dialed.welcome, reply_.data() + kHeaderBytes, sizeof dialed.welcome);
   if (dialed.welcome.sender != hello_.receiver || dialed.welcome.receiver != hello_.sender) {
-    return refused({StatusCode::CorruptData, "welcomed by another process than the one dialed"});
+    return refused(core::corrupt("welcomed by another process than the one dialed"));
   }
   if (dialed.welcome.stream != hello_.stream || dialed.welcome.stream_count != hello_.stream_count ||
       dialed.welcome.generation != hello_.generation || dialed.welcome.data_path != hello_.data_path) {
-    return refused({StatusCode::CorruptData, "welcomed as another stream than the one dialed"});
+    return refused(core::corrupt("welcomed as another stream than the one dialed"));
   }
   loop_->cancel_timer(timer_);
   loop_->remove(handler_);

@@ -100,7 +100,7 @@ Result<std::size_t> opening_payload_bytes(const WireHeader& header) {
   // Of another version, what is needed for the refusal stands at its start.
   const bool same = header.version == kWireVersion;
   const bool fits = same ? header.length == sizeof(HelloPayload) : header.length >= kCommonHelloBytes;
-  if (type != FrameType::Hello || !fits) return Status(StatusCode::CorruptData, "does not begin with Hello");
+  if (type != FrameType::Hello || !fits) return core::corrupt("does not begin with Hello");
   return same ? sizeof(HelloPayload) : kCommonHelloBytes;
 }
 
@@ -226,7 +226,7 @@ void HalfOpen::read_hello() {
     if (more->bytes == 0) return;
     received_ += more->bytes;
     if (!may_be_header(std::span(bytes_).first(std::min(received_, kHeaderBytes)))) {
-      return finish(Status(StatusCode::CorruptData, "does not speak geocomm"));
+      return finish(core::corrupt("does not speak geocomm"));
     }
     if (received_ < wanted_) continue;
     if (wanted_ == kHeaderBytes) {

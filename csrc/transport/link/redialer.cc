@@ -112,8 +112,7 @@ void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& 
     ask_again_ = loop_->add_timer(IoLoop::Clock::now() + kAskAgain, [this, tuning] { ask(tuning); });
     return;
   }
-  owner_.on_no_link(answer.is_ok() ? Status(StatusCode::CorruptData, "welcomed where it should dial")
-                                   : answer.status());
+  owner_.on_no_link(answer.is_ok() ? core::corrupt("welcomed where it should dial") : answer.status());
 }
 
 void Redialer::on_contact() {

@@ -154,8 +154,7 @@ bool Stream::parse_staged() {
     }
     const std::size_t left = staged_bytes_ - begin;
     if (left > 0 && !may_be_header(std::span(staged_).subspan(begin, left))) {
-      violation(
-          {StatusCode::CorruptData, core::str("stream ", index(), ": not a header where one must begin")});
+      violation(core::corrupt("stream ", index(), ": not a header where one must begin"));
       return false;
     }
     if (left < kHeaderBytes) break;
@@ -186,8 +185,8 @@ bool Stream::on_header(const WireHeader& header) {
     return true;
   }
   if (index() != 0 || header.length != 0) {
-    violation({StatusCode::CorruptData, core::str("stream ", index(), ": unexpected frame of type ",
-                                                  int{header.type}, " with ", header.length, " bytes")});
+    violation(core::corrupt("stream ", index(), ": unexpected frame of type ", int{header.type}, " with ",
+                            header.length, " bytes"));
     return false;
   }
   const Status status = owner_.on_frame(header);

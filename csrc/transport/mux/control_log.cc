@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
-#include "core/str.h"
-
 namespace geocomm::transport {
 
 using core::Result;
 using core::Status;
-using core::StatusCode;
 
 namespace {
 constexpr std::size_t kMaxUnacknowledged = 1U << 20;
@@ -24,9 +21,8 @@ void ControlLog::push(WireHeader header) {
 
 Status ControlLog::drop(std::uint64_t received) {
   if (received >= first_ + frames_.size()) {
-    return {StatusCode::CorruptData,
-            core::str("acknowledgement of control frame ", received,
-                      ", which was never sent (the last one is ", first_ + frames_.size() - 1, ")")};
+    return core::corrupt("acknowledgement of control frame ", received,
+                         ", which was never sent (the last one is ", first_ + frames_.size() - 1, ")");
   }
   if (received < first_) return Status::ok();
   const auto count = static_cast<std::size_t>(received - first_ + 1);
@@ -39,8 +35,8 @@ Status ControlLog::drop(std::uint64_t received) {
 Status ControlLog::restart(std::uint64_t received) {
   std::lock_guard lock(mutex_);
   if (received + 1 < first_) {
-    return {StatusCode::CorruptData, core::str("the peer has forgotten control frames: it has ", received,
-                                               ", after it had ", first_ - 1)};
+    return core::corrupt("the peer has forgotten control frames: it has ", received, ", after it had ",
+                         first_ - 1);
   }
   GEOCOMM_RETURN_IF_ERROR(drop(received));
   unsent_ = 0;
@@ -70,7 +66,7 @@ bool ControlLog::overflows() const {
 
 Result<bool> ControlLog::receive(std::uint64_t number) {
   if (number == 0 || number > received_ + 1) {
-    return Status(StatusCode::CorruptData, core::str("control frame ", number, " after frame ", received_));
+    return core::corrupt("control frame ", number, " after frame ", received_);
   }
   if (number <= received_) return false;
   received_ = number;

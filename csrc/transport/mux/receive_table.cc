@@ -28,9 +28,8 @@ bool is_done(const ReceiveOp& op, std::uint32_t chunk) {
   return word < op.done.size() && (op.done[word] >> (chunk % 64) & 1) != 0;
 }
 
-Status corrupt(const OpKey& key, const std::string& what) {
-  return {StatusCode::CorruptData,
-          core::str(what, " (group ", std::hex, key.group, std::dec, ", operation ", key.op, ")")};
+Status corrupt_operation(const OpKey& key, const std::string& what) {
+  return core::corrupt(what, " (group ", std::hex, key.group, std::dec, ", operation ", key.op, ")");
 }
 
 }  // namespace
@@ -41,7 +40,8 @@ std::shared_ptr<ReceiveOp> ReceiveTable::find_or_create(const WireHeader& header
   std::lock_guard lock(mutex_);
   if (const auto found = ops_.find(key); found != ops_.end()) return found->second;
   if (unposted_ops_ >= kMaxUnpostedOps) {
-    status = corrupt(key, core::str("more than ", kMaxUnpostedOps, " operations that nobody posted"));
+    status =
+        corrupt_operation(key, core::str("more than ", kMaxUnpostedOps, " operations that nobody posted"));
     return nullptr;
   }
   auto op = std::make_shared<ReceiveOp>(key);
@@ -71,12 +71,12 @@ Result<ReceiveTable::Begun> ReceiveTable::begin(const WireHeader& header) {
     op->peer_chunk_count = header.chunk_count;
     check_match(*op, released);
   } else if (op->peer_descriptor != header.descriptor || op->peer_chunk_count != header.chunk_count) {
-    return corrupt(op->key,
-                   core::str("a segment with descriptor ", header.descriptor, " and ", header.chunk_count,
-                             " chunks after one with ", op->peer_descriptor, " and ", op->peer_chunk_count));
+    return corrupt_operation(
+        op->key, core::str("a segment with descriptor ", header.descriptor, " and ", header.chunk_count,
+                           " chunks after one with ", op->peer_descriptor, " and ", op->peer_chunk_count));
   }
   if (is_done(*op, header.chunk)) {
-    return corrupt(op->key, core::str("chunk ", header.chunk, " came twice"));
+    return corrupt_operation(op->key, core::str("chunk ", header.chunk, " came twice"));
   }
   const auto [found, is_new] = op->chunks.try_emplace(header.chunk);
   InChunk& chunk = found->second;
@@ -94,14 +94,14 @@ Result<ReceiveTable::Begun> ReceiveTable::begin(const WireHeader& header) {
       }
     }
   } else if (chunk.bytes != header.chunk_bytes) {
-    return corrupt(op->key, core::str("chunk ", header.chunk, " of ", header.chunk_bytes,
-                                      " bytes was announced with ", chunk.bytes));
+    return corrupt_operation(op->key, core::str("chunk ", header.chunk, " of ", header.chunk_bytes,
+                                                " bytes was announced with ", chunk.bytes));
   }
   const std::uint32_t segment = header.offset / kMaxSegmentBytes;
   const std::uint64_t bit = std::uint64_t{1} << segment;
   if ((chunk.claimed & bit) != 0) {
-    return corrupt(op->key,
-                   core::str("segment at offset ", header.offset, " of chunk ", header.chunk, " came twice"));
+    return corrupt_operation(
+        op->key, core::str("segment at offset ", header.offset, " of chunk ", header.chunk, " came twice"));
   }
   chunk.claimed |= bit;
   begun.incoming = incoming_of(op, header.chunk, segment);
@@ -134,9 +134,10 @@ Result<Incoming> ReceiveTable::begin_again(const std::shared_ptr<ReceiveOp>& op,
                     header.chunk_count == op->peer_chunk_count && found != op->chunks.end() &&
                     found->second.bytes == header.chunk_bytes;
   if (!same) {
-    return corrupt(op->key, core::str("segment ", header.sequence, " came again as another segment (group ",
-                                      std::hex, header.group, std::dec, ", operation ", header.op, ", chunk ",
-                                      header.chunk, ", offset ", header.offset, ")"));
+    return corrupt_operation(
+        op->key, core::str("segment ", header.sequence, " came again as another segment (group ", std::hex,
+                           header.group, std::dec, ", operation ", header.op, ", chunk ", header.chunk,
+                           ", offset ", header.offset, ")"));
   }
   return incoming_of(op, chunk, segment);
 }
@@ -210,8 +211,8 @@ std::optional<Status> ReceiveTable::charge(ReceiveOp& op, std::uint32_t chunk_by
   const std::uint64_t charge = unexpected_charge(chunk_bytes);
   std::lock_guard lock(mutex_);
   if (charge > max_unexpected_bytes_ || unexpected_bytes_ > max_unexpected_bytes_ - charge) {
-    return corrupt(op.key, core::str("more than ", max_unexpected_bytes_,
-                                     " bytes of operations that are not posted here"));
+    return corrupt_operation(op.key, core::str("more than ", max_unexpected_bytes_,
+                                               " bytes of operations that are not posted here"));
   }
   unexpected_bytes_ += charge;
   op.charged_bytes += charge;

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/str.h"
-
 namespace geocomm::transport {
 
 using core::Status;
-using core::StatusCode;
 
 Status ReceiveWindow::check(std::uint64_t number) const {
   if (number == 0 || (number >= low_ && number - low_ >= kMaxNumberSpan)) {
-    return {StatusCode::CorruptData, core::str("segment number ", number, " while ", low_,
-                                               " is missing (at most ", kMaxNumberSpan, " ahead)")};
+    return core::corrupt("segment number ", number, " while ", low_, " is missing (at most ", kMaxNumberSpan,
+                         " ahead)");
   }
   return Status::ok();
 }

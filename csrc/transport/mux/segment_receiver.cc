@@ -2,13 +2,10 @@
 
 #include <utility>
 
-#include "core/str.h"
-
 namespace geocomm::transport {
 
 using core::Result;
 using core::Status;
-using core::StatusCode;
 
 Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) {
   GEOCOMM_RETURN_IF_ERROR(window_.check(header.sequence));
@@ -25,7 +22,7 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
     return begun;
   }
   if (complete_) {
-    return Status(StatusCode::CorruptData, core::str("segment ", header.sequence, " after Close"));
+    return core::corrupt("segment ", header.sequence, " after Close");
   }
   GEOCOMM_ASSIGN_OR_RETURN(ReceiveTable::Begun opened, table_.begin(header));
   begun.copy.incoming = std::move(opened.incoming);

@@ -68,8 +68,7 @@ Status SendQueue::granted(const OpKey& key) {
   if (found == ops_.end()) {
     if (closed_groups_.contains(key.group)) return Status::ok();
     if (granted_only_ >= kMaxGrantedOnly) {
-      return {StatusCode::CorruptData,
-              core::str("more than ", kMaxGrantedOnly, " operations granted in advance")};
+      return core::corrupt("more than ", kMaxGrantedOnly, " operations granted in advance");
     }
     ops_[key].granted = true;
     ++granted_only_;

@@ -4,12 +4,9 @@
 #include <bit>
 #include <utility>
 
-#include "core/str.h"
-
 namespace geocomm::transport {
 
 using core::Status;
-using core::StatusCode;
 
 namespace {
 constexpr std::size_t kMostLookedAt = 1024;
@@ -44,9 +41,8 @@ Status UnackedSegments::acknowledge(const AckFrame& ack, std::vector<Acked>& out
   const std::uint64_t next = first_ + entries_.size();
   const auto top = static_cast<std::uint64_t>(std::bit_width(ack.bits));  // 0: no bit
   if (ack.low > next || (top > 0 && ack.base + top > next)) {
-    return {StatusCode::CorruptData,
-            core::str("acknowledgement of segment ", top > 0 ? ack.base + top - 1 : ack.low - 1,
-                      ", which was never sent (the last one is ", next - 1, ")")};
+    return core::corrupt("acknowledgement of segment ", top > 0 ? ack.base + top - 1 : ack.low - 1,
+                         ", which was never sent (the last one is ", next - 1, ")");
   }
   for (std::uint64_t number = first_; number < ack.low; ++number) take(number, out);
   for (std::uint64_t bits = ack.bits; bits != 0; bits &= bits - 1) {

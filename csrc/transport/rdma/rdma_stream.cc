@@ -111,7 +111,7 @@ void RdmaStream::on_ready(std::uint32_t) {
 // Received_ has grown.
 void RdmaStream::on_address() {
   const auto corrupt = [this](const std::string& what) {
-    violation({StatusCode::CorruptData, core::str("stream ", index(), ": ", what)});
+    violation(core::corrupt("stream ", index(), ": ", what));
   };
   if (connected_) return corrupt("bytes behind the fabric's address");
   if (received_.size() < kHeaderBytes) return;
@@ -224,9 +224,8 @@ std::optional<RdmaIncoming> RdmaStream::on_message(std::span<const std::byte> he
   Status broken = header.is_ok() ? Status::ok() : header.status();
   if (broken.is_ok() && (static_cast<FrameType>(header->type) != FrameType::Segment ||
                          header->length != payload_bytes || landing_.contains(header->sequence))) {
-    broken = Status(StatusCode::CorruptData,
-                    core::str("message of type ", int{header->type}, ", number ", header->sequence, ", with ",
-                              payload_bytes, " bytes where ", header->length, " are said"));
+    broken = core::corrupt("message of type ", int{header->type}, ", number ", header->sequence, ", with ",
+                           payload_bytes, " bytes where ", header->length, " are said");
   }
   if (!broken.is_ok()) {
     violation(broken);

@@ -19,9 +19,6 @@ static_assert(std::endian::native == std::endian::little, "headers are copied as
 namespace {
 constexpr std::size_t kCrcOffset = offsetof(WireHeader, header_crc);
 
-Status corrupt(const std::string& what) {
-  return {StatusCode::CorruptData, what};
-}
 }  // namespace
 
 HeaderBytes encode_header(WireHeader header) {
@@ -53,7 +50,7 @@ Result<AckFrame> parse_ack(const WireHeader& header) {
   const AckFrame ack{header.sequence, header.op, header.group, header.descriptor};
   const bool fits = ack.low >= 1 && ack.base % 64 == 0 && ack.base >= ack.low / 64 * 64 &&
                     ack.base - ack.low / 64 * 64 <= kMaxNumberSpan;
-  if (!fits) return corrupt(core::str("acknowledgement of numbers from ", ack.base, ", low ", ack.low));
+  if (!fits) return core::corrupt("acknowledgement of numbers from ", ack.base, ", low ", ack.low);
   return ack;
 }
 
@@ -65,11 +62,11 @@ Result<WireHeader> parse_header_of_any_version(std::span<const std::byte, kHeade
   WireHeader header;
   std::memcpy(&header, bytes.data(), kHeaderBytes);
   if (header.magic != kWireMagic) {
-    return corrupt(
-        core::str("not a geocomm header: magic 0x", std::hex, header.magic, ", expected 0x", kWireMagic));
+    return core::corrupt("not a geocomm header: magic 0x", std::hex, header.magic, ", expected 0x",
+                         kWireMagic);
   }
   if (const std::uint32_t crc = core::crc32c(bytes.first(kCrcOffset)); crc != header.header_crc) {
-    return corrupt(core::str("header checksum 0x", std::hex, header.header_crc, ", expected 0x", crc));
+    return core::corrupt("header checksum 0x", std::hex, header.header_crc, ", expected 0x", crc);
   }
   return header;
 }
@@ -88,21 +85,21 @@ Status version_mismatch(std::uint8_t theirs) {
 
 Status check_segment(const WireHeader& header) {
   if (header.chunk_count == 0 || header.chunk_count > kMaxChunkCount || header.chunk >= header.chunk_count) {
-    return corrupt(core::str("segment of chunk ", header.chunk, " of ", header.chunk_count, " (at most ",
-                             kMaxChunkCount, ")"));
+    return core::corrupt("segment of chunk ", header.chunk, " of ", header.chunk_count, " (at most ",
+                         kMaxChunkCount, ")");
   }
   if (header.chunk_bytes > kMaxChunkBytes) {
-    return corrupt(core::str("chunk of ", header.chunk_bytes, " bytes, at most ", kMaxChunkBytes));
+    return core::corrupt("chunk of ", header.chunk_bytes, " bytes, at most ", kMaxChunkBytes);
   }
   const bool inside = header.offset < header.chunk_bytes || (header.offset == 0 && header.chunk_bytes == 0);
   if (!inside || header.offset % kMaxSegmentBytes != 0) {
-    return corrupt(core::str("segment at offset ", header.offset, " of a chunk of ", header.chunk_bytes,
-                             " bytes (expected a multiple of ", kMaxSegmentBytes, " inside it)"));
+    return core::corrupt("segment at offset ", header.offset, " of a chunk of ", header.chunk_bytes,
+                         " bytes (expected a multiple of ", kMaxSegmentBytes, " inside it)");
   }
   if (const std::uint32_t length = segment_length(header.chunk_bytes, header.offset);
       header.length != length) {
-    return corrupt(core::str("segment of ", header.length, " bytes at offset ", header.offset,
-                             " of a chunk of ", header.chunk_bytes, " bytes, expected ", length));
+    return core::corrupt("segment of ", header.length, " bytes at offset ", header.offset, " of a chunk of ",
+                         header.chunk_bytes, " bytes, expected ", length);
   }
   return Status::ok();
 }

@@ -37,6 +37,12 @@ TEST(Status, test_status_builders_fill_in_what_is_missing) {
   }
 }
 
+TEST(Status, test_corrupt_of_parts_is_corrupt_data_with_one_message) {
+  const Status status = corrupt("chunk ", 3, " of ", std::string("rank 1"));
+  EXPECT_EQ(status.code(), StatusCode::CorruptData);
+  EXPECT_EQ(status.message(), "chunk 3 of rank 1");
+}
+
 TEST(Status, test_status_builders_keep_what_is_set) {
   const Status status = Status(StatusCode::Network, "x")
                             .with_peer("a")

@@ -6,13 +6,11 @@
 #include "codec/entropy/huffman/code_table.h"
 #include "codec/entropy/huffman/plane_format.h"
 #include "codec/entropy/huffman/substream.h"
-#include "core/str.h"
 
 namespace geocomm::codec::huffman {
 namespace {
 
 using core::Status;
-using core::StatusCode;
 
 std::uint32_t load_head(const std::byte* coded, std::size_t index) {
   std::uint32_t head;
@@ -139,8 +137,8 @@ std::size_t encode_huffman_plane(std::span<const std::byte> src, std::byte* dst)
 core::Result<std::size_t> huffman_plane_bytes(std::span<const std::byte> coded, std::size_t bytes) {
   const std::size_t blocks = block_count(bytes);
   if (blocks > coded.size() / kHeadBytes) {
-    return Status(StatusCode::CorruptData, core::str("codec frame: a Huffman plane of ", blocks,
-                                                     " blocks, but ", coded.size(), " bytes are there"));
+    return core::corrupt("codec frame: a Huffman plane of ", blocks, " blocks, but ", coded.size(),
+                         " bytes are there");
   }
   std::size_t at = blocks * kHeadBytes;
   bool has_table = false;
@@ -148,9 +146,8 @@ core::Result<std::size_t> huffman_plane_bytes(std::span<const std::byte> coded, 
     const std::uint32_t head = load_head(coded.data(), index);
     if (!is_possible_head(head, block_length(bytes, index), has_table) ||
         body_bytes(head) > coded.size() - at) {
-      return Status(StatusCode::CorruptData,
-                    core::str("codec frame: block ", index, " of ", blocks, " of a Huffman plane has head ",
-                              head, ", with ", coded.size() - at, " bytes left"));
+      return core::corrupt("codec frame: block ", index, " of ", blocks, " of a Huffman plane has head ",
+                           head, ", with ", coded.size() - at, " bytes left");
     }
     has_table |= head_mode(head) == BlockMode::OwnTable;
     at += body_bytes(head);
@@ -161,8 +158,8 @@ core::Result<std::size_t> huffman_plane_bytes(std::span<const std::byte> coded, 
 Status decode_huffman_plane(std::span<const std::byte> coded, std::span<std::byte> dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, huffman_plane_bytes(coded, dst.size()));
   if (size != coded.size()) {
-    return {StatusCode::CorruptData, core::str("codec frame: a Huffman plane takes ", size, " bytes of ",
-                                               coded.size(), " that it was said to have")};
+    return core::corrupt("codec frame: a Huffman plane takes ", size, " bytes of ", coded.size(),
+                         " that it was said to have");
   }
   PlaneDecoder decoder;
   const std::size_t blocks = block_count(dst.size());
@@ -171,8 +168,8 @@ Status decode_huffman_plane(std::span<const std::byte> coded, std::span<std::byt
     const std::uint32_t head = load_head(coded.data(), index);
     const auto block = dst.subspan(index * kBlockBytes, block_length(dst.size(), index));
     if (!decoder.decode(head, coded.subspan(at, body_bytes(head)), block)) {
-      return {StatusCode::CorruptData,
-              core::str("codec frame: block ", index, " of ", blocks, " of a Huffman plane does not decode")};
+      return core::corrupt("codec frame: block ", index, " of ", blocks,
+                           " of a Huffman plane does not decode");
     }
     at += body_bytes(head);
   }

@@ -14,7 +14,6 @@
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/block/random_bits.h"
 #include "codec/quantizers/cast/plain_codec.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
@@ -160,9 +159,7 @@ core::Result<std::size_t> check_scales(const FrameView& frame, const BlockLayout
     if (bits == kRawScale) {
       raw_elements += layout.length(index);
     } else if (bits < kMinScaleBits || bits > max_scale_bits(frame.spec.id)) {
-      return core::Status(core::StatusCode::CorruptData,
-                          core::str("codec frame: scale 0x", std::hex, bits, " of block ", std::dec, index,
-                                    " is out of range"));
+      return corrupt_frame("scale 0x", std::hex, bits, " of block ", std::dec, index, " is out of range");
     }
   }
   return layout.raw_bytes(raw_elements);
@@ -182,9 +179,7 @@ core::Result<std::span<const std::byte>> decode_codes(const FrameView& frame,
     std::uint8_t largest = 0;
     for (const std::byte code : codes) largest = std::max(largest, static_cast<std::uint8_t>(code));
     if (largest > kLargest) {
-      return core::Status(core::StatusCode::CorruptData,
-                          core::str("codec frame: ternary codes ", int{largest}, ", at most ", int{kLargest},
-                                    " is possible"));
+      return corrupt_frame("ternary codes ", int{largest}, ", at most ", int{kLargest}, " is possible");
     }
   }
   return codes;
@@ -193,16 +188,15 @@ core::Result<std::span<const std::byte>> decode_codes(const FrameView& frame,
 core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   const BlockLayout layout = layout_of(frame.spec, frame.dtype, frame.elements);
   if (frame.payload.size() < layout.scale_bytes()) {
-    return {core::StatusCode::CorruptData, "codec frame: a payload that ends among its scales"};
+    return corrupt_frame("a payload that ends among its scales");
   }
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_bytes, check_scales(frame, layout));
   const auto behind_scales = frame.payload.subspan(layout.scale_bytes());
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bytes,
                            coded_plane_bytes(frame.spec.entropy, behind_scales, layout.plane_bytes()));
   if (behind_scales.size() - coded_bytes != raw_bytes) {
-    return {core::StatusCode::CorruptData,
-            core::str("codec frame: payload of ", frame.payload.size(), " bytes, its blocks take ",
-                      layout.scale_bytes() + coded_bytes + raw_bytes)};
+    return corrupt_frame("payload of ", frame.payload.size(), " bytes, its blocks take ",
+                         layout.scale_bytes() + coded_bytes + raw_bytes);
   }
   GEOCOMM_ASSIGN_OR_RETURN(const auto codes,
                            decode_codes(frame, behind_scales.first(coded_bytes), layout.plane_bytes()));

@@ -9,7 +9,6 @@
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/cast/cast_kernels.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
@@ -112,9 +111,8 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bytes,
                            coded_plane_bytes(frame.spec.entropy, frame.payload, elements));
   if (frame.payload.size() - coded_bytes != elements) {
-    return {core::StatusCode::CorruptData,
-            core::str("codec frame: payload of ", frame.payload.size(), " bytes, its planes take ",
-                      coded_bytes, " and ", elements)};
+    return corrupt_frame("payload of ", frame.payload.size(), " bytes, its planes take ", coded_bytes,
+                         " and ", elements);
   }
   const auto high = thread_scratch(ScratchUse::Codes, elements);
   GEOCOMM_RETURN_IF_ERROR(decode_plane(frame.spec.entropy, frame.payload.first(coded_bytes), high));

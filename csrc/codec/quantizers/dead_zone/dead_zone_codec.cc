@@ -17,13 +17,11 @@
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
 #include "codec/quantizers/dead_zone/dead_zone_rms.h"
 #include "core/half.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
 
 constexpr std::uint16_t kMaxStepBits = 0x7BFF;  // 255/128 * 2^120: any code times it is finite
 
@@ -33,11 +31,6 @@ BlockLayout layout_of(const CodecSpec& spec, core::DType dtype, std::size_t elem
 
 std::size_t padded(std::size_t elements) {
   return (elements + kDeadZoneUnit - 1) / kDeadZoneUnit * kDeadZoneUnit;
-}
-
-template <typename... Parts>
-Status corrupt(const Parts&... parts) {
-  return {StatusCode::CorruptData, core::str("codec frame: ", parts...)};
 }
 
 // Room for one block: v, and what the frame's last block needs where it ends inside of a kernel's unit.
@@ -187,11 +180,11 @@ core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameVie
     const std::size_t length = layout.length(index);
     if (bits == kRawScale) {
       if (count_bits(bitmap.subspan(layout.first_element(index) / 8, bitmap_bytes(length))) != 0) {
-        return corrupt("raw block ", index, " has codes as well");
+        return corrupt_frame("raw block ", index, " has codes as well");
       }
       raw_elements += length;
     } else if (bits < kMinScaleBits || bits > kMaxStepBits) {
-      return corrupt("step 0x", std::hex, bits, " of block ", std::dec, index, " is out of range");
+      return corrupt_frame("step 0x", std::hex, bits, " of block ", std::dec, index, " is out of range");
     }
   }
   return raw_elements;
@@ -238,7 +231,7 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_bitmap), bitmap));
   rest = rest.subspan(coded_bitmap);
   if (has_bits_beyond(bitmap, frame.elements)) {
-    return corrupt("the bitmap has bits beyond ", frame.elements, " elements");
+    return corrupt_frame("the bitmap has bits beyond ", frame.elements, " elements");
   }
   std::memset(bitmap.data() + bitmap.size(), 0, kDeadZoneUnit / 8);  // the kernels take whole units
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements, check_blocks(layout, frame, bitmap));
@@ -247,8 +240,8 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, coded_plane_bytes(stage, rest, codes.size()));
   const auto raw = rest.subspan(coded_codes);
   if (raw.size() != layout.raw_bytes(raw_elements)) {
-    return corrupt(raw.size(), " bytes after the planes, the raw blocks take ",
-                   layout.raw_bytes(raw_elements));
+    return corrupt_frame(raw.size(), " bytes after the planes, the raw blocks take ",
+                         layout.raw_bytes(raw_elements));
   }
   GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_codes), codes));
   decode_blocks(kernels, layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);

@@ -22,18 +22,11 @@
 #include "codec/quantizers/loco/loco_format.h"
 #include "codec/quantizers/loco/loco_kernels.h"
 #include "codec/quantizers/top_k/top_k_select.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
-
-template <typename... Parts>
-Status corrupt(const Parts&... parts) {
-  return {StatusCode::CorruptData, core::str("codec frame: loco: ", parts...)};
-}
 
 std::size_t bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
   return loco_layout(spec, elements).most_bytes();
@@ -105,16 +98,18 @@ bool is_possible_size(const CodecSpec&, core::DType, std::size_t elements, std::
 
 Status check_levels(std::span<const std::byte> payload, const LocoLayout& layout) {
   std::size_t end = layout.bytes();
-  if (payload.size() < end) return corrupt("a payload of ", payload.size(), " bytes, ", end, " are needed");
+  if (payload.size() < end)
+    return corrupt_frame("loco: a payload of ", payload.size(), " bytes, ", end, " are needed");
   for (std::size_t chunk = 0; chunk < layout.chunks(); ++chunk) {
     const auto levels = load_unaligned<LocoLevels>(payload.data() + layout.record_at(chunk));
     if (levels.low > kRawScale || levels.high >= kRawScale) {
-      return corrupt("a level of chunk ", chunk, " is out of range");
+      return corrupt_frame("loco: a level of chunk ", chunk, " is out of range");
     }
     if (levels.low == kRawScale) end += layout.count(chunk) * sizeof(float);
   }
-  return payload.size() == end ? Status::ok()
-                               : corrupt("a payload of ", payload.size(), " bytes, its chunks take ", end);
+  return payload.size() == end
+             ? Status::ok()
+             : corrupt_frame("loco: a payload of ", payload.size(), " bytes, its chunks take ", end);
 }
 
 // The places of all chunks, each in its own, to this thread's scratch memory; nullptr: some chunk's are none
@@ -156,13 +151,13 @@ class StreamedChunk {
 Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   const auto head = load_unaligned<LocoHead>(frame.payload.data());
   if (head.k < 1 || head.k > kLocoMaxK || head.reserved != 0) {
-    return corrupt("k of ", head.k, ", reserved ", head.reserved);
+    return corrupt_frame("loco: k of ", head.k, ", reserved ", head.reserved);
   }
   const LocoLayout layout(head.k, frame.elements);
   GEOCOMM_RETURN_IF_ERROR(check_levels(frame.payload, layout));
   const std::uint32_t* places = read_places(frame.payload, layout);
   if (places == nullptr)
-    return corrupt("places that do not ascend in their chunk, or are not as many as it gives");
+    return corrupt_frame("loco: places that do not ascend in their chunk, or are not as many as it gives");
 
   std::optional<StreamedChunk> streamed;
   if (sink == Sink::StreamedFloat32) streamed.emplace();

@@ -12,14 +12,12 @@
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/cast/plain_codec.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::DType;
 using core::Status;
-using core::StatusCode;
 
 // First byte of the payload: the lower halves that are carried. Words of 16 bits have none.
 enum class Lower : std::uint8_t { None = 0, NotZero = 1, All = 2 };
@@ -28,11 +26,6 @@ Lower choose(std::size_t not_zero, std::size_t elements) {
   if (not_zero == 0) return Lower::None;
   // A bitmap costs a sixteenth of all halves.
   return 16 * not_zero <= 15 * elements ? Lower::NotZero : Lower::All;
-}
-
-template <typename... Parts>
-Status corrupt(const Parts&... parts) {
-  return {StatusCode::CorruptData, core::str("codec frame: ", parts...)};
 }
 
 // Calls `run(first, count, src)` for the elements in whole units, then for a last unit padded with zeros.
@@ -149,7 +142,7 @@ core::Result<Planes> read_planes(const FrameView& frame) {
   const auto lower = static_cast<std::uint8_t>(frame.payload.front());
   const Lower most = frame.dtype == DType::Float32 ? Lower::All : Lower::None;
   if (lower > static_cast<std::uint8_t>(most)) {
-    return corrupt("lower halves of kind ", int{lower}, " in ", core::to_string(frame.dtype));
+    return corrupt_frame("lower halves of kind ", int{lower}, " in ", core::to_string(frame.dtype));
   }
   PlaneReader reader(frame.spec.entropy, frame.payload.subspan(1));
   Planes planes;
@@ -160,7 +153,7 @@ core::Result<Planes> read_planes(const FrameView& frame) {
     if (static_cast<Lower>(lower) == Lower::NotZero) {
       GEOCOMM_ASSIGN_OR_RETURN(const auto bitmap, reader.read(ScratchUse::Bitmap, bitmap_bytes(elements)));
       if (has_bits_beyond(bitmap, elements)) {
-        return corrupt("the bitmap has bits beyond ", elements, " elements");
+        return corrupt_frame("the bitmap has bits beyond ", elements, " elements");
       }
       carried = count_bits(bitmap);
       planes.lower.bitmap = bitmap.data();
@@ -170,7 +163,7 @@ core::Result<Planes> read_planes(const FrameView& frame) {
     planes.lower.high = high.data();
     planes.lower.low = low.data();
   }
-  if (reader.left() != 0) return corrupt(reader.left(), " bytes after the last plane");
+  if (reader.left() != 0) return corrupt_frame(reader.left(), " bytes after the last plane");
   return planes;
 }
 

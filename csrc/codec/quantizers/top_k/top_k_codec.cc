@@ -14,18 +14,11 @@
 #include "codec/quantizers/top_k/top_k_select.h"
 #include "codec/quantizers/top_k/top_k_threshold.h"
 #include "codec/quantizers/top_k/top_k_values.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
-
-template <typename... Parts>
-Status corrupt(const Parts&... parts) {
-  return {StatusCode::CorruptData, core::str("codec frame: topk: ", parts...)};
-}
 
 constexpr Values kForms[] = {Values::Fp32, Values::Bf16, Values::Int8, Values::Bit2};
 
@@ -76,11 +69,12 @@ bool is_possible_size(const CodecSpec& spec, core::DType, std::size_t elements, 
 Status check_head(const TopKHead& head, std::size_t elements) {
   if (head.index_mode > static_cast<int>(IndexMode::Bitmap) || head.values > static_cast<int>(Values::Bit2) ||
       head.reserved != 0) {
-    return corrupt("unknown mode ", int{head.index_mode}, ", values ", int{head.values}, ", reserved ",
-                   head.reserved);
+    return corrupt_frame("topk: unknown mode ", int{head.index_mode}, ", values ", int{head.values},
+                         ", reserved ", head.reserved);
   }
   if (!is_possible_index(head, elements)) {
-    return corrupt(head.count, " places in ", head.index_bytes, " bytes for ", elements, " elements");
+    return corrupt_frame("topk: ", head.count, " places in ", head.index_bytes, " bytes for ", elements,
+                         " elements");
   }
   return Status::ok();
 }
@@ -95,7 +89,7 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   const auto index = thread_scratch(ScratchUse::Indices, head.index_bytes);
   GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded), index));
   if (!is_valid_index(mode, index, head.count, frame.elements)) {
-    return corrupt("places outside of the frame, or other than ", head.count);
+    return corrupt_frame("topk: places outside of the frame, or other than ", head.count);
   }
   rest = rest.subspan(coded);
   auto* values =

@@ -6,15 +6,14 @@
 #include <cstring>
 
 #include "codec/frames/elements.h"
+#include "codec/frames/frame.h"
 #include "codec/quantizers/block/block_layout.h"
 #include "core/half.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::Status;
-using core::StatusCode;
 
 // Levels of all blocks | codes of all blocks | raw blocks.
 constexpr std::size_t kPerByte = 4;
@@ -115,10 +114,6 @@ void decode_block(const Levels& levels, const std::byte* codes, std::size_t leng
   }
 }
 
-Status corrupt(const char* what) {
-  return {StatusCode::CorruptData, core::str("codec frame: topk values: ", what)};
-}
-
 }  // namespace
 
 std::size_t two_level_bound(std::size_t count) {
@@ -157,7 +152,7 @@ std::size_t encode_two_level(const float* values, std::size_t count, float* lost
 
 Status decode_two_level(std::span<const std::byte> coded, std::size_t count, float* values) {
   const Layout layout{count};
-  if (coded.size() < layout.raw_offset()) return corrupt("truncated");
+  if (coded.size() < layout.raw_offset()) return corrupt_frame("topk values: truncated");
   std::size_t at = layout.raw_offset();
   for (std::size_t index = 0; index < layout.blocks(); ++index) {
     const std::size_t first = index * kTwoLevelBlock;
@@ -165,16 +160,16 @@ Status decode_two_level(std::span<const std::byte> coded, std::size_t count, flo
     const auto levels = load_unaligned<Levels>(coded.data() + layout.levels_offset(index));
     if (levels.low == kRawScale) {
       const std::size_t bytes = length * sizeof(float);
-      if (coded.size() - at < bytes) return corrupt("truncated raw block");
+      if (coded.size() - at < bytes) return corrupt_frame("topk values: truncated raw block");
       std::memcpy(values + first, coded.data() + at, bytes);
       at += bytes;
     } else if (levels.low > kRawScale || levels.high >= kRawScale) {
-      return corrupt("level out of range");
+      return corrupt_frame("topk values: level out of range");
     } else {
       decode_block(levels, coded.data() + layout.codes_offset(index), length, values + first);
     }
   }
-  return at == coded.size() ? Status::ok() : corrupt("bytes too many");
+  return at == coded.size() ? Status::ok() : corrupt_frame("topk values: bytes too many");
 }
 
 }  // namespace geocomm::codec

@@ -8,17 +8,15 @@
 #include "codec/frames/payload_codec.h"
 #include "codec/quantizers/top_k/top_k_two_level.h"
 #include "core/half.h"
-#include "core/str.h"
 
 namespace geocomm::codec {
 namespace {
 
 using core::DType;
 using core::Status;
-using core::StatusCode;
 
 Status wrong_size(std::size_t bytes, std::size_t count) {
-  return {StatusCode::CorruptData, core::str("codec frame: ", bytes, " bytes cannot be ", count, " values")};
+  return corrupt_frame(bytes, " bytes cannot be ", count, " values");
 }
 
 CodecSpec int8_spec(Entropy stage) {
