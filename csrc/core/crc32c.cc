@@ -107,15 +107,6 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state
 }
 #endif
 
-// x to the power of 8 * 2^k: a state times that is the state 2^k zero bytes later.
-constexpr std::array<std::uint32_t, 64> make_byte_powers() {
-  std::array<std::uint32_t, 64> powers{};
-  powers[0] = crc32c_x_power(8);
-  for (std::size_t k = 1; k < 64; ++k) powers[k] = crc32c_multiply(powers[k - 1], powers[k - 1]);
-  return powers;
-}
-constexpr std::array<std::uint32_t, 64> kBytePowers = make_byte_powers();
-
 Crc32cUpdate best_update() {
   static const bool kHasCrc = crc32c_sse42() != nullptr;
   if (!kHasCrc) return update_portable;
@@ -146,13 +137,6 @@ std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous) {
 
 std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous) {
   return ~update_portable(~previous, data.data(), data.size());
-}
-
-std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
-  for (std::size_t k = 0; second_bytes != 0; ++k, second_bytes >>= 1) {
-    if ((second_bytes & 1) != 0) first = crc32c_multiply(kBytePowers[k], first);
-  }
-  return first ^ second;
 }
 
 }  // namespace geocomm::core

@@ -14,7 +14,4 @@ std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous = 0
 // The same without that instruction: the reference.
 std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous = 0);
 
-// The CRC of two pieces one after the other, from the CRC of each.
-std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes);
-
 }  // namespace geocomm::core

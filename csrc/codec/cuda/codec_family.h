@@ -19,9 +19,8 @@ struct EncodeRun {
   ElementEncode input;
   std::uint64_t seed = 0;
   std::uint64_t first_element = 0;
-  float* threshold = nullptr;           // on the device, or nullptr
-  std::uint64_t* bytes_out = nullptr;   // on the device
-  std::uint64_t* frame_ends = nullptr;  // likewise, or nullptr
+  float* threshold = nullptr;          // on the device, or nullptr
+  std::uint64_t* bytes_out = nullptr;  // on the device
   Stream stream = nullptr;
 };
 

@@ -117,10 +117,6 @@ bool is_supported(const CodecSpec& spec, DType dtype) {
   return family_of(spec).is_supported(spec);
 }
 
-std::uint64_t frame_count(DType dtype, std::uint64_t elements, Framing framing) {
-  return make_plan(CodecSpec{}, dtype, elements, framing).frames;
-}
-
 std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {
   return framing == Framing::Payload ? payload_bound(spec, dtype, elements)
                                      : compress_bound(spec, dtype, elements);
@@ -156,7 +152,6 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
                       options.first_element,
                       options.threshold_dev,
                       bytes_out_dev,
-                      options.frame_ends_dev,
                       stream};
   GEOCOMM_RETURN_IF_ERROR(clear_records(plan, workspace, stream));
   GEOCOMM_RETURN_IF_ERROR(family_of(spec).encode(run));
@@ -198,7 +193,7 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
 Status to_status(std::uint64_t verdict) {
   if (verdict == 0) return Status::ok();
   const auto corrupt = [&](const char* what) {
-    return Status(StatusCode::CorruptData, core::str("payload: frame ", frame_of(verdict), ": ", what));
+    return core::corrupt("payload: frame ", frame_of(verdict), ": ", what);
   };
   switch (fault_of(verdict)) {
     case Fault::Version:

@@ -41,8 +41,6 @@ struct EncodeOptions {
   float* threshold_dev = nullptr;
   Framing framing = Framing::Payload;
   Checksums checksums = Checksums::Device;
-  // nullptr, or on the device, one per frame: the offset in dst at which the frame ends.
-  std::uint64_t* frame_ends_dev = nullptr;
 };
 
 struct DecodeOptions {
@@ -54,8 +52,6 @@ struct DecodeOptions {
 
 bool is_supported(const CodecSpec& spec, core::DType dtype);
 
-// Frames that so many elements make.
-std::uint64_t frame_count(core::DType dtype, std::uint64_t elements, Framing framing);
 // Room that `dst` needs: the worst case.
 std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
 // Workspace for either direction, in bytes per element at most (in brackets: with a stage): casts none (3.6),

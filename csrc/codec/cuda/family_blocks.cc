@@ -44,7 +44,7 @@ Status encode(const EncodeRun& run) {
   const BlockEncode blocks{run.input.src, run.input.dst,     run.input.residual,
                            run.seed,      run.first_element, run.spec.rounding == Rounding::Stochastic,
                            plan,          workspace};
-  LayoutArgs layout{plan, workspace, FrameSizes::Blocks, run.bytes_out, run.frame_ends};
+  LayoutArgs layout{plan, workspace, FrameSizes::Blocks, run.bytes_out};
   if (!has_stage(run.spec)) {
     GEOCOMM_RETURN_IF_ERROR(quantize(run, blocks));
     GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));

@@ -17,7 +17,7 @@ std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&) {
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
   const bool has_residual = input.residual.data != nullptr;
-  LayoutArgs layout{input.plan, input.workspace, FrameSizes::Casts, run.bytes_out, run.frame_ends};
+  LayoutArgs layout{input.plan, input.workspace, FrameSizes::Casts, run.bytes_out};
   if (run.spec.id == CodecId::None) {
     GEOCOMM_RETURN_IF_ERROR(has_residual ? encode_plain_sums(run.dtype, input, run.stream)
                                          : copy_into_frames(input, run.stream));

@@ -50,7 +50,6 @@ __global__ void __launch_bounds__(kLayoutThreads) lay_out(LayoutArgs args) {
     record.offset = offset;
     record.payload_bytes = payload_bytes;
     if (offset != frame * args.plan.frame_stride) atomicMin(&args.workspace.state->first_moved, frame);
-    if (args.frame_ends != nullptr) args.frame_ends[frame] = offset + bytes;
   }
   if (threadIdx.x == 0) *args.bytes_out = end;
 }

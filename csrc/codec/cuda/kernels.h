@@ -89,7 +89,6 @@ struct LayoutArgs {
   Workspace workspace;
   FrameSizes sizes;
   std::uint64_t* bytes_out;
-  std::uint64_t* frame_ends;  // or nullptr
 };
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream);
 // Where the layout is irregular: moves regular frames to their places, by way of the workspace.

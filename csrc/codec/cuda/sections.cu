@@ -162,8 +162,8 @@ core::Status place_sections(const EncodeRun& run, const SectionSpace& space, boo
   }
   GEOCOMM_RETURN_IF_ERROR(
       launch(find_sizes, frames, run.stream, input.plan, input.workspace, space, must_shrink));
-  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(
-      {input.plan, input.workspace, FrameSizes::Known, run.bytes_out, run.frame_ends}, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(
+      lay_out_frames({input.plan, input.workspace, FrameSizes::Known, run.bytes_out}, run.stream));
   const std::uint64_t per_section = space.bytes_per_frame / space.count;
   const auto pieces = static_cast<std::uint32_t>(per_section / kPieceBytes + 1);
   const std::uint64_t jobs = std::uint64_t{space.frames} * space.count * pieces;

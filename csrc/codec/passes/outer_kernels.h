@@ -42,7 +42,6 @@ struct OuterKernels {
 };
 
 // nullptr where the architecture lacks the level.
-const OuterKernels* outer_kernels_scalar();
 const OuterKernels* outer_kernels_avx2();
 const OuterKernels* outer_kernels_avx512();
 

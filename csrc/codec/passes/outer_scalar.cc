@@ -72,10 +72,6 @@ constexpr OuterKernels kKernels{subtract, mean, step, carry, blend};
 
 }  // namespace
 
-const OuterKernels* outer_kernels_scalar() {
-  return &kKernels;
-}
-
 const OuterKernels& outer_kernels() {
   const OuterKernels* kernels = nullptr;
   if (core::cpu_level() == core::CpuLevel::Avx512) kernels = outer_kernels_avx512();

@@ -191,11 +191,6 @@ float shared_rms(DType dtype, std::span<const std::byte> src, const ErrorFeedbac
   return total.rms();
 }
 
-std::atomic<std::size_t>& threshold_in_use() {
-  static std::atomic<std::size_t> bytes{kStreamingThreshold};
-  return bytes;
-}
-
 struct PlacedFrame {
   std::span<const std::byte> bytes;
   std::uint64_t first_element = 0;
@@ -217,17 +212,15 @@ core::Result<PayloadInfo> walk(std::span<const std::byte> payload, const Visit& 
     const FrameView& frame = *parsed;
     if (info.frames == 0) info.dtype = frame.dtype;
     if (frame.dtype != info.dtype) {
-      return Status(StatusCode::CorruptData,
-                    core::str("payload: frame ", info.frames, " holds ", core::to_string(frame.dtype),
-                              ", the first one ", core::to_string(info.dtype)));
+      return core::corrupt("payload: frame ", info.frames, " holds ", core::to_string(frame.dtype),
+                           ", the first one ", core::to_string(info.dtype));
     }
     // A frame may claim far more elements than it has bytes; nobody makes room for more than a writer puts
     // there.
     if (frame.elements > frame_elements(frame.dtype)) {
-      return Status(
-          StatusCode::CorruptData,
-          core::str("payload: frame ", info.frames, " holds ", frame.elements, " elements, a frame of ",
-                    core::to_string(frame.dtype), " in a payload has at most ", frame_elements(frame.dtype)));
+      return core::corrupt("payload: frame ", info.frames, " holds ", frame.elements,
+                           " elements, a frame of ", core::to_string(frame.dtype),
+                           " in a payload has at most ", frame_elements(frame.dtype));
     }
     if (info.spec.is_exact()) info.spec = frame.spec;
     visit(PlacedFrame{rest.first(frame_bytes(frame)), info.elements, frame.elements});
@@ -265,14 +258,6 @@ Status decode_frames(std::span<const std::byte> payload, std::size_t element_byt
 }
 
 }  // namespace
-
-std::size_t streaming_threshold() {
-  return threshold_in_use().load(std::memory_order_relaxed);
-}
-
-void set_streaming_threshold(std::size_t bytes) {
-  threshold_in_use().store(bytes, std::memory_order_relaxed);
-}
 
 std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
   const std::size_t per_frame = frame_elements(dtype);
@@ -354,7 +339,7 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
 
 core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
                                 core::ThreadPool* pool) {
-  const Stores stores = dst.size() >= streaming_threshold() ? Stores::Streaming : Stores::Cached;
+  const Stores stores = dst.size() >= kStreamingThreshold ? Stores::Streaming : Stores::Cached;
   return decode_frames(
       payload, 0, dst.size(), pool, [&](const PlacedFrame& frame, std::size_t element_bytes) {
         const auto part = dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes);

@@ -46,9 +46,6 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload);
 
 // decompress_payload() to so many bytes or more stores them past the caches.
 inline constexpr std::size_t kStreamingThreshold = std::size_t{32} << 20;
-// What is in use. set_: for tests and measurements; meant for before the first use.
-std::size_t streaming_threshold();
-void set_streaming_threshold(std::size_t bytes);
 
 // Decodes to elements of the payload's own dtype: `dst` has exactly PayloadInfo::raw_bytes. On error the
 // content of `dst` is unspecified. Errors as decompress().

@@ -98,27 +98,6 @@ TEST(Crc32c, test_crc32c_continued_equals_whole) {
   });
 }
 
-TEST(Crc32c, test_crc32c_combine_equals_whole) {
-  const auto data = pattern(10000);
-  const std::uint32_t whole = crc32c(data);
-  for (const std::size_t cut : {0, 1, 2, 8, 255, 256, 4097, 9999, 10000}) {
-    const std::uint32_t first = crc32c(std::span(data).first(cut));
-    const std::uint32_t second = crc32c(std::span(data).subspan(cut));
-    EXPECT_EQ(crc32c_combine(first, second, data.size() - cut), whole) << "cut at " << cut;
-  }
-}
-
-// Shifts by sums of lengths agree, also where no buffer is that long.
-TEST(Crc32c, test_crc32c_combine_with_long_pieces_is_associative) {
-  constexpr std::uint64_t kHuge = 0xFEDCBA9876543210;
-  for (const std::uint64_t length :
-       {std::uint64_t{1}, std::uint64_t{1} << 33, std::uint64_t{0x0123456789ABCDEF}}) {
-    const std::uint32_t one_by_one = crc32c_combine(crc32c_combine(0x12345678, 0x9ABCDEF0, kHuge), 7, length);
-    const std::uint32_t last_two = crc32c_combine(0x9ABCDEF0, 7, length);
-    EXPECT_EQ(crc32c_combine(0x12345678, last_two, kHuge + length), one_by_one);
-  }
-}
-
 TEST(Crc32c, test_crc32c_any_flipped_bit_differs) {
   auto data = pattern(4000);
   const std::uint32_t whole = crc32c(data);

@@ -104,7 +104,6 @@ inline CudaCase single_frame(std::string_view spec, std::span<const float> value
 struct Encoded {
   Bytes payload;
   Bytes residual;
-  std::vector<std::uint64_t> frame_ends;
   float threshold = 0;  // to carry on
 };
 
@@ -115,9 +114,7 @@ inline Encoded encode_on_device(const CudaCase& test) {
   const DeviceBytes dst(cuda::encoded_bound(test.spec, test.dtype, elements, test.options.framing));
   const DeviceBytes workspace(cuda::workspace_bytes(test.spec, test.dtype, elements, test.options.framing));
   Encoded encoded;
-  encoded.frame_ends.resize(cuda::frame_count(test.dtype, elements, test.options.framing));
   cuda::EncodeOptions options = test.options;
-  options.frame_ends_dev = encoded.frame_ends.data();
   if (!test.residual.empty()) options.feedback.residual = residual.data();
   options.feedback.elements = elements;
   encoded.threshold = test.threshold.value_or(0.0f);
@@ -184,9 +181,6 @@ inline void expect_same_payload(const CudaCase& test) {
   ASSERT_EQ(device.payload.size(), host.payload.size());
   ASSERT_TRUE(device.payload == host.payload);
   ASSERT_TRUE(device.residual == host.residual);
-  const auto info = inspect_payload(device.payload);
-  ASSERT_TRUE(info.is_ok());
-  EXPECT_EQ(info->frames, device.frame_ends.size());
   Bytes own(test.src.size());
   ASSERT_TRUE(decompress_payload(host.payload, own).is_ok());
   const Decoded decoded =

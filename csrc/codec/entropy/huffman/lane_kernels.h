@@ -49,7 +49,6 @@ struct LaneKernels {
 const LaneKernels& lane_kernels();
 
 // nullptr where the build has none.
-const LaneKernels* lane_kernels_scalar();
 const LaneKernels* lane_kernels_avx2();
 const LaneKernels* lane_kernels_avx512();
 

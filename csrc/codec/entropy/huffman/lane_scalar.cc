@@ -82,10 +82,6 @@ bool decode_rest_scalar(const DecodeTable& table, LaneReader& reader) {
   return reader.words == reader.end;
 }
 
-const LaneKernels* lane_kernels_scalar() {
-  return &kScalar;
-}
-
 const LaneKernels& lane_kernels() {
   const core::CpuLevel level = core::cpu_level();
   if (level >= core::CpuLevel::Avx512 && lane_kernels_avx512() != nullptr) return *lane_kernels_avx512();
