@@ -135,8 +135,8 @@ lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "lint: Python that nothing or only tests call"
 	@$(PY) -m vulture
-	@echo "lint: C++ methods that only tests call"
-	@$(PY) tools/unused_methods.py
+	@echo "lint: C++ functions that only tests call"
+	@$(PY) tools/unused_functions.py
 	@echo "lint: docs"
 	@$(MAKE_REFERENCE) --check
 	@$(MKDOCS)

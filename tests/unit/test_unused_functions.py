@@ -1,4 +1,4 @@
-"""The lint for C++ methods that only tests call, on small sources."""
+"""The lint for C++ functions that only tests call, on small sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.unit
 
-LINT = Path(__file__).resolve().parents[2] / "tools" / "unused_methods.py"
+LINT = Path(__file__).resolve().parents[2] / "tools" / "unused_functions.py"
 
 
 def names(tmp_path: Path, header: str, body: str = "") -> list[str]:
@@ -63,3 +63,41 @@ def test_method_behind_a_body_and_a_default_argument_is_found(tmp_path: Path) ->
         "struct Box { int a() { if (true) { return 1; } return a(); } int b(int c = 3); enum class E { x }; int d(); };"
     )
     assert names(tmp_path, header) == ["Box::b", "Box::d"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "namespace n { int lid(int x); }",
+        "inline int lid(int x) { return x; }",
+        "template <typename T> decltype(auto) lid(T x) { return x; }",
+        "constexpr __attribute__((pure)) int lid(int x) { return x; }",
+    ],
+)
+def test_function_that_a_header_declares_is_found(tmp_path: Path, header: str) -> None:
+    assert names(tmp_path, header, "int n::lid(int x) { return x; }") == ["lid"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "int f() { return lid(1); }",
+        "constexpr int kLid = lid(1);",
+        "#define LID(x) \\\n  lid(x)\n",
+    ],
+)
+def test_function_with_a_caller_is_not_found(tmp_path: Path, use: str) -> None:
+    assert names(tmp_path, "int lid(int x);", use) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ("class Box { int lid(int x); }; inline int Box::lid(int x) { return x; }", ""),
+        ("", "int lid(int x) { return x; }"),
+        ("bool operator==(Box a, Box b); struct Box { friend int lid(Box b); };", ""),
+        ("static_assert(sizeof(int) == 4); using Lid = int (*)(int x); constexpr int kLid = Box(1).x;", ""),
+    ],
+)
+def test_what_no_header_declares_as_a_function_is_left_out(tmp_path: Path, header: str, body: str) -> None:
+    assert names(tmp_path, header, body) == []

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Lists public C++ methods that only tests call, and fails if there are any.
+"""Lists C++ functions that only tests call, and fails if there are any: public methods, and what headers declare.
 
-A method counts as called if its name stands in a function's body, in an initializer or behind `&`, anywhere in csrc.
-Types are not looked at, so a method that shares its name with one in use is not found. Overrides are called through
-their base class and are left out.
+A function counts as called if its name stands in a function's body, in an initializer, in a macro or behind `&`,
+anywhere in csrc. Types are not looked at, so a function that shares its name with one in use is not found. Overrides
+are called through their base class and are left out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = ("*.h", "*.cc", "*.cu", "*.cuh")
+HEADERS = (".h", ".cuh")
 
-KEPT = {"CostModel::schemes": "tests compare every way to carry a reduction out, not only the fastest"}
-"""Class::method and why it stays although only tests call it."""
+KEPT = {
+    "CostModel::schemes": "tests compare every way to carry a reduction out, not only the fastest",
+    "crc32c_portable": "the reference: tests compare every CPU level with it",
+    "loco_kernels_scalar": "the reference: tests compare every CPU level with it",
+    "select_kernels_scalar": "the reference: tests compare every CPU level with it",
+    "set_log_sink": "tests read the log through it",
+}
+"""Class::method, or function, and why it stays although only tests call it."""
 
 _NOISE = re.compile(
     r"""
@@ -29,22 +36,26 @@ _NOISE = re.compile(
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", re.MULTILINE)
 _TOKEN = re.compile(r"[A-Za-z_]\w*|::|->|[^\s\w]|\d[\w.']*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ACCESS = {"public", "protected", "private"}
-_NO_METHOD = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "decltype", "noexcept", "requires"}
+_NO_FUNCTION = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "decltype", "noexcept", "requires"} | {
+    "__attribute__",
+    "__launch_bounds__",
+}
 
 
 @dataclass(frozen=True)
-class Method:
-    """A declaration in a class's public part."""
+class Function:
+    """A declaration in a class's public part, or outside of classes."""
 
-    owner: str
+    owner: str  # the class, if it is a method
     name: str
     path: Path
 
     def __str__(self) -> str:
-        return f"{self.owner}::{self.name}"
+        return f"{self.owner}::{self.name}" if self.owner else self.name
 
 
 @dataclass
@@ -57,17 +68,20 @@ class Scope:
 
 
 class Reader:
-    """Goes through one file's tokens, and sorts them into declared methods and used names."""
+    """Goes through one file's tokens, and sorts them into declared functions and used names."""
 
     def __init__(self, path: Path) -> None:
-        self.methods: list[Method] = []
+        self.functions: list[Function] = []
         self.used: set[str] = set()
         self._path = path
         self._scopes = [Scope("namespace")]
         self._head: list[str] = []  # of the statement that has begun, in a namespace or class
 
     def read(self) -> None:
-        text = _NOISE.sub(lambda noise: " " if noise[0][:1] != '"' else '""', self._path.read_text(encoding="utf-8"))
+        source = self._path.read_text(encoding="utf-8")
+        for macro in _MACRO.findall(source):
+            self.used |= set(_NAME.findall(macro))
+        text = _NOISE.sub(lambda noise: " " if noise[0][:1] != '"' else '""', source)
         for token in _TOKEN.findall(text):
             self._take(token)
 
@@ -120,9 +134,11 @@ class Reader:
     def _end_of_declaration(self, *, keep: bool = False) -> None:
         head, scope = self._head, self._scopes[-1 if not keep else -2]
         self._used_in(head)
-        method = _declared(head) if scope.kind == "class" else None
-        if method and scope.is_public and scope.name and method != scope.name:
-            self.methods.append(Method(scope.name, method, self._path))
+        name = _declared(head)
+        if name and scope.kind == "class" and scope.is_public and scope.name and name != scope.name:
+            self.functions.append(Function(scope.name, name, self._path))
+        elif name and scope.kind == "namespace" and self._path.suffix in HEADERS:
+            self.functions.append(Function("", name, self._path))
         self._head = ["("] if keep else []
 
     def _used_in(self, head: list[str]) -> None:
@@ -147,13 +163,13 @@ def _without_templates(head: list[str]) -> list[str]:
 
 
 def _declared(head: list[str]) -> str | None:
-    """The name of the method that a statement in a class declares."""
-    if "(" not in head or {"override", "friend", "using", "operator", "typedef", "static_assert", "~"} & set(head):
+    """The name of the function that a statement declares; not of a method that is defined outside of its class."""
+    if {"override", "friend", "using", "operator", "typedef", "static_assert", "~"} & set(head):
         return None
-    at = head.index("(")
-    if at < 2 or not _NAME.fullmatch(head[at - 1]) or head[at - 1] in _NO_METHOD:
-        return None
-    return None if "=" in head[:at] else head[at - 1]
+    for at in range(2, len(head)):
+        if head[at] == "(" and _NAME.fullmatch(head[at - 1]) and head[at - 1] not in _NO_FUNCTION:
+            return None if "=" in head[:at] or head[at - 2] == "::" else head[at - 1]
+    return None
 
 
 def source_files(folder: Path) -> Iterator[Path]:
@@ -161,26 +177,28 @@ def source_files(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.rglob(pattern))
 
 
-def unused_methods(folder: Path) -> list[Method]:
+def unused_functions(folder: Path) -> list[Function]:
     """In order of their files, those of KEPT among them."""
     readers = [Reader(path) for path in source_files(folder)]
     for reader in readers:
         reader.read()
     used = set().union(*(reader.used for reader in readers))
-    found = {method for reader in readers for method in reader.methods if method.name not in used}
+    found = {function for reader in readers for function in reader.functions if function.name not in used}
     return sorted(found, key=lambda one: (one.path, one.name))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Fails if only tests call a public C++ method.")
+    parser = argparse.ArgumentParser(
+        description="Fails if only tests call a public C++ method, or a function of a header."
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="other sources than csrc; KEPT is for those of csrc")
     folder = parser.parse_args().folder
-    found = unused_methods(folder or Path(__file__).parents[1] / "csrc")
+    found = unused_functions(folder or Path(__file__).parents[1] / "csrc")
     kept = {} if folder else KEPT
     faults = [
-        f"{method.path}: {method} has no caller outside tests: use it, delete it, or say in KEPT why it stays"
-        for method in found
-        if str(method) not in kept
+        f"{function.path}: {function} has no caller outside tests: use it, delete it, or say in KEPT why it stays"
+        for function in found
+        if str(function) not in kept
     ]
     faults += [
         f"{name} stands in KEPT, and is used or gone: take it out" for name in kept if name not in map(str, found)
