@@ -8,12 +8,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
+#include "binding/module/wan_group.h"
 #include "binding/tensors/outer_passes.h"
 #include "binding/tensors/tensor_codec.h"
 #include "binding/tensors/tensor_scales.h"
@@ -193,24 +193,6 @@ ProcessGroupGeocomm::ShutdownFunction shutdown_function(const py::object& callab
   };
 }
 
-// Ranks that a rank always has a channel to: its partners in lanes, and those before and after it at its own
-// site.
-std::set<int> neighbours_of(const collective::Topology& topology) {
-  std::set<int> result;
-  for (const auto& lane : collective::lanes_of(topology, std::uint64_t{1} << 30)) {
-    const auto& ranks = lane.rank_of_site;
-    if (ranks[static_cast<std::size_t>(topology.site())] == topology.rank())
-      result.insert(ranks.begin(), ranks.end());
-  }
-  const auto& beside = topology.ranks_of(topology.site());
-  const auto count = beside.size();
-  const auto place = static_cast<std::size_t>(topology.local_rank());
-  result.insert(beside[(place + 1) % count]);
-  result.insert(beside[(place + count - 1) % count]);
-  result.erase(topology.rank());
-  return result;
-}
-
 c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     int rank, int size, Milliseconds timeout,
     const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
@@ -234,59 +216,24 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                    core::str("peers has ", peers.size(), " entries for ", size, " ranks"));
     }
     process = endpoint->process;
-    const auto job = fixed_bytes<16>(token, "token");
-    std::vector<transport::PeerAddress> addresses;
+    WanGroup config{.group = group,
+                    .token = fixed_bytes<16>(token, "token"),
+                    .peers = {},
+                    .topology = topology,
+                    .inner = backends,
+                    .policy = nullptr,
+                    .min_compress_bytes = min_compress_bytes,
+                    .preserve_inputs = preserve_inputs};
     for (const auto& [id, host, port, description, rdma, path_channels] : peers) {
-      const int site = topology.site_of(static_cast<int>(addresses.size()));
-      addresses.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description,
-                           topology.site_name(site), rdma, path_channels});
+      const int site = topology.site_of(static_cast<int>(config.peers.size()));
+      config.peers.push_back({fixed_bytes<16>(id, "a peer's id"), host, port, description,
+                              topology.site_name(site), rdma, path_channels});
     }
-    process->endpoint->allow(job);
-    // The ranks that this one exchanges lanes with are dialled now, and its neighbours at its own site, so
-    // that each hears of the others' failures; all others when first needed.
-    // Weak: the endpoint holds operations, and these the way to their peers. The group keeps it.
-    const auto channel_to = [weak = std::weak_ptr(process), addresses,
-                             job](int peer) -> core::Result<std::shared_ptr<transport::Channel>> {
-      const auto open = weak.lock();
-      if (!open) return core::Status(StatusCode::Aborted, "the process group was destroyed");
-      return open->endpoint->connect(addresses[static_cast<std::size_t>(peer)], job);
-    };
-    std::vector<std::shared_ptr<transport::Channel>> neighbours;
-    for (const int peer : neighbours_of(topology)) neighbours.push_back(value_or_throw(channel_to(peer)));
-    const bool on_one_site_only = topology.local_size() == 1;
-    if (!on_one_site_only && backends.empty()) {
-      throw_status(StatusCode::InvalidArgument, "a site of several ranks needs inner backends");
-    }
-    std::shared_ptr<const collective::WanPolicy> first;
     if (policy) {
       const auto sites = static_cast<std::size_t>(topology.site_count());
-      first = make_policy(sites, std::move(policy->first), policy->second);
+      config.policy = make_policy(sites, std::move(policy->first), policy->second);
     }
-    collective::ExchangeConfig config{.group = group,
-                                      .topology = topology,
-                                      .channel_to = channel_to,
-                                      .policy = std::move(first),
-                                      .min_compress_bytes = min_compress_bytes,
-                                      .pool = &process->pool,
-                                      .buffers = &process->buffers};
-    auto exchange = value_or_throw(collective::Exchange::create(std::move(config)));
-    auto notice =
-        std::make_shared<FailureNotice>(group, std::move(neighbours), blocking_executor(), process->buffers);
-    // Weak, as the way to the peers: the endpoint holds operations.
-    auto close_group = [resources = std::weak_ptr(process), group](const core::Status& why,
-                                                                   transport::QueuedChunks queued) {
-      if (const auto held = resources.lock()) held->endpoint->close_group(group, why, queued);
-    };
-    // The last to let go of it may be Python, with a Work. It uses the pool and the buffers of the process. A
-    // forked child leaks it: it has Gloo's groups, and neither their threads nor ours.
-    wan = {new WanCollectives(std::move(exchange), backends, preserve_inputs, std::move(notice),
-                              std::move(close_group)),
-           [process, mark = core::ProcessMark()](WanCollectives* freed) mutable {
-             const GilRelease released;
-             if (mark.is_here()) delete freed;
-             process.reset();
-           }};
-    wan->start();
+    wan = start_wan_collectives(process, std::move(config));
   }
   if (process && !process->acquire()) {
     throw_status(StatusCode::Aborted, "the endpoint closed when its last process group did");
