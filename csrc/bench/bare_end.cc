@@ -70,13 +70,13 @@ int checked(int result, const char* what) {
 }
 
 // The child listens, the parent connects.
-int connection(const Plan& plan, bool parent, const Partner& partner) {
+int connection(const Settings& settings, bool parent, const Partner& partner) {
   int fd = checked(::socket(AF_INET, SOCK_STREAM, 0), "no socket");
   const auto choose = [fd](const std::string& name) {
     return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
   };
-  if (!plan.congestion.empty()) {
-    checked(choose(plan.congestion), "the kernel does not allow this congestion control");
+  if (!settings.congestion.empty()) {
+    checked(choose(settings.congestion), "the kernel does not allow this congestion control");
   } else if (choose("cubic") != 0) {
     (void)choose("reno");  // as channels over loopback do
   }
@@ -103,12 +103,12 @@ int connection(const Plan& plan, bool parent, const Partner& partner) {
 
 class BareEnd final : public End {
  public:
-  BareEnd(const Plan& plan, bool parent, const Partner& partner) {
+  BareEnd(const Settings& settings, bool parent, const Partner& partner) {
     for (const bool forward : {true, false}) {
-      if (!forward && !plan.both_ways) continue;
-      const int fd = connection(plan, parent, partner);
-      auto pipe = plan.what == "tls"
-                      ? std::make_unique<TlsPipe>(fd, parent ? plan.keys_a : plan.keys_b, !parent)
+      if (!forward && !settings.both_ways) continue;
+      const int fd = connection(settings, parent, partner);
+      auto pipe = settings.what == "tls"
+                      ? std::make_unique<TlsPipe>(fd, parent ? settings.keys_a : settings.keys_b, !parent)
                       : std::make_unique<Pipe>(fd);
       (forward == parent ? out_ : in_) = std::move(pipe);
     }
@@ -158,8 +158,8 @@ class BareEnd final : public End {
 
 }  // namespace
 
-std::unique_ptr<End> make_bare_end(const Plan& plan, bool parent, const Partner& partner) {
-  return std::make_unique<BareEnd>(plan, parent, partner);
+std::unique_ptr<End> make_bare_end(const Settings& settings, bool parent, const Partner& partner) {
+  return std::make_unique<BareEnd>(settings, parent, partner);
 }
 
 }  // namespace geocomm::bench

@@ -8,6 +8,6 @@
 
 namespace geocomm::bench {
 
-std::unique_ptr<End> make_bare_end(const Plan& plan, bool parent, const Partner& partner);
+std::unique_ptr<End> make_bare_end(const Settings& settings, bool parent, const Partner& partner);
 
 }  // namespace geocomm::bench

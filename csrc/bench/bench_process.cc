@@ -31,13 +31,13 @@ struct Part {
   double cpu = 0;
 };
 
-Part take_part(const Plan& plan, const MakeEnd& make_end, bool parent, const Partner& partner) {
-  const std::unique_ptr<End> end = make_end(plan, parent, partner);
+Part take_part(const Settings& settings, const MakeEnd& make_end, bool parent, const Partner& partner) {
+  const std::unique_ptr<End> end = make_end(settings, parent, partner);
   partner.meet();
-  Window window{Clock::now() + std::chrono::duration_cast<Clock::duration>(plan.warmup), {}};
+  Window window{Clock::now() + std::chrono::duration_cast<Clock::duration>(settings.warmup), {}};
   parent ? partner.tell(&window.begin, sizeof window.begin)
          : partner.hear(&window.begin, sizeof window.begin);
-  window.end = window.begin + std::chrono::duration_cast<Clock::duration>(plan.time);
+  window.end = window.begin + std::chrono::duration_cast<Clock::duration>(settings.time);
   end->start(window);
   std::this_thread::sleep_until(window.begin);
   const double before = cpu_seconds();
@@ -83,14 +83,14 @@ bool Meter::count(std::size_t bytes) {
   return true;
 }
 
-Outcome measure(const Plan& plan, const MakeEnd& make_end) {
+Outcome measure(const Settings& settings, const MakeEnd& make_end) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) stop("no socket pair");
   const pid_t child = ::fork();
   if (child < 0) stop("cannot fork: " + std::generic_category().message(errno));
   (void)::close(ends[child == 0 ? 0 : 1]);
   const Partner partner(ends[child == 0 ? 1 : 0]);
-  const Part own = take_part(plan, make_end, child != 0, partner);
+  const Part own = take_part(settings, make_end, child != 0, partner);
   if (child == 0) {
     partner.tell(&own, sizeof own);
     std::_Exit(0);

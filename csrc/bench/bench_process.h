@@ -11,7 +11,7 @@ namespace geocomm::bench {
 
 using Clock = std::chrono::steady_clock;
 
-struct Plan {
+struct Settings {
   std::string what;            // "tcp", "tls" (bare loops), "channel"
   std::string keys_a, keys_b;  // folders of keys of the two ends; empty: plaintext
   std::string congestion;      // of the bare loops; empty: what channels take on loopback
@@ -72,7 +72,8 @@ class End {
   virtual Moved received() = 0;
 };
 // `parent`: the end in the parent, which always sends.
-using MakeEnd = std::function<std::unique_ptr<End>(const Plan& plan, bool parent, const Partner& partner)>;
+using MakeEnd =
+    std::function<std::unique_ptr<End>(const Settings& settings, bool parent, const Partner& partner)>;
 
 struct Outcome {
   Moved to_child;
@@ -82,6 +83,6 @@ struct Outcome {
   double child_cpu = 0;
 };
 // Forks; returns in the parent only.
-Outcome measure(const Plan& plan, const MakeEnd& make_end);
+Outcome measure(const Settings& settings, const MakeEnd& make_end);
 
 }  // namespace geocomm::bench

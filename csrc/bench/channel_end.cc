@@ -78,13 +78,13 @@ class Sink final : public transport::ReceiveSink {
 
 class ChannelEnd final : public End {
  public:
-  ChannelEnd(const Plan& plan, bool parent, const Partner& partner)
-      : sends_(parent || plan.both_ways), receives_(!parent || plan.both_ways) {
+  ChannelEnd(const Settings& settings, bool parent, const Partner& partner)
+      : sends_(parent || settings.both_ways), receives_(!parent || settings.both_ways) {
     core::set_log_level(core::LogLevel::Error);
     transport::EndpointOptions options;
     options.bind_address = "127.0.0.1";
-    options.streams = plan.streams;
-    options.keys = parent ? plan.keys_a : plan.keys_b;
+    options.streams = settings.streams;
+    options.keys = parent ? settings.keys_a : settings.keys_b;
     auto endpoint = transport::Endpoint::create(options);
     if (!endpoint.is_ok()) stop(endpoint.status().to_string());
     endpoint_ = std::move(endpoint).value();
@@ -222,8 +222,8 @@ class ChannelEnd final : public End {
 
 }  // namespace
 
-std::unique_ptr<End> make_channel_end(const Plan& plan, bool parent, const Partner& partner) {
-  return std::make_unique<ChannelEnd>(plan, parent, partner);
+std::unique_ptr<End> make_channel_end(const Settings& settings, bool parent, const Partner& partner) {
+  return std::make_unique<ChannelEnd>(settings, parent, partner);
 }
 
 }  // namespace geocomm::bench

@@ -21,8 +21,8 @@ constexpr char kUsage[] =
   std::exit(2);
 }
 
-geocomm::bench::Plan parse(int count, char** arguments) {
-  geocomm::bench::Plan plan;
+geocomm::bench::Settings parse(int count, char** arguments) {
+  geocomm::bench::Settings settings;
   const option options[] = {{"keys-a", required_argument, nullptr, 'a'},
                             {"keys-b", required_argument, nullptr, 'b'},
                             {"streams", required_argument, nullptr, 's'},
@@ -33,30 +33,30 @@ geocomm::bench::Plan parse(int count, char** arguments) {
   for (int code = 0; (code = ::getopt_long(count, arguments, "", options, nullptr)) != -1;) {
     switch (code) {
       case 'a':
-        plan.keys_a = optarg;
+        settings.keys_a = optarg;
         break;
       case 'b':
-        plan.keys_b = optarg;
+        settings.keys_b = optarg;
         break;
       case 's':
-        plan.streams = std::atoi(optarg);
+        settings.streams = std::atoi(optarg);
         break;
       case 'c':
-        plan.congestion = optarg;
+        settings.congestion = optarg;
         break;
       case '2':
-        plan.both_ways = true;
+        settings.both_ways = true;
         break;
       case 't':
-        plan.time = std::chrono::duration<double>(std::atof(optarg));
+        settings.time = std::chrono::duration<double>(std::atof(optarg));
         break;
       default:
         usage();
     }
   }
-  if (optind + 1 != count || !(plan.time.count() > 0)) usage();
-  plan.what = arguments[optind];
-  return plan;
+  if (optind + 1 != count || !(settings.time.count() > 0)) usage();
+  settings.what = arguments[optind];
+  return settings;
 }
 
 double gbit_per_second(const geocomm::bench::Moved& moved) {
@@ -68,13 +68,13 @@ double gbit_per_second(const geocomm::bench::Moved& moved) {
 int main(int count, char** arguments) {
   using namespace geocomm::bench;
   (void)std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes to sockets whose other end is gone
-  const Plan plan = parse(count, arguments);
-  const bool bare = plan.what == "tcp" || plan.what == "tls";
-  if (!bare && plan.what != "channel") usage();
-  if (plan.what == "tls" && (plan.keys_a.empty() || plan.keys_b.empty())) usage();
-  const Outcome outcome = measure(plan, bare ? make_bare_end : make_channel_end);
+  const Settings settings = parse(count, arguments);
+  const bool bare = settings.what == "tcp" || settings.what == "tls";
+  if (!bare && settings.what != "channel") usage();
+  if (settings.what == "tls" && (settings.keys_a.empty() || settings.keys_b.empty())) usage();
+  const Outcome outcome = measure(settings, bare ? make_bare_end : make_channel_end);
   std::cout << "{\"gbit_s\": " << gbit_per_second(outcome.to_child) + gbit_per_second(outcome.to_parent)
-            << ", \"cpu_a\": " << outcome.parent_cpu / plan.time.count()
-            << ", \"cpu_b\": " << outcome.child_cpu / plan.time.count() << "}" << std::endl;
+            << ", \"cpu_a\": " << outcome.parent_cpu / settings.time.count()
+            << ", \"cpu_b\": " << outcome.child_cpu / settings.time.count() << "}" << std::endl;
   return 0;
 }

@@ -121,13 +121,13 @@ void Acceptor::add(Fd fd, const SocketAddress& from) {
   const HalfOpen* raw = connection.get();
   const auto timer = loop_.add_timer(IoLoop::Clock::now() + kHandshakeTimeout, [this, raw] { drop(*raw); });
   rooms_[0].push_back({std::move(connection), timer, crowd});
-  places_[raw] = {0, std::prev(rooms_[0].end())};
+  spots_[raw] = {0, std::prev(rooms_[0].end())};
 }
 
 // From its address's crowd to that of links that come back.
 void Acceptor::marked(HalfOpen& connection, const LinkMark& mark) {
   if (!is_ours_(mark)) return;
-  Waiting& waiting = *places_.at(&connection).waiting;
+  Waiting& waiting = *spots_.at(&connection).waiting;
   const auto from = std::exchange(waiting.crowd, crowds_.try_emplace(kReturning, Crowd{}).first);
   Crowd& crowd = waiting.crowd->second;
   crowd.returning = crowd.known = true;
@@ -138,12 +138,12 @@ void Acceptor::marked(HalfOpen& connection, const LinkMark& mark) {
 
 void Acceptor::begun(const HalfOpen& connection) {
   make_room(1);
-  Place& place = places_.at(&connection);
-  Crowd& crowd = place.waiting->crowd->second;
+  Spot& spot = spots_.at(&connection);
+  Crowd& crowd = spot.waiting->crowd->second;
   --crowd.connections[0];
   ++crowd.connections[1];
-  rooms_[1].splice(rooms_[1].end(), rooms_[0], place.waiting);
-  place.room = 1;
+  rooms_[1].splice(rooms_[1].end(), rooms_[0], spot.waiting);
+  spot.room = 1;
 }
 
 void Acceptor::make_room(std::size_t room) {
@@ -169,15 +169,15 @@ void Acceptor::make_room(std::size_t room) {
 }
 
 void Acceptor::drop(const HalfOpen& connection) {
-  const auto found = places_.find(&connection);
-  if (found != places_.end()) drop(found->second);
+  const auto found = spots_.find(&connection);
+  if (found != spots_.end()) drop(found->second);
 }
 
-void Acceptor::drop(Place place) {
-  const auto& [room, waiting] = place;
+void Acceptor::drop(Spot spot) {
+  const auto& [room, waiting] = spot;
   loop_.cancel_timer(waiting->timer);
   const auto crowd = waiting->crowd;
-  places_.erase(waiting->connection.get());
+  spots_.erase(waiting->connection.get());
   rooms_[room].erase(waiting);
   leave_crowd(crowd, room);
 }

@@ -54,7 +54,7 @@ class Acceptor : public IoHandler {
     Crowds::iterator crowd;
   };
   using Room = std::list<Waiting>;  // oldest first
-  struct Place {
+  struct Spot {
     std::size_t room;
     Room::iterator waiting;
   };
@@ -64,7 +64,7 @@ class Acceptor : public IoHandler {
   void begun(const HalfOpen& connection);
   void make_room(std::size_t room);
   void drop(const HalfOpen& connection);
-  void drop(Place place);
+  void drop(Spot spot);
   void leave_crowd(Crowds::iterator crowd, std::size_t room);
   void pause();
   core::LogLevel warning();
@@ -82,7 +82,7 @@ class Acceptor : public IoHandler {
   IoLoop::TimerId pause_{};
   Crowds crowds_;
   std::array<Room, 2> rooms_;
-  std::unordered_map<const HalfOpen*, Place> places_;
+  std::unordered_map<const HalfOpen*, Spot> spots_;
   std::uint64_t accepted_ = 0;
   IoLoop::Clock::time_point next_warning_{};
   IoLoop::Clock::time_point next_crowd_warning_{};
