@@ -44,9 +44,9 @@ class Rendezvous(dist.Store):
         """Whether all keys are written."""
         return self._store.check(list(keys))
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         """Add to a number; the sum."""
-        return self._store.add(key, amount)
+        return self._store.add(key, value)
 
     def delete_key(self, key: str) -> bool:
         """Whether there was one."""

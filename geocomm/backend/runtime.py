@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ class Runtime:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def endpoint(self, options: Options, host: str) -> Iterator[Endpoint]:
+    def endpoint(self, options: Options, host: str) -> Generator[Endpoint]:
         """The listener that all groups share, kept open inside the context; a new one if the last group closed it."""
         keys = transport_keys(options)
         settings = {

@@ -102,7 +102,8 @@ def _parts(path: Path) -> Iterator[_Part]:
             return _of_tensors(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
         case ".safetensors":
             return _of_safetensors(path)
-    return _of_raw(path)
+        case _:
+            return _of_raw(path)
 
 
 def _of_numpy(path: Path) -> Iterator[_Part]:

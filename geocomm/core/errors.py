@@ -64,19 +64,19 @@ class OutputTooSmallError(GeocommError, DistBackendError, ValueError):
     code = "OutputTooSmall"
 
 
-class OperationTimeoutError(GeocommError, DistNetworkError, TimeoutError):
+class OperationTimeoutError(GeocommError, DistNetworkError, TimeoutError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An operation that did not end within its timeout; names the ranks it waited for."""
 
     code = "Timeout"
 
 
-class PeerLostError(GeocommError, DistNetworkError, ConnectionError):
+class PeerLostError(GeocommError, DistNetworkError, ConnectionError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A peer that died, left, or was silent for `link_deadline`."""
 
     code = "PeerLost"
 
 
-class NetworkError(GeocommError, DistNetworkError, ConnectionError):
+class NetworkError(GeocommError, DistNetworkError, ConnectionError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A connection that could not be made, or an error of the backend inside the site."""
 
     code = "Network"

@@ -24,7 +24,7 @@ class TransportChoice:
     fabrics: tuple[frozenset[str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> TransportChoice:
+    def parse(cls, text: object) -> TransportChoice:
         """Raise TransportTextError for what is none of the three forms."""
         kind, colon, groups = text.partition(":") if isinstance(text, str) else ("", "", "")
         if kind not in ("tcp", "rdma") or (kind == "tcp" and colon):

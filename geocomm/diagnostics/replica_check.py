@@ -167,13 +167,17 @@ def _shift_xor(words: torch.Tensor, bits: int) -> torch.Tensor:
     return words
 
 
+def _sides(everyone: list[Hashes], ranks: list[int], index: int) -> dict[Any, list[int]]:
+    """The ranks of each hash of tensor number `index`; None: they have no such tensor."""
+    sides: dict[Any, list[int]] = defaultdict(list)
+    for rank, hashes in zip(ranks, everyone, strict=True):
+        sides[hashes[index] if index < len(hashes) else None].append(rank)
+    return sides
+
+
 def _mismatch(everyone: list[Hashes], ranks: list[int]) -> ReplicaMismatchError:
-    for index in range(max(map(len, everyone))):
-        sides: dict[Any, list[int]] = defaultdict(list)
-        for rank, hashes in zip(ranks, everyone, strict=True):
-            sides[hashes[index] if index < len(hashes) else None].append(rank)
-        if len(sides) > 1:
-            break
+    tensors = ((index, _sides(everyone, ranks, index)) for index in range(max(map(len, everyone))))
+    index, sides = next((index, sides) for index, sides in tensors if len(sides) > 1)
     names = sorted({side[0] for side in sides if side is not None})
     largest = max(sides.values(), key=len)
     others = sorted(rank for members in sides.values() if members is not largest for rank in members)

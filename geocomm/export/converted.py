@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from geocomm.core.bad_input import BadInput
 from geocomm.export.export_record import Dtype, ExportRecord, Verification, read_hf_record
@@ -34,7 +34,7 @@ def export_converted(
         with _hf_folder(path, folder, given, wanted, verify, say) as (hf_folder, made):
             if kind == "onnx":
                 facts = write_onnx(hf_folder, folder, verify, say)
-                changes = {"dtype": "fp32", "verify": None}
+                changes: dict[str, Any] = {"dtype": "fp32", "verify": None}
                 if verify:
                     changes["verify"] = Verification(
                         sequences=facts.sequences,
@@ -54,7 +54,7 @@ def export_converted(
 @contextlib.contextmanager
 def _hf_folder(
     path: Path, beside: Path, given: Given, dtype: Dtype | None, verify: int, say: Say
-) -> Iterator[tuple[Path, ExportRecord]]:
+) -> Generator[tuple[Path, ExportRecord]]:
     """The Hugging Face folder that is there, or one that is made for the block."""
     found = find_weights(path)
     if found.kind == "exported":

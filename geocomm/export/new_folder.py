@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.checkpoint.checkpoint_folder import free_bytes
@@ -13,7 +13,7 @@ from geocomm.core.bad_input import BadInput
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(out: Path, *, replace: bool = False) -> Generator[Path]:
     """A partial folder beside `out`, to be filled. At the end of the block it becomes `out`; after an exception it is
     removed.
 

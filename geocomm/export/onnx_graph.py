@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def save_graph(model: PreTrainedModel, path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without the exporters' progress and warnings. What they warn of is checked by comparing logits."""
     logging.disable(logging.WARNING)
     try:

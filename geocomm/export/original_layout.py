@@ -145,7 +145,7 @@ class OriginalLayout:
 def _kept(model: PreTrainedModel) -> _Tensors:
     """What `save_pretrained` would store of the model, still under its own names."""
     state = {name: tensor for name, tensor in model.state_dict().items() if tensor is not None}
-    for name in model._keys_to_ignore_on_save or ():
+    for name in model._keys_to_ignore_on_save or ():  # pyright: ignore[reportPrivateUsage]
         state.pop(name, None)
     return remove_tied_weights_from_state_dict(state, model)
 

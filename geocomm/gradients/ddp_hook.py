@@ -80,7 +80,7 @@ class DdpAdapter:
 
 def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> GradientHook:
     """Give DDP a hook with this plan; returns its handle. Raises InvalidArgumentError."""
-    if not isinstance(model, DistributedDataParallel):
+    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
     require_devices("a DDP hook", (parameter.device for parameter in model.module.parameters()))
     adapter = DdpAdapter(model, plan, kind)

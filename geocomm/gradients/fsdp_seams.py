@@ -111,7 +111,7 @@ def reduce_units(model: torch.nn.Module) -> Iterator[ReduceUnit]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups = _param_groups(module._get_fsdp_state())
+        groups = _param_groups(module._get_fsdp_state())  # pyright: ignore[reportPrivateUsage]
         if len(groups) > 1:
             raise UnsupportedError("fsdp_hook takes modules with one mesh for all of their parameters")
         yield from (ReduceUnit(group) for group in groups if group.fsdp_params)
@@ -119,9 +119,9 @@ def reduce_units(model: torch.nn.Module) -> Iterator[ReduceUnit]:
 
 def backward_number() -> int:
     """The number of the backward under way, in which this is called; no two have the same."""
-    return torch._C._current_graph_task_id()
+    return torch._C._current_graph_task_id()  # pyright: ignore[reportPrivateUsage]
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward under way has ended."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore[reportPrivateUsage]

@@ -34,7 +34,7 @@ def power_sgd_hook(
         InvalidArgumentError: A number is out of its range; the model is not of DistributedDataParallel; or it has
             find_unused_parameters=True, whose collective would meet the hook's in another order on each rank.
     """
-    if not isinstance(model, DistributedDataParallel):
+    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
     if rank < 1 or warmup_steps < 2:
         raise InvalidArgumentError(f"rank ({rank}) must be 1 or more, warmup_steps ({warmup_steps}) 2 or more")

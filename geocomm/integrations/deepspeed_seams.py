@@ -16,7 +16,8 @@ def take_over_reduction(engine: deepspeed.DeepSpeedEngine, reduce: Callable[[], 
     """Have the engine call `reduce` where, at ZeRO 0, it would reduce the parameters' gradients over all ranks."""
 
     def instead(grads: Any = None, elements_per_buffer: int = 0) -> None:
-        engine._get_gradients_for_reduction()  # makes zeros where a parameter was not reached
+        # Makes zeros where a parameter was not reached.
+        engine._get_gradients_for_reduction()  # pyright: ignore[reportPrivateUsage]
         reduce()
 
     engine.buffered_allreduce_fallback = instead
@@ -29,7 +30,7 @@ def give_back_reduction(engine: deepspeed.DeepSpeedEngine) -> None:
 
 def reduce_over(engine: deepspeed.DeepSpeedEngine, group: dist.ProcessGroup) -> None:
     """Average the parameters' gradients over a group, as DeepSpeed does at ZeRO 0 over its own."""
-    dense, _ = engine._get_gradients_for_reduction()
+    dense, _ = engine._get_gradients_for_reduction()  # pyright: ignore[reportPrivateUsage]
     engine.allreduce_no_retain(dense, dp_group=group, dp_world_size=group.size())
 
 
@@ -132,7 +133,7 @@ def defer_write_errors(engine: deepspeed.DeepSpeedEngine) -> Writer:
     writer = DeferringEngine(plain.zipfile_serialization)
     engine.checkpoint_engine = writer
     # Not needed (`python -m deepspeed.utils.zero_to_fp32` is the same script), and its failure would hang the rest.
-    engine._copy_recovery_script = lambda save_path: None
+    engine._copy_recovery_script = lambda save_path: None  # pyright: ignore[reportPrivateUsage]
     return writer
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from geocomm._C import ProcessGroupGeocomm as NativeProcessGroup
 
 
-class ProcessGroupGeocomm(ProcessGroupWrapper):
+class ProcessGroupGeocomm(ProcessGroupWrapper):  # pyright: ignore[reportUntypedBaseClass]
     """A process group for torchft's Manager in place of ProcessGroupGloo, over replica groups at several sites.
 
     It connects the ranks of one number in all replica groups.

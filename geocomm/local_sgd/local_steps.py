@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -159,7 +159,7 @@ class LocalSteps:
         self._stop_clock = None
 
     @contextmanager
-    def anchor(self, *, together: bool = False) -> Iterator[None]:
+    def anchor(self, *, together: bool = False) -> Generator[None]:
         """Let the model hold the anchor: to evaluate, export or save it.
 
         All ranks of a site enter and leave it together. The site's own weights come back at the end; changes made

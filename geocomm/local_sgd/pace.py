@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from geocomm.planning.local_estimate import LEAST_EVERY, MOST_EVERY, least_every
@@ -32,7 +32,7 @@ class LineClock:
             return self._seconds + (self._now() - self._since if self._inside else 0.0)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         """The clock runs in this block."""
         with self._lock:
             if self._inside == 0:

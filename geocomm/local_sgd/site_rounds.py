@@ -265,11 +265,11 @@ class SiteRounds:
             keeps_local = self._settings.merge == CARRY and self._schedule.overlap > 0
             delta = take_delta(held.anchor, local, keep=keeps_local)
             given, local_at_begin, finite = delta.values, delta.local, delta.squared_norm is not None
+            if delta.squared_norm is not None:
+                squared_norm = delta.squared_norm
+                self._norms["delta_norm"] = math.sqrt(squared_norm)
         if not finite:
             given.zero_()
-        elif not last:
-            squared_norm = delta.squared_norm or 0.0
-            self._norms["delta_norm"] = math.sqrt(squared_norm)
         if self._pace is not None and held.fragment.index == 0 and not last:
             every = self._pace.wanted(self._schedule.every, self._rounds.line_seconds)
         weight = weight if finite else 0

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[None]:
+def stop_signals() -> Generator[None]:
     """Inside of the block SIGINT and SIGTERM raise Stopped in the main thread, which enters it."""
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -66,14 +66,14 @@ def _serve(
     if key is None:
         listener.close()  # the engine listens there itself
     else:
-        from geocomm.serve.key_proxy import KeyProxy
-
         address = (_LOOPBACK, free_port())
     workplace = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-serve-")))
     start = launch(engine, folder, name, serving.python, address, workplace)
     running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace)
     held.callback(running.end, signal.SIGTERM)
     if key is not None:
+        from geocomm.serve.key_proxy import KeyProxy
+
         held.callback(KeyProxy(listener, key, "http://{}:{}".format(*address), start.health).close)
     try:
         running.wait_ready(*address, start.health, serving.start_timeout_s)

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -102,7 +102,7 @@ def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, A
 
 
 @contextlib.contextmanager
-def _named(field: str) -> Iterator[None]:
+def _named(field: str) -> Generator[None]:
     """Says of which field the backend refuses the value."""
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 

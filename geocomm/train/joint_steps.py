@@ -6,7 +6,9 @@ from typing import Any
 
 import deepspeed
 import torch.distributed as dist
-from torch.distributed.utils import _sync_module_states  # what DDP shares its first weights with
+
+# DDP shares its first weights with it.
+from torch.distributed.utils import _sync_module_states  # pyright: ignore[reportPrivateUsage]
 
 from geocomm.backend.sites import Sites
 from geocomm.integrations.deepspeed_seams import (

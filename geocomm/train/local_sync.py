@@ -5,7 +5,7 @@ Imports torch and deepspeed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,7 +94,7 @@ class LocalSync:
         self._handle, self.is_finished = None, True
 
     @contextmanager
-    def anchor(self) -> Iterator[None]:
+    def anchor(self) -> Generator[None]:
         """Let the model hold what all sites share."""
         if self._handle is None:
             yield

@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def load_operator(say: Say) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     import deepspeed
     from deepspeed.accelerator import get_accelerator
-    from torch.utils.cpp_extension import _get_build_directory
+    from torch.utils.cpp_extension import _get_build_directory  # pyright: ignore[reportPrivateUsage]
 
     accelerator: Any = get_accelerator()
     builder = accelerator.create_op_builder("ShareMemCommBuilder")
@@ -76,7 +76,7 @@ def _build_inside_environment() -> None:
 
 
 @contextlib.contextmanager
-def build_guard(folder: Path, say: Say) -> Iterator[None]:
+def build_guard(folder: Path, say: Say) -> Generator[None]:
     """Let one process at a time build with torch in `folder`; it finds no lock without an owner.
 
     Waits for the others, and for builds that were started without this guard.
@@ -171,7 +171,7 @@ class _Reminder:
 
 
 @contextlib.contextmanager
-def _saying(folder: Path, say: Say) -> Iterator[None]:
+def _saying(folder: Path, say: Say) -> Generator[None]:
     """Say that the operator is compiled in `folder`, and how long that has taken, until the context ends."""
     began = time.monotonic()
     over = threading.Event()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -35,7 +35,7 @@ class StopRequest:
         self.signal: int | None = None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> Generator[None]:
         """Handle both signals inside of the block."""
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
