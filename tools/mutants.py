@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import itertools
 import os
 import random
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,10 @@ LIMIT_FACTOR = 5
 """A mutant that takes this many times what the tests take without a fault, and `LIMIT_S` more, hangs: it is seen."""
 LIMIT_S = 60.0
 
-_OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
-_OTHER |= {"in": "not in", "not in": "in", "and": "or", "or": "and", "+": "-", "-": "+", "*": "/", "/": "*", "//": "*"}
+_COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
+_WORDS = {"in": "not in", "not in": "in", "and": "or", "or": "and"}
+_SIGNS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*"}
+_OTHER = _COMPARISONS | _WORDS | _SIGNS
 _OPERATOR = re.compile(r"is\s+not\b|not\s+in\b|\b(?:is|in|and|or)\b|//|[<>!=]=|[-+*/<>]")
 
 
@@ -122,7 +125,7 @@ def tests_of(package: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def copied_tree() -> Iterator[Path]:
+def copied_tree() -> Generator[Path]:
     """A copy of the tree without what git ignores, but with the native module."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = {ROOT / name for name in subprocess.check_output(command, cwd=ROOT, text=True).split("\0") if name}
@@ -207,7 +210,7 @@ def main() -> None:
         # Two mutants of one second may have the same size and date, by which Python knows the bytecode of a file.
         os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
-        import torch  # noqa: F401 - once, for all children
+        importlib.import_module("torch")  # once, for all children
 
         for package in arguments.packages:
             files = sorted((tree / "geocomm" / package).rglob("*.py"))
