@@ -29,7 +29,7 @@ def test_value_that_cannot_be_is_refused_by_name(given: dict[str, Any], named: s
 
 def test_unknown_field_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(TypeError, match="HookSettings has no field 'warmup'; did you mean 'warmup_steps'"):
-        HookSettings(warmup=3)
+        HookSettings(warmup=3)  # pyright: ignore[reportCallIssue]
 
 
 def test_name_of_a_codec_stands_for_settings() -> None:
