@@ -36,6 +36,7 @@ def rows(table: Table) -> list[list[str]]:
 
 def test_rates_are_shown_with_their_unit_and_colored_by_their_logarithm() -> None:
     assert rate_text(1.234e9) == "1.23 Gbit/s"
+    assert rate_text(1e6) == "1 Mbit/s"
     assert rate_text(64_000) == "64 kbit/s"
     assert heat(1e6, 1e6, 1e8) == 0
     assert heat(1e7, 1e6, 1e8) == pytest.approx(0.5)
