@@ -45,6 +45,12 @@ def test_digest_of_other_numbers_differs() -> None:
     assert Links.uniform(SITES).digest() != Links.uniform(("a", "c", "b")).digest()
 
 
+def test_table_of_equal_links_has_zeros_from_a_site_to_itself() -> None:
+    table = Links.uniform(["a", "b"], 1e9, 0.1)
+    assert table.rate_bps == ((0.0, 1e9), (1e9, 0.0))
+    assert table.rtt_s == ((0.0, 0.1), (0.1, 0.0))
+
+
 def test_matrix_of_the_emulator_is_a_table_of_links(tmp_path: Path) -> None:
     path = tmp_path / "wan.toml"
     path.write_text(
