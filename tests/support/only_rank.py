@@ -38,13 +38,14 @@ class _Work:
 
 
 class OnlyRank:
-    """The sum over one rank, through the real codecs, without scales."""
+    """The sum over one rank, through the real codecs. Scales are noted and have no effect."""
 
     spans_sites = True
 
     def __init__(self) -> None:
         self.given: list[tuple[str, torch.Tensor]] = []
         """Codec and values of each reduction, in order."""
+        self.scales: list[torch.Tensor | None] = []
         self.most_encoded: int | None = None
         """Elements, from the first on, whose losses this rank keeps; None: all."""
 
@@ -61,13 +62,13 @@ class OnlyRank:
         next_residual: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> _Work:
-        assert scale is None
         self.given.append((codec, tensor.clone()))
+        self.scales.append(scale)
         lost = None
         if residual is not None and next_residual is not None:
-            lost = torch.zeros_like(tensor)
+            lost = torch.zeros(tensor.numel())
             lost[: residual.numel()] = residual
-        encoded = tensor if lost is None else tensor + decay * lost
+        encoded = tensor if lost is None else tensor.float() + decay * lost
         if codec != "none":
             tensor.copy_(geocomm.decompress(geocomm.compress(tensor, codec, lost, decay=decay)))
         elif lost is not None:

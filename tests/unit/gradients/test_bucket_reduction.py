@@ -166,6 +166,30 @@ def test_bucket_of_exact_parameters_alone_is_one_exact_reduction() -> None:
     assert reduction.row == {}
 
 
+@pytest.mark.parametrize(
+    ("codec", "dtype", "scaled"),
+    [
+        ("int8", torch.float32, True),
+        ("int8", torch.bfloat16, True),
+        ("int8", torch.float16, False),  # no room for what a small scale makes of a large value
+        (_TOP_K, torch.float32, False),
+        ("loco", torch.float32, False),
+        ("none", torch.float32, False),
+    ],
+)
+def test_dense_codecs_of_wide_types_get_the_scales_of_an_adaptive_plan(
+    codec: str, dtype: torch.dtype, scaled: bool
+) -> None:
+    rank = OnlyRank()
+    reducer = BucketReducer(cast(Any, rank), ReductionPlan.of(HookSettings(adaptive=True)))
+    for gradient in _gradients(2):
+        _, reduction = _reduce(reducer, gradient.to(dtype), codec)
+    compressed = rank.scales if codec == "none" else rank.scales[::2]  # the exact slices are between
+    assert [scale is not None for scale in compressed] == [False, scaled]  # learned in the first step
+    assert len(rank.scales) == len(compressed) or rank.scales[1::2] == [None, None]
+    assert (reduction.scaled > 0) == scaled
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_result_that_is_not_finite_in_an_exact_slice_is_seen(value: float) -> None:
     (gradient,) = _gradients(1)
