@@ -31,10 +31,9 @@ class HookSettings(CodecSettings):
     decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of the stored error that each step keeps, 0 to 1; 1 keeps all of it."""
     adaptive: bool = True
-    """Divide what is encoded by each element's usual magnitude, a power of two that is learned from the reduced
-    gradients. So the codec's error does not drown small gradients, which Adam counts as much as large ones. It takes
-    two more float32 for each element that is encoded. Top-k codecs and float16 gradients go without. It is learned
-    anew after a resume, which then is not bit for bit."""
+    """Divide what is encoded by each element's usual magnitude, so that the codec's error does not drown small
+    gradients, which Adam counts as much as large ones. It takes two more float32 for each element that is encoded, and
+    is learned anew after a resume, which then is not bit for bit. Top-k codecs and float16 gradients go without."""
     guard: bool = True
     """Compare the stored error with the gradients, and where it grows change to the next finer preset: on all ranks in
     the same step, with a line in the log."""
