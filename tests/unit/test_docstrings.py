@@ -61,7 +61,7 @@ def test_docstring_describes_exactly_the_arguments(name: str) -> None:
 @pytest.mark.parametrize("name", CALLABLES)
 def test_docstring_says_what_is_returned_where_something_is(name: str) -> None:
     function, text = CALLABLES[name]
-    returns_something = inspect.signature(function).return_annotation not in (None, "None", "Iterator[None]")
+    returns_something = inspect.signature(function).return_annotation not in (None, "None", "Generator[None]")
     assert (KIND.returns in described(text)) == returns_something
 
 
