@@ -160,7 +160,8 @@ def metrics() -> str:
 
         The same counters are in `geocomm.stats()`, in Prometheus and in the statistics file. [Monitor a
         job](../how-to/monitor-with-prometheus.md) says how to read them out and which number should worry
-        you. Names and units are stable.
+        you. Names and units are stable: sizes are in bytes, times in seconds, and names in `_us` in
+        microseconds.
 
         Prometheus labels every metric with `site` and `rank` of this process. Links also have `peer` (its
         rank) and `peer_site`; gradient hooks have `hook` (kind and number).
@@ -204,10 +205,8 @@ def _entry_fields(kinds: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _metric_table(table: tuple[schema.Metric, ...]) -> str:
-    rows = [
-        (f"`{one.name}`", "" if one.prometheus is None else _at_the_endpoint(one), one.unit, one.help) for one in table
-    ]
-    return _table(("in `stats()`", "in Prometheus", "unit", "meaning"), rows)
+    rows = [(f"`{one.name}`", "" if one.prometheus is None else _at_the_endpoint(one), one.help) for one in table]
+    return _table(("in `stats()`", "in Prometheus", "meaning"), rows)
 
 
 def _at_the_endpoint(metric: schema.Metric) -> str:
