@@ -1,4 +1,4 @@
-"""How people write an emulated WAN down: units, the matrix file, and errors that name the field."""
+"""What an emulated WAN is made of: options, a matrix, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -7,54 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.units import UnitError, parse_duration, parse_probability, parse_rate, parse_size
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError, WanError, link_changes
 from geocomm.emulator.emulated_wan import LinkReport, WanReport
-
-
-@pytest.mark.parametrize(
-    ("text", "bps"),
-    [("1gbit", 1e9), ("200Mbit", 200e6), ("64 kbit", 64e3), ("1.5gbit/s", 1.5e9), ("5000", 5e3), (1e6, 1e6)],
-)
-def test_parse_rate_known_units(text: str | float, bps: float) -> None:
-    assert parse_rate(text) == pytest.approx(bps)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("0.3s", 0.3), ("500us", 5e-4), ("0", 0.0), (0, 0.0)])
-def test_parse_duration_known_units(text: str | float, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(("text", "loss"), [("0.1%", 0.001), ("0.001", 0.001), (0.5, 0.5), ("100%", 1.0), (0, 0.0)])
-def test_parse_probability_percent_and_fraction(text: str | float, loss: float) -> None:
-    assert parse_probability(text) == pytest.approx(loss)
-
-
-@pytest.mark.parametrize(("text", "size"), [("4mb", 4_000_000), ("256KiB", 262_144), ("1500", 1500), (2000, 2000)])
-def test_parse_size_known_units(text: str | float, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_rate, "1gb"),
-        (parse_rate, "fast"),
-        (parse_rate, "-1gbit"),
-        (parse_rate, ""),
-        (parse_rate, "nan"),
-        (parse_rate, True),
-        (parse_duration, "100"),
-        (parse_duration, "1 hour"),
-        (parse_probability, "101%"),
-        (parse_probability, "-0.1%"),
-        (parse_probability, 1.5),
-        (parse_size, "4mbit"),
-    ],
-)
-def test_parse_bad_text_names_the_field(parse: type, text: object) -> None:
-    with pytest.raises(UnitError, match=r"^the field: "):
-        parse(text, "the field")
 
 
 def test_link_changes_hold_only_what_was_said() -> None:
@@ -140,33 +94,9 @@ def test_matrix_overrides_beat_its_default_but_not_its_links(tmp_path: Path) -> 
     assert topology.links["frankfurt", "virginia"].rate_bps == 1e6
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("sites = [", "not TOML"),
-        ("", "sites"),
-        ("sites = 3", "sites"),
-        ('sites = ["a", "b"]\nrate = "1gbit"', "'rate'"),
-        ('sites = ["a", "b"]\n[default]\nspeed = "1gbit"', "'speed'"),
-        ('sites = ["a", "b"]\n[default]\nrate = "1gb"', r"\[default\]: rate"),
-        ('sites = ["a", "b"]\n[default]\nup = "no"', "up"),
-        ('sites = ["a", "b"]\n[link]\nrtt = "1ms"', "two brackets"),
-        ('sites = ["a", "b"]\n[[link]]\nrtt = "1ms"', "between"),
-        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "b"]\nfrom = "a"', "between"),
-        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "paris"]', "'paris'"),
-        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "a"]', "two different sites"),
-        ('sites = ["a", "b"]\n[[link]]\nfrom = "a"', "two different sites|unknown site"),
-        ('sites = ["a", "b"]\n[[link]]\nbetween = ["a", "b"]\nrtt = "1ms"\ndelay = "1ms"', "rtt and delay"),
-    ],
-)
-def test_matrix_mistakes_are_named(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(WanConfigError, match=named):
-        EmulatedWan.from_toml(_matrix(tmp_path, text))
-
-
-def test_matrix_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WanConfigError, match=r"absent\.toml"):
-        EmulatedWan.from_toml(tmp_path / "absent.toml")
+def test_mistake_in_a_matrix_is_an_error_of_the_wan(tmp_path: Path) -> None:
+    with pytest.raises(WanConfigError, match=r"links\.toml: \[\[link\]\] 1: unknown site 'paris'"):
+        EmulatedWan.from_toml(_matrix(tmp_path, 'sites = ["a", "b"]\n[[link]]\nbetween = ["a", "paris"]'))
 
 
 def test_report_survives_json() -> None:
