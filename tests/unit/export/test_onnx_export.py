@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnxruntime
 from transformers import AutoTokenizer, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.extras import install_command
 from geocomm.export.export_packages import need_packages
 from geocomm.export.onnx_check import RoutingWatch, compare_logits, routing_margin
 from geocomm.export.onnx_export import LARGEST_DIFFERENCE, write_onnx
@@ -122,7 +124,7 @@ def test_model_with_too_many_experts_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_package_is_named_with_the_way_to_get_it() -> None:
-    with pytest.raises(BadInput, match=r"not_a_package: pip install 'geocomm\[export\]'"):
+    with pytest.raises(BadInput, match=re.escape(f"not_a_package: {install_command('export')}")):
         need_packages("onnx", "torch", "not_a_package")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import UnsupportedError
+from geocomm.core.extras import install_command
 from geocomm.core.options import Options
 from geocomm.metrics import schema
 from geocomm.metrics.exporters import Reporting, check_reporting
@@ -171,7 +173,7 @@ def test_reporting_with_a_taken_port_tells_and_goes_on(server: MetricsServer, ca
 
 def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UnsupportedError, match=r"geocomm\[metrics\]"):
+    with pytest.raises(UnsupportedError, match=re.escape(install_command("metrics"))):
         check_reporting(Options(metrics_port=9400))
     check_reporting(Options())
 
