@@ -15,13 +15,14 @@ from geocomm.backend.reserved_tags import ReservedTags
 from geocomm.backend.runtime import runtime
 from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
+from geocomm.core.patience import Patience
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
 from geocomm.local_sgd.round_header import Digest
 from geocomm.local_sgd.rounds import Average, Coding, Offer, Reduction, Rounds, Terms, check_terms
 from geocomm.local_sgd.site_ranks import SiteRanks
-from geocomm.local_sgd.waiting import Patience, wait_for
+from geocomm.local_sgd.waiting import say, wait_for
 from geocomm.membership import roll_call
 
 _FIRST = 0
@@ -164,7 +165,7 @@ class GroupRounds(Rounds):
 
         def waits_for(ranks: Sequence[int]) -> None:
             if patience.left_s <= 0:
-                patience.say("local_steps()", self._names(ranks))
+                say(patience, "local_steps()", self._names(ranks))
 
         try:
             return roll_call.gather(

@@ -5,23 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-FIRST_WORD_S = 10.0
-_GROWTH = 3.0
+from geocomm.core.patience import Patience
 
 
 class Waiting:
-    """Says what is being waited for: after 10 s, 30 s, 90 s and so on."""
+    """Says what is being waited for, now and then (`Patience`)."""
 
     def __init__(self, log: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._now = log, now
-        self._begun, self._next_s = now(), FIRST_WORD_S
+        self._log, self._patience = log, Patience(now)
 
     def tell(self, what: Callable[[], str]) -> None:
         """`what` is asked only where a line is due."""
-        if self._now() - self._begun < self._next_s:
-            return
-        self._next_s *= _GROWTH
-        self._log(f"waiting for {what()}")
+        if self._patience.left_s <= 0:
+            self._patience.put_off()
+            self._log(f"waiting for {what()}")
 
 
 def nodes_text(away: Sequence[int], nodes: int, sites: Mapping[int, str | None]) -> str:

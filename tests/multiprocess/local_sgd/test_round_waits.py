@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from geocomm.core import patience
 from geocomm.core.errors import GeocommError
 from geocomm.core.message_log import logger
-from geocomm.local_sgd import waiting
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.local_settings import LocalSettings
@@ -145,7 +145,7 @@ def _words() -> Iterator[list[str]]:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logger().addHandler(handler)
-    with mock.patch.object(waiting, "FIRST_WORD_S", 0.2), mock.patch.object(roll_call, "_WORD_S", 0.2):
+    with mock.patch.object(patience, "FIRST_WORD_S", 0.2), mock.patch.object(roll_call, "_WORD_S", 0.2):
         yield said
     logger().removeHandler(handler)
 

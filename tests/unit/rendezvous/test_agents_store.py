@@ -48,7 +48,7 @@ def test_barrier_of_all_nodes_ends_in_silence(agents: Agents) -> None:
 def test_last_barrier_names_the_node_that_does_not_come_and_ends_without_an_error(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geocomm.rendezvous.waiting.FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("geocomm.core.patience.FIRST_WORD_S", 0.0)
     monkeypatch.setattr("geocomm.rendezvous.agents_store._POLL_S", 0.01)
     other = agents.begin_barrier(0)
     while not agents.stores[1].check([f"{_TERMINAL_STATE_SYNC_ID}/last_member/arrived/0"]):
