@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geocomm.core.errors import InvalidArgumentError, OutputTooSmallError
+from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ def compress(
             payload = geocomm.compress(gradient, "int4", residual)
             decoded = geocomm.decompress(payload).view_as(gradient)
     """
-    if out is not None and out.nbytes < (bound := compress_bound(tensor, codec)):
-        raise OutputTooSmallError(
-            f"out has {out.nbytes} bytes, and the payload may take {bound}; geocomm.compress_bound(tensor, codec) says "
-            "how many it needs"
-        )
     return native().compress(
         tensor.detach().resolve_neg(), codec, residual, seed, decay, threshold, out, _threads(threads)
     )

@@ -196,9 +196,14 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
   if (threshold) options.threshold = threshold_in(*threshold);
   const auto bound = codec::payload_bound(spec, dtype, static_cast<std::uint64_t>(tensor.numel()));
   if (out) require_bytes(*out, "out");
-  if (out && (out->nbytes() < bound || out->device() != tensor.device())) {
-    throw_status(StatusCode::InvalidArgument, core::str("out has ", shown(*out), "; the payload may take ",
-                                                        bound, " bytes on ", tensor.device().str()));
+  if (out && out->device() != tensor.device()) {
+    throw_status(StatusCode::InvalidArgument,
+                 core::str("out has ", shown(*out), "; the tensor is on ", tensor.device().str()));
+  }
+  if (out && out->nbytes() < bound) {
+    throw_status(StatusCode::OutputTooSmall,
+                 core::str("out has ", out->nbytes(), " bytes, and the payload may take ", bound,
+                           "; geocomm.compress_bound(tensor, codec) says how many it needs"));
   }
   if (!tensor.device().is_cpu()) {
     const auto made = compress_cuda(spec, dtype, tensor, residual, seed, decay, threshold, threads);
