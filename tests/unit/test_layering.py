@@ -69,11 +69,11 @@ PLATFORM = re.compile(
 FLOORS = (
     ("core",),
     ("metrics", "codecs", "security"),
-    ("planning", "membership", "runs"),
+    ("planning", "membership", "runs", "journal"),
     ("data",),
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
-    ("integrations",),
+    ("integrations", "elastic"),
     ("gradients", "local_sgd", "diagnostics", "bench", "demo", "export", "serve"),
     ("train",),
     ("cli",),

@@ -1,0 +1,195 @@
+"""The entries of the journal: what the sites of a run share, and the only thing that they share.
+
+An entry is a line of canonical JSON (sorted keys, no spaces, UTF-8). `prev` is the SHA-256 of the line before, so a
+journal is a chain: who has the hash of its last line has all of it. What is received is hostile until `entry_of` has
+read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from geocomm.core.errors import CorruptDataError
+
+FIRST_PREV = "0" * 64
+"""`prev` of the first entry."""
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256, as hexadecimal digits."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""XXH3 of a fragment's state, as hexadecimal digits: version, anchor and momentum."""
+SiteName = Annotated[str, Field(min_length=1, max_length=64)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class Record(BaseModel):
+    """What travels or is kept: fields are never changed, and unknown ones are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Listed(Record):
+    """A frame that counts in a round."""
+
+    site: SiteName
+    """Whose it is."""
+    frame: Hash
+    """Of its bytes: the coded part, then the exact part."""
+    coded_bytes: Whole
+    exact_bytes: Whole
+    weight: Annotated[int, Field(ge=1, lt=2**63)]
+    """Steps, or tokens, that the delta stands for."""
+    step: Whole
+    """Optimizer steps of the run, as the site counts them, when the frame was made."""
+    squared_norm: Annotated[float, Field(ge=0)]
+    """Of the delta before it was coded (L2)."""
+    lr: Annotated[float, Field(ge=0)]
+    """The site's learning rate when the frame was made; 0: not known."""
+
+
+class EntryBase(Record):
+    """What every entry has."""
+
+    index: Whole
+    """Its place in the journal, from 0 on."""
+    prev: Hash
+    """The hash of the entry before."""
+    term: Whole
+    """Counts leaders that took over for good: it never falls."""
+
+
+class Genesis(EntryBase):
+    """The first entry: what must be the same at every site."""
+
+    kind: Literal["genesis"] = "genesis"
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Random: names the run."""
+    token: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Random, secret: what ranks show each other when they connect."""
+    settings: dict[str, Text]
+    """The terms of local steps, by name."""
+    layout: Digest
+    """Of the fragments."""
+    digests: Annotated[tuple[Digest, ...], Field(min_length=1)]
+    """Of each fragment's state at version 0."""
+    every: Annotated[int, Field(ge=1)]
+    """Optimizer steps between two rounds of a fragment, at first."""
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments the model has."""
+        return len(self.digests)
+
+
+class Join(EntryBase):
+    """A site begins, or comes back with another run folder; it may fetch and replay now."""
+
+    kind: Literal["join"] = "join"
+    site: SiteName
+    store: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Of its run folder: what a site holds belongs to that."""
+
+
+class Ready(EntryBase):
+    """A site has replayed the journal: from now on its frames may count, and others wait for them."""
+
+    kind: Literal["ready"] = "ready"
+    site: SiteName
+
+
+class Away(EntryBase):
+    """A site is gone for now: nobody waits for it."""
+
+    kind: Literal["away"] = "away"
+    site: SiteName
+    why: Text
+
+
+class Left(EntryBase):
+    """A site has ended its part in good order."""
+
+    kind: Literal["left"] = "left"
+    site: SiteName
+
+
+class Removed(EntryBase):
+    """A person has removed a site; it may not come back."""
+
+    kind: Literal["removed"] = "removed"
+    site: SiteName
+    why: Text
+
+
+class Round(EntryBase):
+    """Fragment `fragment` goes from version `version` to the next: by the outer step with the mean of these frames."""
+
+    kind: Literal["round"] = "round"
+    fragment: Whole
+    version: Whole
+    members: Annotated[tuple[Listed, ...], Field(min_length=1)]
+    """By name: the order in which all sites add up the deltas."""
+    every: Whole
+    """Optimizer steps between two rounds from now on; 0: as before."""
+    base: Digest | None
+    """The digest of the fragment at `version`, as those who applied the entry before said; None: nobody has said."""
+
+
+class Skip(EntryBase):
+    """The round entry of (`fragment`, `version`) is void, since no copy of a listed frame is left. The version counts
+    on: the state is the same at `version` + 1 as at `version`."""
+
+    kind: Literal["skip"] = "skip"
+    fragment: Whole
+    version: Whole
+    why: Text
+
+
+class Snapshot(EntryBase):
+    """Sites keep the next states of all fragments as a snapshot of this index."""
+
+    kind: Literal["snapshot"] = "snapshot"
+
+
+class TermBegun(EntryBase):
+    """Another leader has taken over for good; `term` is its own."""
+
+    kind: Literal["term"] = "term"
+    site: SiteName
+    address: Text
+    """Where it listens: host:port."""
+
+
+class End(EntryBase):
+    """The last member has left: the run is over."""
+
+    kind: Literal["end"] = "end"
+
+
+Entry = Annotated[
+    Genesis | Join | Ready | Away | Left | Removed | Round | Skip | Snapshot | TermBegun | End,
+    Field(discriminator="kind"),
+]
+_ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+
+
+def line_of(record: Record) -> str:
+    """The record as canonical JSON, without a line feed."""
+    return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def hash_of(entry: Entry) -> str:
+    """What `prev` of the next entry says."""
+    return hashlib.sha256(line_of(entry).encode()).hexdigest()
+
+
+def entry_of(line: str) -> Entry:
+    """The entry that a line has. Raises CorruptDataError for anything else."""
+    try:
+        return _ENTRY.validate_json(line)
+    except ValidationError as error:
+        raise CorruptDataError(f"not an entry of a journal: {error.errors()[0]['msg']}: {line[:200]}") from None

@@ -1,0 +1,350 @@
+"""What an agent and the leader say to each other, and the ranks of a site to their agent: lines of JSON.
+
+`Up` goes from a rank to its agent, and from there to the leader; `Down` goes the other way. A line has at most
+MAX_LINE_BYTES. The site of an `Up` is that of the certificate of its connection, and never a field.
+
+A round is (fragment, version): it takes the fragment from that version to the next. The leader counts the `attempt`s
+at it: after each, sites make a new frame.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geocomm.core.errors import CorruptDataError
+from geocomm.journal.entries import Digest, Entry, Hash, Record, SiteName, Text, Whole
+
+PROTOCOL_VERSION = 1
+MAX_LINE_BYTES = 64 * 1024
+
+_T = TypeVar("_T")
+
+StoreId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Owner(Record):
+    """A rank that owns fragments: where its mail arrives. Of n owners the i-th has the fragments f with f % n == i."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Of its process."""
+    host: Text
+    port: Annotated[int, Field(ge=0, le=65535)]
+
+
+class Peer(Record):
+    """A member as others reach it."""
+
+    site: SiteName
+    owners: tuple[Owner, ...]
+    """None: it has no ranks now."""
+    fetch: Text
+    """host:port of its agent, which gives out files; empty: it cannot be dialed."""
+
+
+class Model(Record):
+    """What the ranks of a site train, and with which settings: equal at all sites, or refused."""
+
+    settings: dict[str, Text]
+    layout: Digest
+    fragments: Annotated[int, Field(ge=1)]
+    every: Annotated[int, Field(ge=1)]
+
+
+# ---- up: what a site says
+
+
+class RankHello(Record):
+    """The first line of a rank to its agent, which does not pass it on."""
+
+    kind: Literal["rank_hello"] = "rank_hello"
+    place: Whole
+    """Of the rank among the owners of its site."""
+    owners: Annotated[int, Field(ge=1)]
+    owner: Owner
+    model: Model
+    digests: dict[int, Digest]
+    """Of the own fragments as they are, by fragment."""
+    versions: dict[int, Whole]
+    """Of the same fragments: the version that the rank has applied."""
+
+
+class Hello(Record):
+    """The first line of an agent to the leader."""
+
+    kind: Literal["hello"] = "hello"
+    protocol: int
+    geocomm: Text
+    """Versions, for messages: what must fit is `protocol` and the model."""
+    store: StoreId
+    """Of the site's run folder."""
+    run: StoreId | None
+    """The run whose journal is there; None: there is none yet."""
+    head: int
+    """The index of its last entry; -1: none."""
+    head_hash: Hash | None
+    """Of its last entry."""
+    term: Whole
+    """The highest that it has seen."""
+    fetch: Text
+    """See `Peer`."""
+    attempts: dict[int, Whole]
+    """By fragment: the highest attempt that the site has seen at its version."""
+
+
+class RanksUp(Record):
+    """The ranks of the site are there: all owners have said hello to the agent."""
+
+    kind: Literal["ranks_up"] = "ranks_up"
+    owners: Annotated[tuple[Owner, ...], Field(min_length=1)]
+    model: Model
+    digests: tuple[Digest, ...]
+    """Of all fragments as the ranks have them: at version 0 where the run has no journal yet."""
+
+
+class RanksGone(Record):
+    """The ranks of the site have ended, or their processes died."""
+
+    kind: Literal["ranks_gone"] = "ranks_gone"
+    why: Text
+
+
+class ReadySaid(Record):
+    """The ranks have applied every entry that was there when they came up: the site may be counted."""
+
+    kind: Literal["ready"] = "ready"
+
+
+class Beat(Record):
+    """Every BEAT_S: the site lives, and how it does."""
+
+    kind: Literal["beat"] = "beat"
+    step: Whole
+    tokens: Whole
+    step_s: Annotated[float, Field(ge=0)]
+    line_s: Annotated[float, Field(ge=0)]
+    free_bytes: Whole
+    """On the disk of the run folder."""
+
+
+class Due(Record):
+    """The schedule of the site says that it is time for a round of the fragment, which it has at this version."""
+
+    kind: Literal["due"] = "due"
+    fragment: Whole
+    version: Whole
+
+
+class Offer(Record):
+    """The site has made its frame, sent it to all peers of the OPEN, and has it on its own disk."""
+
+    kind: Literal["offer"] = "offer"
+    fragment: Whole
+    version: Whole
+    attempt: Whole
+    frame: Hash
+    coded_bytes: Whole
+    exact_bytes: Whole
+    weight: Annotated[int, Field(ge=1, lt=2**63)]
+    step: Whole
+    squared_norm: Annotated[float, Field(ge=0)]
+    lr: Annotated[float, Field(ge=0)]
+    every: Whole
+    """Steps between two rounds that the site wants from now on; 0: as now."""
+
+
+class Pass(Record):
+    """The site has nothing to offer in this round: it took no step, or its weights are not finite."""
+
+    kind: Literal["pass"] = "pass"
+    fragment: Whole
+    version: Whole
+    attempt: Whole
+
+
+class Hold(Record):
+    """The site has another site's frame on disk, after fsync."""
+
+    kind: Literal["hold"] = "hold"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+
+
+class Applied(Record):
+    """A fragment is at `version` now, and this is its digest."""
+
+    kind: Literal["applied"] = "applied"
+    fragment: Whole
+    version: Whole
+    digest: Digest
+
+
+class Need(Record):
+    """A rank lacks a listed frame: its agent fetches it (to the leader it is only told when nobody has it: Lost)."""
+
+    kind: Literal["need"] = "need"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+    bytes: Whole
+
+
+class Lost(Record):
+    """No agent that answers has a listed frame."""
+
+    kind: Literal["lost"] = "lost"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+
+
+class Leave(Record):
+    """The site ends in good order: what it offered before is its last."""
+
+    kind: Literal["leave"] = "leave"
+
+
+Up = Annotated[
+    RankHello
+    | Hello
+    | RanksUp
+    | RanksGone
+    | ReadySaid
+    | Beat
+    | Due
+    | Offer
+    | Pass
+    | Hold
+    | Applied
+    | Need
+    | Lost
+    | Leave,
+    Field(discriminator="kind"),
+]
+
+# ---- down: what the leader says, and the agent to its ranks
+
+
+class Open(Record):
+    """A round is open: make a frame at the next optimizer step, send it to all peers, and offer it."""
+
+    kind: Literal["open"] = "open"
+    fragment: Whole
+    version: Whole
+    attempt: Whole
+    peers: tuple[Peer, ...]
+    """The live members, the site itself included."""
+
+
+class Welcome(Record):
+    """The leader takes the site in. Entries behind its head follow, one EntrySaid each, and then Opens: what is not
+    among these is not open, whatever the site believed."""
+
+    kind: Literal["welcome"] = "welcome"
+    term: Whole
+    run: StoreId | None
+    """None: no site has begun yet; RanksUp of the first makes the genesis."""
+    head: int
+    """Of the leader's journal."""
+    open: tuple[tuple[int, int, int], ...]
+    """(fragment, version, attempt) of all that is open."""
+
+
+class Refused(Record):
+    """The leader will not have this site; why, with both values. Nothing follows."""
+
+    kind: Literal["refused"] = "refused"
+    why: Text
+
+
+class EntrySaid(Record):
+    """The next entry of the journal."""
+
+    kind: Literal["entry"] = "entry"
+    entry: Entry
+
+
+class Fetch(Record):
+    """Get a frame that was offered, and say Hold: it did not come by mail."""
+
+    kind: Literal["fetch"] = "fetch"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+    bytes: Whole
+    sources: tuple[Text, ...]
+    """host:port of agents that have it, or can get it."""
+
+
+class Fetched(Record):
+    """From the agent to a rank: a frame lies on disk, checked. The rank counts it as arrived."""
+
+    kind: Literal["fetched"] = "fetched"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+
+
+class RankWelcome(Record):
+    """From the agent to a rank, once the leader has taken the site in and all its entries are there."""
+
+    kind: Literal["rank_welcome"] = "rank_welcome"
+    site: SiteName
+    run: StoreId
+    token: StoreId
+    versions: dict[int, Whole]
+    """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
+    states: dict[int, Whole]
+    """By own fragment: the version of the state file in the run folder that the rank loads first; absent: none."""
+    every: Annotated[int, Field(ge=1)]
+    step: Whole
+    """Of the run: the most that a listed frame says."""
+
+
+class Repair(Record):
+    """The site's state of the fragment is not what the others have: recompute it from the disk."""
+
+    kind: Literal["repair"] = "repair"
+    fragment: Whole
+
+
+class Stop(Record):
+    """The run cannot go on at this site; why."""
+
+    kind: Literal["stop"] = "stop"
+    why: Text
+
+
+Down = Annotated[
+    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | RankWelcome | Repair | Stop,
+    Field(discriminator="kind"),
+]
+_UP: TypeAdapter[Up] = TypeAdapter(Up)
+_DOWN: TypeAdapter[Down] = TypeAdapter(Down)
+
+
+def up_of(line: str | bytes) -> Up:
+    """What a site said. Raises CorruptDataError for anything else."""
+    return _parsed(_UP, line)
+
+
+def down_of(line: str | bytes) -> Down:
+    """What the leader, or the agent, said. Raises CorruptDataError for anything else."""
+    return _parsed(_DOWN, line)
+
+
+def _parsed(adapter: TypeAdapter[_T], line: str | bytes) -> _T:
+    if len(line) > MAX_LINE_BYTES:
+        raise CorruptDataError(f"a line of {len(line)} bytes; the most is {MAX_LINE_BYTES}")
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CorruptDataError(f"not a message of an elastic run: {first['msg']} at {first['loc']}") from None
