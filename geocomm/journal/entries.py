@@ -13,8 +13,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from geocomm.core.errors import CorruptDataError
-
 FIRST_PREV = "0" * 64
 """`prev` of the first entry."""
 
@@ -25,6 +23,11 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 SiteName = Annotated[str, Field(min_length=1, max_length=64)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(max_length=4096)]
+
+
+class BadLineError(ValueError):
+    """A line that is no entry, no message, or does not fit where it stands. Not one of `core.errors`: those import
+    torch, which the processes of an agent and of a leader do without."""
 
 
 class Record(BaseModel):
@@ -188,8 +191,8 @@ def hash_of(entry: Entry) -> str:
 
 
 def entry_of(line: str) -> Entry:
-    """The entry that a line has. Raises CorruptDataError for anything else."""
+    """The entry that a line has. Raises BadLineError for anything else."""
     try:
         return _ENTRY.validate_json(line)
     except ValidationError as error:
-        raise CorruptDataError(f"not an entry of a journal: {error.errors()[0]['msg']}: {line[:200]}") from None
+        raise BadLineError(f"not an entry of a journal: {error.errors()[0]['msg']}: {line[:200]}") from None

@@ -13,8 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geocomm.core.errors import CorruptDataError
-from geocomm.journal.entries import Digest, Entry, Hash, Record, SiteName, Text, Whole
+from geocomm.journal.entries import BadLineError, Digest, Entry, Hash, Record, SiteName, Text, Whole
 
 PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
@@ -331,20 +330,20 @@ _DOWN: TypeAdapter[Down] = TypeAdapter(Down)
 
 
 def up_of(line: str | bytes) -> Up:
-    """What a site said. Raises CorruptDataError for anything else."""
+    """What a site said. Raises BadLineError for anything else."""
     return _parsed(_UP, line)
 
 
 def down_of(line: str | bytes) -> Down:
-    """What the leader, or the agent, said. Raises CorruptDataError for anything else."""
+    """What the leader, or the agent, said. Raises BadLineError for anything else."""
     return _parsed(_DOWN, line)
 
 
 def _parsed(adapter: TypeAdapter[_T], line: str | bytes) -> _T:
     if len(line) > MAX_LINE_BYTES:
-        raise CorruptDataError(f"a line of {len(line)} bytes; the most is {MAX_LINE_BYTES}")
+        raise BadLineError(f"a line of {len(line)} bytes; the most is {MAX_LINE_BYTES}")
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CorruptDataError(f"not a message of an elastic run: {first['msg']} at {first['loc']}") from None
+        raise BadLineError(f"not a message of an elastic run: {first['msg']} at {first['loc']}") from None
