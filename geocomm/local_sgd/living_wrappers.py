@@ -12,12 +12,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.rounds import SiteFacts
 
 
-def require_ddp_in_site(ddp: DistributedDataParallel, rounds: Rounds) -> None:
+def require_ddp_in_site(ddp: DistributedDataParallel, facts: SiteFacts) -> None:
     """Raise InvalidArgumentError for one that reduces between sites."""
-    if len(sites := _sites(ddp.process_group, rounds)) > 1:
+    if len(sites := _sites(ddp.process_group, facts)) > 1:
         raise InvalidArgumentError(
             f"local steps: DDP reduces every gradient between the sites {', '.join(sites)}; give it the ranks of this "
             "site, DistributedDataParallel(model, process_group=...), or leave it out where a site has one rank"
@@ -33,7 +33,7 @@ def require_no_fsdp1(modules: Iterable[torch.nn.Module]) -> None:
         )
 
 
-def require_no_reduction_between_sites(parameters: Iterable[torch.Tensor], rounds: Rounds) -> None:
+def require_no_reduction_between_sites(parameters: Iterable[torch.Tensor], facts: SiteFacts) -> None:
     """Raise InvalidArgumentError where a living DDP or DeepSpeed engine has one of these parameters, and its ranks are
     at several sites; UnsupportedError where an FSDP1 has one. Callbacks and modules of frameworks get the model without
     what is around it.
@@ -41,16 +41,16 @@ def require_no_reduction_between_sites(parameters: Iterable[torch.Tensor], round
     Looks at every object of the process: a quarter of a second for 450,000 of them.
     """
     wanted = {id(parameter) for parameter in parameters}
-    if not any(_reduces_between_sites(one, rounds) for one in _wrappers_of(wanted)):
+    if not any(_reduces_between_sites(one, facts) for one in _wrappers_of(wanted)):
         return
     gc.collect()  # one that is deleted already is no longer there afterwards, and reduces nothing
     wrappers = _wrappers_of(wanted)
     require_no_fsdp1(wrappers)
     for wrapper in wrappers:
-        if _reduces_between_sites(wrapper, rounds):
+        if _reduces_between_sites(wrapper, facts):
             raise InvalidArgumentError(
                 f"local steps: the model is in a {type(wrapper).__name__} too, which reduces every gradient between "
-                f"the sites {', '.join(_sites(_group(wrapper), rounds))}; give it the ranks of this site "
+                f"the sites {', '.join(_sites(_group(wrapper), facts))}; give it the ranks of this site "
                 "(geocomm.sites().inside), leave it out where a site has one rank, or delete it before local_steps() "
                 "if it is of no more use"
             )
@@ -71,16 +71,16 @@ def _wrappers_of(wanted: set[int]) -> list[torch.nn.Module]:
     return found
 
 
-def _reduces_between_sites(wrapper: torch.nn.Module, rounds: Rounds) -> bool:
-    return isinstance(wrapper, FullyShardedDataParallel) or len(_sites(_group(wrapper), rounds)) > 1
+def _reduces_between_sites(wrapper: torch.nn.Module, facts: SiteFacts) -> bool:
+    return isinstance(wrapper, FullyShardedDataParallel) or len(_sites(_group(wrapper), facts)) > 1
 
 
 def _group(wrapper: Any) -> Any:
     return wrapper.process_group if isinstance(wrapper, DistributedDataParallel) else wrapper.seq_data_parallel_group
 
 
-def _sites(group: Any, rounds: Rounds) -> list[str]:
-    return sorted(rounds.sites_of(torch.distributed.get_process_group_ranks(group)))
+def _sites(group: Any, facts: SiteFacts) -> list[str]:
+    return sorted(facts.sites_of(torch.distributed.get_process_group_ranks(group)))
 
 
 def _with_subclasses(kind: type) -> set[type]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
-from geocomm.local_sgd.anchor import STATE_VERSION
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
@@ -17,8 +16,9 @@ from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views import view_of
 from geocomm.local_sgd.resolved_settings import ResolvedSettings
-from geocomm.local_sgd.rounds import Rounds, Terms
+from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.site_rounds import SiteRounds
+from geocomm.local_sgd.site_state import SiteState
 from geocomm.metrics.hook_registry import register_handle
 
 
@@ -71,7 +71,8 @@ def local_steps(
         view = view_of(model, rounds, given)
         inner = InnerOptimizers(optimizer)
         inner.check(view)
-        handle = LocalSteps(view, inner, rounds, ResolvedSettings.of(given, view.tensors, rounds.site_count))
+        resolved = ResolvedSettings.of(given, view.tensors, rounds.site_count)
+        handle = LocalSteps(view, inner, resolved, SiteRounds(view, inner, rounds, resolved))
     except GeocommError as error:
         rounds.refuse(str(error))
         raise
@@ -87,13 +88,12 @@ class LocalSteps:
     calls `optimizer.step()`.
     """
 
-    def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: ResolvedSettings) -> None:
+    def __init__(self, view: ParameterView, inner: InnerOptimizers, settings: ResolvedSettings, own: SiteState) -> None:
         """Not begun yet."""
         self._view = view
         self._inner = inner
-        self._rounds = rounds
         self._settings = settings
-        self._own = SiteRounds(view, inner, rounds, settings)
+        self._own = own
         self._shows_anchor = False
         self._stop_clock: Callable[[], None] | None = None
         self._last_numbers = self._own.numbers()
@@ -108,15 +108,7 @@ class LocalSteps:
 
         The model's weights become the first anchor, and steps count from now on.
         """
-        terms = self._settings.terms() | {"layout": self._own.layout} | self._inner.terms()
-        # No rank takes memory before all have looked how much there is.
-        self._rounds.agree(Terms(terms, self._view.types(), {}))
-        try:
-            digests = self._own.take_anchor()
-        except GeocommError as error:
-            self._rounds.refuse(str(error))
-            raise
-        self._rounds.agree(Terms({}, {}, digests))
+        self._own.begin()
         self._stop_clock = self._inner.start(self._after_step)
         register_handle("local_steps", self)
 
@@ -151,9 +143,7 @@ class LocalSteps:
             PeerLostError: A rank of the run is gone.
         """
         stop_clock = self._require_open("finish()")
-        self._own.meet()
         self._own.end()
-        self._rounds.close()
         self._last_numbers = self._own.numbers()
         stop_clock()
         self._stop_clock = None
@@ -187,8 +177,7 @@ class LocalSteps:
         if together:
             self._require_open("anchor(together=True)")
             self._own.meet()
-            self._own.merge_all()
-        ranks = self._rounds.ranks
+        ranks = self._own.ranks
         local = [ranks.gather(self._view, fragment) for fragment in self.fragments]
         self._shows_anchor = True
         try:
@@ -213,14 +202,7 @@ class LocalSteps:
             InvalidArgumentError: After `finish`, or inside of `anchor`.
         """
         self._require_open("state_dict()")
-        self._own.meet()
-        return {
-            "version": STATE_VERSION,
-            "site": self._rounds.site,
-            "rank": self._rounds.ranks.text,
-            "settings": self._settings.terms(),
-            **self._own.state_dict(),
-        }
+        return self._own.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called. Collective: each rank has its own state.
@@ -235,23 +217,7 @@ class LocalSteps:
                 or the ranks' states do not belong together.
         """
         self._require_open("load_state_dict()")
-        if state.get("version") != STATE_VERSION:
-            raise InvalidArgumentError(
-                f"not a state of local steps of this version ({STATE_VERSION}): {state.get('version')!r}"
-            )
-        if state["site"] != self._rounds.site:
-            raise InvalidArgumentError(
-                f"this state is that of site {state['site']!r}, and this is {self._rounds.site!r}; each site loads "
-                "its own, which has its residuals"
-            )
-        here = {"rank of the site": self._rounds.ranks.text, "layout": self._own.layout, **self._settings.terms()}
-        saved = {"rank of the site": state["rank"], "layout": state["layout"], **state["settings"]}
-        for name, value in here.items():
-            if saved.get(name) != value:
-                raise InvalidArgumentError(f"{name} was {saved.get(name)} when the state was saved, and is {value}")
         self._own.load_state_dict(state)
-        digests = {f"the state of fragment {index}": text for index, text in self._own.digests_to_come().items()}
-        self._rounds.agree(Terms({"next round": str(self._own.next_round)}, {}, digests))
 
     def stats(self) -> dict[str, Any]:
         """What is known of the run, as of now.

@@ -13,21 +13,21 @@ from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views_fsdp import ShardedParameters
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
 from geocomm.local_sgd.parameter_views_zero import engine_view
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.rounds import SiteFacts
 
 
-def view_of(model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> ParameterView:
+def view_of(model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -> ParameterView:
     """The view of a model.
 
     Raises InvalidArgumentError for DDP, FSDP2 or DeepSpeed over ranks of several sites, UnsupportedError for FSDP1.
     """
     if isinstance(model, DistributedDataParallel):
-        require_ddp_in_site(model, rounds)
+        require_ddp_in_site(model, facts)
         model = model.module
     elif (engine := engine_of(model)) is not None:
-        return engine_view(engine, rounds, settings)
+        return engine_view(engine, facts, settings)
     modules = list(model.modules())
     require_no_fsdp1(modules)
     if any(isinstance(module, FSDPModule) for module in modules):
-        return ShardedParameters(model, rounds, settings)
-    return PlainParameters(model, rounds, settings)
+        return ShardedParameters(model, facts, settings)
+    return PlainParameters(model, facts, settings)

@@ -12,7 +12,7 @@ from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, write_flat
 from geocomm.local_sgd.parameter_views_plain import require_float32
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.rounds import SiteFacts
 
 
 class ShardedParameters(ModuleView):
@@ -20,10 +20,10 @@ class ShardedParameters(ModuleView):
 
     sharded = True
 
-    def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
+    def __init__(self, model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -> None:
         """Raises InvalidArgumentError for a mesh that is not that of all ranks of the site, UnsupportedError for
         parameters that are not cut between rows."""
-        self._rounds = rounds
+        self._facts = facts
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._show_shards()
         super().__init__(model, settings)
@@ -44,8 +44,8 @@ class ShardedParameters(ModuleView):
                 )
             return
         mesh = parameter.device_mesh
-        sites = self._rounds.sites_of(mesh.mesh.flatten().tolist())
-        if len(sites) > 1 or mesh.size() != self._rounds.ranks.size:
+        sites = self._facts.sites_of(mesh.mesh.flatten().tolist())
+        if len(sites) > 1 or mesh.size() != self._facts.ranks.size:
             raise InvalidArgumentError(
                 f"local steps: parameter {name} is sharded over {mesh.size()} ranks of {', '.join(sites)}; give "
                 "fully_shard the mesh of all ranks of this site, mesh=geocomm.device_mesh()['local']"

@@ -11,23 +11,23 @@ from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.living_wrappers import require_no_reduction_between_sites
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, type_name, write_flat
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.rounds import SiteFacts
 
 
 class PlainParameters(ModuleView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
 
-    def __init__(self, model: torch.nn.Module, rounds: Rounds, settings: LocalSettings) -> None:
+    def __init__(self, model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -> None:
         """Raises InvalidArgumentError where something reduces the gradients between sites."""
         super().__init__(model, settings)
-        self._rounds: Rounds | None = rounds
-        require_no_reduction_between_sites(self._trainable.values(), rounds)
+        self._facts: SiteFacts | None = facts
+        require_no_reduction_between_sites(self._trainable.values(), facts)
 
     @override
     def check(self) -> None:
-        if self._rounds is not None:  # some frameworks wrap the model between local_steps() and the first step
-            require_no_reduction_between_sites(self._trainable.values(), self._rounds)
-            self._rounds = None
+        if self._facts is not None:  # some frameworks wrap the model between local_steps() and the first step
+            require_no_reduction_between_sites(self._trainable.values(), self._facts)
+            self._facts = None
         super().check()
 
     @override

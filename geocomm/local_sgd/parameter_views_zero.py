@@ -23,7 +23,7 @@ from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, type_name
 from geocomm.local_sgd.parameter_views_plain import PlainParameters
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.local_sgd.rounds import SiteFacts
 
 if TYPE_CHECKING:
     import deepspeed
@@ -126,10 +126,10 @@ def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Seq
 class EngineParameters(PlainParameters):
     """The parameters of an engine in float32 without ZeRO, whose module is an ordinary one."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, rounds: Rounds, settings: LocalSettings) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, facts: SiteFacts, settings: LocalSettings) -> None:
         self._engine = engine
         module: Any = engine.module
-        super().__init__(module, rounds, settings)
+        super().__init__(module, facts, settings)
 
     @override
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
@@ -138,7 +138,7 @@ class EngineParameters(PlainParameters):
 
 
 def engine_view(
-    engine: deepspeed.DeepSpeedEngine, rounds: Rounds, settings: LocalSettings
+    engine: deepspeed.DeepSpeedEngine, facts: SiteFacts, settings: LocalSettings
 ) -> MasterParameters | EngineParameters:
     """The view of an engine.
 
@@ -146,8 +146,8 @@ def engine_view(
     for one that does what was not checked with local steps.
     """
     group: Any = engine.seq_data_parallel_group
-    sites = rounds.sites_of(torch.distributed.get_process_group_ranks(group))
-    if len(sites) > 1 or group.size() != rounds.ranks.size:
+    sites = facts.sites_of(torch.distributed.get_process_group_ranks(group))
+    if len(sites) > 1 or group.size() != facts.ranks.size:
         raise InvalidArgumentError(
             f"local steps: DeepSpeed reduces gradients over {group.size()} ranks of {', '.join(sorted(sites))}; give "
             "it the ranks of this site, deepspeed.initialize(..., mpu=geocomm.integrations.deepspeed.SiteParallel())"
@@ -155,7 +155,7 @@ def engine_view(
     if (words := unsupported_part(engine)) is not None:
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
     if isinstance(engine.optimizer, torch.optim.Optimizer):
-        return EngineParameters(engine, rounds, settings)
+        return EngineParameters(engine, facts, settings)
     if engine.zero_optimization_stage() == 3:
         compare_no_traces()
     return MasterParameters(engine, settings)

@@ -33,9 +33,9 @@ class Preset:
     decay: float
     merge: Merge
 
-    def outer(self, sites: int) -> Nesterov:
-        """The outer optimizer with so many sites."""
-        return self.outer_of_two if sites <= 2 else self.outer_of_more
+    def outer(self, sites: int | None) -> Nesterov:
+        """The outer optimizer with so many sites; None: their number changes."""
+        return self.outer_of_two if sites is not None and sites <= 2 else self.outer_of_more
 
 
 _FINETUNE = Nesterov(lr=0.2, momentum=0.0)
@@ -63,7 +63,7 @@ class ResolvedSettings:
     merge: Merge
 
     @classmethod
-    def of(cls, given: LocalSettings, tensors: Sequence[Tensor], sites: int) -> ResolvedSettings:
+    def of(cls, given: LocalSettings, tensors: Sequence[Tensor], sites: int | None) -> ResolvedSettings:
         """Fill in what follows from the model and the number of sites. Raises InvalidArgumentError."""
         base = PRESETS[given.preset]
         every = LEAST_EVERY if given.every == "auto" else given.every

@@ -119,13 +119,8 @@ class Reduction(Protocol):
         ...
 
 
-class Rounds(Protocol):
-    """Carries rounds between the sites. Calls come from one thread, in the order of the rounds, alike at every site.
-
-    A round: `propose`, `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
-    `wait` block. A round that fails at one site fails at all, and leaves anchors, residuals and weights as they were.
-    Of the ranks of a site, the one that owns the fragment has the round; `agree`, `furthest` and `close` are for all.
-    """
+class SiteFacts(Protocol):
+    """Where this rank is, and who else is there."""
 
     ranks: SiteRanks
     """The ranks of this site."""
@@ -136,18 +131,27 @@ class Rounds(Protocol):
         ...
 
     @property
-    def site_count(self) -> int:
-        """How many sites there are."""
+    def site_count(self) -> int | None:
+        """How many sites there are; None: it changes while the run goes."""
         ...
+
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """The names of the sites that have these ranks of the default process group."""
+        ...
+
+
+class Rounds(SiteFacts, Protocol):
+    """Carries rounds between the sites. Calls come from one thread, in the order of the rounds, alike at every site.
+
+    A round: `propose`, `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
+    `wait` block. A round that fails at one site fails at all, and leaves anchors, residuals and weights as they were.
+    Of the ranks of a site, the one that owns the fragment has the round; `agree`, `furthest` and `close` are for all.
+    """
 
     @property
     def line_seconds(self) -> float:
         """The time for which deltas of this rank's rounds were coded or on the line so far. Rounds under way together
         count once; waiting for another site to begin a round does not count."""
-        ...
-
-    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """The names of the sites that have these ranks of the default process group."""
         ...
 
     def agree(self, terms: Terms) -> None:

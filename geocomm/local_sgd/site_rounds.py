@@ -11,146 +11,100 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
-from geocomm.core.place import local_world_size
-from geocomm.local_sgd.anchor import AnchoredFragment, digest, least_memory
+from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment
 from geocomm.local_sgd.flight import Flight, OwnersPart
-from geocomm.local_sgd.fragments import Fragment, make_fragments
-from geocomm.local_sgd.host_memory import available_memory, free_host_memory, require_memory
+from geocomm.local_sgd.host_memory import free_host_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
-from geocomm.local_sgd.merge import CARRY, merge_local
-from geocomm.local_sgd.pace import Pace
+from geocomm.local_sgd.merge import merge_local
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.resolved_settings import ResolvedSettings
-from geocomm.local_sgd.rounds import LAST, Average, Offer, Rounds
+from geocomm.local_sgd.rounds import LAST, Average, Offer, Rounds, Terms
 from geocomm.local_sgd.schedule import Schedule
+from geocomm.local_sgd.site_state import SiteState
 from geocomm.local_sgd.site_weights import SiteWeights, take_delta, weights_of
 
 
-class SiteRounds:
-    """What one rank has of its site's rounds: the outer state of its fragments, and rounds that are under way."""
+class SiteRounds(SiteState):
+    """The rounds of a run whose sites are fixed: all of them take part in every round, in the same order."""
 
     def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: ResolvedSettings) -> None:
         """Takes no memory yet. Raises InvalidArgumentError where there will be too little."""
-        self._view = view
-        self._inner = inner
+        super().__init__(view, inner, rounds, settings)
         self._rounds = rounds
-        self._ranks = rounds.ranks
-        self._settings = settings
-        self._schedule = settings.schedule
         self._next_schedule: Schedule | None = None
-        self._pace = Pace() if settings.renews else None
-        self.fragments: tuple[Fragment, ...] = make_fragments(view.tensors, self._schedule.fragments)
-        self.layout = digest([], repr(self.fragments))
-        """Of the fragments; equal at every site."""
-        owned = [fragment for fragment in self.fragments if self._ranks.owns(fragment.index)]
-        self._has = {"momentum": settings.outer.momentum > 0, "residual": not codec_spec(settings.coding.codec).exact}
-        keeps_local = settings.merge == CARRY and settings.schedule.overlap > 0
-        least = least_memory(owned, **self._has, keeps_local=keeps_local)
-        require_memory(least, local_world_size(), available_memory())
-        self._state: dict[int, AnchoredFragment] = {}
         self._flights: deque[Flight] = deque()
-        self.step = 0
-        """Optimizer steps so far."""
-        self.weight = 0
-        """Steps or tokens so far."""
-        self.next_round = 0
-        self._weight_at_begin = [0] * len(self.fragments)
-        self._step_at_begin = [0] * len(self.fragments)
+        self._next_round = 0
         self._held_back = 0  # steps for which a round that was due could not begin
-        self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
-        self._waited_s = 0.0
-        self._norms: dict[str, float | None] = dict.fromkeys(
-            ("delta_norm", "mean_norm", "agreement", "outer_step", "residual_norm")
-        )
 
-    def take_anchor(self) -> dict[str, str]:
-        """Take memory, and copy the model's weights to the anchor; the digests of what this rank has of the model."""
-        self._state = {
-            fragment.index: AnchoredFragment(fragment, pinned=self._view.on_cuda, **self._has)
-            for fragment in self.fragments
-            if self._ranks.owns(fragment.index)
-        }
-        self._ranks.learn_shards(self._view)
-        digests = dict(self._view.digests())
-        for fragment in self.fragments:
-            values = self._ranks.gather(self._view, fragment)
-            if values is not None:
-                self._state[fragment.index].anchor.copy_(values)
-                if self._view.sharded:
-                    digests |= {str(part): digest([values[span]]) for part, span in fragment.spans()}
-        return digests
+    @override
+    def begin(self) -> None:
+        # No rank takes memory before all have looked how much there is.
+        self._rounds.agree(Terms(self.terms(), self._view.types(), {}))
+        try:
+            digests = self.take_anchor()
+        except GeocommError as error:
+            self._rounds.refuse(str(error))
+            raise
+        self._rounds.agree(Terms({}, {}, digests))
 
-    def show_anchor(self) -> None:
-        """Write the anchor to the model, at all ranks of the site."""
-        for fragment in self.fragments:
-            held = self._state.get(fragment.index)
-            self._ranks.write(self._view, fragment, None if held is None else held.anchor)
-
+    @override
     def count_step(self) -> None:
-        """The optimizer has made a step: merge what is there, and begin what is due."""
-        self.step += 1
-        if self._pace is not None:
-            self._pace.count_step()
-        if self._settings.given.weights == "steps":
-            self.weight += 1
-        if self.step == 1:
-            self._view.check()
+        super().count_step()
         if self._settings.given.deterministic:
-            self.merge_begun_by(self.step - self._schedule.overlap, wait=True)
+            self._merge_begun_by(self.step - self._schedule.overlap, wait=True)
         else:
             # Results that a line has kept back come all at once; a step merges one more than begin in a step.
-            self.merge_begun_by(self.step - self._schedule.overlap, most=1 + self._schedule.most_in_a_step)
-        while self.next_round < self._schedule.begun_by(self.step - self._held_back):
-            fragment = self._schedule.fragment_of(self.next_round)
+            self._merge_begun_by(self.step - self._schedule.overlap, most=1 + self._schedule.most_in_a_step)
+        while self._next_round < self._schedule.begun_by(self.step - self._held_back):
+            fragment = self._schedule.fragment_of(self._next_round)
             if self._is_in_flight(fragment):
                 self._held_back += 1  # the schedule stands still: later rounds come as far apart as ever
                 break
             self._begin(fragment)
         if self._schedule.overlap == 0:
-            self.merge_all()
+            self._merge_all()
 
+    @override
     def meet(self) -> None:
-        """Wait until all sites have begun as many rounds. Each site calls it as often."""
-        if not self._settings.given.deterministic:  # else the number of steps says how many
-            self._catch_up()
+        self._catch_up()
+        self._merge_all()
 
-    def merge_all(self) -> None:
-        """Wait for the results of all rounds under way, and merge them."""
-        self.merge_begun_by(self.step, wait=True)
-
+    @override
     def end(self) -> None:
-        """Make the last round of each fragment, and leave the result in the model. All sites have begun as many rounds
-        before."""
-        self.merge_all()
+        """Makes the last round of each fragment, once all sites have begun as many before."""
+        self.meet()
         for index in range(len(self.fragments)):
             self._begin(index, last=True)
-        self.merge_all()
+        self._merge_all()
         self.show_anchor()
         free_host_memory()
+        self._rounds.close()
 
+    @override
     def numbers(self) -> dict[str, Any]:
-        """The counters, by the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
         return {
-            "steps": self.step,
-            "every": self._schedule.every,
-            **self._counters,
-            "waited_seconds": self._waited_s,
+            **self._numbers_of_state(),
             "held_back": self._held_back,
             "in_flight": len(self._flights),
             "oldest_in_flight": self.step - self._flights[0].begun if self._flights else 0,
-            **self._norms,
         }
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Copies. Waits for the results of rounds under way."""
+        """Every rank calls it. Waits for the results of rounds under way; results that were late are merged."""
+        self._catch_up()
         return {
+            "version": STATE_VERSION,
+            "site": self.site,
+            "rank": self.ranks.text,
+            "settings": self._settings.terms(),
             "layout": self.layout,
             "step": self.step,
-            "next_round": self.next_round,
+            "next_round": self._next_round,
             "schedule": asdict(self._schedule),
             "next_schedule": None if self._next_schedule is None else asdict(self._next_schedule),
             "held_back": self._held_back,
@@ -158,22 +112,22 @@ class SiteRounds:
             "weight_at_begin": list(self._weight_at_begin),
             "step_at_begin": list(self._step_at_begin),
             "counters": dict(self._counters),
-            "fragments": {index: held.state_dict() for index, held in self._state.items()},
+            "fragments": {index: held.state_dict() for index, held in self._held.items()},
             "in_flight": [flight.state_dict() for flight in self._flights],
         }
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of this layout. Raises InvalidArgumentError for one that is damaged, and changes nothing
-        then."""
+        self._check_origin(state)
         for name in ("step", "next_round", "held_back", "weight"):
             if int(state[name]) < 0:
                 raise InvalidArgumentError(f"this state is damaged: its {name} is {state[name]}; take another one")
-        for index, held in self._state.items():
+        for index, held in self._held.items():
             held.check_state(state["fragments"][index])
-        for index, held in self._state.items():
+        for index, held in self._held.items():
             held.load_state_dict(state["fragments"][index])
         self.step = int(state["step"])
-        self.next_round = int(state["next_round"])
+        self._next_round = int(state["next_round"])
         self._schedule = Schedule(**state["schedule"])
         self._next_schedule = None if state["next_schedule"] is None else Schedule(**state["next_schedule"])
         self._held_back = int(state["held_back"])
@@ -182,35 +136,59 @@ class SiteRounds:
         self._step_at_begin = list(state["step_at_begin"])
         self._counters = dict(state["counters"])
         self._flights = deque(Flight.of_state(saved) for saved in state["in_flight"])
+        digests = {f"the state of fragment {index}": text for index, text in self._digests_to_come().items()}
+        self._rounds.agree(Terms({"next round": str(self._next_round)}, {}, digests))
+
+    def _check_origin(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentError for a state of another version, site, rank or run."""
+        if state.get("version") != STATE_VERSION:
+            raise InvalidArgumentError(
+                f"not a state of local steps of this version ({STATE_VERSION}): {state.get('version')!r}"
+            )
+        if state["site"] != self.site:
+            raise InvalidArgumentError(
+                f"this state is that of site {state['site']!r}, and this is {self.site!r}; each site loads "
+                "its own, which has its residuals"
+            )
+        here = {"rank of the site": self.ranks.text, "layout": self.layout, **self._settings.terms()}
+        saved = {"rank of the site": state["rank"], "layout": state["layout"], **state["settings"]}
+        for name, value in here.items():
+            if saved.get(name) != value:
+                raise InvalidArgumentError(f"{name} was {saved.get(name)} when the state was saved, and is {value}")
 
     def _begin(self, index: int, *, last: bool = False) -> None:
         """Begin the next round, with this fragment; its last one carries weights in place of deltas."""
         if index == 0 or last:  # once in a cycle: it looks at every parameter
             self._view.check()
         self._inner.check(self._view)
-        weight = self.weight - self._weight_at_begin[index]
-        if weight < 1 and self.step > self._step_at_begin[index]:
-            told = (
-                f"weights='tokens': no tokens were counted in the {self.step - self._step_at_begin[index]} steps "
-                "before this round; call count_tokens() in every step"
-            )
-            if not last:
-                raise InvalidArgumentError(told)
-            logger().warning(f"local steps: {told}. This site does not count in its last round")
-        local = weights_of(self._ranks, self._view, self.fragments[index])
-        begun = None if local is None else self._offer(self._state[index], local, weight, last=last)
+        weight = self._weight_or_none(index) if last else self._weight_of(index)
+        local = weights_of(self.ranks, self._view, self.fragments[index])
+        begun = None if local is None else self._offer(self._held[index], local, weight, last=last)
         own, finite = begun or (None, True)
         said = None if begun is None else [int(finite)]
-        (finite,) = self._ranks.tell(index, said, 1)
-        self._flights.append(Flight(self.next_round, index, self.step, bool(finite), own, last))
+        (finite,) = self.ranks.tell(index, said, 1)
+        self._flights.append(Flight(self._next_round, index, self.step, bool(finite), own, last))
         self._weight_at_begin[index] = self.weight
         self._step_at_begin[index] = self.step
-        self.next_round += 1
         if not finite:
-            self._take_over_anchor()
+            under_way = ((one.fragment, one.own.local_at_begin) for one in self._flights if one.own is not None)
+            self._take_over_anchor(under_way, f"round {self._next_round}")
+        self._next_round += 1
         self._follow_schedule()
 
-    def merge_begun_by(self, step: int, *, wait: bool = False, most: int | None = None) -> None:
+    def _weight_or_none(self, index: int) -> int:
+        """`_weight_of`, at the end of a run, which a site that counted nothing does not stop."""
+        try:
+            return self._weight_of(index)
+        except InvalidArgumentError as error:
+            logger().warning(f"local steps: {error}. This site does not count in its last round")
+            return 0
+
+    def _merge_all(self) -> None:
+        """Wait for the results of all rounds under way, and merge them."""
+        self._merge_begun_by(self.step, wait=True)
+
+    def _merge_begun_by(self, step: int, *, wait: bool = False, most: int | None = None) -> None:
         """Merge results in the order of the rounds, those that are there; `most` of them."""
         merged = 0
         while self._flights and self._flights[0].begun <= step and merged != most:
@@ -222,18 +200,21 @@ class SiteRounds:
     def _catch_up(self) -> None:
         """Begin the rounds that other sites have begun; without it a site whose results were late has begun fewer.
 
-        A fragment may be due again though no step was taken since it began: the site then has weight 0.
+        Each site calls it as often. A fragment may be due again though no step was taken since it began: the site then
+        has weight 0.
         """
-        furthest = self._rounds.furthest(self.next_round)
-        while self.next_round < furthest:
-            fragment = self._schedule.fragment_of(self.next_round)
+        if self._settings.given.deterministic:  # the number of steps says how many
+            return
+        furthest = self._rounds.furthest(self._next_round)
+        while self._next_round < furthest:
+            fragment = self._schedule.fragment_of(self._next_round)
             while self._is_in_flight(fragment):
                 self._merge_next()
             self._begin(fragment)
 
-    def digests_to_come(self) -> dict[int, str]:
+    def _digests_to_come(self) -> dict[int, str]:
         """The digest of each own fragment after the rounds in flight, which another site may have merged already."""
-        coming = copy.deepcopy(self._state)
+        coming = copy.deepcopy(self._held)
         for flight in self._flights:
             values = None if flight.own is None else flight.own.reduction.wait().values
             if values is not None:
@@ -242,7 +223,7 @@ class SiteRounds:
 
     def _is_done(self, flight: Flight) -> bool:
         done = None if flight.own is None else [int(flight.own.reduction.is_done())]
-        return bool(self._ranks.tell(flight.fragment, done, 1)[0])
+        return bool(self.ranks.tell(flight.fragment, done, 1)[0])
 
     def _merge_next(self) -> None:
         """It stays the next if it fails."""
@@ -257,13 +238,12 @@ class SiteRounds:
 
         In a last round the site's weights are what crosses, else the delta.
         """
-        number, every, squared_norm, local_at_begin = self.next_round, 0, 0.0, None
+        number, every, squared_norm, local_at_begin = self._next_round, 0, 0.0, None
         if last:
             given = torch.cat(list(local.pieces))
             finite = bool(given.isfinite().all())
         else:
-            keeps_local = self._settings.merge == CARRY and self._schedule.overlap > 0
-            delta = take_delta(held.anchor, local, keep=keeps_local)
+            delta = take_delta(held.anchor, local, keep=self._keeps_local)
             given, local_at_begin, finite = delta.values, delta.local, delta.squared_norm is not None
             if delta.squared_norm is not None:
                 squared_norm = delta.squared_norm
@@ -279,25 +259,9 @@ class SiteRounds:
         reduction = self._rounds.reduce(number, held.fragment, given, residual, coding)
         return OwnersPart(local_at_begin, reduction), finite
 
-    def _take_over_anchor(self) -> None:
-        """The model has NaN or Inf: begin anew where the sites stand, in all fragments, before it spreads again."""
-        self.show_anchor()
-        for flight in self._flights:
-            if flight.own is not None and flight.own.local_at_begin is not None:
-                # What the site changes from here on is carried over to the anchor that comes.
-                flight.own.local_at_begin.copy_(self._state[flight.fragment].anchor)
-        self._weight_at_begin = [self.weight] * len(self.fragments)
-        self._step_at_begin = [self.step] * len(self.fragments)
-        healed = self._inner.heal()
-        anew = f" and begins its optimizer anew: {'; '.join(healed)}" if healed else ""
-        logger().warning(
-            f"local steps, round {self.next_round - 1}: the weights of this site have NaN or Inf after {self.step} "
-            f"steps. It does not count in this round, takes over the anchor of the sites{anew}"
-        )
-
     def _follow_schedule(self) -> None:
         """Take over the next schedule, if there is one, where it begins."""
-        if self._next_schedule is not None and self.next_round == self._next_schedule.first_round:
+        if self._next_schedule is not None and self._next_round == self._next_schedule.first_round:
             self._schedule, self._next_schedule = self._next_schedule, None
 
     def _merge(self, flight: Flight) -> None:
@@ -306,16 +270,16 @@ class SiteRounds:
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void and not flight.last
         self._counters["rounds_not_finite"] += not flight.finite
-        fragment, held = self.fragments[flight.fragment], self._state.get(flight.fragment)
+        fragment, held = self.fragments[flight.fragment], self._held.get(flight.fragment)
         merged = None if held is None else held.anchor
         written = False
         if flight.begun < self.step:  # else there is nothing of the site's own to keep
-            local = weights_of(self._ranks, self._view, fragment)
+            local = weights_of(self.ranks, self._view, fragment)
             if held is not None and local is not None and flight.own is not None:
                 merge_local(self._settings.merge, local.pieces, held.anchor, flight.own.local_at_begin)
                 merged, written = local.pieces[0], local.of_model
         if not written:
-            self._ranks.write(self._view, fragment, merged)
+            self.ranks.write(self._view, fragment, merged)
         if every not in (0, self._schedule.every):
             # No site begins that round before it has merged this one, since both have the same fragment.
             self._next_schedule = self._schedule.renewed(flight.number + self._schedule.fragments, every)
@@ -331,16 +295,16 @@ class SiteRounds:
         if flight.own is not None:
             try:
                 average = flight.own.reduction.wait()
-                self._step_outside(flight, self._state[flight.fragment], average)
+                self._step_outside(flight, self._held[flight.fragment], average)
             except Exception as error:
-                self._ranks.tell(flight.fragment, [0, 0, 0], 3)
-                self._ranks.tell_failure(flight.fragment, error)
+                self.ranks.tell(flight.fragment, [0, 0, 0], 3)
+                self.ranks.tell_failure(flight.fragment, error)
                 raise
             said = [1, int(average.values is None), average.entry.every]
-        ended_well, void, every = self._ranks.tell(flight.fragment, said, 3)
+        ended_well, void, every = self.ranks.tell(flight.fragment, said, 3)
         self._waited_s += time.monotonic() - start
         if not ended_well:
-            raise self._ranks.tell_failure(flight.fragment, None)
+            raise self.ranks.tell_failure(flight.fragment, None)
         return bool(void), every
 
     def _step_outside(self, flight: Flight, held: AnchoredFragment, average: Average) -> None:

@@ -180,7 +180,7 @@ def _refusal(sites: list[str], change: str) -> str:
     if not (change == "optimizer" and site == sites[-1]):
         optimizer = adamw(model)
     full = change == "memory" and site == sites[-1]
-    left = mock.patch("geocomm.local_sgd.site_rounds.available_memory", return_value=1000)
+    left = mock.patch("geocomm.local_sgd.site_state.available_memory", return_value=1000)
     try:
         with left if full else nullcontext():
             local_steps(model, optimizer, LocalSettings(**settings))
