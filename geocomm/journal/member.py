@@ -1,0 +1,324 @@
+"""One rank of a site in the rounds of its own fragments: pure logic, which knows no tensors, files or sockets.
+
+The caller tells what has happened, and does what the returned acts say, in their order. For each own fragment, at
+version v:
+
+1. Its schedule says so: `due`. Or OPEN comes.
+2. At the next step hook, `begins` names the fragment: the caller makes a frame of its delta, writes it to disk (fsync),
+   and tells `made`. The acts send it and say OFFER.
+3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD.
+4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
+   `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
+   frame that counts need not be the newest that the site has made.
+
+All calls come from one thread, or under one lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip
+from geocomm.journal.messages import (
+    Applied,
+    Down,
+    Due,
+    EntrySaid,
+    Fetched,
+    Hold,
+    Need,
+    Offer,
+    Open,
+    Pass,
+    Peer,
+    RankWelcome,
+    Repair,
+    Up,
+    Welcome,
+)
+
+MOST_OWN_FRAMES = 3
+"""Of one round: a site keeps what it needs to count each of them. After so many it offers the newest again."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the agent, which tells the leader."""
+
+    message: Up
+
+
+@dataclass(frozen=True)
+class SendFrame:
+    """Send an own frame to these sites by mail: not to those that have been sent this one before."""
+
+    offer: Offer
+    peers: tuple[Peer, ...]
+    """Without the own site."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Compute the state of the fragment again from the disk: state file and listed frames. Then tell `repaired`."""
+
+    fragment: int
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """The ranks must end and start again: this rank has applied an entry that is void now, and cannot go back."""
+
+    fragment: int
+    why: str
+
+
+Act = Say | SendFrame | Recompute | StartAgain
+
+
+class Frame(NamedTuple):
+    """A frame that lies on disk."""
+
+    fragment: int
+    version: int
+    site: str
+    hash: Hash
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A round that is decided, and whose frames are all on disk here."""
+
+    fragment: int
+    version: int
+    """The fragment goes from this one to the next."""
+    entry: Round | None
+    """None: the round is void. The version counts on, and the state stays."""
+    counted: Offer | None
+    """The own frame that the entry lists; None: none, so the uncounted steps and the residual stay."""
+
+
+@dataclass
+class _Fragment:
+    version: int
+    due: bool = False
+    open: Open | None = None
+    tried: int = -1
+    """The highest attempt at `version` that has an own frame or a pass."""
+    passed: int = -1
+    """The highest attempt that has a pass."""
+    own: list[Offer] = field(default_factory=list[Offer])
+    """Own frames of the round, the newest last."""
+    sent: dict[Hash, set[Peer]] = field(default_factory=dict[Hash, set[Peer]])
+    on_disk: set[tuple[int, str, Hash]] = field(default_factory=set[tuple[int, str, Hash]])
+    """(version, site, hash), of `version` and later ones."""
+    rounds: dict[int, Round] = field(default_factory=dict[int, Round])
+    void: set[int] = field(default_factory=set[int])
+
+
+class Member:
+    """A rank of `site` that has these fragments at these versions.
+
+    on_disk: frames that the run folder has, of those versions and later ones. After the construction, hand over the
+    journal's entries of those versions, then what the agent says.
+    """
+
+    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = ()) -> None:
+        self._site = site
+        self._own = {fragment: _Fragment(version) for fragment, version in versions.items()}
+        for frame in on_disk:
+            if frame.fragment in self._own and frame.version >= self._own[frame.fragment].version:
+                self._own[frame.fragment].on_disk.add(frame[1:])
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Of the own fragments."""
+        return {fragment: own.version for fragment, own in self._own.items()}
+
+    def on_down(self, message: Down) -> list[Act]:
+        """The agent has said something: Open, EntrySaid, Welcome, RankWelcome, Fetched or Repair; others do nothing."""
+        match message:
+            case Open():
+                return self._opened(message)
+            case EntrySaid():
+                return self._listed(message.entry)
+            case Welcome():
+                self._forget_opens(message.open)
+                return self.reconnected()
+            case RankWelcome():
+                self._forget_opens(())
+                return self.reconnected()
+            case Fetched():
+                return self.arrived(message.fragment, message.version, message.site, message.frame)
+            case Repair() if message.fragment in self._own:
+                return [Recompute(message.fragment)]
+            case _:
+                return []
+
+    def begins(self) -> list[int]:
+        """The fragments of which a frame is to be made at this step hook: `made` follows for each."""
+        return [fragment for fragment, own in self._own.items() if self._begins(own)]
+
+    def due(self, fragment: int) -> list[Act]:
+        """The own schedule says that it is time for a round of the fragment."""
+        own = self._own[fragment]
+        if own.due or self._is_decided(own):
+            return []
+        own.due = True
+        return [] if self._is_open(own) else [Say(Due(fragment=fragment, version=own.version))]
+
+    def made(self, what: Offer | Pass) -> list[Act]:
+        """The own frame lies on disk; or there is nothing to offer in this attempt.
+
+        What comes too late, since its round is settled here, is dropped: the caller forgets that frame.
+        """
+        own = self._own[what.fragment]
+        if what.version != own.version:
+            return []
+        own.tried = max(own.tried, what.attempt)
+        if isinstance(what, Pass):
+            own.passed = max(own.passed, what.attempt)
+            return [Say(what)]
+        own.own.append(what)
+        own.on_disk.add((what.version, self._site, what.frame))
+        return [*self._sends(own, what), Say(what)]
+
+    def arrived(self, fragment: int, version: int, site: str, frame: Hash) -> list[Act]:
+        """A frame of another site lies on disk, after fsync."""
+        own = self._own[fragment]
+        if version >= own.version:
+            own.on_disk.add((version, site, frame))
+        if site == self._site:
+            return []
+        return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame))]
+
+    def next_settled(self) -> Settled | None:
+        """The next decided round of a fragment of which every listed frame is here; the one that was decided first."""
+        ready = [(fragment, own) for fragment, own in self._own.items() if self._is_complete(own)]
+        if not ready:
+            return None
+        fragment, own = min(ready, key=lambda one: one[1].rounds[one[1].version].index)
+        if own.version in own.void:
+            return Settled(fragment, own.version, None, None)
+        entry = own.rounds[own.version]
+        return Settled(fragment, own.version, entry, self._counted(own, entry))
+
+    def applied(self, fragment: int, digest: Digest) -> list[Act]:
+        """The caller has taken the step that `next_settled` named: the fragment is one version further now."""
+        own = self._own[fragment]
+        own.rounds.pop(own.version, None)
+        own.void.discard(own.version)
+        own.version += 1
+        own.due, own.tried, own.passed = False, -1, -1
+        own.own.clear()
+        own.sent.clear()
+        own.on_disk = {one for one in own.on_disk if one[0] >= own.version}
+        if own.open is not None and own.open.version < own.version:
+            own.open = None
+        return [Say(Applied(fragment=fragment, version=own.version, digest=digest))]
+
+    def repaired(self, fragment: int, digest: Digest) -> list[Act]:
+        """The caller has computed the state again, at the version that it had."""
+        return [Say(Applied(fragment=fragment, version=self._own[fragment].version, digest=digest))]
+
+    def reconnected(self) -> list[Act]:
+        """What was said before may be lost: say again all that still matters."""
+        acts: list[Act] = []
+        for fragment, own in self._own.items():
+            acts += self._needs(fragment, own)
+            if self._is_decided(own):
+                continue
+            if own.due and not self._is_open(own):
+                acts.append(Say(Due(fragment=fragment, version=own.version)))
+            acts += [Say(offer) for offer in own.own]
+            if own.passed >= 0 and own.passed == own.tried:
+                acts.append(Say(Pass(fragment=fragment, version=own.version, attempt=own.passed)))
+            acts += [
+                Say(Hold(fragment=fragment, version=version, site=site, frame=frame))
+                for version, site, frame in sorted(own.on_disk)
+                if site != self._site
+            ]
+        return acts
+
+    def _opened(self, message: Open) -> list[Act]:
+        own = self._own.get(message.fragment)
+        if own is None or message.version < own.version:
+            return []
+        own.open = message
+        if message.version > own.version or self._is_decided(own):
+            return []
+        if own.tried < message.attempt and len(own.own) >= MOST_OWN_FRAMES:
+            own.tried = own.passed = message.attempt
+            nothing = Pass(fragment=message.fragment, version=message.version, attempt=message.attempt)
+            return [*self._offers_again(own), Say(nothing)]
+        return self._offers_again(own) if own.tried >= message.attempt else []
+
+    def _offers_again(self, own: _Fragment) -> list[Act]:
+        """Who came since then has not got the frame yet, and a leader that came since then does not know of it."""
+        return [act for offer in own.own[-1:] for act in [*self._sends(own, offer), Say(offer)]]
+
+    def _sends(self, own: _Fragment, offer: Offer) -> list[Act]:
+        sent = own.sent.setdefault(offer.frame, set())
+        peers = () if own.open is None else own.open.peers
+        new = tuple(peer for peer in peers if peer.site != self._site and peer.owners and peer not in sent)
+        sent.update(new)
+        return [SendFrame(offer, new)] if new else []
+
+    def _listed(self, entry: Entry) -> list[Act]:
+        if not isinstance(entry, Round | Skip) or entry.fragment not in self._own:
+            return []
+        own = self._own[entry.fragment]
+        if isinstance(entry, Round):
+            if entry.version >= own.version:
+                own.rounds[entry.version] = entry
+            return self._needs(entry.fragment, own, only=entry.version)
+        if entry.version >= own.version:
+            own.void.add(entry.version)
+            return []
+        why = f"round {entry.version} of fragment {entry.fragment} is void, and was applied here: {entry.why}"
+        return [StartAgain(entry.fragment, why)]
+
+    def _needs(self, fragment: int, own: _Fragment, only: int | None = None) -> list[Act]:
+        return [
+            Say(
+                Need(
+                    fragment=fragment,
+                    version=version,
+                    site=listed.site,
+                    frame=listed.frame,
+                    bytes=listed.coded_bytes + listed.exact_bytes,
+                )
+            )
+            for version, entry in sorted(own.rounds.items())
+            if version not in own.void and only in (None, version)
+            for listed in entry.members
+            if (version, listed.site, listed.frame) not in own.on_disk
+        ]
+
+    def _forget_opens(self, still_open: Sequence[tuple[int, int, int]]) -> None:
+        """What the leader does not name is not open, whatever this site believed."""
+        for fragment, own in self._own.items():
+            if own.open is not None and (fragment, own.open.version, own.open.attempt) not in still_open:
+                own.open = None
+
+    def _begins(self, own: _Fragment) -> bool:
+        if own.open is None or not self._is_open(own) or self._is_decided(own):
+            return False
+        return own.open.attempt > own.tried
+
+    def _is_open(self, own: _Fragment) -> bool:
+        return own.open is not None and own.open.version == own.version
+
+    def _is_decided(self, own: _Fragment) -> bool:
+        return own.version in own.rounds
+
+    def _is_complete(self, own: _Fragment) -> bool:
+        entry = own.rounds.get(own.version)
+        if entry is None or own.version in own.void:
+            return entry is not None
+        return all((entry.version, listed.site, listed.frame) in own.on_disk for listed in entry.members)
+
+    def _counted(self, own: _Fragment, entry: Round) -> Offer | None:
+        listed = {one.frame for one in entry.members if one.site == self._site}
+        return next((offer for offer in own.own if offer.frame in listed), None)

@@ -1,0 +1,212 @@
+"""What a journal says about the run: the fold of its entries. Equal journals give equal states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from geocomm.journal.entries import (
+    FIRST_PREV,
+    Away,
+    BadLineError,
+    Digest,
+    End,
+    Entry,
+    Genesis,
+    Join,
+    Left,
+    Ready,
+    Removed,
+    Round,
+    Skip,
+    hash_of,
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a chain of entries."""
+
+    index: int
+    """Of the last entry; -1: there is none."""
+    hash: str
+    """Of the last entry: `prev` of the next one."""
+
+
+EMPTY = Head(-1, FIRST_PREV)
+
+
+class Standing(StrEnum):
+    """What a site is in the run."""
+
+    JOINING = "joining"
+    """It fetches and replays."""
+    READY = "ready"
+    """Its frames may count, and others wait for it: it is *live*."""
+    AWAY = "away"
+    LEFT = "left"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """A site as the journal knows it."""
+
+    name: str
+    standing: Standing
+    store: str
+    """Of its run folder."""
+    since: int
+    """Index of the entry that gave it this standing."""
+    why: str = ""
+    """Why it is away or removed."""
+    rounds: int = 0
+    """That listed a frame of it."""
+    weight: int = 0
+    """Of these frames: steps, or tokens. Those of all fragments are added up."""
+
+
+_MAY_BECOME = {
+    Standing.READY: {Standing.JOINING, Standing.AWAY},
+    Standing.AWAY: {Standing.JOINING, Standing.READY},
+    Standing.LEFT: {Standing.READY, Standing.AWAY, Standing.JOINING},
+    Standing.REMOVED: {Standing.JOINING, Standing.READY, Standing.AWAY, Standing.LEFT},
+}
+"""From which standings each is reached; JOINING is reached from any but REMOVED, and by a site that is new."""
+
+
+class RunState:
+    """The run after the entries that `apply` has taken.
+
+    Attributes:
+        genesis: The first entry; None: no site has begun.
+        head: The end of the chain.
+        term: The highest so far.
+        sites: By name.
+        versions: By fragment: how many round entries it has, void ones too.
+        rounds: By fragment: its last round entry.
+        skipped: (fragment, version) of void round entries.
+        every: Optimizer steps between two rounds of a fragment.
+        step: Of the run: the most that a listed frame says.
+        ended: Whether the run is over.
+    """
+
+    def __init__(self) -> None:
+        self.genesis: Genesis | None = None
+        self.head = EMPTY
+        self.term = 0
+        self.sites: dict[str, SiteRecord] = {}
+        self.versions: list[int] = []
+        self.rounds: dict[int, Round] = {}
+        self.skipped: set[tuple[int, int]] = set()
+        self.every = 1
+        self.step = 0
+        self.ended = False
+
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> RunState:
+        """The state after these entries, from the first on."""
+        state = RunState()
+        for entry in entries:
+            state.apply(entry)
+        return state
+
+    @property
+    def live(self) -> list[str]:
+        """The sites that are ready, by name."""
+        return sorted(name for name, site in self.sites.items() if site.standing is Standing.READY)
+
+    def base(self, fragment: int, version: int) -> Digest | None:
+        """The digest of the fragment at `version`, where the last round entry says it."""
+        last = self.rounds.get(fragment)
+        return last.base if last is not None and last.version == version else None
+
+    def to_skip(self, fragment: int, version: int) -> list[int]:
+        """The versions whose entries are void where the frames of `version` are lost: later deltas were made on it."""
+        return [v for v in range(version, self.versions[fragment]) if (fragment, v) not in self.skipped]
+
+    def apply(self, entry: Entry) -> None:
+        """Take the next entry. Raises BadLineError, and changes nothing, where it does not fit."""
+        self._check_place(entry)
+        match entry:
+            case Genesis():
+                self.genesis = entry
+                self.versions = [0] * entry.fragments
+                self.every = entry.every
+            case Join():
+                before = self.sites.get(entry.site)
+                if before is not None and before.standing is Standing.REMOVED:
+                    raise self._misfit(entry, f"{entry.site} was removed")
+                kept = before or SiteRecord(entry.site, Standing.JOINING, entry.store, entry.index)
+                self._place(replace(kept, store=entry.store), Standing.JOINING, entry.index)
+            case Ready():
+                self._place(self._from(entry, entry.site, Standing.READY), Standing.READY, entry.index)
+            case Away():
+                self._place(self._from(entry, entry.site, Standing.AWAY), Standing.AWAY, entry.index, entry.why)
+            case Left():
+                self._place(self._from(entry, entry.site, Standing.LEFT), Standing.LEFT, entry.index)
+            case Removed():
+                self._place(self._from(entry, entry.site, Standing.REMOVED), Standing.REMOVED, entry.index, entry.why)
+            case Round():
+                self._take_round(entry)
+            case Skip():
+                if not 0 <= entry.version < self._version(entry, entry.fragment):
+                    raise self._misfit(entry, f"fragment {entry.fragment} has no round {entry.version}")
+                if (entry.fragment, entry.version) in self.skipped:
+                    raise self._misfit(entry, "it is void already")
+                self.skipped.add((entry.fragment, entry.version))
+            case End():
+                self.ended = True
+            case _:
+                pass
+        self.head = Head(entry.index, hash_of(entry))
+        self.term = entry.term
+
+    def _check_place(self, entry: Entry) -> None:
+        if entry.index != self.head.index + 1 or entry.prev != self.head.hash:
+            raise self._misfit(entry, f"the chain ends with entry {self.head.index}, {self.head.hash[:12]}")
+        if entry.term < self.term:
+            raise self._misfit(entry, f"term {entry.term} after {self.term}")
+        if entry.kind == "term" and entry.term == self.term:
+            raise self._misfit(entry, "a leader that takes over has a higher term")
+        if isinstance(entry, Genesis) != (entry.index == 0):
+            raise self._misfit(entry, "the first entry is the genesis, and no other one is")
+        if self.ended:
+            raise self._misfit(entry, "the run has ended")
+
+    def _take_round(self, entry: Round) -> None:
+        if entry.version != self._version(entry, entry.fragment):
+            raise self._misfit(
+                entry, f"fragment {entry.fragment} is at {self.versions[entry.fragment]}, not at {entry.version}"
+            )
+        names = [listed.site for listed in entry.members]
+        if names != sorted(set(names)):
+            raise self._misfit(entry, "its members do not stand in the order of their names, once each")
+        unknown = [name for name in names if name not in self.sites]
+        if unknown:
+            raise self._misfit(entry, f"{unknown[0]} never joined")
+        for listed in entry.members:
+            site = self.sites[listed.site]
+            self.sites[listed.site] = replace(site, rounds=site.rounds + 1, weight=site.weight + listed.weight)
+        self.versions[entry.fragment] += 1
+        self.rounds[entry.fragment] = entry
+        self.every = entry.every or self.every
+        self.step = max(self.step, *(listed.step for listed in entry.members))
+
+    def _version(self, entry: Entry, fragment: int) -> int:
+        if fragment >= len(self.versions):
+            raise self._misfit(entry, f"there are {len(self.versions)} fragments")
+        return self.versions[fragment]
+
+    def _from(self, entry: Entry, name: str, to: Standing) -> SiteRecord:
+        site = self.sites.get(name)
+        if site is None or site.standing not in _MAY_BECOME[to]:
+            raise self._misfit(entry, f"{name} is {'unknown' if site is None else site.standing}")
+        return site
+
+    def _place(self, site: SiteRecord, standing: Standing, index: int, why: str = "") -> None:
+        self.sites[site.name] = replace(site, standing=standing, since=index, why=why)
+
+    def _misfit(self, entry: Entry, why: str) -> BadLineError:
+        return BadLineError(f"entry {entry.index} ({entry.kind}) does not fit the journal: {why}")
