@@ -1,0 +1,239 @@
+"""What a site has of the run on its own disk: frames and states of fragments, and who it is that has them.
+
+    RUN_DIR/store-id                              names this store: what a site holds belongs to it
+    RUN_DIR/fragments/P@V/SITE-HASH16.frame       a frame of the round that takes fragment P from version V to V + 1
+    RUN_DIR/fragments/P@V.state                   fragment P at version V: anchor, then momentum, as raw float32
+
+A file has its name only once all of it is on the disk: written beside, fsync, rename, fsync of the folder. So who sees
+a file may say that it is held, and a process that dies leaves at most a part, which `sweep` removes. Ranks and their
+agent use the same folder at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from geocomm.core.site import check_site_name
+
+Piece = bytes | bytearray | memoryview
+
+_FRAGMENTS = "fragments"
+_STORE_ID = "store-id"
+_STATE = re.compile(r"(\d+)@(\d+)\.state")
+_FRAMES = re.compile(r"(\d+)@(\d+)")
+_PART = re.compile(r"\.(\d+)-\d+\.part")
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "afs", "fuse.sshfs"}
+_READ_BYTES = 1 << 20
+
+
+class StoreError(ValueError):
+    """A run folder that cannot be used; the message says what to do."""
+
+
+class FragmentStore:
+    """The frames and states in one run folder, which is made where it is not there. Methods raise OSError where the
+    disk does (ENOSPC: it is full), and then leave nothing behind."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        """StoreError for a folder on a network's file system, and for the copy of another."""
+        self.run_dir = Path(run_dir).absolute()
+        self._folder = self.run_dir / _FRAGMENTS
+        self._numbers = itertools.count()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if (kind := _file_system_of(self.run_dir)) in _NETWORK_FILE_SYSTEMS:
+            raise StoreError(
+                f"{self.run_dir} is on a file system of the network ({kind}), where neither the journal's locks nor "
+                "fsync are reliable: choose a folder on a disk of this machine"
+            )
+        self.store_id = self._find_store_id()
+
+    @property
+    def free_bytes(self) -> int:
+        """On the disk of the folder."""
+        return shutil.disk_usage(self.run_dir).free
+
+    # ---- frames
+
+    def frame_path(self, fragment: int, version: int, site: str, frame: str) -> Path:
+        """Where the frame with the SHA-256 `frame` lies, or would. SiteNameError, ValueError for what cannot be one."""
+        if not re.fullmatch(r"[0-9a-f]{64}", frame):
+            raise ValueError(f"{frame[:80]!r} is not a SHA-256")
+        return self._folder / f"{fragment:d}@{version:d}" / f"{check_site_name(site)}-{frame[:16]}.frame"
+
+    def write_frame(self, fragment: int, version: int, site: str, pieces: Sequence[Piece]) -> str:
+        """Keep a frame, the `pieces` one after the other; it is on the disk when this returns its SHA-256."""
+        hasher = hashlib.sha256()
+        for piece in pieces:
+            hasher.update(piece)
+        frame = hasher.hexdigest()
+        path = self.frame_path(fragment, version, site, frame)
+        if not path.exists():
+            with self.arriving(path) as part:
+                _write(part, pieces)
+        return frame
+
+    def has_frame(self, fragment: int, version: int, site: str, frame: str) -> bool:
+        """Whether the frame is on the disk."""
+        return self.frame_path(fragment, version, site, frame).exists()
+
+    def read_frame(self, fragment: int, version: int, site: str, frame: str) -> bytes:
+        """The bytes of the frame. FileNotFoundError: it is not there, or it had other bytes, and was removed."""
+        path = self.frame_path(fragment, version, site, frame)
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != frame:
+            path.unlink(missing_ok=True)
+            raise FileNotFoundError(f"{path} does not have the bytes of its name any more")
+        return content
+
+    # ---- states
+
+    def state_path(self, fragment: int, version: int) -> Path:
+        """Where the state of the fragment at that version lies, or would."""
+        return self._folder / f"{fragment:d}@{version:d}.state"
+
+    def write_state(self, fragment: int, version: int, pieces: Sequence[Piece]) -> str:
+        """Keep a state: the bytes of the anchor, then of the momentum if there is one. Returns its digest."""
+        with self.arriving(self.state_path(fragment, version)) as part:
+            _write(part, pieces)
+        return digest_of(version, pieces)
+
+    def read_state(self, fragment: int, version: int) -> bytes:
+        """The bytes of the state. FileNotFoundError: it is not there."""
+        return self.state_path(fragment, version).read_bytes()
+
+    def state_digest(self, fragment: int, version: int) -> str:
+        """The digest of a state on the disk. FileNotFoundError: it is not there."""
+        return file_digest(self.state_path(fragment, version), version)
+
+    def states(self, fragment: int) -> list[int]:
+        """The versions of the fragment whose states are here, the oldest first."""
+        found = (_STATE.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match[2]) for match in found if match and int(match[1]) == fragment)
+
+    def latest_state(self, fragment: int, most: int | None = None) -> int | None:
+        """The newest of them, which is not above `most`; None: there is none."""
+        return max((version for version in self.states(fragment) if most is None or version <= most), default=None)
+
+    def remove_before(self, fragment: int, version: int) -> None:
+        """Remove the states below `version`, and the frames of rounds below it: a state at `version` has them all."""
+        for path in list(self._folder.iterdir()):
+            match = _STATE.fullmatch(path.name) or _FRAMES.fullmatch(path.name)
+            if match and int(match[1]) == fragment and int(match[2]) < version:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    # ---- arrivals
+
+    @contextlib.contextmanager
+    def arriving(self, path: Path) -> Generator[Path]:
+        """A file to be written in the place of `path`, which gets that name, on the disk, when the block ends well."""
+        new_folder = not path.parent.exists()
+        path.parent.mkdir(exist_ok=True)
+        part = path.parent / f".{os.getpid()}-{next(self._numbers)}.part"
+        try:
+            yield part
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(path)
+            _fsync(path.parent)
+            if new_folder:
+                _fsync(path.parent.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what processes left behind that died while they wrote."""
+        for part in [*self._folder.glob(".*.part"), *self._folder.glob("*/.*.part")]:
+            match = _PART.fullmatch(part.name)
+            if match and not Path(f"/proc/{match[1]}").exists():
+                part.unlink(missing_ok=True)
+
+    def _find_store_id(self) -> str:
+        """The name of this store, made at first. A copied file has another inode: that tells a copy of the folder,
+        which does not hold what the first one says it does."""
+        path = self.run_dir / _STORE_ID
+        if not path.exists():
+            part = self.run_dir / f".{os.getpid()}-{next(self._numbers)}.part"
+            with part.open("w") as file:
+                json.dump({"id": uuid.uuid4().hex, "inode": os.fstat(file.fileno()).st_ino}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # a rank and the agent at once: the first counts
+                os.link(part, path)
+            part.unlink()
+            _fsync(self.run_dir)
+        try:
+            with path.open() as file:
+                known = json.load(file)
+                copied = known["inode"] != os.fstat(file.fileno()).st_ino
+                store_id = str(known["id"])
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(f"{path} cannot be read; remove it, and the site joins the run with a new store") from None
+        if copied:
+            raise StoreError(
+                f"{self.run_dir} is the copy of another run folder, and two stores of one name would vouch for each "
+                f"other's frames: remove {path}, and the site joins the run with a new store"
+            )
+        return store_id
+
+
+def digest_of(version: int, pieces: Sequence[Piece]) -> str:
+    """XXH3-128 of the state of a fragment: its version, in digits, then the bytes of anchor and momentum."""
+    hasher = xxhash.xxh3_128(str(version).encode())
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def file_digest(path: Path, version: int) -> str:
+    """The same, of a file."""
+    hasher = xxhash.xxh3_128(str(version).encode())
+    with path.open("rb") as file:
+        while content := file.read(_READ_BYTES):
+            hasher.update(content)
+    return hasher.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, pieces: Sequence[Piece]) -> None:
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _fsync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_system_of(folder: Path) -> str:
+    """The kind of file system that `folder` is on, as /proc/self/mountinfo says; empty: not known."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError, IndexError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        for line in mounts:
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == number:
+                return rest.split()[0]
+    return ""

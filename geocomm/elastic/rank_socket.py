@@ -1,0 +1,250 @@
+"""The unix socket between the ranks of a site and their agent: `RankSocket` is a rank's end, `RankServer` the agent's.
+
+Lines are those of `journal.messages`. A rank says RankHello at each connection; RankWelcome is the answer, and means
+that nothing that was said or heard before counts on the agent's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from geocomm.journal.entries import BadLineError, line_of
+from geocomm.journal.messages import MAX_LINE_BYTES, Down, RankHello, Up, down_of, up_of
+
+RETRY_S = 0.2
+"""How often a rank tries to reach its agent again."""
+_MAX_UNSENT_BYTES = 16 << 20
+_LONGEST_PATH = 100
+_CREDENTIALS = struct.Struct("3i")
+
+
+def socket_path(run_dir: Path) -> Path:
+    """Where the agent of a run folder listens: in it, or in a folder of this user's where that path is too long."""
+    path = run_dir.absolute() / "agent.sock"
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        return path
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return Path(f"/tmp/geocomm-{os.getuid()}/{name}.sock")
+
+
+class RankSocket:
+    """A rank's connection to its agent, on a thread of its own: no method waits for the agent but `wait`.
+
+    It comes back by itself when the agent was restarted. All methods may be called from any thread.
+    """
+
+    def __init__(self, path: str | Path, hello: Callable[[], RankHello]) -> None:
+        """`hello` is called on the thread, at each connection, for the line that the rank begins it with."""
+        self._path = str(path)
+        self._hello = hello
+        self._lock = threading.Condition()
+        self._unsent: collections.deque[bytes] = collections.deque()
+        self._received: collections.deque[Down] = collections.deque()
+        self._connected = False
+        self._closing = False
+        self._wake_end, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="geocomm-agent", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the agent is there."""
+        return self._connected
+
+    def say(self, up: Up) -> None:
+        """Tell the agent. A line that finds no agent is dropped: after RankWelcome, say again what still holds."""
+        with self._lock:
+            if self._connected and not self._closing:
+                self._unsent.append(line_of(up).encode() + b"\n")
+        self._wake()
+
+    def received(self) -> list[Down]:
+        """What the agent has said since the last call, in order."""
+        with self._lock:
+            said = list(self._received)
+            self._received.clear()
+        return said
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait until there is something to receive, at most `limit_s`; whether there is."""
+        with self._lock:
+            return self._lock.wait_for(lambda: bool(self._received), limit_s)
+
+    def close(self, limit_s: float = 2.0) -> None:
+        """Send what was said, for at most `limit_s`, and end the connection. Idempotent."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join(limit_s)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake
+            self._wakes.send(b"\0")
+
+    def _run(self) -> None:
+        while not self._closing:
+            with socket.socket(socket.AF_UNIX) as connection:
+                try:
+                    connection.connect(self._path)
+                    self._talk(connection)
+                except (OSError, BadLineError):  # BadLineError: an agent of another version; the next may fit
+                    pass
+            with self._lock:
+                self._connected = False
+                self._unsent.clear()
+            if not self._closing:
+                select.select([self._wake_end], [], [], RETRY_S)
+                self._drain_wakes()
+
+    def _talk(self, connection: socket.socket) -> None:
+        """One connection, until it ends or `close` is called and all is sent."""
+        connection.setblocking(False)
+        outgoing = bytearray(line_of(self._hello()).encode() + b"\n")
+        incoming = bytearray()
+        with self._lock:
+            self._connected = True
+        while True:
+            with self._lock:
+                while self._unsent:
+                    outgoing += self._unsent.popleft()
+            if not outgoing and self._closing:
+                return
+            readable, writable, _ = select.select(
+                [connection, self._wake_end], [connection] if outgoing else [], [], None
+            )
+            if self._wake_end in readable:
+                self._drain_wakes()
+            if writable:
+                del outgoing[: connection.send(outgoing)]
+            if connection in readable:
+                content = connection.recv(MAX_LINE_BYTES)
+                if not content:
+                    return
+                incoming += content
+                self._take(incoming)
+
+    def _take(self, incoming: bytearray) -> None:
+        *lines, rest = incoming.split(b"\n")
+        if not lines:
+            return
+        incoming[:] = rest
+        said = [down_of(bytes(line)) for line in lines if line]
+        with self._lock:
+            self._received += said
+            self._lock.notify_all()
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_end.recv(4096, socket.MSG_DONTWAIT)
+
+
+class RankConnection:
+    """A rank that has said hello, as the agent sees it."""
+
+    def __init__(self, writer: asyncio.StreamWriter, hello: RankHello) -> None:
+        self.hello = hello
+        self._writer = writer
+
+    def say(self, down: Down) -> None:
+        """Tell the rank. One that reads nothing loses its connection, not the agent its memory."""
+        if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            self._writer.transport.abort()
+            return
+        self._writer.write(line_of(down).encode() + b"\n")
+
+    def close(self) -> None:
+        """End the connection, once what was said is sent."""
+        self._writer.close()
+
+
+class RankServer:
+    """The agent's end: serves one socket until cancelled. Used in one event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        came: Callable[[RankConnection], None],
+        said: Callable[[RankConnection, Up], None],
+        gone: Callable[[RankConnection], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._came, self._said, self._gone, self._log = came, said, gone, log
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, serving: Callable[[], None] = lambda: None) -> None:
+        """Accept ranks until cancelled. `serving` is called once they can connect. OSError: the socket cannot be made,
+        or may be another user's."""
+        _own_folder(self._path.parent)
+        self._path.unlink(missing_ok=True)  # of an agent that died: the run folder's lock says that none lives
+        listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(self._path))
+        finally:
+            os.umask(before)
+        server = await asyncio.start_unix_server(self._begin, sock=listener, limit=MAX_LINE_BYTES)
+        serving()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._path.unlink(missing_ok=True)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve_rank(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank = None
+        try:
+            _check_user(writer.get_extra_info("socket"))
+            async for line in reader:
+                up = up_of(line)
+                if rank is not None:
+                    self._said(rank, up)
+                elif isinstance(up, RankHello):
+                    rank = RankConnection(writer, up)
+                    self._came(rank)
+                else:
+                    raise BadLineError(f"a rank began with {up.kind}")
+        except ValueError as error:  # BadLineError, or asyncio's of a line that is too long
+            self._log(f"ended the connection of a rank: {error}")
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            if rank is not None:
+                self._gone(rank)
+
+
+def _own_folder(folder: Path) -> None:
+    """Make the folder of the socket. OSError where somebody else could put a socket of his own there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid not in (0, os.getuid()):
+        raise PermissionError(f"{folder} belongs to user {status.st_uid}")
+
+
+def _check_user(connection: socket.socket) -> None:
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(content)
+    if user not in (0, os.getuid()):
+        raise PermissionError(f"user {user} is not the agent's")

@@ -1,0 +1,127 @@
+"""A rank's connection to its agent: it comes back after the agent was away, and a hostile line ends only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
+from geocomm.journal.messages import Due, Model, Owner, RankHello, Repair, Stop, Up
+from support.hub_support import run, until
+
+pytestmark = pytest.mark.timeout(60)
+
+HELLO = RankHello(
+    place=0,
+    owners=1,
+    owner=Owner(id="1" * 32, host="127.0.0.1", port=1),
+    model=Model(settings={}, layout="2" * 32, fragments=1, every=8),
+    digests={0: "3" * 32},
+    versions={0: 0},
+)
+
+
+@dataclass
+class Heard:
+    ranks: list[RankConnection] = field(default_factory=list)
+    said: list[Up] = field(default_factory=list)
+    gone: list[RankConnection] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path) -> AsyncGenerator[Heard]:
+    heard, began = Heard(), asyncio.Event()
+    server = RankServer(
+        path, heard.ranks.append, lambda _, up: heard.said.append(up), heard.gone.append, heard.lines.append
+    )
+    task = asyncio.create_task(server.serve(began.set))
+    await asyncio.wait([task, asyncio.create_task(began.wait())], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield heard
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+
+    async def scenario() -> None:
+        rank = RankSocket(path, lambda: HELLO)
+        rank.say(Due(fragment=0, version=0))  # there is no agent: it is dropped
+        async with serving(path) as heard:
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello")
+            assert heard.ranks[0].hello == HELLO
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            rank.say(Due(fragment=0, version=1))
+            await until(lambda: bool(heard.said), "the rank is heard")
+            heard.ranks[0].say(Repair(fragment=0))
+            assert await asyncio.to_thread(rank.wait, 10)
+            assert rank.received() == [Repair(fragment=0)]
+            assert rank.received() == []
+        await until(lambda: not rank.connected, "the rank sees that its agent is gone")
+        rank.say(Due(fragment=0, version=2))
+        async with serving(path) as heard:
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello anew")
+            rank.say(Due(fragment=0, version=3))
+            rank.close()  # sends it first
+            await until(lambda: bool(heard.gone), "the rank has ended")
+            assert heard.said == [Due(fragment=0, version=3)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\n", b"{}\n", b"\xff\xfe\n", b'{"kind":"due","fragment":0,"version":0}\n', b"[" * 60000 + b"\n", b"x" * 200000],
+)
+def test_a_hostile_line_ends_its_connection_and_no_other(tmp_path: Path, content: bytes) -> None:
+    path = socket_path(tmp_path)
+
+    async def scenario() -> None:
+        async with serving(path) as heard:
+            rank = RankSocket(path, lambda: HELLO)
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello")
+            with socket.socket(socket.AF_UNIX) as other:
+                other.connect(str(path))
+                with contextlib.suppress(BrokenPipeError):
+                    await asyncio.to_thread(other.sendall, content)
+                await until(lambda: bool(heard.lines), "the line is refused")
+            rank.say(Due(fragment=0, version=1))
+            await until(lambda: bool(heard.said), "the rank is heard")
+            assert len(heard.ranks) == 1
+            assert not heard.gone
+            await asyncio.to_thread(rank.close)
+
+    run(scenario())
+
+
+def test_a_rank_that_reads_nothing_loses_its_connection(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+
+    async def scenario() -> None:
+        async with serving(path) as heard:
+            with socket.socket(socket.AF_UNIX) as deaf:
+                deaf.connect(str(path))
+                deaf.sendall(HELLO.model_dump_json().encode() + b"\n")
+                await until(lambda: len(heard.ranks) == 1, "it says hello")
+                for _ in range(17 << 20 >> 12):
+                    heard.ranks[0].say(Stop(why="x" * 4090))
+                await until(lambda: bool(heard.gone), "it is given up")
+
+    run(scenario())
+
+
+def test_a_run_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120)
+    assert len(os.fsencode(socket_path(long))) < 108
+    assert socket_path(long) != socket_path(tmp_path / ("y" * 120))
