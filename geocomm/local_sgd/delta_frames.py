@@ -34,6 +34,12 @@ class DeltaFrames:
         """Bytes of both."""
         return sum(self.sizes)
 
+    @classmethod
+    def of_bytes(cls, content: torch.Tensor, coded_bytes: int) -> DeltaFrames:
+        """Those that lie one after the other in `content`: uint8, the coded one first."""
+        coded, exact = content[:coded_bytes], content[coded_bytes:]
+        return cls(coded if coded.numel() else None, exact if exact.numel() else None)
+
     def decode(self, fragment: Fragment, out: torch.Tensor) -> None:
         """Write the delta to `out`: float32, 1-D, `fragment.numel` elements. Raises CorruptDataError."""
         coded = fragment.coded_elems
@@ -57,23 +63,22 @@ def average_frames(
 
 
 def encode_delta(
-    number: int,
     fragment: Fragment,
     delta: torch.Tensor,
     residual: torch.Tensor | None,
     coding: Coding,
     *,
-    place: tuple[int, int],
+    seed: int,
     counts: bool,
 ) -> tuple[DeltaFrames, torch.Tensor | None]:
-    """The frames of a site's delta in round `number`, and the residual that it has once the round is committed.
+    """The frames of a site's delta, and the residual that it has once the round is committed.
 
     The delta is given away: the new residual may take its place. The old one is left as it is.
-    place: of the site among the sites, and their number. counts: whether the site's weight is above 0; else the delta
+    seed: of stochastic rounding; another one in each round and at each site, so that their errors are independent.
+    counts: whether the site's weight is above 0; else the delta
     is zeros, and the residual stays as it is.
     """
     coded = fragment.coded_elems
-    seed = number * place[1] + place[0]  # stochastic rounding: errors of sites are independent
     exact = compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None
     if not coded:
         return DeltaFrames(None, exact), residual

@@ -89,6 +89,11 @@ class InnerOptimizers:
                         terms[f"{name} {setting} (group {index})"] = text
         return terms | self._members
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of the first group, as it is now; 0: it has none."""
+        return float(self.each[0].param_groups[0].get("lr", 0.0))
+
     def heal(self) -> list[str]:
         """Begin the state of each parameter anew that has NaN or Inf, after which it is that of a new optimizer.
 

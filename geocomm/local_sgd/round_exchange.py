@@ -172,7 +172,7 @@ class RoundExchange:
         self._timeout_s = timeout.total_seconds()
         self._line = line
         self._check_digest = check_digest
-        self._place = self._sites.index(own), len(self._sites)
+        self._place = self._sites.index(own)
         self._under_way: deque[Exchange | Question | End] = deque()
         self._failure: BaseException | None = None
         self._has_ended = False
@@ -233,12 +233,11 @@ class RoundExchange:
             return
         with self._line.running():
             frames, exchange.new_residual = encode_delta(
-                exchange.offer.round,
                 exchange.fragment,
                 exchange.delta,
                 exchange.residual,
                 exchange.coding,
-                place=self._place,
+                seed=exchange.offer.round * len(self._sites) + self._place,
                 counts=exchange.offer.weight > 0,
             )
         exchange.offers[self._own], exchange.frames[self._own] = exchange.offer, frames

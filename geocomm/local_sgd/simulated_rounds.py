@@ -256,8 +256,8 @@ class SimulatedRounds(Rounds):
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
         counts = self._weights.pop(number) > 0
-        place = (self._sites.names.index(self._site), len(self._sites.names))
-        frames, new_residual = encode_delta(number, fragment, delta, residual, coding, place=place, counts=counts)
+        seed = number * len(self._sites.names) + self._sites.names.index(self._site)
+        frames, new_residual = encode_delta(fragment, delta, residual, coding, seed=seed, counts=counts)
         self._sites.send(self._site, number, frames)
         late = self._sites.late(self._site, number)
         return SimulatedReduction(

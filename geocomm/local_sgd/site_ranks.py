@@ -51,6 +51,14 @@ class SiteRanks:
         dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
         return said.tolist()
 
+    def sum(self, numbers: Sequence[int]) -> list[int]:
+        """The sums of each number over the ranks: how they hear at once what each has to say of its own fragments."""
+        if self._group is None:
+            return list(numbers)
+        said = torch.tensor(list(numbers))
+        dist.all_reduce(said, group=self._group)
+        return said.tolist()
+
     def tell_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
         """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
         text = "" if error is None else f"{getattr(error, 'code', type(error).__name__)}\n{error}"
