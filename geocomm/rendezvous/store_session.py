@@ -58,6 +58,9 @@ class Purpose(enum.IntEnum):
     PROBE = 0  # to see that it can be made
     BEGIN = 1
     RESUME = 2
+    RUN = 3  # an agent of an elastic run, to its leader
+    FETCH = 4  # one that wants files
+    ASK = 5  # a person who wants to know how the run does, or to change it
 
 
 @dataclass(frozen=True)

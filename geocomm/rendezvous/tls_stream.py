@@ -29,6 +29,16 @@ class TlsStream:
         self._turn_to_send = asyncio.Lock()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
 
+    @property
+    def own_host(self) -> str:
+        """The address of this end."""
+        return str(self._socket.getsockname()[0])
+
+    def send_with(self, congestion_control: str) -> None:
+        """Let the kernel pace what is sent in this way, where it has it and allows it."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+
     async def handshake(self) -> None:
         """Agree on keys. A client may return before the server has looked at its certificate: the first read tells."""
         while True:
@@ -48,8 +58,14 @@ class TlsStream:
         """The next `size` bytes; ConnectionError where the peer closed before."""
         parts = bytearray()
         while len(parts) < size:
+            parts += await self.read_some(size - len(parts))
+        return bytes(parts)
+
+    async def read_some(self, most: int) -> bytes:
+        """The next bytes, one at least; ConnectionError where the peer closed before."""
+        while True:
             try:
-                part = self.tls.read(size - len(parts))
+                part = self.tls.read(most)
             except ssl.SSLWantReadError:
                 await self._flush()  # an answer to a change of keys
                 await self._receive()
@@ -58,8 +74,7 @@ class TlsStream:
                 part = b""
             if not part:
                 raise ConnectionResetError("the peer closed the connection")
-            parts += part
-        return bytes(parts)
+            return part
 
     async def write(self, content: bytes) -> None:
         """Send all of `content`, which waits while the peer does not take it."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.rendezvous import hub as hub_module
+from geocomm.rendezvous import doorway
 from geocomm.rendezvous.store_session import Greeting, Purpose
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
@@ -141,8 +141,8 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 before = resident_bytes()
                 knocking = asyncio.create_task(asyncio.to_thread(knock, place.address))
                 echoes = 0
-                while not knocking.done() or place.hub.strangers < hub_module.MAX_STRANGERS:
-                    assert place.hub.strangers <= hub_module.MAX_STRANGERS
+                while not knocking.done() or place.hub.strangers < doorway.MAX_STRANGERS:
+                    assert place.hub.strangers <= doorway.MAX_STRANGERS
                     writer.write(b"x")
                     assert await reader.readexactly(1) == b"x"
                     echoes += 1
@@ -151,7 +151,7 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 gc.collect()
                 assert resident_bytes() - before < 64 << 20
                 assert echoes > 50  # by turns: the hub accepts one, then its sessions carry something
-                await until(lambda: sum(map(is_open, crowd)) <= hub_module.MAX_STRANGERS, "the oldest are cut off")
+                await until(lambda: sum(map(is_open, crowd)) <= doorway.MAX_STRANGERS, "the oldest are cut off")
                 for stranger in crowd:
                     stranger.close()
                 await until(lambda: place.hub.strangers == 0, "the crowd is gone")
@@ -163,7 +163,7 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
 
 def test_slow_stranger_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, store = make_keys(tmp_path / "keys"), EchoStore()
-    monkeypatch.setattr(hub_module, "GREETING_LIMIT_S", 0.5)
+    monkeypatch.setattr(doorway, "GREETING_LIMIT_S", 0.5)
 
     async def work() -> None:
         async with hub_with_store(keys["a"], store) as place:

@@ -176,7 +176,7 @@ def test_hub_that_is_gone_or_new_ends_the_session(tmp_path: Path) -> None:
                     async with running_hub(keys["a"], store_port) as second:
                         proxy._target = second.address
                         first.hub._held.clear()
-                        for task in list(first.hub._tasks):
+                        for task in list(first.hub._doorway._tasks):
                             task.cancel()
                         assert await reader.read() == b""  # the store's client learns of it
                         writer.close()
