@@ -140,19 +140,27 @@ class FragmentStore:
     @contextlib.contextmanager
     def arriving(self, path: Path) -> Generator[Path]:
         """A file to be written in the place of `path`, which gets that name, on the disk, when the block ends well."""
-        new_folder = not path.parent.exists()
-        path.parent.mkdir(exist_ok=True)
-        part = path.parent / f".{os.getpid()}-{next(self._numbers)}.part"
+        part = self.new_part(path)
         try:
             yield part
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.rename(path)
-            _fsync(path.parent)
-            if new_folder:
-                _fsync(path.parent.parent)
+            self.keep(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+    def new_part(self, path: Path) -> Path:
+        """A name, in the folder of `path`, for what becomes that file."""
+        if not path.parent.exists():
+            path.parent.mkdir(exist_ok=True)
+            _fsync(path.parent.parent)
+        return path.parent / f".{os.getpid()}-{next(self._numbers)}.part"
+
+    @staticmethod
+    def keep(part: Path, path: Path) -> None:
+        """Bring a part to the disk, and give it its name."""
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.rename(path)
+        _fsync(path.parent)
 
     def sweep(self) -> None:
         """Remove what processes left behind that died while they wrote."""

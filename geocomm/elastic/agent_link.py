@@ -1,0 +1,179 @@
+"""The connection between an agent and its leader: JSON lines over TLS, which an empty line keeps alive.
+
+Both ends give a connection up after SILENCE_S without a byte. The agent dials again at once, then every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+from geocomm.core.addresses import HubAddress
+from geocomm.journal.entries import BadLineError
+from geocomm.journal.messages import MAX_LINE_BYTES
+from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.tunnel import dial
+from geocomm.rendezvous.waiting import Waiting
+from geocomm.security.keys import Keys, KeysError
+
+BEAT_S = 3.0
+SILENCE_S = 9.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+_MAX_UNSENT_BYTES = 16 << 20
+_SEND_BYTES = 64 * 1024
+
+
+class LineStream:
+    """Lines both ways over one TLS connection, which belongs to it. Used in one event loop."""
+
+    def __init__(self, stream: TlsStream) -> None:
+        self._stream = stream
+        self._unsent: collections.deque[bytes | Iterator[str]] = collections.deque()
+        self._unsent_bytes = 0
+        self._news = asyncio.Event()
+        self._ending = False
+
+    @property
+    def own_host(self) -> str:
+        """The address of this end."""
+        return self._stream.own_host
+
+    def say(self, line: str) -> None:
+        """Send a line, after those before it."""
+        content = line.encode() + b"\n"
+        self._unsent.append(content)
+        self._unsent_bytes += len(content)
+        self._news.set()
+
+    def say_all(self, lines: Iterator[str]) -> None:
+        """Send these lines, which are made as the peer takes them: they may be many."""
+        self._unsent.append(lines)
+        self._news.set()
+
+    def end(self) -> None:
+        """Close once what was said is sent."""
+        self._ending = True
+        self._news.set()
+
+    async def carry(self, take: Callable[[bytes], None]) -> None:
+        """Move lines until the connection ends. ConnectionError, TimeoutError: it was lost. ProtocolError: the peer
+        sent what is no line, or `take` raised BadLineError."""
+        tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._read(take))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._stream.close()
+
+    async def _send(self) -> None:
+        while True:
+            self._news.clear()
+            if self._unsent_bytes > _MAX_UNSENT_BYTES:
+                raise ConnectionAbortedError("the peer does not take what is sent to it")
+            if content := self._next():
+                async with asyncio.timeout(SILENCE_S):  # a peer that reads takes a little at least
+                    await self._stream.write(content)
+            elif self._ending:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    self.say("")
+
+    def _next(self) -> bytes:
+        """Up to _SEND_BYTES and a line of what is to be sent."""
+        content = bytearray()
+        while self._unsent and len(content) < _SEND_BYTES:
+            first = self._unsent[0]
+            if isinstance(first, bytes):
+                self._unsent_bytes -= len(first)
+                content += first
+                self._unsent.popleft()
+            elif (line := next(first, None)) is not None:
+                content += line.encode() + b"\n"
+            else:
+                self._unsent.popleft()
+        return bytes(content)
+
+    async def _read(self, take: Callable[[bytes], None]) -> None:
+        rest = b""
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                content = rest + await self._stream.read_some(MAX_LINE_BYTES)
+            *lines, rest = content.split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
+            for line in lines:
+                if line:
+                    try:
+                        take(line)
+                    except BadLineError as error:
+                        raise ProtocolError(str(error)) from None
+
+
+class LeaderLink:
+    """An agent's way to its leader: dials until cancelled.
+
+    hello: makes the first line of a connection from the own address on it. take: gets the leader's lines. lost: is
+    called when a connection has ended.
+    """
+
+    def __init__(
+        self,
+        leader: HubAddress,
+        keys: Keys,
+        hello: Callable[[str], str],
+        take: Callable[[bytes], None],
+        lost: Callable[[], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._leader, self._keys = leader, keys
+        self._hello, self._take, self._lost, self._log = hello, take, lost, log
+        self._lines: LineStream | None = None
+
+    def say(self, line: str) -> None:
+        """Tell the leader; where there is no connection, nothing happens."""
+        if self._lines is not None:
+            self._lines.say(line)
+
+    async def run(self) -> None:
+        """Dial, carry, dial again, until cancelled."""
+        pause, waiting, reported = _FIRST_PAUSE_S, Waiting(self._log), ""
+        while True:
+            try:
+                async with self._connection() as lines:
+                    pause, waiting, reported = _FIRST_PAUSE_S, Waiting(self._log), ""
+                    await lines.carry(self._take)
+                reason = "it closed the connection"
+            except (Refused, ProtocolError, KeysError) as error:
+                reason = str(error)
+                if reason != reported:
+                    self._log(f"the leader at {self._leader}: {reason}; trying again")
+                    reported = reason
+            except OSError as error:
+                reason = str(error) or "silent"
+            waiting.tell(lambda reason=reason: f"the leader at {self._leader} ({reason}); training goes on meanwhile")
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, _LAST_PAUSE_S)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[LineStream]:
+        stream, _ = await dial(self._leader, self._keys, Greeting(Purpose.RUN, bytes(16), 0, "run"))
+        self._lines = lines = LineStream(stream)
+        try:
+            lines.say(self._hello(lines.own_host))
+            yield lines
+        finally:
+            self._lines = None
+            stream.close()
+            self._lost()

@@ -1,0 +1,432 @@
+"""Files of fragments between agents: by name and hash, in ranges, from several sources at once, over TLS.
+
+After the greeting, the side that dialed asks with a line of JSON, as often as it wants; the answer is a line of JSON
+and, for a range of a file, its bytes. What has arrived gets its name only after its hash was looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.journal.entries import Digest, Hash, Record, SiteName, Whole, line_of
+from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, Purpose, offset_bytes, write_frame
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.tunnel import dial
+from geocomm.security.keys import Keys, KeysError
+
+RANGE_BYTES = 4 << 20
+CONNECTIONS = 8
+"""Of one file, to all its sources together: what a long line with losses needs."""
+MAX_FILE_BYTES = 1 << 40
+_MAX_LINE_BYTES = 64 * 1024
+_MAX_STATES = 500
+_IDLE_LIMIT_S = 60.0
+_SILENCE_S = 15.0
+_PROXY_LIMIT_S = 600.0
+_PIECE_BYTES = 256 * 1024
+_CONGESTION_CONTROL = "bbr"
+
+_R = TypeVar("_R", bound=Record)
+
+
+class FrameAsked(Record):
+    """A range of a frame."""
+
+    kind: Literal["frame"] = "frame"
+    fragment: Whole
+    version: Whole
+    site: SiteName
+    frame: Hash
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    """Of the whole frame."""
+    offset: Whole
+    proxy: bool
+    """Who has not got it, gets it from where it can first."""
+
+
+class StateAsked(Record):
+    """A range of a state."""
+
+    kind: Literal["state"] = "state"
+    fragment: Whole
+    version: Whole
+    offset: Whole
+
+
+class StatesAsked(Record):
+    """Which states there are of a fragment."""
+
+    kind: Literal["states"] = "states"
+    fragment: Whole
+
+
+Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
+_ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
+
+
+class RangeAnswer(Record):
+    """What there is from the offset on, up to RANGE_BYTES of it, follows."""
+
+    here: bool
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    """Of the whole file."""
+
+
+class HeldState(Record):
+    """A state that a site has on disk."""
+
+    version: Whole
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    digest: Digest
+
+
+class StatesAnswer(Record):
+    """All of them, the newest last."""
+
+    states: Annotated[tuple[HeldState, ...], Field(max_length=_MAX_STATES)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A frame that is to be here."""
+
+    fragment: int
+    version: int
+    site: str
+    frame: str
+    bytes: int
+
+
+class Outcome(enum.Enum):
+    """How a fetch has ended."""
+
+    HERE = "here"
+    ABSENT = "absent"
+    """All sources that answered say that they have not got it, and one answered at least."""
+    FAILED = "failed"
+
+
+GetFrame = Callable[[Wanted], Awaitable[bool]]
+"""Gets a frame from wherever this agent can; whether it is here then."""
+
+
+class FileServer:
+    """Gives out the files of a store. `get_frame`: for what others ask of this agent as a proxy; None: it is none."""
+
+    def __init__(self, store: FragmentStore, get_frame: GetFrame | None = None) -> None:
+        self._store = store
+        self._get_frame = get_frame
+        self._digests: dict[tuple[int, int, int], str] = {}
+        """Of states, by fragment, version and the time at which the file was written."""
+
+    async def serve(self, stream: TlsStream) -> None:
+        """Answer one connection until it ends. ProtocolError for what cannot be answered."""
+        stream.send_with(_CONGESTION_CONTROL)
+        await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+        while True:
+            async with asyncio.timeout(_IDLE_LIMIT_S):
+                line = await _read_line(stream)
+            try:
+                asked = _ASKED.validate_json(line)
+                if isinstance(asked, StatesAsked):
+                    states = await asyncio.to_thread(self._states, asked.fragment)
+                    await stream.write(_line(StatesAnswer(states=states)))
+                else:
+                    await self._give(stream, await self._path(asked), asked.offset)
+            except ValueError as error:  # ValidationError, SiteNameError
+                raise ProtocolError(f"not a question for files: {str(error)[:200]}") from None
+
+    async def _path(self, asked: FrameAsked | StateAsked) -> Path:
+        if isinstance(asked, StateAsked):
+            return self._store.state_path(asked.fragment, asked.version)
+        path = self._store.frame_path(asked.fragment, asked.version, asked.site, asked.frame)
+        if asked.proxy and self._get_frame is not None and not path.exists():
+            await self._get_frame(Wanted(asked.fragment, asked.version, asked.site, asked.frame, asked.bytes))
+        return path
+
+    async def _give(self, stream: TlsStream, path: Path, offset: int) -> None:
+        try:
+            size, content = await asyncio.to_thread(_read_range, path, offset)
+        except OSError:
+            await stream.write(_line(RangeAnswer(here=False, bytes=0)))
+            return
+        await stream.write(_line(RangeAnswer(here=True, bytes=size)))
+        for start in range(0, len(content), _PIECE_BYTES):
+            async with asyncio.timeout(_IDLE_LIMIT_S):
+                await stream.write(content[start : start + _PIECE_BYTES])
+
+    def _states(self, fragment: int) -> tuple[HeldState, ...]:
+        held: list[HeldState] = []
+        for version in self._store.states(fragment)[-_MAX_STATES:]:
+            path = self._store.state_path(fragment, version)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = path.stat()
+                key = (fragment, version, status.st_mtime_ns)
+                if key not in self._digests:
+                    self._digests[key] = file_digest(path, version)
+                held.append(HeldState(version=version, bytes=status.st_size, digest=self._digests[key]))
+        self._digests = {
+            key: digest
+            for key, digest in self._digests.items()
+            if key[0] != fragment or key[1] in {state.version for state in held}
+        }
+        return tuple(held)
+
+
+class Fetcher:
+    """Gets files from other agents into a store."""
+
+    def __init__(self, store: FragmentStore, keys: Keys, log: Callable[[str], None]) -> None:
+        self._store, self._keys, self._log = store, keys, log
+        self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
+
+    async def frame(self, wanted: Wanted, sources: Sequence[str], proxy: str | None = None) -> Outcome:
+        """Have a frame on the disk, from `sources` (host:port), else through the agent at `proxy`. Who asks for the
+        same file meanwhile waits for the same transfer."""
+        path = self._store.frame_path(wanted.fragment, wanted.version, wanted.site, wanted.frame)
+        return await self._once(path, lambda: self._frame(wanted, path, sources, proxy))
+
+    async def state(self, fragment: int, held: HeldState, sources: Sequence[str]) -> Outcome:
+        """Have a state on the disk, from sources that said that they hold it."""
+        path = self._store.state_path(fragment, held.version)
+
+        async def get() -> Outcome:
+            def ask(offset: int) -> StateAsked:
+                return StateAsked(fragment=fragment, version=held.version, offset=offset)
+
+            def fits(part: Path) -> bool:
+                return file_digest(part, held.version) == held.digest
+
+            return await self._file(path, held.bytes, ask, fits, sources, _SILENCE_S)
+
+        return await self._once(path, get)
+
+    async def states(self, fragment: int, source: str) -> tuple[HeldState, ...]:
+        """The states of a fragment that an agent has. OSError, KeysError: it cannot be asked."""
+        stream = await self._dial(source)
+        with contextlib.closing(stream):
+            await stream.write(_line(StatesAsked(fragment=fragment)))
+            async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
+                return _answer(StatesAnswer, await _read_line(stream, 1 << 20)).states
+
+    async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        if path.exists():
+            return Outcome.HERE
+        task = self._under_way.get(path)
+        if task is None:
+
+            async def work() -> Outcome:
+                return await get()
+
+            task = self._under_way[path] = asyncio.create_task(work())
+            task.add_done_callback(lambda _: self._under_way.pop(path, None))
+        return await asyncio.shield(task)
+
+    async def _frame(self, wanted: Wanted, path: Path, sources: Sequence[str], proxy: str | None) -> Outcome:
+        def fits(part: Path) -> bool:
+            return file_hash(part) == wanted.frame
+
+        outcome = Outcome.FAILED
+        for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
+
+            def ask(offset: int, through: bool = through) -> FrameAsked:
+                return FrameAsked(
+                    fragment=wanted.fragment,
+                    version=wanted.version,
+                    site=wanted.site,
+                    frame=wanted.frame,
+                    bytes=wanted.bytes,
+                    offset=offset,
+                    proxy=through,
+                )
+
+            if addresses:
+                silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
+                outcome = await self._file(path, wanted.bytes, ask, fits, addresses, silence_s)
+            if outcome is Outcome.HERE:
+                break
+        return outcome
+
+    async def _file(
+        self,
+        path: Path,
+        size: int,
+        ask: Callable[[int], Record],
+        fits: Callable[[Path], bool],
+        sources: Sequence[str],
+        silence_s: float,
+    ) -> Outcome:
+        part = self._store.new_part(path)
+        transfer = _Transfer(size, part)
+        try:
+            await asyncio.to_thread(transfer.open)
+            outcome = await self._from_all(transfer, ask, sources, silence_s)
+            if outcome is not Outcome.HERE:
+                return outcome
+            if await asyncio.to_thread(fits, part):
+                await asyncio.to_thread(self._store.keep, part, path)
+                return Outcome.HERE
+            if len(sources) == 1:
+                self._log(f"{sources[0]} gave other bytes than those of {path.name}")
+                return Outcome.FAILED
+            for source in sources:  # one of them gave wrong bytes: each by itself shows which
+                if await self._file(path, size, ask, fits, [source], silence_s) is Outcome.HERE:
+                    return Outcome.HERE
+            return Outcome.FAILED
+        except OSError as error:  # of the disk
+            self._log(f"cannot keep {path.name}: {error.strerror or error}")
+            return Outcome.FAILED
+        finally:
+            transfer.close()
+            part.unlink(missing_ok=True)
+
+    async def _from_all(
+        self, transfer: _Transfer, ask: Callable[[int], Record], sources: Sequence[str], silence_s: float
+    ) -> Outcome:
+        """All ranges, each from the source that is free first; what one does not finish, another takes over."""
+        each = max(1, min(CONNECTIONS, len(transfer.ranges)) // max(1, len(sources)))
+        workers = [
+            asyncio.create_task(self._from_one(transfer, ask, source, silence_s))
+            for source in sources
+            for _ in range(each)
+        ]
+        try:
+            ends = await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        if transfer.complete:
+            return Outcome.HERE
+        answered = {end for end in ends if end is not Outcome.FAILED}
+        return Outcome.ABSENT if answered == {Outcome.ABSENT} else Outcome.FAILED
+
+    async def _from_one(
+        self, transfer: _Transfer, ask: Callable[[int], Record], source: str, silence_s: float
+    ) -> Outcome:
+        """Ranges over one connection, until none is left."""
+        stream = None
+        try:
+            while True:
+                if (offset := await transfer.take()) is None:
+                    return Outcome.HERE
+                try:
+                    stream = stream or await self._dial(source)
+                    await stream.write(_line(ask(offset)))
+                    async with asyncio.timeout(silence_s):
+                        answer = _answer(RangeAnswer, await _read_line(stream))
+                    if not answer.here or answer.bytes != transfer.size:
+                        return Outcome.ABSENT
+                    await self._take_range(transfer, stream, offset)
+                finally:
+                    transfer.release(offset)
+        except (OSError, KeysError, HubAddressError) as error:
+            if transfer.disk_failed:
+                raise
+            self._log(f"fetching from {source}: {str(error) or 'silent'}")
+            return Outcome.FAILED
+        finally:
+            if stream is not None:
+                stream.close()
+
+    async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:
+        at, end = offset, min(offset + RANGE_BYTES, transfer.size)
+        while at < end:
+            async with asyncio.timeout(_SILENCE_S):
+                piece = await stream.read_exactly(min(_PIECE_BYTES, end - at))
+            transfer.write(at, piece)
+            at += len(piece)
+        transfer.done.add(offset)
+
+    async def _dial(self, source: str) -> TlsStream:
+        greeting = Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
+        stream, _ = await dial(HubAddress.parse(source), self._keys, greeting)
+        return stream
+
+
+class _Transfer:
+    """A file that arrives in ranges."""
+
+    def __init__(self, size: int, part: Path) -> None:
+        self.size = size
+        self.ranges = list(range(0, size, RANGE_BYTES)) or [0]
+        self.done: set[int] = set()
+        self.disk_failed = False
+        self._part = part
+        self._free = self.ranges[::-1]
+        self._news = asyncio.Event()
+        self._descriptor = -1
+
+    @property
+    def complete(self) -> bool:
+        return len(self.done) == len(self.ranges)
+
+    def open(self) -> None:
+        """Make the file. OSError where there is no room for it."""
+        self._descriptor = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        if self.size:
+            os.posix_fallocate(self._descriptor, 0, self.size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    async def take(self) -> int | None:
+        """The offset of a range that nobody is at; None: all are here. Waits while others are at what is left."""
+        while not self._free and not self.complete:
+            self._news.clear()
+            await self._news.wait()
+        return self._free.pop() if self._free else None
+
+    def release(self, offset: int) -> None:
+        """Leave a range: to others, unless it is done."""
+        if offset not in self.done:
+            self._free.append(offset)
+        self._news.set()
+
+    def write(self, offset: int, content: bytes) -> None:
+        try:
+            os.pwrite(self._descriptor, content, offset)
+        except OSError:
+            self.disk_failed = True
+            raise
+
+
+def _read_range(path: Path, offset: int) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return size, file.read(RANGE_BYTES)
+
+
+def _line(record: Record) -> bytes:
+    return line_of(record).encode() + b"\n"
+
+
+async def _read_line(stream: TlsStream, most: int = _MAX_LINE_BYTES) -> bytes:
+    """A line byte by byte, since raw bytes may follow it; TLS has them decrypted already."""
+    line = bytearray()
+    while (byte := await stream.read_exactly(1)) != b"\n":
+        line += byte
+        if len(line) > most:
+            raise ProtocolError(f"a line of more than {most} bytes")
+    return bytes(line)
+
+
+def _answer(kind: type[_R], line: bytes) -> _R:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        raise ProtocolError(f"not an answer about files: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,164 @@
+"""The leader of a run: carries the sites' lines to the `Sequencer`, and what it decides to the journal and the sites.
+
+It is a part of the agent at the address that all sites name, or stands alone there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geocomm.elastic.agent_link import LineStream
+from geocomm.journal.entries import line_of
+from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
+from geocomm.journal.run_state import RunState
+from geocomm.journal.sequencer import (
+    Action,
+    Append,
+    Came,
+    Close,
+    Ended,
+    Event,
+    Log,
+    Remove,
+    Said,
+    Send,
+    SendEntries,
+    Sequencer,
+    Terms,
+    Tick,
+)
+from geocomm.rendezvous.store_session import FrameKind, offset_bytes, write_frame
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.waiting import Waiting
+
+TICK_S = 0.25
+
+
+@dataclass
+class Seen:
+    """What the leader knows of a site that stands in no journal."""
+
+    connected: bool = False
+    heard: float = 0.0
+    """Of its last line; on the clock of the event loop."""
+    beat: Beat | None = None
+    fetch: str = ""
+    """host:port where it gives out files; empty: it does not."""
+
+
+class Leader:
+    """Leads the run of a journal, which it alone appends to. Used in one event loop."""
+
+    def __init__(self, journal: SqliteJournal, terms: Terms, fetch: str, log: Callable[[str], None]) -> None:
+        """`fetch` is the host:port of the agent that this leader is a part of."""
+        self.seen: dict[str, Seen] = {}
+        self._journal = journal
+        self._terms = terms
+        self._log = log
+        self._sequencer = Sequencer(
+            RunState.of(journal.read()), terms, journal.hash_at, lambda: secrets.token_hex(16), fetch
+        )
+        self._sessions: dict[str, LineStream] = {}
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def state(self) -> RunState:
+        """The run as the journal says it."""
+        return self._sequencer.state
+
+    async def lead(self) -> None:
+        """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await asyncio.wait([ticking, self._failed], return_when=asyncio.FIRST_COMPLETED)
+            (self._failed if self._failed.done() else ticking).result()
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    async def serve_site(self, stream: TlsStream, site: str) -> None:
+        """Carry a connection of a site's agent to its end."""
+        await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+        lines = LineStream(stream)
+        if (before := self._sessions.pop(site, None)) is not None:
+            before.end()
+        self._sessions[site] = lines
+        seen = self.seen.setdefault(site, Seen())
+        seen.connected, seen.heard = True, asyncio.get_running_loop().time()
+        self._on(Came(site))
+        try:
+            await lines.carry(lambda line: self._said(site, lines, line))
+        finally:
+            if self._sessions.get(site) is lines:
+                del self._sessions[site]
+                seen.connected = False
+                self._on(Ended(site))
+
+    def remove(self, site: str, why: str) -> str:
+        """End a site's part in the run. Why that cannot be; empty: it is done."""
+        if site not in self.state.sites:
+            return f"the run has no site {site}; it has {', '.join(sorted(self.state.sites)) or 'none'}"
+        self._on(Remove(site, why))
+        return ""
+
+    async def sent(self, limit_s: float) -> None:
+        """Return once all sites have been sent what was said to them and have closed, or after `limit_s`."""
+        for lines in self._sessions.values():
+            lines.end()
+        end = asyncio.get_running_loop().time() + limit_s
+        while self._sessions and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.05)
+
+    async def _tick(self) -> None:
+        waiting = Waiting(self._log)
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._on(Tick())
+            if missing := sorted(self._terms.wait_for - set(self.state.live)) if not any(self.state.versions) else []:
+                waiting.tell(lambda missing=missing: f"site {', '.join(missing)} to be ready, before the first round")
+
+    def _said(self, site: str, lines: LineStream, line: bytes) -> None:
+        up = up_of(line)
+        if self._sessions.get(site) is not lines:
+            return  # another connection of the site has come
+        seen = self.seen[site]
+        seen.heard = asyncio.get_running_loop().time()
+        if isinstance(up, Beat):
+            seen.beat = up
+        elif isinstance(up, Hello):
+            seen.fetch = up.fetch
+        self._on(Said(site, up))
+
+    def _on(self, event: Event) -> None:
+        if self._failed.done():
+            return
+        try:
+            for action in self._sequencer.on(event, asyncio.get_running_loop().time()):
+                self._do(action)
+        except Exception as error:
+            # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
+            self._failed.set_exception(error)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Append():
+                self._journal.append(action.entry, self._journal.head)
+            case Send():
+                if (lines := self._sessions.get(action.site)) is not None:
+                    lines.say(line_of(action.message))
+            case SendEntries():
+                if (lines := self._sessions.get(action.site)) is not None:
+                    last = self._journal.head.index
+                    entries = itertools.takewhile(lambda entry: entry.index <= last, self._journal.read(action.first))
+                    lines.say_all(line_of(EntrySaid(entry=entry)) for entry in entries)
+            case Close():
+                if (lines := self._sessions.pop(action.site, None)) is not None:
+                    self.seen[action.site].connected = False
+                    lines.end()
+            case Log():
+                self._log(action.text)

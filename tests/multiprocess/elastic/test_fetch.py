@@ -1,0 +1,231 @@
+"""Files between agents: from several sources, past those that die, lie or have not got them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.addresses import HubAddress, loopback_listener
+from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, Outcome, Wanted
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.rendezvous.doorway import Doorway
+from geocomm.rendezvous.store_session import Greeting, Purpose
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.tunnel import dial
+from geocomm.security.keys import Identity, Keys
+from support.hub_support import make_keys, run
+
+pytestmark = pytest.mark.timeout(120)
+
+CONTENT = random.Random(5).randbytes(3 * RANGE_BYTES + 12345)
+FRAME = hashlib.sha256(CONTENT).hexdigest()
+WANTED = Wanted(2, 9, "a", FRAME, len(CONTENT))
+
+
+@contextlib.asynccontextmanager
+async def serving(store: FragmentStore, keys: Keys, get_frame: GetFrame | None = None) -> AsyncGenerator[str]:
+    server = FileServer(store, get_frame)
+
+    async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
+        await server.serve(stream)
+
+    listener = loopback_listener()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    task = asyncio.create_task(Doorway(listener, keys, serve, lambda _: None).serve())
+    try:
+        yield address
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def nobody() -> str:
+    """An address at which nobody answers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Sites:
+    """Stores of sites with keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys = make_keys(folder / "keys", "abcd")
+        self.stores = {site: FragmentStore(folder / site) for site in "abcd"}
+        self.lines: list[str] = []
+
+    def fetcher(self, site: str) -> Fetcher:
+        return Fetcher(self.stores[site], self.keys[site], self.lines.append)
+
+    def has(self, site: str) -> bool:
+        return self.stores[site].has_frame(2, 9, "a", FRAME)
+
+
+def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    for site in "ab":
+        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
+
+    async def scenario() -> None:
+        async with (
+            serving(sites.stores["a"], sites.keys["a"]) as a,
+            serving(sites.stores["b"], sites.keys["b"]) as b,
+            serving(sites.stores["c"], sites.keys["c"]) as c,
+        ):
+            assert await sites.fetcher("d").frame(WANTED, [c]) is Outcome.ABSENT
+            assert await sites.fetcher("d").frame(WANTED, [c, nobody()]) is Outcome.ABSENT
+            assert await sites.fetcher("d").frame(WANTED, [nobody()]) is Outcome.FAILED
+            assert await sites.fetcher("d").frame(WANTED, [nobody(), c, a, b]) is Outcome.HERE
+        assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
+        assert not list(tmp_path.rglob("*.part"))
+
+    run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def cut_after(target: str, bytes_through: int) -> AsyncGenerator[str]:
+    """A way to `target` that dies after so many bytes from there, for good."""
+    host, port = target.split(":")
+    through = 0
+    dead = asyncio.Event()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:
+        nonlocal through
+        with contextlib.suppress(OSError):
+            while content := await reader.read(1 << 16):
+                through += len(content) * counted
+                if through > bytes_through:
+                    dead.set()
+                    break
+                writer.write(content)
+                await writer.drain()
+        writer.transport.abort()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if dead.is_set():
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(reader, far_writer, False), pump(far_reader, writer, True))
+
+    server = await asyncio.start_server(carry, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    for site in "ab":
+        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
+
+    async def scenario() -> None:
+        async with (
+            serving(sites.stores["a"], sites.keys["a"]) as a,
+            serving(sites.stores["b"], sites.keys["b"]) as b,
+            cut_after(a, RANGE_BYTES // 2) as dying,
+        ):
+            assert await sites.fetcher("c").frame(WANTED, [dying]) is Outcome.FAILED
+            assert not sites.has("c")
+        async with (
+            serving(sites.stores["a"], sites.keys["a"]) as a,
+            serving(sites.stores["b"], sites.keys["b"]) as b,
+            cut_after(a, RANGE_BYTES + RANGE_BYTES // 2) as dying,
+        ):
+            assert await sites.fetcher("c").frame(WANTED, [dying, b]) is Outcome.HERE
+            assert sites.has("c")
+
+    run(scenario())
+
+
+def test_wrong_bytes_are_never_kept_and_the_right_ones_are_found(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    for site in "ab":
+        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
+    path = sites.stores["a"].frame_path(2, 9, "a", FRAME)
+    path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
+
+    async def scenario() -> None:
+        async with (
+            serving(sites.stores["a"], sites.keys["a"]) as a,
+            serving(sites.stores["b"], sites.keys["b"]) as b,
+        ):
+            assert await sites.fetcher("c").frame(WANTED, [a]) is Outcome.FAILED
+            assert not sites.has("c")
+            assert await sites.fetcher("c").frame(WANTED, [a, b]) is Outcome.HERE
+            assert sites.stores["c"].read_frame(2, 9, "a", FRAME) == CONTENT
+
+    run(scenario())
+
+
+def test_an_agent_gets_for_others_what_only_it_can_reach(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    sites.stores["a"].write_frame(2, 9, "a", [CONTENT])
+
+    async def scenario() -> None:
+        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+
+            async def get(wanted: Wanted) -> bool:
+                return await sites.fetcher("b").frame(wanted, [a]) is Outcome.HERE
+
+            async with serving(sites.stores["b"], sites.keys["b"], get) as b:
+                assert await sites.fetcher("c").frame(WANTED, [b]) is Outcome.ABSENT
+                assert not sites.has("b")
+                assert await sites.fetcher("c").frame(WANTED, [nobody()], b) is Outcome.HERE
+                assert sites.has("b")
+                assert sites.has("c")
+
+    run(scenario())
+
+
+def test_a_state_comes_with_its_digest(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    digests = [sites.stores["a"].write_state(1, version, [CONTENT, b"momentum"]) for version in (3, 8)]
+
+    async def scenario() -> None:
+        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+            fetcher = sites.fetcher("b")
+            states = await fetcher.states(1, a)
+            assert [(state.version, state.digest) for state in states] == [(3, digests[0]), (8, digests[1])]
+            assert await fetcher.states(0, a) == ()
+            lie = states[1].model_copy(update={"digest": digests[0]})
+            assert await fetcher.state(1, lie, [a]) is Outcome.FAILED
+            assert await fetcher.state(1, states[1], [a]) is Outcome.HERE
+            assert sites.stores["b"].read_state(1, 8) == CONTENT + b"momentum"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}\n",
+        b"\xff\n",
+        b'{"kind":"state","fragment":-1,"version":0,"offset":0}\n',
+        b'{"kind":"frame","fragment":0,"version":0,"site":"../../keys","frame":"%s","bytes":1,"offset":0,"proxy":true}\n'
+        % (b"0" * 64),
+        b"x" * 70000,
+    ],
+)
+def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+            host, port = a.split(":")
+            stream, _ = await dial(
+                HubAddress(host, int(port)), sites.keys["b"], Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
+            )
+            with contextlib.suppress(OSError):
+                await stream.write(line)
+                assert b"here" not in await stream.read_some(1000)
+            stream.close()
+            assert await sites.fetcher("b").states(0, a) == ()
+
+    run(scenario())
