@@ -47,6 +47,61 @@ class Endpoint:
     def buffer_usage(self) -> dict[str, int]: ...
     def expect_rates(self, bytes_per_s: dict[str, float]) -> None: ...
 
+class Mail:
+    """A mailbox between processes of independent jobs, over the channels of an endpoint.
+
+    Content is named by its sender, a round (below 2**63) and a part (below 2**62). All methods are thread-safe.
+    A peer is lost when somebody says so (`forget`), when its process ends in good order, or when it has not the
+    certificate of its site: silence, refusals and broken connections only make it wait.
+    """
+
+    def __init__(self, *, endpoint: Endpoint, token: bytes, max_bytes: int) -> None:
+        """The mail is a user of `endpoint`. token: 16 bytes that all members know. max_bytes: of one content."""
+
+    @property
+    def id(self) -> bytes:
+        """The 16 bytes that name this process: a process that starts again has others."""
+
+    @property
+    def port(self) -> int: ...
+    def peer(self, id: bytes, host: str, port: int, site: str, description: str) -> None:
+        """Connects to a process, which must do the same. A known one gets the new address; a failed channel is made
+        anew. site: whose certificate it must have ("": any of the job)."""
+
+    def send(self, peer: bytes, round: int, part: int, content: torch.Tensor) -> None:
+        """Queues `content` (uint8, CPU, contiguous, may be empty), and never blocks.
+
+        The memory is shared until the content is sent, and must not change. Content is dropped without a word if the
+        peer is unknown, forgotten or lost, or if the round has ended.
+        """
+
+    def receive(self, peer: bytes, round: int, part: int, then: Callable[[torch.Tensor | None, str], None]) -> None:
+        """Calls `then` once, on some thread: with (content, ""), or with (None, why it will not come).
+
+        It will not come if the round ends, the peer is unknown, forgotten or lost, the mail is closed, or the content
+        is longer than `max_bytes`. A part of a round is received once from each peer.
+        """
+
+    def end_round(self, round: int) -> None:
+        """Ends a round here: receives end, what is queued is dropped, what still comes is thrown away.
+
+        Whoever does not end its rounds keeps something of each.
+        """
+
+    def forget(self, peer: bytes) -> None:
+        """Ends the channel with a process for good: its receives end, what is queued for it is dropped."""
+
+    def stats(self) -> list[dict[str, Any]]:
+        """One row for each peer.
+
+        id, description, site; state: "connecting" (also again), "connected" or "failed: why"; bytes_sent and
+        bytes_received, heartbeats included; resumes: connections that took the place of lost ones; silent_seconds:
+        since the last byte came, None if none did.
+        """
+
+    def close(self, seconds: float) -> None:
+        """Sends what is queued, for up to `seconds`, then lets go of the endpoint, whose last user closes it."""
+
 class ProcessGroupGeocomm(C10dBackend):
     """The c10d backend of one process group."""
 

@@ -17,6 +17,13 @@ class Buffer {
  public:
   Buffer() = default;
 
+  // Memory that is somebody else's, all of it valid, and held until the last reference is gone.
+  static Buffer around(std::shared_ptr<std::byte> memory, std::size_t size) {
+    Buffer buffer(std::move(memory), size);
+    buffer.size_ = size;
+    return buffer;
+  }
+
   std::byte* data() const { return block_.get(); }
   std::size_t size() const { return size_; }
   std::size_t capacity() const { return capacity_; }

@@ -76,6 +76,7 @@ class TcpEndpoint final : public Endpoint {
   }
 
   Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) override;
+  void forget(const ProcessId& process, const Status& why) override;
   void close_group(std::uint64_t group, const Status& why, QueuedChunks queued) override;
   Status shutdown(core::Deadline deadline) override;
   void abort(const Status& why) override;
@@ -119,11 +120,12 @@ class TcpEndpoint final : public Endpoint {
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable closed_;
-  std::uint64_t closed_count_ = 0;  // channels that have closed
+  std::uint64_t closed_count_ = 0;  // of channels_
   Status refusal_;                  // why there are no new channels; Ok while there are
   std::set<JobToken> tokens_;       // allowed
   std::map<ProcessId, ChannelPtr> channels_;
   std::map<ProcessId, std::string> expected_sites_;
+  std::set<ProcessId> forgotten_;  // by forget(), and not connected to since
 };
 
 TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const std::string& description) {
@@ -132,6 +134,7 @@ TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const
     const auto found = channels_.find(peer);
     return found == channels_.end() ? nullptr : found->second;
   }
+  if (forgotten_.contains(peer)) return nullptr;
   ChannelPtr& channel = channels_[peer];
   if (!channel) channel = std::make_shared<TcpChannel>(context_, peer, description);
   return channel;
@@ -160,6 +163,7 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
     std::lock_guard lock(mutex_);
     if (!refusal_.is_ok()) return refusal_;
     tokens_.insert(token);
+    forgotten_.erase(peer.id);
     if (!peer.site.empty()) expected_sites_[peer.id] = peer.site;
   }
   const ChannelPtr channel = find_or_create(peer.id, peer.description);
@@ -209,6 +213,9 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
       if (received.version != kWireVersion) return version_mismatch(received.version);
       return {kTryAgain, "this process does not know the job's token (yet): is it a process of another job?"};
     }
+    if (hello.receiver == context_->self && forgotten_.contains(hello.sender)) {
+      return {kTryAgain, "this process has let go of that one, and may connect to it again"};
+    }
   }
   if (hello.receiver != context_->self) {
     return {StatusCode::Network,
@@ -250,6 +257,32 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   channel->adopt(half_open.take(), hello);
   channel->heard_from(from.host());
   return Status::ok();
+}
+
+void TcpEndpoint::forget(const ProcessId& process, const Status& why) {
+  ChannelPtr channel;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = channels_.find(process);
+    if (found == channels_.end()) return;
+    channel = std::move(found->second);
+    channels_.erase(found);
+    expected_sites_.erase(process);
+    forgotten_.insert(process);
+  }
+  const auto end = [this, channel, process, why] {
+    certified_.erase(process);
+    {
+      std::lock_guard lock(mutex_);
+      --closed_count_;  // it is counted once, now or before, and is not among the channels
+    }
+    channel->fail(why);
+  };
+  if (context_->loop->in_loop()) {
+    context_->loop->post(end);
+  } else {
+    (void)context_->loop->run(end, core::Deadline::after(kClosingPatience));
+  }
 }
 
 void TcpEndpoint::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {

@@ -52,6 +52,9 @@ struct PeerAddress {
   std::string site = {};    // whose certificate the process must have; empty: any of the job
   bool rdma = false;        // segments go over RDMA, one data stream; the peer must say the same
   int path_channels = 1;    // that share the path between the two sites, this one included
+  // Whether the peer is there is for others to say: neither silence, nor refusals, nor another process at its
+  // address end the channel. It tries to connect until forget(), unless the peer itself ends the channel.
+  bool verdict_from_above = false;
 };
 
 class Endpoint {
@@ -71,6 +74,11 @@ class Endpoint {
   // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), Authentication (Required and
   // the peer is not on loopback), Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
+  // Ends the channel with `process` for good: posted receives get `why`, what is queued is dropped, nobody
+  // dials it any more, and when it dials it is refused as a stranger. A later connect() makes a new channel,
+  // which works once the peer has begun anew too. Once this returns, no sink of the channel is called any
+  // more. Nothing if there is no such channel. Not from a sink.
+  virtual void forget(const ProcessId& process, const core::Status& why) = 0;
   // Ends a group on all channels: posted receives get `why`; what came for others of its operations is
   // dropped, and what still comes is thrown away, so that it takes neither memory here nor the peers' credit.
   // send() and post_receive() return Aborted. Once this returns, no sink of the group is called any more. Not

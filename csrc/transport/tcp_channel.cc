@@ -99,6 +99,10 @@ ChannelStats TcpChannel::stats() const {
   stats.payload_sent = payload_sent_;
   stats.payload_received = payload_received_;
   stats.rtt_us = rtt_us_;
+  if (const std::uint64_t last = last_byte_ns_; last != 0) {
+    const std::uint64_t now = clock_ns();
+    stats.silent_us = now > last ? (now - last) / 1000 : 0;
+  }
   stats.resent_segments = resent_segments_;
   stats.acks = acks_;
   stats.early_bytes_held = table_.unexpected_bytes();
@@ -139,7 +143,7 @@ void TcpChannel::tick() {
   const auto deadline = context_->options.link_deadline;
   // Not by the clock alone: a process that was stopped itself reads first what came meanwhile.
   if (++silent_ticks_ > kSilentTicks) {
-    if (now - last_contact_ >= deadline) {
+    if (now - last_contact_ >= deadline && (closing_ || !verdict_from_above_)) {
       if (nothing_left()) return close(status(), !local_closing_);
       const std::string last_failure = redialer_.last_failure().message();
       return fail(lost(
@@ -284,6 +288,7 @@ void TcpChannel::count_bytes(std::uint64_t received, std::uint64_t sent) {
     last_contact_ = IoLoop::Clock::now();
     silent_ticks_ = 0;
     redialer_.on_contact();
+    last_byte_ns_.store(clock_ns(), std::memory_order_relaxed);
   }
   bytes_received_.fetch_add(received, std::memory_order_relaxed);
   bytes_sent_.fetch_add(sent, std::memory_order_relaxed);

@@ -122,10 +122,14 @@ class TcpChannel final : public Channel,
   void on_dialed(std::uint16_t stream, DialedStream dialed) override;
   void on_no_link(const core::Status& why) override;
   bool nothing_left() const override { return closing_ && queue_.empty(); }
+  bool verdict_from_above() const override { return verdict_from_above_; }
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
+  core::Status forgotten_by_one();
   bool gives_up(const Stream& lost);
+  // How long it tries to connect again, for the log.
+  std::string how_long() const;
   void add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
                   const HelloPayload& peer_says);
   std::uint16_t data_streams() const;
@@ -187,6 +191,7 @@ class TcpChannel final : public Channel,
   std::atomic<std::uint64_t> resent_segments_{0};
   std::atomic<std::uint64_t> acks_{0};
   std::atomic<std::uint64_t> rtt_us_{0};
+  std::atomic<std::uint64_t> last_byte_ns_{0};  // by clock_ns(); 0: none yet
 
   // The IO thread's.
   Phase phase_ = Phase::Connecting;
@@ -222,6 +227,7 @@ class TcpChannel final : public Channel,
   bool down_ = false;      // no connection was left, and that was said; until all are there again
   IoLoop::TimerId timer_{};
   bool deadline_started_ = false;
+  bool verdict_from_above_ = false;  // as PeerAddress says
   IoLoop::TimerId slow_timer_{};
   bool slow_timer_runs_ = false;
   bool hedging_ = false;  // an idle stream may send again what others are slow with

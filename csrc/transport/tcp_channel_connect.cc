@@ -61,7 +61,7 @@ StreamTuning TcpChannel::tuning() const {
 }
 
 void TcpChannel::start_deadline() {
-  if (std::exchange(deadline_started_, true) || phase_ != Phase::Connecting) return;
+  if (verdict_from_above_ || std::exchange(deadline_started_, true) || phase_ != Phase::Connecting) return;
   timer_ = context_->loop->add_timer(IoLoop::Clock::now() + context_->options.link_deadline, [this] {
     fail(Status(
         StatusCode::Network,
@@ -73,6 +73,10 @@ void TcpChannel::start_deadline() {
 
 void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool dials) {
   if (phase_ == Phase::Closed) return;
+  if (address.verdict_from_above && !std::exchange(verdict_from_above_, true) &&
+      phase_ == Phase::Connecting && deadline_started_) {
+    context_->loop->cancel_timer(timer_);  // of a peer that dialed before it was known here
+  }
   const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
   data_path_ = path;
@@ -143,12 +147,25 @@ Status TcpChannel::admit(const HelloPayload& hello) {
     return {StatusCode::InvalidArgument, core::str("connection ", hello.generation, " of stream ",
                                                    hello.stream, " is no newer than connection ", newest)};
   }
-  if (hello.stream == 0) GEOCOMM_RETURN_IF_ERROR(control_.restart(hello.control_received));
+  if (hello.stream == 0) {
+    Status fits = control_.restart(hello.control_received);
+    if (!fits.is_ok()) return verdict_from_above_ ? forgotten_by_one() : fits;
+  }
   data_path_ = hello.data_path;
   if (streams_.size() <= hello.stream_count) streams_.set_data_streams(hello.stream_count);
   // What the older one still brings is not read any more, so that the counts in Welcome hold.
   if (Stream* const older = streams_.open(hello.stream)) drop(*older);
   return Status::ok();
+}
+
+// The peer speaks of another channel than this one: one of the two processes has let go of what was between
+// them (Endpoint::forget()), which the other one has not heard.
+Status TcpChannel::forgotten_by_one() {
+  if (phase_ != Phase::Ready)
+    return {StatusCode::PeerLost, "this process has let go of that channel and begun anew"};
+  Status gone = lost("it has let go of this channel and begun anew");
+  fail(gone);
+  return gone;
 }
 
 HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
@@ -253,9 +270,14 @@ void TcpChannel::reconnect_all() {
   }
 }
 
+std::string TcpChannel::how_long() const {
+  if (verdict_from_above_) return " until it is forgotten";
+  return core::str(" for up to ", in_seconds(context_->options.link_deadline), " (link_deadline)");
+}
+
 // The control stream may be in best health where the fabric is not.
 bool TcpChannel::gives_up(const Stream& lost) {
-  if (lost.index() == 0) return false;
+  if (lost.index() == 0 || verdict_from_above_) return false;
   const auto now = IoLoop::Clock::now();
   const bool first = fruitless_since_ == IoLoop::Clock::time_point{};
   if (!lost.is_fruitless()) {
@@ -281,7 +303,7 @@ void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
   reconnect(index);
   if (phase_ != Phase::Ready || closing_ || streams_.open_count() > 0 || std::exchange(down_, true)) return;
   core::log(core::LogLevel::Warning, "lost all connections to ", peer(), " (", why.message(),
-            "); trying again for up to ", in_seconds(context_->options.link_deadline), " (link_deadline)");
+            "); trying again", how_long());
 }
 
 void TcpChannel::on_no_link(const Status& why) {

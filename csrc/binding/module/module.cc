@@ -5,12 +5,14 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "binding/module/mail.h"
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
 #include "binding/module/wan_group.h"
@@ -68,6 +70,9 @@ void translate_exception(std::exception_ptr error) {
 }
 
 // ---- process resources
+
+// What peers get to hear that a process has ended that did not close its mail.
+constexpr std::chrono::seconds kMailPatienceAtExit{1};
 
 // What Python calls Endpoint.
 struct PyEndpoint {
@@ -243,6 +248,87 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                                                   shutdown_function(on_shutdown));
 }
 
+// ---- mail
+
+std::shared_ptr<Mail> make_mail(const PyEndpoint& endpoint, const py::bytes& token, std::uint64_t max_bytes) {
+  std::shared_ptr<Mail> mail(new Mail(endpoint.process, fixed_bytes<16>(token, "token"), max_bytes),
+                             [](Mail* freed) {
+                               const GilRelease released;  // for whom it waits
+                               delete freed;
+                             });
+  // Whoever ends without closing it: peers hear of it, and nobody waits for an interpreter that is gone.
+  py::module_::import("atexit").attr(
+      "register")(py::cpp_function([gate = mail->gate(), weak = std::weak_ptr(mail)] {
+    const GilRelease released;
+    gate->close(
+        core::Deadline::after(kMailPatienceAtExit));  // of mail that is gone, calls may still be on their way
+    if (const auto left = weak.lock()) left->close(kMailPatienceAtExit);
+  }));
+  return mail;
+}
+
+transport::ProcessId mail_peer(const py::bytes& id) {
+  return fixed_bytes<16>(id, "a peer's id");
+}
+
+void add_mail_peer(Mail& self, const py::bytes& id, const std::string& host, std::uint16_t port,
+                   const std::string& site, const std::string& description) {
+  transport::PeerAddress address{mail_peer(id), host, port, description, site};
+  const GilRelease released;
+  self.peer(std::move(address));
+}
+
+void send_mail(Mail& self, const py::bytes& peer, std::uint64_t round, std::uint64_t part,
+               const at::Tensor& content) {
+  const auto id = mail_peer(peer);
+  const GilRelease released;
+  self.send(id, round, part, content);
+}
+
+void receive_mail(Mail& self, const py::bytes& peer, std::uint64_t round, std::uint64_t part,
+                  const py::object& then) {
+  const auto id = mail_peer(peer);
+  Mail::Then call = [held = hold(then)](const std::optional<at::Tensor>& content, const std::string& why) {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)(content, why);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a receive of mail");
+    }
+  };
+  const GilRelease released;
+  self.receive(id, round, part, std::move(call));
+}
+
+void forget_mail_peer(Mail& self, const py::bytes& peer) {
+  const auto id = mail_peer(peer);
+  const GilRelease released;
+  self.forget(id);
+}
+
+py::list mail_stats(const Mail& self) {
+  const auto rows = [&] {
+    const GilRelease released;
+    return self.peers();
+  }();
+  py::list result;
+  for (const MailPeer& peer : rows) {
+    py::dict row;
+    row["id"] = py::bytes(reinterpret_cast<const char*>(peer.id.data()), peer.id.size());
+    row["description"] = peer.description;
+    row["site"] = peer.site;
+    row["state"] = peer.state;
+    row["bytes_sent"] = peer.stats.bytes_sent;
+    row["bytes_received"] = peer.stats.bytes_received;
+    row["resumes"] = peer.stats.resumes;
+    row["silent_seconds"] = peer.stats.silent_us
+                                ? py::object(py::float_(static_cast<double>(*peer.stats.silent_us) * 1e-6))
+                                : py::object(py::none());
+    result.append(std::move(row));
+  }
+  return result;
+}
+
 py::dict feedback_dict(const FeedbackWork& self) {
   const CallerFeedback& feedback = self.feedback();
   py::dict result;
@@ -366,6 +452,29 @@ PYBIND11_MODULE(_C, m) {
   py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
       .def("feedback", &feedback_dict)
       .def("succeeded", &FeedbackWork::succeeded);
+
+  py::class_<Mail, std::shared_ptr<Mail>>(m, "Mail")
+      .def(py::init(&make_mail), py::kw_only(), py::arg("endpoint"), py::arg("token"), py::arg("max_bytes"))
+      .def_property_readonly("id",
+                             [](const Mail& self) {
+                               return py::bytes(reinterpret_cast<const char*>(self.id().data()),
+                                                self.id().size());
+                             })
+      .def_property_readonly("port", &Mail::port)
+      .def("peer", &add_mail_peer, py::arg("id"), py::arg("host"), py::arg("port"), py::arg("site"),
+           py::arg("description"))
+      .def("send", &send_mail, py::arg("peer"), py::arg("round"), py::arg("part"), py::arg("content"))
+      .def("receive", &receive_mail, py::arg("peer"), py::arg("round"), py::arg("part"), py::arg("then"))
+      .def("end_round", &Mail::end_round, py::arg("round"), py::call_guard<py::gil_scoped_release>())
+      .def("forget", &forget_mail_peer, py::arg("peer"))
+      .def("stats", &mail_stats)
+      .def(
+          "close",
+          [](Mail& self, double seconds) {
+            const GilRelease released;
+            self.close(Milliseconds(static_cast<std::int64_t>(std::clamp(seconds, 0.0, 86'400.0) * 1000)));
+          },
+          py::arg("seconds"));
 
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
         py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),

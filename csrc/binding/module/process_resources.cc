@@ -49,14 +49,14 @@ bool ProcessResources::acquire() {
   return true;
 }
 
-bool ProcessResources::release() {
+bool ProcessResources::release(std::chrono::milliseconds patience) {
   if (is_inherited()) return true;
   {
     std::lock_guard lock(mutex_);
     if (--users_ > 0) return false;
     closed_ = true;
   }
-  const auto status = endpoint->shutdown(core::Deadline::after(kShutdownGrace));
+  const auto status = endpoint->shutdown(core::Deadline::after(patience));
   if (!status.is_ok()) core::log(core::LogLevel::Info, "closing connections: ", status.to_string());
   return true;
 }

@@ -1,6 +1,7 @@
 // ProcessResources: the endpoint, the codec pool and its buffers.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -23,8 +24,9 @@ class ProcessResources {
   // A process group, or Python while it makes one. False if the endpoint has closed, or is that of a parent
   // process: then a new one is needed.
   bool acquire();
-  // Whether that was the last user: the endpoint has closed.
-  bool release();
+  // Whether that was the last user: the endpoint has closed, after what was queued was sent, if that took no
+  // longer than `patience`.
+  bool release(std::chrono::milliseconds patience = std::chrono::seconds(5));
   bool is_inherited() const { return !mark_.is_here(); }
 
   // In this order: the endpoint's callbacks give tasks to the pool, and these take buffers.

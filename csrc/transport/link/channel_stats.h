@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace geocomm::transport {
@@ -28,6 +29,8 @@ struct ChannelStats {
   std::uint64_t stalled_by_send_buffer_us = 0;
   std::string cipher;     // of TLS 1.3; empty: plaintext
   std::string transport;  // of the data: "tcp", "rdma (rc_mlx5)", which cipher does not cover
+  // Since the last byte came, of heartbeats too; nothing: none ever did.
+  std::optional<std::uint64_t> silent_us;
 };
 
 }  // namespace geocomm::transport

@@ -54,6 +54,10 @@ DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
     return on_failed_attempt(why, refusal);
   };
   plan.deadline = plan_->first_deadline;
+  if (owner_.verdict_from_above()) {
+    plan.longest_pause = kLongestResumePause;
+    plan.deadline = core::Deadline::after(kNoDeadline);
+  }
   if (!resuming_) return plan;
   plan.resuming = true;
   // A peer that is deaf for long is dialed a few times before it is given up.
@@ -123,15 +127,19 @@ void Redialer::on_contact() {
 // Whether to go on.
 bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
   last_failure_ = why;
+  // The answer to who only asks: on_asked() knows what it means.
+  const bool said = refusal == Refusal::Proven || refusal == Refusal::Unproven;
+  if (said && !plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
   switch (refusal) {
     case Refusal::Proven:
-      // Certificates can still be put in order while a link resumes.
-      if (!resuming_ || why.code() != StatusCode::Authentication) return false;
-      log_untrusted(why);
+      if (is_final(why)) return false;
+      if (why.code() == StatusCode::Authentication) log_untrusted(why);
       break;
     case Refusal::Unproven:
-      // The answer to who only asks: on_asked() knows what it means.
-      if (!plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
+      if (owner_.verdict_from_above()) {
+        if (is_final(why)) return false;
+        break;
+      }
       if (resuming_) return !believes_refusals();
       // For the first time: nobody listens there yet, or a geocomm process says why not.
       if (why.sys_errno() != ECONNREFUSED) return false;
@@ -148,6 +156,16 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
   return true;
 }
 
+// Of a process that has proven, or need not prove, to be one of the job.
+bool Redialer::is_final(const Status& refusal) const {
+  // Certificates can still be put in order while a link resumes.
+  if (refusal.code() == StatusCode::Authentication) return !resuming_;
+  if (!owner_.verdict_from_above() || owner_.nothing_left()) return true;
+  // Two that never had a link may yet have one: the peer has not heard that this is a new one.
+  return refusal.code() == StatusCode::VersionMismatch ||
+         (refusal.code() == StatusCode::PeerLost && resuming_);
+}
+
 bool Redialer::believes_refusals() {
   const auto now = IoLoop::Clock::now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
@@ -161,7 +179,8 @@ void Redialer::log_untrusted(const Status& why) {
   next_warning_ = now + kWarningInterval;
   core::log(core::LogLevel::Warning, "cannot resume the link with ", plan_->dial.peer, " at ",
             plan_->dial.host, ":", plan_->dial.port, seen_host_.empty() ? "" : core::str(" or ", seen_host_),
-            ": ", why.message(), ". Trying again until the link deadline");
+            ": ", why.message(), ". Trying again",
+            owner_.verdict_from_above() ? "" : " until the link deadline");
 }
 
 void Redialer::stop() {

@@ -30,6 +30,8 @@ class RedialerOwner {
   virtual void on_no_link(const core::Status& why) = 0;
   // Nothing would be lost if the peer were gone: believe the first refusal.
   virtual bool nothing_left() const = 0;
+  // As PeerAddress says: it goes on trying until the peer itself has ended the link.
+  virtual bool verdict_from_above() const = 0;
 };
 
 struct RedialerPlan {
@@ -79,6 +81,7 @@ class Redialer {
   void on_asked(const core::Result<DialedStream>& answer, const StreamTuning& tuning);
   bool on_failed_attempt(const core::Status& why, Refusal refusal);
   bool believes_refusals();
+  bool is_final(const core::Status& refusal) const;
   void log_untrusted(const core::Status& why);
 
   const std::shared_ptr<IoLoop> loop_;
