@@ -126,6 +126,7 @@ class TcpChannel final : public Channel,
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
+  void dial_elsewhere();
   core::Status forgotten_by_one();
   bool gives_up(const Stream& lost);
   // How long it tries to connect again, for the log.

@@ -86,7 +86,10 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   if (!dials) start_deadline();
   if (address.host.empty() || address.port == 0) return;
   // A later group may know a newer address.
-  if (redialer_.has_plan()) return redialer_.set_address(address.host, address.port);
+  if (redialer_.has_plan()) {
+    if (redialer_.set_address(address.host, address.port)) dial_elsewhere();
+    return;
+  }
   RedialerPlan plan;
   plan.dial.peer = peer();
   plan.dial.host = address.host;
@@ -102,6 +105,17 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   if (!dials) return;
   streams_.set_data_streams(static_cast<std::uint16_t>(first_streams_));
   redialer_.dial(0, tuning());
+}
+
+// What is under way leads to an address that is none any more.
+void TcpChannel::dial_elsewhere() {
+  if (phase_ == Phase::Ready) return reconnect_all();
+  if (!redialer_.dials()) return;
+  redialer_.stop();
+  if (!streams_.open(0)) return redialer_.dial(0, tuning());
+  for (std::size_t i = 1; i < streams_.size() && phase_ == Phase::Connecting; ++i) {
+    if (!streams_.open(i)) redialer_.dial(static_cast<std::uint16_t>(i), tuning());
+  }
 }
 
 HelloPayload TcpChannel::next_hello(std::uint16_t stream) {

@@ -29,9 +29,11 @@ constexpr std::chrono::hours kNoDeadline{24 * 365};
 
 }  // namespace
 
-void Redialer::set_address(const std::string& host, std::uint16_t port) {
+bool Redialer::set_address(const std::string& host, std::uint16_t port) {
+  const bool moved = plan_->dial.host != host || plan_->dial.port != port;
   plan_->dial.host = host;
   plan_->dial.port = port;
+  return moved;
 }
 
 bool Redialer::set_seen_host(const std::string& host) {

@@ -51,8 +51,8 @@ class Redialer {
   bool has_plan() const { return plan_ != nullptr; }
   bool dials() const { return plan_ && plan_->dials; }
   void set_plan(RedialerPlan plan) { plan_ = std::make_unique<RedialerPlan>(std::move(plan)); }
-  // Later attempts go there. Precondition: there is a plan.
-  void set_address(const std::string& host, std::uint16_t port);
+  // Later attempts go there. Precondition: there is a plan. False: nothing new. What is under way goes on.
+  bool set_address(const std::string& host, std::uint16_t port);
   // Where the peer is now, if not at the plan's address (empty: there): tried first. False: nothing new. What
   // is under way goes on.
   bool set_seen_host(const std::string& host);
