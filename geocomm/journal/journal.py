@@ -131,10 +131,8 @@ class SqliteJournal:
         while rows := self._rows(first):
             for index, said, line in rows:
                 state.apply(_entry_at(index, line))
-                if state.head != (index, said):
-                    raise BadLineError(
-                        f"{self._path}: entry {index} has the hash {state.head.hash[:12]}, not {said[:12]}"
-                    )
+                if state.head != Head(index, said):
+                    raise BadLineError(f"{self._path}: entry {index} has another hash than the file says")
             first = rows[-1][0] + 1
         return state
 
@@ -184,6 +182,8 @@ class SqliteJournal:
         first = max(self._head.index + 1 - _CHECKED_AT_OPEN, 0)
         prev = self.hash_at(first - 1)
         for entry in self.read(first):
+            if entry.index > self._head.index:  # another process has appended meanwhile
+                break
             if entry.prev != prev:
                 raise BadLineError(f"{self._path}: the chain is broken before entry {entry.index}")
             prev = hash_of(entry)

@@ -20,6 +20,7 @@ from geocomm.journal.entries import (
     Removed,
     Round,
     Skip,
+    TermBegun,
     hash_of,
 )
 
@@ -83,6 +84,7 @@ class RunState:
         genesis: The first entry; None: no site has begun.
         head: The end of the chain.
         term: The highest so far.
+        terms: By term that a leader began by taking over: the index of its first entry.
         sites: By name.
         versions: By fragment: how many round entries it has, void ones too.
         rounds: By fragment: its last round entry.
@@ -96,6 +98,7 @@ class RunState:
         self.genesis: Genesis | None = None
         self.head = EMPTY
         self.term = 0
+        self.terms: dict[int, int] = {}
         self.sites: dict[str, SiteRecord] = {}
         self.versions: list[int] = []
         self.rounds: dict[int, Round] = {}
@@ -156,6 +159,8 @@ class RunState:
                 if (entry.fragment, entry.version) in self.skipped:
                     raise self._misfit(entry, "it is void already")
                 self.skipped.add((entry.fragment, entry.version))
+            case TermBegun():
+                self.terms[entry.term] = entry.index
             case End():
                 self.ended = True
             case _:

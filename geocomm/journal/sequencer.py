@@ -1,0 +1,923 @@
+"""The leader's decisions, as pure logic: events of the sites in, actions out. It knows no sockets, files or clocks.
+
+The caller owns the connections and the journal. It carries out the actions in their order; an `Append` is durable
+before anything after it is done. Where an append fails, the caller ends: the next leader starts from the journal.
+
+What is kept here beside the journal's state may be lost at any time: sites say it again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm.journal.entries import (
+    Away,
+    Digest,
+    End,
+    Entry,
+    Genesis,
+    Hash,
+    Join,
+    Left,
+    Listed,
+    Ready,
+    Removed,
+    Round,
+    Skip,
+)
+from geocomm.journal.messages import (
+    PROTOCOL_VERSION,
+    Applied,
+    Beat,
+    Down,
+    Due,
+    EntrySaid,
+    Fetch,
+    Hello,
+    Hold,
+    Leave,
+    Lost,
+    Model,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    Peer,
+    RanksGone,
+    RanksUp,
+    ReadySaid,
+    Refused,
+    Repair,
+    Stop,
+    Up,
+    Welcome,
+)
+from geocomm.journal.run_state import RunState, Standing
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Came:
+    """A connection of a site stands. Where the site had one, that one has ended by this."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The present connection of a site has ended: not one that a later `Came` has replaced."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """A site has said something."""
+
+    site: str
+    message: Up
+
+
+@dataclass(frozen=True)
+class Remove:
+    """A person removes a site from the run."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: to be told every half second or so."""
+
+
+Event = Came | Ended | Said | Remove | Tick
+
+# ---- actions
+
+
+@dataclass(frozen=True)
+class Append:
+    """Write this entry to the journal: durable before any later action."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a site. Where its connection has ended, nothing happens."""
+
+    site: str
+    message: Down
+
+
+@dataclass(frozen=True)
+class SendEntries:
+    """Send these entries of the journal, the last one included, one EntrySaid each, before later messages."""
+
+    site: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection of a site, once what was sent before is on its way. An `Ended` may follow."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a person should read."""
+
+    text: str
+
+
+Action = Append | Send | SendEntries | Close | Log
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long the leader waits for what, and for whom. All in seconds on the leader's own clock."""
+
+    min_sites: int = 1
+    """A round has so many frames at least."""
+    wait_for: frozenset[str] = frozenset()
+    """The first round opens once all of these have been ready."""
+    disconnected_s: float = 3.0
+    """Without a connection for so long: away."""
+    silent_s: float = 9.0
+    """Without a Beat for so long: away."""
+    least_grace_s: float = 2.0
+    """Half a cycle, and this at least, is what a round waits for its last frames."""
+    fetch_again_s: float = 5.0
+    attempt_s: float = 60.0
+    """Without an eligible frame for so long: a new attempt."""
+    lost_s: float = 600.0
+    """A listed frame that nobody has for so long is given up."""
+    lost_said_s: float = 60.0
+    """A site says again that a frame is lost, at least so often."""
+    leave_s: float = 30.0
+    """A site that leaves waits so long for its last frames to count."""
+    repair_s: float = 60.0
+    """Sites with different digests have so long to compute the state again."""
+
+
+RATE_TOLERANCE = 0.05
+RATE_FAULTS = 3
+REPAIRS_WITHIN = 100
+"""Entries: a second time in so many that digests differ ends the run of these sites."""
+_KEPT_VERSIONS = 4
+_RATES_KEPT = 64
+
+
+@dataclass
+class _Site:
+    """What the leader knows of a site beside the journal."""
+
+    connected: bool = False
+    replaced: bool = False
+    """The connection before this one stood, and the site beat over it, when this one came."""
+    welcomed: bool = False
+    """Hello was said over this connection, and taken."""
+    changed: float = 0.0
+    """When the connection came or ended."""
+    heard: float = 0.0
+    """Of its last Beat, or of the Hello."""
+    store: str = ""
+    fetch: str = ""
+    owners: tuple[Owner, ...] = ()
+    has_ranks: bool = False
+    """They were said to be up over this connection."""
+    beat: Beat | None = None
+    leaving: float | None = None
+    late: bool = False
+    """It missed the last round: nobody waits for it."""
+    rate_faults: int = 0
+
+
+@dataclass
+class _Round:
+    """A round that is open."""
+
+    version: int
+    attempt: int
+    opened: float
+    tried: float
+    """When this attempt began."""
+    offers: dict[str, list[Offer]] = field(default_factory=dict[str, list[Offer]])
+    """By site, of all attempts, the newest last: each is a delta to the same version."""
+    passes: dict[str, int] = field(default_factory=dict[str, int])
+    """By site: the attempt."""
+    holds: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
+    """(holder, frame)."""
+    fetches: dict[tuple[str, Hash], float] = field(default_factory=dict[tuple[str, Hash], float])
+    """When the holder was told to fetch the frame."""
+
+
+@dataclass
+class _Repairing:
+    """Sites whose digests of a fragment differ, until all say the same."""
+
+    since: float
+    index: int
+    sites: set[str]
+
+
+class Sequencer:
+    """Decides for the run whose journal says `state`: the caller hands it over, and no longer changes it.
+
+    hash_at: of an entry by its index; None: there is no such entry. random_hex: 32 random hexadecimal digits, for the
+    names of a new run. fetch: host:port of the leader's own agent, which can get what others have; empty: it gives out
+    no files.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        terms: Terms,
+        hash_at: Callable[[int], str | None],
+        random_hex: Callable[[], str],
+        fetch: str = "",
+    ) -> None:
+        self.state = state
+        self.superseded_by = 0
+        """A higher term that a site has seen: another one leads, and this leader must end. 0: none."""
+        self._terms = terms
+        self._hash_at = hash_at
+        self._random_hex = random_hex
+        self._fetch = fetch
+        self._sites: dict[str, _Site] = {}
+        self._rounds: dict[int, _Round] = {}
+        self._due: set[int] = set()
+        self._attempts: dict[int, int] = {}
+        """By fragment: the highest attempt that anybody has named."""
+        self._closed: dict[int, tuple[_Round, float]] = {}
+        """By fragment: the last round, and until when its frames came in time."""
+        self._late_pairs: set[tuple[str, str]] = set()
+        """(holder, maker): the frame did not come by mail in the last round."""
+        self._said: dict[int, dict[int, dict[str, Digest]]] = {}
+        """Digests by fragment, version and site."""
+        self._repairing: dict[int, _Repairing] = {}
+        self._repaired_at: dict[int, int] = {}
+        """By fragment: the head when digests last differed."""
+        self._lost: dict[tuple[int, int, str, Hash], tuple[float, float]] = {}
+        """By listed frame: when it was first said to be lost, and when last."""
+        self._rates: list[tuple[int, float, str]] = []
+        """(step, rate, site) of listed frames."""
+        self._waited_for = terms.wait_for - {
+            name for name, site in state.sites.items() if site.standing is Standing.READY
+        }
+        self._peers: tuple[Peer, ...] = ()
+        self._started: float | None = None
+        self._now = 0.0
+        self._out: list[Action] = []
+
+    # ---- events
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Take an event. now: seconds on a clock that never goes back."""
+        self._now = now
+        if self._started is None:
+            self._started = now
+            for name, site in self.state.sites.items():
+                # After a restart, the sites that were there have a moment to come back.
+                back_by = now + self._terms.silent_s - self._terms.disconnected_s
+                self._sites[name] = _Site(changed=back_by, heard=now, store=site.store)
+        match event:
+            case Came():
+                self._came(event.site)
+            case Ended():
+                self._ended(event.site)
+            case Said():
+                self._said_by(event.site, event.message)
+            case Remove():
+                self._remove(event.site, event.why)
+            case Tick():
+                self._look_at_clock()
+        self._tell_peers()
+        for fragment in range(len(self.state.versions)):
+            self._look_at(fragment)
+        out, self._out = self._out, []
+        return out
+
+    def _came(self, name: str) -> None:
+        site = self._sites.setdefault(name, _Site())
+        site.replaced = site.connected and site.welcomed and self._now - site.heard < self._terms.silent_s
+        site.connected, site.welcomed, site.has_ranks = True, False, False
+        site.changed = self._now
+
+    def _ended(self, name: str) -> None:
+        site = self._sites.get(name)
+        if site is not None and site.connected:
+            site.connected = site.welcomed = False
+            site.changed = self._now
+
+    def _said_by(self, name: str, message: Up) -> None:
+        site = self._sites.get(name)
+        if site is None or not site.connected:
+            return
+        if isinstance(message, Hello):
+            self._hello(name, site, message)
+            return
+        if not site.welcomed:
+            self._drop(name, "its first line was no Hello")
+            return
+        if isinstance(message, Beat):
+            site.heard, site.beat = self._now, message
+        elif isinstance(message, RanksUp):
+            self._ranks_up(name, site, message)
+        elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and not self._fits(message):
+            self._drop(name, f"its {message.kind} is of fragment {message.fragment}, which the run does not have")
+        else:
+            self._rounds_message(name, site, message)
+
+    def _rounds_message(self, name: str, site: _Site, message: Up) -> None:
+        match message:
+            case ReadySaid():
+                self._ready(name, site)
+            case RanksGone():
+                site.owners, site.has_ranks = (), False
+                self._away(name, message.why)
+            case Due():
+                if message.version == self.state.versions[message.fragment]:
+                    self._due.add(message.fragment)
+            case Offer():
+                self._offered(name, site, message)
+            case Pass():
+                found = self._rounds.get(message.fragment)
+                if found is not None and found.version == message.version:
+                    found.passes[name] = max(message.attempt, found.passes.get(name, -1))
+                self._in_time(message.fragment, message.version, name, site)
+            case Hold():
+                self._held(name, message)
+            case Applied():
+                self._applied(name, message)
+            case Lost():
+                self._lost_said(message)
+            case Leave():
+                site.leaving = self._now
+            case _:
+                self._drop(name, f"{message.kind} is not for the leader")
+
+    def _fits(self, message: Offer | Pass | Hold | Due | Applied | Lost) -> bool:
+        return message.fragment < len(self.state.versions)
+
+    # ---- who takes part
+
+    def _hello(self, name: str, site: _Site, hello: Hello) -> None:
+        why = self._refusal(name, site, hello)
+        if why:
+            self._refuse(name, why)
+            return
+        known = self.state.sites.get(name)
+        if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
+            self._forget_disk(name)
+        site.store, site.fetch, site.welcomed = hello.store, hello.fetch, True
+        site.heard, site.changed = self._now, self._now
+        for fragment, attempt in hello.attempts.items():
+            if fragment < len(self.state.versions):
+                self._attempts[fragment] = max(attempt, self._attempts.get(fragment, -1))
+        run = None if self.state.genesis is None else self.state.genesis.run
+        opened = tuple((p, found.version, found.attempt) for p, found in sorted(self._rounds.items()))
+        welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=opened)
+        self._send(name, welcome)
+        first, last = self._first_to_send(hello), self.state.head.index
+        if first <= last:
+            self._out.append(SendEntries(name, first, last))
+        if self.state.genesis is not None and (known is None or known.store != hello.store):
+            self._away(name, "it came back with another run folder")
+            self._append(Join, site=name, store=hello.store)
+        for fragment, found in sorted(self._rounds.items()):
+            if found.attempt < self._attempts.get(fragment, -1):
+                self._try_again(fragment, found)
+                self._announce(fragment)
+            elif name in self.state.live:
+                self._send(name, self._open_message(fragment))
+
+    def _refusal(self, name: str, site: _Site, hello: Hello) -> str:
+        """Why the site is not taken in; empty: it is."""
+        state = self.state
+        known = state.sites.get(name)
+        twins = [
+            other
+            for other, one in self._sites.items()
+            if other != name and one.connected and one.welcomed and one.store == hello.store
+        ]
+        if hello.protocol != PROTOCOL_VERSION:
+            return (
+                f"protocol: {name} speaks {hello.protocol} (geocomm {hello.geocomm}), the leader {PROTOCOL_VERSION}; "
+                "install the same version of geocomm at all sites"
+            )
+        if known is not None and known.standing is Standing.REMOVED:
+            return f"{name} was removed from the run: {known.why}"
+        if twins:
+            return (
+                f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
+            )
+        if site.replaced and site.store != hello.store:
+            return (
+                f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
+                "Give each site a name and keys of its own"
+            )
+        if hello.run is None:
+            return ""
+        if state.genesis is None:
+            return (
+                f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader has "
+                "none; promote a site, or start with empty run folders"
+            )
+        if hello.run != state.genesis.run:
+            return f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}"
+        if hello.term > state.term:
+            self.superseded_by = max(self.superseded_by, hello.term)
+            return f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads"
+        if hello.term == state.term and hello.head > state.head.index:
+            return (
+                f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has an "
+                "older copy. Promote a site that has more"
+            )
+        if hello.term == state.term and self._hash_at(hello.head) != hello.head_hash:
+            return f"journal: entry {hello.head} of {name} is not the leader's, though both are of term {state.term}"
+        return ""
+
+    def _first_to_send(self, hello: Hello) -> int:
+        """The index of the first entry that the site lacks, or has another one of.
+
+        A chain that ends outside the leader's is that of a leader before: it fits up to where the next one took over.
+        """
+        if hello.run is None:
+            return 0
+        later = [index for term, index in self.state.terms.items() if term > hello.term]
+        return min([hello.head + 1, *later])
+
+    def _forget_disk(self, name: str) -> None:
+        """The site has another run folder: what it held is gone."""
+        for found in self._rounds.values():
+            found.holds = {hold for hold in found.holds if hold[0] != name}
+            found.offers.pop(name, None)
+
+    def _ranks_up(self, name: str, site: _Site, message: RanksUp) -> None:
+        genesis = self.state.genesis
+        if len(message.digests) != message.model.fragments:
+            self._drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
+            return
+        if genesis is None:
+            model = message.model
+            self._append(
+                Genesis,
+                run=self._random_hex(),
+                token=self._random_hex(),
+                settings=model.settings,
+                layout=model.layout,
+                digests=message.digests,
+                every=model.every,
+            )
+            for other, one in sorted(self._sites.items()):
+                if one.welcomed:
+                    self._append(Join, site=other, store=one.store)
+        else:
+            why = _difference(genesis, message.model, name)
+            if why:
+                self._refuse(name, why)
+                return
+        if self.state.sites[name].standing is Standing.LEFT:
+            self._append(Join, site=name, store=site.store)
+        site.owners, site.has_ranks = message.owners, True
+        if genesis is not None and message.digests != genesis.digests:
+            self._out.append(Log(f"{name} begins with other weights than the run: it takes the run's state"))
+
+    def _ready(self, name: str, site: _Site) -> None:
+        known = self.state.sites.get(name)
+        if known is None or not site.has_ranks or known.standing not in (Standing.JOINING, Standing.AWAY):
+            return
+        self._append(Ready, site=name)
+        site.late = False
+        site.leaving = None
+        site.heard = self._now
+        self._late_pairs = {pair for pair in self._late_pairs if name not in pair}
+        self._waited_for -= {name}
+
+    def _away(self, name: str, why: str) -> None:
+        known = self.state.sites.get(name)
+        if known is None or known.standing is not Standing.READY:
+            return
+        if self._sites[name].leaving is not None:
+            self._left(name)
+        else:
+            self._append(Away, site=name, why=why)
+        for repairing in self._repairing.values():
+            repairing.sites.discard(name)
+
+    def _remove(self, name: str, why: str) -> None:
+        known = self.state.sites.get(name)
+        if known is None or known.standing is Standing.REMOVED:
+            self._out.append(Log(f"{name} cannot be removed: the run does not have it"))
+            return
+        self._append(Removed, site=name, why=why)
+        self._send(name, Stop(why=f"{name} was removed from the run: {why}"))
+        self._drop(name, "it was removed")
+
+    def _left(self, name: str) -> None:
+        self._append(Left, site=name)
+        if all(site.standing in (Standing.LEFT, Standing.REMOVED) for site in self.state.sites.values()):
+            self._append(End)
+        self._drop(name, "it has left")
+
+    def _look_at_clock(self) -> None:
+        terms = self._terms
+        for name in self.state.live:
+            site = self._sites[name]
+            if not site.connected and self._now - site.changed >= terms.disconnected_s:
+                self._away(name, f"no connection for {terms.disconnected_s:g} s")
+            elif site.connected and self._now - site.heard >= terms.silent_s:
+                self._away(name, f"silent for {terms.silent_s:g} s")
+                self._drop(name, "silent")
+            elif not site.has_ranks and self._now - site.changed >= terms.disconnected_s:
+                self._away(name, "no ranks")
+            elif site.leaving is not None and (
+                self._now - site.leaving >= terms.leave_s
+                or not any(name in found.offers for found in self._rounds.values())
+            ):
+                self._left(name)
+        self._skip_lost()
+        for fragment, repairing in [*self._repairing.items()]:
+            self._end_repair(fragment, repairing)
+            if fragment in self._repairing and self._now - repairing.since >= terms.repair_s:
+                self._stop_for_digests(fragment, repairing.sites)
+
+    # ---- rounds
+
+    def _look_at(self, fragment: int) -> None:
+        """Open, fetch, close or try again, whatever is due now."""
+        found = self._rounds.get(fragment)
+        if found is None:
+            if fragment in self._due and self._may_open():
+                self._open(fragment)
+            return
+        if fragment in self._repairing:
+            return
+        eligible = self._eligible(found)
+        late = self._now - found.opened >= self._grace_s()
+        if len(eligible) >= self._terms.min_sites and (late or self._is_complete(found)):
+            chosen = self._chosen(eligible)
+            if len(chosen) >= self._terms.min_sites:
+                self._close_round(fragment, found, chosen)
+                return
+        if late:
+            self._fetch_missing(fragment, found)
+        if not eligible and self._now - found.tried >= self._terms.attempt_s:
+            self._try_again(fragment, found)
+            self._announce(fragment)
+
+    def _may_open(self) -> bool:
+        return bool(self.state.live) and not self._waited_for and not self.state.ended
+
+    def _open(self, fragment: int) -> None:
+        self._due.discard(fragment)
+        attempt = self._next_attempt(fragment)
+        self._rounds[fragment] = _Round(self.state.versions[fragment], attempt, self._now, self._now)
+        self._announce(fragment)
+
+    def _try_again(self, fragment: int, found: _Round) -> None:
+        found.attempt = self._next_attempt(fragment)
+        found.tried = self._now
+
+    def _next_attempt(self, fragment: int) -> int:
+        self._attempts[fragment] = self._attempts.get(fragment, -1) + 1
+        return self._attempts[fragment]
+
+    def _announce(self, fragment: int) -> None:
+        for name in self.state.live:
+            if self._sites[name].welcomed:
+                self._send(name, self._open_message(fragment))
+
+    def _open_message(self, fragment: int) -> Open:
+        found = self._rounds[fragment]
+        return Open(fragment=fragment, version=found.version, attempt=found.attempt, peers=self._peers)
+
+    def _tell_peers(self) -> None:
+        """Who has come meanwhile gets frames too: that changes what is open."""
+        peers = tuple(
+            Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch) for name in self.state.live
+        )
+        if peers == self._peers:
+            return
+        gained = set(peers) - set(self._peers)
+        self._peers = peers
+        if gained:
+            for fragment in sorted(self._rounds):
+                self._announce(fragment)
+
+    def _offered(self, name: str, site: _Site, offer: Offer) -> None:
+        self._in_time(offer.fragment, offer.version, name, site)
+        found = self._rounds.get(offer.fragment)
+        if found is None or found.version != offer.version:
+            return
+        own = found.offers.setdefault(name, [])
+        if all(one.frame != offer.frame for one in own):
+            own.append(offer)
+            own.sort(key=lambda one: one.attempt)
+        found.holds.add((name, offer.frame))
+
+    def _held(self, name: str, hold: Hold) -> None:
+        for found in (self._rounds.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
+            if found is None or found.version != hold.version:
+                continue
+            found.holds.add((name, hold.frame))
+            until = found.opened + self._grace_s()
+            if (name, hold.frame) not in found.fetches and self._now <= until:
+                self._late_pairs.discard((name, hold.site))
+        self._lost.pop((hold.fragment, hold.version, hold.site, hold.frame), None)
+
+    def _in_time(self, fragment: int, version: int, name: str, site: _Site) -> None:
+        """Whether a site is waited for follows from whether it comes within the grace, also where nobody waited."""
+        found = self._rounds.get(fragment)
+        closed, until = self._closed.get(fragment, (None, 0.0))
+        if found is not None and found.version == version:
+            until = found.opened + self._grace_s()
+        elif closed is None or closed.version != version:
+            return
+        if self._now <= until:
+            site.late = False
+
+    def _is_complete(self, found: _Round) -> bool:
+        """Whether everybody who is waited for has offered, or passed, and holds all offers."""
+        for name in self.state.live:
+            site = self._sites[name]
+            if not site.late and site.leaving is None and not self._has_tried(found, name):
+                return False
+            for maker, offers in found.offers.items():
+                if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
+                    return False
+        return True
+
+    def _has_tried(self, found: _Round, name: str) -> bool:
+        offers = found.offers.get(name)
+        return found.passes.get(name, -1) == found.attempt or (
+            offers is not None and offers[-1].attempt >= found.attempt
+        )
+
+    def _eligible(self, found: _Round) -> dict[str, Offer]:
+        """By site: its newest frame that lies on two live sites' disks, or on one where only one is live."""
+        live = self.state.live
+        enough = min(2, len(live))
+        eligible: dict[str, Offer] = {}
+        for maker, offers in found.offers.items():
+            for offer in offers:
+                if enough and sum((name, offer.frame) in found.holds for name in live) >= enough:
+                    eligible[maker] = offer
+        return eligible
+
+    def _grace_s(self) -> float:
+        """Half a cycle of the fastest live site."""
+        beats = [self._sites[name].beat for name in self.state.live if name in self._sites]
+        steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
+        return max(self._terms.least_grace_s, self.state.every * min(steps, default=0.0) / 2)
+
+    def _fetch_missing(self, fragment: int, found: _Round) -> None:
+        """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent."""
+        live = self.state.live
+        for offers in found.offers.values():
+            offer = offers[-1]
+            holders = [name for name in live if (name, offer.frame) in found.holds]
+            addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
+            sources = tuple(address for address in addresses if address)
+            for name in live:
+                asked = found.fetches.get((name, offer.frame), -math.inf)
+                if name in holders or not sources or self._now - asked < self._terms.fetch_again_s:
+                    continue
+                found.fetches[name, offer.frame] = self._now
+                self._send(
+                    name,
+                    Fetch(
+                        fragment=fragment,
+                        version=found.version,
+                        site=self._maker(found, offer),
+                        frame=offer.frame,
+                        bytes=offer.coded_bytes + offer.exact_bytes,
+                        sources=sources,
+                    ),
+                )
+
+    @staticmethod
+    def _maker(found: _Round, offer: Offer) -> str:
+        return next(name for name, offers in found.offers.items() if offer in offers)
+
+    def _close_round(self, fragment: int, found: _Round, chosen: Mapping[str, Offer]) -> None:
+        until = found.opened + self._grace_s()
+        for name in self.state.live:
+            site = self._sites[name]
+            if site.leaving is None and not self._has_tried(found, name) and name not in chosen:
+                site.late = True
+            for maker, offers in found.offers.items():
+                if (name, offers[-1].frame) not in found.holds:
+                    self._late_pairs.add((name, maker))
+        del self._rounds[fragment]
+        self._closed[fragment] = (found, until)
+        self._due.discard(fragment)
+        self._attempts.pop(fragment, None)
+        every = max(offer.every for offer in chosen.values())
+        members = tuple(
+            Listed(
+                site=name,
+                frame=offer.frame,
+                coded_bytes=offer.coded_bytes,
+                exact_bytes=offer.exact_bytes,
+                weight=offer.weight,
+                step=offer.step,
+                squared_norm=offer.squared_norm,
+                lr=offer.lr,
+            )
+            for name, offer in sorted(chosen.items())
+        )
+        self._rates = [*self._rates, *((one.step, one.lr, one.site) for one in members if one.lr > 0)][-_RATES_KEPT:]
+        self._append(
+            Round,
+            fragment=fragment,
+            version=found.version,
+            members=members,
+            every=0 if every == self.state.every else every,
+            base=self._base(fragment, found.version),
+        )
+
+    # ---- learning rates
+
+    def _chosen(self, eligible: Mapping[str, Offer]) -> dict[str, Offer]:
+        """The frames that count: those whose learning rate is that of the others at that step of the run."""
+        rates = sorted(offer.lr for offer in eligible.values() if offer.lr > 0)
+        middle = statistics.median_low(rates) if rates else 0.0
+        chosen: dict[str, Offer] = {}
+        for name, offer in sorted(eligible.items()):
+            others = self._rates_at(offer.step, name) or [middle]
+            low, high = min(others) * (1 - RATE_TOLERANCE), max(others) * (1 + RATE_TOLERANCE)
+            if offer.lr == 0 or not middle or low <= offer.lr <= high:
+                chosen[name] = offer
+                self._sites[name].rate_faults = 0
+                continue
+            self._wrong_rate(name, offer, others)
+        return chosen
+
+    def _rates_at(self, step: int, name: str) -> list[float]:
+        """The learning rates of other sites' listed frames just before and just after `step`; empty: none."""
+        others = [(at, rate) for at, rate, site in self._rates if site != name]
+        before = max((one for one in others if one[0] <= step), default=None)
+        after = min((one for one in others if one[0] >= step), default=None)
+        if before is None or after is None:
+            # A rate may change along the run: what another site had more than a cycle away says little.
+            near = [one for one in (before, after) if one is not None and abs(one[0] - step) <= self.state.every]
+            return [rate for _, rate in near]
+        return [before[1], after[1]]
+
+    def _wrong_rate(self, name: str, offer: Offer, others: list[float]) -> None:
+        site = self._sites[name]
+        site.rate_faults += 1
+        found = self._rounds[offer.fragment]
+        found.offers.pop(name)
+        found.passes[name] = found.attempt
+        why = (
+            f"learning rate: {name} has {offer.lr:g} at step {offer.step}, others have {others[0]:g}; take the rate "
+            "from the run's step"
+        )
+        self._out.append(Log(f"left out of a round: {why}"))
+        if site.rate_faults >= RATE_FAULTS:
+            self._stop(name, f"{why} (the {RATE_FAULTS}rd time)")
+
+    # ---- digests
+
+    def _base(self, fragment: int, version: int) -> Digest | None:
+        said = self._said.get(fragment, {}).get(version, {})
+        return next((said[name] for name in sorted(said)), None)
+
+    def _applied(self, name: str, message: Applied) -> None:
+        fragment, version = message.fragment, message.version
+        if version > self.state.versions[fragment]:
+            self._drop(name, f"it has applied round {version - 1} of fragment {fragment}, which the journal lacks")
+            return
+        said = self._said.setdefault(fragment, {})
+        said.setdefault(version, {})[name] = message.digest
+        for old in [one for one in said if one < self.state.versions[fragment] - _KEPT_VERSIONS]:
+            del said[old]
+        repairing = self._repairing.get(fragment)
+        if repairing is not None:
+            self._end_repair(fragment, repairing)
+            return
+        here = said.get(version, {})
+        base = self.state.base(fragment, version)
+        others = {other for other, digest in here.items() if digest != message.digest}
+        if not others and base in (None, message.digest):
+            return
+        sites = {one for one in others | {name} if self._sites[one].connected}
+        last = self._repaired_at.get(fragment)
+        self._repaired_at[fragment] = self.state.head.index
+        if last is not None and self.state.head.index - last < REPAIRS_WITHIN:
+            self._stop_for_digests(fragment, sites)
+            return
+        against = ", ".join(sorted(others)) or "the journal"
+        self._out.append(
+            Log(f"fragment {fragment}, version {version}: {name} has other bits than {against}; repairing")
+        )
+        said.clear()
+        self._repairing[fragment] = _Repairing(self._now, self.state.head.index, sites)
+        for one in sorted(sites):
+            self._send(one, Repair(fragment=fragment))
+
+    def _end_repair(self, fragment: int, repairing: _Repairing) -> None:
+        """Over once all of them have said the same of the newest version. What was under way before is of no weight."""
+        said = self._said.get(fragment, {}).get(self.state.versions[fragment], {})
+        if all(name in said for name in repairing.sites) and len({said[name] for name in repairing.sites}) <= 1:
+            del self._repairing[fragment]
+
+    def _stop_for_digests(self, fragment: int, sites: set[str]) -> None:
+        self._repairing.pop(fragment, None)
+        if not sites:
+            return
+        names = " and ".join(sorted(sites))
+        for name in sorted(sites):
+            self._stop(
+                name,
+                f"fragment {fragment} has other bits than it should, also after a repair: {names}. Look for different "
+                "versions of geocomm or torch, and for broken memory or disks",
+            )
+
+    # ---- frames that are lost
+
+    def _lost_said(self, lost: Lost) -> None:
+        listed = self.state.rounds.get(lost.fragment)
+        if listed is None or lost.version > listed.version:
+            return
+        key = (lost.fragment, lost.version, lost.site, lost.frame)
+        first, _ = self._lost.get(key, (self._now, self._now))
+        self._lost[key] = (first, self._now)
+
+    def _skip_lost(self) -> None:
+        """Give up what nobody has had for long: the round is void, and all later ones of the fragment with it."""
+        terms = self._terms
+        self._lost = {key: one for key, one in self._lost.items() if self._now - one[1] < terms.lost_said_s}
+        for (fragment, version, site, frame), (first, _) in [*self._lost.items()]:
+            if self._now - first < terms.lost_s or (fragment, version) in self.state.skipped:
+                continue
+            if fragment in self._rounds:
+                del self._rounds[fragment]
+            why = f"nobody has frame {frame[:16]} of {site}"
+            for void in self.state.to_skip(fragment, version):
+                self._append(Skip, fragment=fragment, version=void, why=why)
+            self._said.pop(fragment, None)
+            self._repairing.pop(fragment, None)
+
+    # ---- saying
+
+    def _append(self, kind: Callable[..., Entry], **fields: Any) -> None:
+        head = self.state.head
+        entry = kind(index=head.index + 1, prev=head.hash, term=self.state.term, **fields)
+        self.state.apply(entry)
+        self._out.append(Append(entry))
+        for name in self._welcomed():
+            self._send(name, EntrySaid(entry=entry))
+
+    def _welcomed(self) -> Iterator[str]:
+        return (name for name, site in sorted(self._sites.items()) if site.connected and site.welcomed)
+
+    def _send(self, name: str, message: Down) -> None:
+        site = self._sites.get(name)
+        if site is not None and site.connected:
+            self._out.append(Send(name, message))
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._send(name, Refused(why=why))
+        self._drop(name, why)
+
+    def _stop(self, name: str, why: str) -> None:
+        self._send(name, Stop(why=why))
+        self._away(name, why)
+        self._drop(name, why)
+
+    def _drop(self, name: str, why: str) -> None:
+        site = self._sites.get(name)
+        if site is None or not site.connected:
+            return
+        site.connected = site.welcomed = False
+        site.changed = self._now
+        self._out += [Log(f"{name}: connection closed: {why}"), Close(name, why)]
+
+
+def _difference(genesis: Genesis, model: Model, name: str) -> str:
+    """The first thing in which a site's model is not the run's; empty: none."""
+    pairs: dict[str, tuple[object, object]] = {
+        key: (model.settings.get(key), genesis.settings.get(key))
+        for key in sorted({*genesis.settings, *model.settings})
+    }
+    pairs["layout"] = (model.layout, genesis.layout)
+    pairs["fragments"] = (model.fragments, genesis.fragments)
+    pairs["every"] = (model.every, genesis.every)
+    for key, (here, there) in pairs.items():
+        if here != there:
+            return f"{key}: {name} has {here}, the run has {there}"
+    return ""
