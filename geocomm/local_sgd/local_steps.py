@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
+from geocomm.core.environment import agent_socket
 from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.local_sgd.elastic_site import ElasticSite
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_settings import LocalSettings
+from geocomm.local_sgd.member_site_rounds import MemberSiteRounds
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.parameter_views import view_of
 from geocomm.local_sgd.resolved_settings import ResolvedSettings
@@ -66,6 +70,8 @@ def local_steps(
             handle.finish()
     """
     given = LocalSettings() if settings is None else settings
+    if rounds is None and (agent := agent_socket()) is not None:
+        return _of_member(model, optimizer, given, ElasticSite(agent))
     rounds = GroupRounds() if rounds is None else rounds
     try:
         view = view_of(model, rounds, given)
@@ -76,6 +82,18 @@ def local_steps(
     except GeocommError as error:
         rounds.refuse(str(error))
         raise
+    handle.begin()
+    return handle
+
+
+def _of_member(model: torch.nn.Module, optimizer: Any, settings: LocalSettings, site: ElasticSite) -> LocalSteps:
+    """The handle of a site of an elastic run."""
+    view = view_of(model, site, settings)
+    inner = InnerOptimizers(optimizer)
+    inner.check(view)
+    resolved = ResolvedSettings.of(settings, view.tensors, site.site_count)
+    rounds_of = partial(site.rounds, coding=resolved.coding)
+    handle = LocalSteps(view, inner, resolved, MemberSiteRounds(view, inner, site, resolved, rounds_of))
     handle.begin()
     return handle
 

@@ -1,0 +1,84 @@
+"""This process as a rank of one site of an elastic run, whose other sites it knows only by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from typing_extensions import override
+
+from geocomm.backend.runtime import runtime
+from geocomm.core import environment
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.native import native
+from geocomm.core.options import Options
+from geocomm.core.place import local_world_size
+from geocomm.journal.messages import Model
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.member_rounds import MemberRounds, most_frame_bytes
+from geocomm.local_sgd.rounds import Coding, SiteFacts
+from geocomm.local_sgd.site_ranks import SiteRanks
+from geocomm.membership.own_address import own_address
+
+_TOKEN_BYTES = 16
+
+
+class ElasticSite(SiteFacts):
+    """Made by every rank of the site, in the same order: all ranks of the default process group, where there is one."""
+
+    def __init__(self, agent: str) -> None:
+        """agent: its socket. Raises InvalidArgumentError where `geocomm run --elastic` did not start this process."""
+        run_dir, self._options = environment.run_folder(), Options()
+        if run_dir is None or self._options.site is None or self._options.keys is None:
+            raise InvalidArgumentError(
+                "GEOCOMM_AGENT is set, and GEOCOMM_RUN_DIR, GEOCOMM_SITE or GEOCOMM_KEYS is not: start the ranks with "
+                "geocomm run --elastic, which sets them all"
+            )
+        self._agent, self._run_dir, self._site = agent, run_dir, self._options.site
+        self.ranks = SiteRanks()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            # The owners are the ranks of the first node: one disk.
+            group = dist.new_group(backend="gloo")
+            assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+            self.ranks = SiteRanks(group, dist.get_rank(), local_world_size())
+
+    @property
+    @override
+    def site(self) -> str:
+        """The name of this site."""
+        return self._site
+
+    @property
+    @override
+    def site_count(self) -> None:
+        return None
+
+    @override
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """All ranks of the default process group are at this site."""
+        return (self._site,)
+
+    def rounds(self, fragments: Sequence[Fragment], model: Model, coding: Coding) -> MemberRounds:
+        """Those of this rank, which owns these fragments."""
+        host = self._options.address or own_address()
+        # The certificates of a job say who may connect; the token keeps its runs apart from process groups.
+        token = hashlib.sha256(f"geocomm elastic run, layout {model.layout}".encode()).digest()[:_TOKEN_BYTES]
+        most = max(most_frame_bytes(fragment, coding) for fragment in fragments)
+        held = contextlib.ExitStack()
+        endpoint = held.enter_context(runtime.endpoint(self._options, host))
+        mail = native().Mail(endpoint=endpoint, token=token, max_bytes=most)
+        held.close()  # the mail is a user of its own
+        return MemberRounds(
+            self._site,
+            self.ranks.place,
+            self.ranks.owners,
+            host,
+            mail,
+            self._agent,
+            self._run_dir,
+            fragments,
+            model,
+            coding,
+        )

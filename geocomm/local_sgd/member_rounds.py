@@ -1,0 +1,587 @@
+"""The rounds of one rank in an elastic run: frames go from rank to rank, and the agent says what counts.
+
+One thread does all of it, so no step waits for the agent or for another site. It drives the pure logic of
+`journal.member` and carries out its acts: frames travel by `geocomm._C.Mail`, and lie in the run folder before anything
+is said of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from geocomm.codecs.tensor_codec import compress_bound
+from geocomm.core.errors import CorruptDataError, InvalidArgumentError, PeerLostError
+from geocomm.core.message_log import logger
+from geocomm.core.native import native
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.rank_socket import RankSocket
+from geocomm.journal.entries import Join, Round
+from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.journal.messages import (
+    Beat,
+    Down,
+    EntrySaid,
+    Leave,
+    Model,
+    Need,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    RankHello,
+    RankWelcome,
+    Refused,
+    Stop,
+)
+from geocomm.local_sgd.anchor import AnchoredFragment
+from geocomm.local_sgd.averaging import Averaging
+from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.host_memory import host_empty
+from geocomm.local_sgd.pace import LineClock
+from geocomm.local_sgd.rounds import Coding
+from geocomm.local_sgd.waiting import wait_for
+
+if TYPE_CHECKING:
+    from geocomm._C import Mail
+
+BEAT_S = 3.0
+_MAIL_PATIENCE_S = 2.0
+"""A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
+
+
+@dataclass(frozen=True)
+class OwnFrame:
+    """What becomes of the site if a frame of its own is listed."""
+
+    weight: int
+    """Of the site when the frame was made: what it counts for is taken off the uncounted."""
+    step: int
+    residual: torch.Tensor | None
+    """What the codec has lost by then."""
+    local_at_begin: torch.Tensor | None
+    """The weights that the delta was taken of, where the merge needs them."""
+    wire_bytes: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a frame is made of: given away."""
+
+    values: torch.Tensor
+    residual: torch.Tensor | None
+    weight: int
+    """What it counts for."""
+    own: OwnFrame
+    """Without residual and bytes, which are known once it is coded."""
+    squared_norm: float
+    rate: float
+    every: int
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A round whose entry is there, with its average."""
+
+    settled: Settled
+    average: torch.Tensor | None
+    """float32, in the order of the fragment; None: the round is void."""
+    own: OwnFrame | None
+    """Of the site's own frame that counts; None: none does."""
+
+
+class MemberRounds:
+    """The rounds of the fragments that this rank owns: `begin` first, then `go`, `close` last."""
+
+    def __init__(
+        self,
+        site: str,
+        place: int,
+        owners: int,
+        host: str,
+        mail: Mail,
+        agent: str,
+        run_dir: str,
+        fragments: Sequence[Fragment],
+        model: Model,
+        coding: Coding,
+    ) -> None:
+        """place: of this rank among the ranks that own fragments. host: where others reach `mail`. fragments: its own.
+
+        Raises StoreError for a run folder that cannot be used.
+        """
+        self.site = site
+        self.line = LineClock()
+        """Runs while frames are coded or averaged."""
+        self._place, self._owners = place, owners
+        self._owner = Owner(id=mail.id.hex(), host=host, port=mail.port)
+        self._mail = mail
+        self._store = FragmentStore(run_dir)
+        self._fragments = {fragment.index: fragment for fragment in fragments}
+        self._count = model.fragments
+        self._model = model
+        self._coding = coding
+        self._agent_path = agent
+        self._lock = threading.Lock()
+        self._versions = dict.fromkeys(self._fragments, 0)
+        self._digests: dict[int, str] = {}
+        self._decided: dict[int, Decided] = {}
+        self._to_begin: dict[int, Open] = {}
+        self._failure: BaseException | None = None
+        self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
+        self._every = model.every
+        self._wanted_states: set[int] = set()
+        self._own: dict[str, OwnFrame] = {}
+        self._own_rounds: dict[str, tuple[int, int]] = {}
+        self._welcome: queue.SimpleQueue[RankWelcome | Refused | Stop] = queue.SimpleQueue()
+        # The thread's own.
+        self._member: Member | None = None
+        self._opens: dict[int, Open] = {}
+        self._contents: dict[Frame, torch.Tensor] = {}
+        self._expected: set[tuple[int, int, int, str]] = set()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._socket: RankSocket | None = None
+        self._ended = threading.Event()
+
+    # ---- the training thread
+
+    def begin(self, digests: Mapping[int, str]) -> RankWelcome:
+        """Say hello, and wait for the welcome. digests: of the own fragments, at version 0.
+
+        Raises InvalidArgumentError where the run refuses this site; a wait is logged.
+        """
+        self._digests = dict(digests)
+        self._socket = RankSocket(self._agent_path, self._hello)
+        threading.Thread(target=self._pump, name="geocomm-hear", daemon=True).start()
+        found: list[RankWelcome | Refused | Stop] = []
+
+        def arrived(seconds: float) -> bool:
+            with suppress(queue.Empty):
+                found.append(self._welcome.get(timeout=min(seconds, 1.0)))
+            return bool(found)
+
+        wait_for(arrived, "the beginning", self._whom)
+        answer = found[0]
+        if not isinstance(answer, RankWelcome):
+            raise InvalidArgumentError(f"local steps: the run does not take this site in: {answer.why}")
+        return answer
+
+    def go(self, versions: Mapping[int, int], digests: Mapping[int, str]) -> None:
+        """Take part from these versions on: what was loaded from the disk."""
+        with self._lock:
+            self._versions |= versions
+            self._digests |= digests
+        self._member = Member(self.site, {index: self._versions[index] for index in self._fragments})
+        threading.Thread(target=self._run, name="geocomm-member", daemon=True).start()
+
+    @property
+    def every(self) -> int:
+        """Optimizer steps between two rounds of a fragment, as the journal says."""
+        return self._every
+
+    def decided(self) -> dict[int, Decided]:
+        """The own fragments of which a round is to be applied now. Raises what the thread has failed with."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            return dict(self._decided)
+
+    def to_begin(self) -> dict[int, Open]:
+        """The own fragments of which a frame is to be made now: `offer` or `give_nothing` follows for each."""
+        with self._lock:
+            return dict(self._to_begin)
+
+    def due(self, fragment: int) -> None:
+        """The site's schedule says that it is time for a round of the fragment."""
+        self._post(lambda: self._act(self._require_member().due(fragment)))
+
+    def offer(self, opened: Open, delta: Delta) -> None:
+        """Make a frame of the delta, send it and offer it."""
+        with self._lock:
+            self._to_begin.pop(opened.fragment, None)
+        self._post(lambda: self._make(opened, delta))
+
+    def give_nothing(self, opened: Open) -> None:
+        """The site has nothing to offer in this attempt."""
+        with self._lock:
+            self._to_begin.pop(opened.fragment, None)
+        nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
+        self._post(lambda: self._act(self._require_member().made(nothing)))
+
+    def applied(self, decided: Decided, held: AnchoredFragment) -> None:
+        """The outer step of a decided round is taken: `held` is one version further."""
+        fragment, digest = decided.settled.fragment, held.digest()
+        with self._lock:
+            self._decided.pop(fragment, None)
+            self._versions[fragment] = held.version
+            self._digests[fragment] = digest
+        self._post(lambda: self._after_applied(decided.settled, digest))
+
+    def write_state(self, held: AnchoredFragment) -> None:
+        """Keep a copy of the state in the run folder, and let go of what it makes needless."""
+        fragment, version = held.fragment.index, held.version
+        parts = [held.anchor] if held.momentum is None else [held.anchor, held.momentum]
+        copies = [part.clone() for part in parts]
+        self._post(lambda: self._keep_state(fragment, version, copies))
+
+    def read_state(self, held: AnchoredFragment, version: int) -> None:
+        """Load the state of a version from the run folder. Raises CorruptDataError for one of another size."""
+        content = torch.frombuffer(bytearray(self._store.read_state(held.fragment.index, version)), dtype=torch.float32)
+        parts = [held.anchor] if held.momentum is None else [held.anchor, held.momentum]
+        if content.numel() != sum(part.numel() for part in parts):
+            raise CorruptDataError(
+                f"local steps: {self._store.state_path(held.fragment.index, version)} has {content.numel()} numbers, "
+                f"and fragment {held.fragment.index} has {sum(part.numel() for part in parts)}; remove the file"
+            )
+        for part, values in zip(parts, content.split([part.numel() for part in parts]), strict=True):
+            part.copy_(values)
+        held.version = version
+
+    def wants_state(self, fragment: int) -> bool:
+        """Whether a site has joined since the state of the fragment was written: it would have to replay long."""
+        with self._lock:
+            wanted = fragment in self._wanted_states
+            self._wanted_states.discard(fragment)
+        return wanted
+
+    def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
+        """Of own frames under way, the fragment and the weights that were kept for the merge."""
+        with self._lock:
+            return [(self._own_rounds[name][0], own.local_at_begin) for name, own in self._own.items()]
+
+    def tell(self, beat: Beat) -> None:
+        """How the site does; goes out every BEAT_S."""
+        with self._lock:
+            self._beat = beat
+
+    def leave(self, limit_s: float) -> None:
+        """Say that the site ends in good order; what it has offered before is its last. Waits until it is sent."""
+        if self._socket is not None:
+            self._socket.say(Leave())
+            self._socket.close(limit_s)
+
+    def close(self) -> None:
+        """End the thread, and let go of everything. Idempotent."""
+        self._calls.put(None)
+        self._ended.set()
+        if self._socket is not None:
+            self._socket.close()
+        self._mail.close(2.0)
+
+    # ---- the thread
+
+    def _hello(self) -> RankHello:
+        with self._lock:
+            return RankHello(
+                place=self._place,
+                owners=self._owners,
+                owner=self._owner,
+                model=self._model,
+                digests=dict(self._digests),
+                versions=dict(self._versions),
+            )
+
+    def _whom(self) -> str:
+        there = self._socket is not None and self._socket.connected
+        return "the other ranks of this site and the run's leader" if there else f"the agent at {self._agent_path}"
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def _pump(self) -> None:
+        """Hand over what the agent says."""
+        socket = self._socket
+        welcomed = False
+        while socket is not None and not self._ended.is_set():
+            if not socket.wait(1.0):
+                continue
+            for message in socket.received():
+                if not welcomed and isinstance(message, (RankWelcome, Refused, Stop)):
+                    welcomed = isinstance(message, RankWelcome)
+                    self._welcome.put(message)
+                self._post(partial(self._on_down, message))
+
+    def _run(self) -> None:
+        native().wait_in_background()  # what this thread waits for holds up no step
+        next_beat = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + BEAT_S
+                self._say_beat()
+            while self._later and self._later[0][0] <= now:
+                self._guarded(heapq.heappop(self._later)[2])
+            until = min([next_beat, *(due for due, _, _ in self._later[:1])])
+            try:
+                call = self._calls.get(timeout=max(0.0, until - now))
+            except queue.Empty:
+                continue
+            if call is None:
+                return
+            self._guarded(call)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:  # it is raised at the next step
+            with self._lock:
+                self._failure = self._failure or error
+
+    def _say_beat(self) -> None:
+        with self._lock:
+            beat = self._beat
+        if self._socket is not None and self._place == 0:
+            self._socket.say(beat.model_copy(update={"free_bytes": self._store.free_bytes}))
+
+    def _on_down(self, message: Down) -> None:
+        match message:
+            case Refused():
+                raise InvalidArgumentError(f"local steps: the run does not take this site in: {message.why}")
+            case Stop():
+                raise PeerLostError(f"local steps: the run has stopped at this site: {message.why}")
+            case Open() if message.fragment in self._fragments:
+                self._opens[message.fragment] = message
+                self._expect(message)
+            case EntrySaid():
+                self._follow(message)
+            case _:
+                pass
+        self._act(self._require_member().on_down(message))
+
+    def _follow(self, said: EntrySaid) -> None:
+        if isinstance(said.entry, Round) and said.entry.every:
+            self._every = said.entry.every
+        if isinstance(said.entry, Join) and said.entry.site != self.site:
+            with self._lock:
+                self._wanted_states |= self._fragments.keys()
+
+    def _require_member(self) -> Member:
+        if self._member is None:
+            raise InvalidArgumentError("local steps: the rounds have not begun")
+        return self._member
+
+    def _act(self, acts: Iterable[Act]) -> None:
+        for act in acts:
+            match act:
+                case Say(Need() as need):
+                    self._ask_for(need)
+                case Say(message):
+                    self._require_socket().say(message)
+                case SendFrame(offer, peers):
+                    content = self._content(Frame(offer.fragment, offer.version, self.site, offer.frame))
+                    for peer in peers:
+                        owner = self._meet(peer.site, peer.owners, offer.fragment)
+                        self._mail.send(owner, self._number(offer.fragment, offer.version), offer.attempt, content)
+                case Recompute(fragment):
+                    raise PeerLostError(
+                        f"local steps: fragment {fragment} of this site differs from that of the others; start its "
+                        "ranks again, and they take it over"
+                    )
+                case StartAgain(_, why):
+                    raise PeerLostError(f"local steps: {why}; start the ranks of this site again")
+        self._show()
+
+    def _show(self) -> None:
+        """Let the training thread see what there is to do."""
+        member = self._require_member()
+        settled = member.next_settled()  # the others of this rank follow once this one is applied
+        if settled is not None and settled.fragment not in self._decided and self._is_next(settled):
+            decided = self._average(settled)
+            with self._lock:
+                self._decided[settled.fragment] = decided
+        begins = {
+            index: self._opens[index]
+            for index in member.begins()
+            if self._opens[index].version == self._versions[index]
+        }
+        with self._lock:
+            self._to_begin = begins
+
+    def _is_next(self, settled: Settled) -> bool:
+        """Whether the training thread has not applied it yet: the member hears of that a moment later."""
+        with self._lock:
+            return settled.version == self._versions[settled.fragment]
+
+    def _number(self, fragment: int, version: int) -> int:
+        return version * self._count + fragment
+
+    def _meet(self, site: str, owners: Sequence[Owner], fragment: int) -> bytes:
+        """The rank of another site that owns the fragment there, and the way to it."""
+        place = fragment % len(owners)
+        owner = owners[place]
+        name = bytes.fromhex(owner.id)
+        self._mail.peer(name, owner.host, owner.port, site, f"rank {place} of site {site!r}")
+        return name
+
+    def _expect(self, opened: Open) -> None:
+        """Receive the frames of the other members."""
+        for peer in opened.peers:
+            key = (opened.fragment, opened.version, opened.attempt, peer.site)
+            if peer.site == self.site or not peer.owners or key in self._expected:
+                continue
+            self._expected.add(key)
+            owner = self._meet(peer.site, peer.owners, opened.fragment)
+
+            def arrived(
+                content: torch.Tensor | None, why: str, key: tuple[int, int, int, str] = key
+            ) -> None:  # on a thread of the native core
+                self._post(lambda: self._on_mail(key, content, why))
+
+            number = self._number(opened.fragment, opened.version)
+            self._mail.receive(owner, number, opened.attempt, arrived)
+
+    def _on_mail(self, key: tuple[int, int, int, str], content: torch.Tensor | None, why: str) -> None:
+        fragment, version, _, site = key
+        self._expected.discard(key)
+        if content is None:
+            logger().debug(f"local steps: the frame of site {site!r} did not come by mail: {why}")
+            return
+        if version < self._versions[fragment]:
+            return
+        try:
+            frame = self._store.write_frame(fragment, version, site, [_bytes_of(content)])
+        except OSError as error:
+            self._complain(error)
+            return
+        self._contents[Frame(fragment, version, site, frame)] = content
+        self._act(self._require_member().arrived(fragment, version, site, frame))
+
+    def _ask_for(self, need: Need) -> None:
+        """Ask the agent for a listed frame, once the mail has had its time."""
+
+        def ask() -> None:
+            here = self._store.has_frame(need.fragment, need.version, need.site, need.frame)
+            if need.version >= self._versions[need.fragment] and not (under_way and here):
+                self._require_socket().say(need)
+
+        under_way = any((key[0], key[1], key[3]) == (need.fragment, need.version, need.site) for key in self._expected)
+        if under_way:
+            heapq.heappush(self._later, (time.monotonic() + _MAIL_PATIENCE_S, next(self._order), ask))
+        else:
+            ask()
+
+    def _make(self, opened: Open, delta: Delta) -> None:
+        """Code the delta, keep the frame, and offer it."""
+        fragment = self._fragments[opened.fragment]
+        with self.line.running():
+            frames, residual = encode_delta(
+                fragment, delta.values, delta.residual, self._coding, seed=self._seed(opened), counts=True
+            )
+        pieces = [piece for piece in (frames.coded, frames.exact) if piece is not None]
+        content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        try:
+            frame = self._store.write_frame(opened.fragment, opened.version, self.site, [_bytes_of(content)])
+        except OSError as error:
+            self._complain(error)
+            nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
+            self._act(self._require_member().made(nothing))
+            return
+        coded, exact = frames.sizes
+        own = delta.own
+        with self._lock:
+            self._own[frame] = OwnFrame(own.weight, own.step, residual, own.local_at_begin, coded + exact)
+            self._own_rounds[frame] = (opened.fragment, opened.version)
+        self._contents[Frame(opened.fragment, opened.version, self.site, frame)] = content
+        offer = Offer(
+            fragment=opened.fragment,
+            version=opened.version,
+            attempt=opened.attempt,
+            frame=frame,
+            coded_bytes=coded,
+            exact_bytes=exact,
+            weight=delta.weight,
+            step=own.step,
+            squared_norm=delta.squared_norm,
+            lr=delta.rate,
+            every=delta.every,
+        )
+        self._act(self._require_member().made(offer))
+
+    def _seed(self, opened: Open) -> int:
+        """Of stochastic rounding: another one at each site, round and attempt."""
+        name = f"{self.site} {opened.fragment} {opened.version} {opened.attempt}"
+        return xxhash.xxh3_64(name.encode()).intdigest() >> 1
+
+    def _complain(self, error: OSError) -> None:
+        logger().warning(
+            f"local steps: {self._store.run_dir} cannot be written to ({error.strerror or error}): this site trains "
+            "on, and does not count until there is room"
+        )
+
+    def _content(self, frame: Frame) -> torch.Tensor:
+        found = self._contents.get(frame)
+        if found is None:
+            found = torch.frombuffer(bytearray(self._store.read_frame(*frame)), dtype=torch.uint8)
+        return found
+
+    def _average(self, settled: Settled) -> Decided:
+        entry = settled.entry
+        if entry is None:
+            return Decided(settled, None, None)
+        fragment = self._fragments[settled.fragment]
+        with self.line.running():
+            frames = [
+                DeltaFrames.of_bytes(
+                    self._content(Frame(settled.fragment, settled.version, one.site, one.frame)), one.coded_bytes
+                )
+                for one in entry.members
+            ]
+            values = host_empty(fragment.numel, pinned=False)
+            average_frames(frames, fragment, [one.weight for one in entry.members], self._averaging, values)
+        own = None if settled.counted is None else self._own.get(settled.counted.frame)
+        return Decided(settled, values, own)
+
+    @property
+    def _averaging(self) -> Averaging:
+        return self._coding.averaging
+
+    def _after_applied(self, settled: Settled, digest: str) -> None:
+        fragment, version = settled.fragment, settled.version
+        for frame in [one for one in self._contents if one.fragment == fragment and one.version <= version]:
+            del self._contents[frame]
+        with self._lock:
+            for name, place in list(self._own_rounds.items()):
+                if place[0] == fragment and place[1] <= version:
+                    del self._own[name], self._own_rounds[name]
+        if version > 0:  # a slow peer may still be taking the frame of this one
+            self._mail.end_round(self._number(fragment, version - 1))
+        self._act(self._require_member().applied(fragment, digest))
+
+    def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
+        try:
+            self._store.write_state(fragment, version, [_bytes_of(part) for part in parts])
+            self._store.remove_before(fragment, version)
+        except OSError as error:
+            self._complain(error)
+
+    def _require_socket(self) -> RankSocket:
+        if self._socket is None:
+            raise InvalidArgumentError("local steps: the rounds have not begun")
+        return self._socket
+
+
+def most_frame_bytes(fragment: Fragment, coding: Coding) -> int:
+    """The most bytes that a frame of the fragment has."""
+    coded, exact = (torch.empty(numel) for numel in (fragment.coded_elems, fragment.numel - fragment.coded_elems))
+    return sum(
+        max(compress_bound(part, codec) for codec in (coding.codec, "none")) for part in (coded, exact) if part.numel()
+    )
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return values.view(torch.uint8).numpy().data.cast("B")

@@ -1,0 +1,339 @@
+"""The rounds of one site in an elastic run: it offers what it has learned when a round opens, and takes what counts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.core.message_log import logger
+from geocomm.core.patience import Patience
+from geocomm.journal.entries import Round
+from geocomm.journal.messages import Beat, Model, Open
+from geocomm.local_sgd.anchor import AnchoredFragment, digest
+from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
+from geocomm.local_sgd.host_memory import free_host_memory
+from geocomm.local_sgd.inner_optimizers import InnerOptimizers
+from geocomm.local_sgd.member_rounds import Decided, Delta, MemberRounds, OwnFrame
+from geocomm.local_sgd.merge import CARRY, merge_local
+from geocomm.local_sgd.parameter_view import ParameterView
+from geocomm.local_sgd.resolved_settings import ResolvedSettings
+from geocomm.local_sgd.rounds import Entry, SiteFacts
+from geocomm.local_sgd.site_state import SiteState
+from geocomm.local_sgd.site_weights import take_delta, weights_of
+from geocomm.local_sgd.waiting import say
+
+_LEAVE_S = 30.0
+"""How long a site that ends waits for its last deltas to count."""
+_MOST_CYCLES = 4
+"""What did not count for longer adds no weight any more."""
+_SETTLED, _BEGINS, _FAILED = range(3)
+
+OfModel = Callable[[list[Fragment], Model], MemberRounds]
+
+
+class MemberSiteRounds(SiteState):
+    """A site of an elastic run. Its rounds open when a site asks for them, and no step waits for another site.
+
+    A decided round that lists the site's frame is merged as in any run with local steps. One that does not moves the
+    site's weights along with the anchor, own += new anchor - old anchor, so that what was not counted stays in the next
+    delta.
+    """
+
+    def __init__(
+        self,
+        view: ParameterView,
+        inner: InnerOptimizers,
+        facts: SiteFacts,
+        settings: ResolvedSettings,
+        rounds_of: OfModel,
+    ) -> None:
+        """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run.
+
+        Takes no memory yet. Raises InvalidArgumentError where there will be too little, and for settings that an
+        elastic run does not have.
+        """
+        if settings.given.deterministic:
+            raise InvalidArgumentError(
+                "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that "
+                "were there; replaying its journal is deterministic"
+            )
+        if settings.schedule.overlap == 0:
+            raise InvalidArgumentError(
+                "local steps: overlap=0 has steps wait for other sites, which no step of an elastic run does; leave "
+                "overlap out, or set it to 1"
+            )
+        super().__init__(view, inner, facts, settings)
+        terms = self.terms() | {"tensors": digest([], repr(sorted(view.types().items())))}
+        model = Model(settings=terms, layout=self.layout, fragments=len(self.fragments), every=self._schedule.every)
+        self._owned = [one for one in self.fragments if self.ranks.owns(one.index)]
+        self._rounds = rounds_of(self._owned, model) if self._owned else None
+        count = len(self.fragments)
+        self._next_due = [math.ceil((index + 1) * self._schedule.every / count) for index in range(count)]
+        self._quiet_until = 0  # a site that joins has an optimizer without moments: its first cycle is carried on
+        self._since_state = [0] * count
+        self._steps_s: list[float] = []
+        self._last_step_at: float | None = None
+        self._not_counted = 0
+
+    @override
+    def begin(self) -> None:
+        self.take_anchor()
+        failure: BaseException | None = None
+        try:
+            self._load()
+        except Exception as error:  # the other ranks of the site have to hear of it
+            failure = error
+        failed = self.ranks.sum([0 if failure is None else 1])[0]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise InvalidArgumentError("local steps: another rank of this site cannot begin; its own log says why")
+        self._replay()
+        self.show_anchor()
+
+    @property
+    def run_step(self) -> int:
+        """Optimizer steps of the run: a site that joins begins with those of the site that has most."""
+        return self.step
+
+    def _load(self) -> None:
+        if self._rounds is None:
+            return
+        welcome = self._rounds.begin({index: held.digest() for index, held in self._held.items()})
+        for index, version in welcome.states.items():
+            if version > 0:
+                self._rounds.read_state(self._held[index], version)
+        self._heads = dict(welcome.versions)
+        self._begun_at = welcome.step
+        self._rounds.go(
+            {index: held.version for index, held in self._held.items()},
+            {index: held.digest() for index, held in self._held.items()},
+        )
+
+    def _replay(self) -> None:
+        """Apply what the journal has, and take over where the run is."""
+        patience, rounds = Patience(), self._rounds
+        while rounds is not None and any(held.version < self._heads[index] for index, held in self._held.items()):
+            decided = rounds.decided()
+            for index, one in decided.items():
+                self._step_outside(self._held[index], one)
+                rounds.applied(one, self._held[index])
+            if not decided:
+                time.sleep(0.01)
+            if patience.left_s <= 0:
+                missing = sum(self._heads[index] - held.version for index, held in self._held.items())
+                say(patience, f"the replay of {missing} rounds", "frames that other sites have")
+        # All owners heard the same journal's head or a later one; the most is where the run is.
+        begun = self.ranks.sum([self._begun_at if rounds is not None and self.ranks.place == 0 else 0])[0]
+        self.step = begun
+        self._step_at_begin = [begun] * len(self.fragments)
+        self._next_due = [begun + due for due in self._next_due]
+        self._quiet_until = begun + self._schedule.every if begun else 0
+
+    @override
+    def count_step(self) -> None:
+        super().count_step()
+        self._time_step()
+        self._meet_members()
+
+    def _meet_members(self) -> None:
+        """Apply what is decided, and begin what is open: the same at all ranks of the site."""
+        rounds, count = self._rounds, len(self.fragments)
+        said, decided, opened, failure = [0] * (3 * count), dict[int, Decided](), dict[int, Open](), None
+        if rounds is not None:
+            try:
+                decided, opened = rounds.decided(), rounds.to_begin()
+            except GeocommError as error:
+                failure = error
+                said[_FAILED * count + self._owned[0].index] = 1
+            for index in decided:
+                said[_SETTLED * count + index] = 1
+            for index in opened:
+                said[_BEGINS * count + index] = 1
+        said = self.ranks.sum(said)
+        failed = [index for index in range(count) if said[_FAILED * count + index]]
+        if failed:
+            told = self.ranks.tell_failure(failed[0], failure)
+            raise told if failure is None else failure
+        for index in range(count):
+            if said[_SETTLED * count + index]:
+                self._merge(index, decided.get(index))
+            elif said[_BEGINS * count + index]:
+                self._begin(index, opened.get(index))
+        if rounds is not None:
+            for fragment in self._owned:
+                if self.step >= self._next_due[fragment.index]:
+                    rounds.due(fragment.index)
+            rounds.tell(self._beat())
+
+    def _begin(self, index: int, opened: Open | None) -> None:
+        """Offer what the site has learned of this fragment."""
+        if index == 0:  # once in a cycle: it looks at every parameter
+            self._view.check()
+        self._inner.check(self._view)
+        self._next_due[index] = self.step + self._schedule.every
+        weight = self._weight_of(index) if self.step > self._step_at_begin[index] else 0
+        local = weights_of(self.ranks, self._view, self.fragments[index])
+        finite = True
+        if local is not None and opened is not None and self._rounds is not None:
+            held = self._held[index]
+            delta = take_delta(held.anchor, local, keep=self._keeps_local)
+            finite = delta.squared_norm is not None
+            if delta.squared_norm is None or weight < 1 or self.step < self._quiet_until:
+                self._rounds.give_nothing(opened)
+            else:
+                self._norms["delta_norm"] = math.sqrt(delta.squared_norm)
+                own = OwnFrame(self.weight, self.step, None, delta.local, 0)
+                most = _MOST_CYCLES * self._schedule.every
+                counted = min(weight, most) if self._settings.given.weights == "steps" else weight
+                every = 0
+                if self._pace is not None and index == 0:
+                    every = self._pace.wanted(self._schedule.every, self._rounds.line.seconds)
+                offered = Delta(delta.values, held.residual, counted, own, delta.squared_norm, self._inner.rate, every)
+                self._rounds.offer(opened, offered)
+        (finite,) = self.ranks.tell(index, None if local is None else [int(finite)], 1)
+        if not finite:
+            self._counters["rounds_not_finite"] += 1
+            under_way = self._rounds.kept_weights() if self._rounds is not None else []
+            self._take_over_anchor(under_way, f"fragment {index}")
+
+    def _merge(self, index: int, decided: Decided | None) -> None:
+        """Take the outer step of a decided round, and merge it into the model."""
+        fragment, held, said = self.fragments[index], self._held.get(index), None
+        local = weights_of(self.ranks, self._view, fragment)
+        merged, written = None, False
+        if held is not None and decided is not None and local is not None and self._rounds is not None:
+            before = held.anchor.clone() if decided.own is None else None
+            self._step_outside(held, decided)
+            own = decided.own
+            if own is None:
+                merge_local(CARRY, local.pieces, held.anchor, before)
+            else:
+                merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
+                if held.residual is not None and own.residual is not None:
+                    held.residual = own.residual
+                    self._norms["residual_norm"] = float(held.residual.norm())
+                self._counters["wire_bytes"] += own.wire_bytes
+            merged, written = local.pieces[0], local.of_model
+            said = [int(decided.average is None), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
+            self._rounds.applied(decided, held)
+            self._keep_state(held, decided)
+        if not written:
+            self.ranks.write(self._view, fragment, merged)
+        void, counted, weight, step = self.ranks.tell(index, said, 4)
+        self._counters["rounds"] += 1
+        self._counters["rounds_void"] += void
+        if counted:
+            self._weight_at_begin[index], self._step_at_begin[index] = weight, step
+        elif not void:
+            self._not_counted += 1
+
+    def _step_outside(self, held: AnchoredFragment, decided: Decided) -> None:
+        entry = decided.settled.entry
+        if entry is not None and decided.average is not None:
+            moved, mean_norm = held.step(self._settings.outer, decided.average, sum(one.step for one in entry.members))
+            self._norms["mean_norm"] = mean_norm
+            self._norms["outer_step"] = moved / mean_norm if mean_norm else None
+            self._norms["agreement"] = _agreement(entry, self._settings, mean_norm)
+        held.version = decided.settled.version + 1  # counts void rounds too
+
+    def _keep_state(self, held: AnchoredFragment, decided: Decided) -> None:
+        """Write the state to the run folder once the frames since the last one outweigh it."""
+        if decided.settled.entry is None or self._rounds is None:
+            return
+        index = held.fragment.index
+        self._since_state[index] += sum(one.coded_bytes + one.exact_bytes for one in decided.settled.entry.members)
+        of_state = BYTES_PER_ELEMENT * held.fragment.numel * (1 + (held.momentum is not None))
+        if self._since_state[index] > of_state or self._rounds.wants_state(index):
+            self._since_state[index] = 0
+            self._rounds.write_state(held)
+
+    @override
+    def meet(self) -> None:
+        raise InvalidArgumentError(
+            "anchor(together=True) waits for all sites, and an elastic run waits for none; enter anchor() without it"
+        )
+
+    @override
+    def end(self) -> None:
+        """Offers what was not counted yet, for 30 s at most, and leaves: the model holds the anchor."""
+        begun, patience = time.monotonic(), Patience()
+        self._quiet_until = 0
+        for index in range(len(self.fragments)):
+            self._next_due[index] = self.step
+        while self._is_open_work() and self.ranks.sum([int(time.monotonic() - begun < _LEAVE_S)])[0]:
+            self._meet_members()
+            time.sleep(0.02)
+            if patience.left_s <= 0:
+                say(patience, "finish()", "the sites to count the last deltas of this one")
+        for index in self._uncounted():
+            logger().warning(f"local steps: the last delta of fragment {index} was not counted within {_LEAVE_S:g} s")
+        if self._rounds is not None:
+            self._rounds.leave(5.0)
+        self.show_anchor()
+        free_host_memory()
+        if self._rounds is not None:
+            self._rounds.close()
+
+    def _uncounted(self) -> list[int]:
+        return [index for index in range(len(self.fragments)) if self.step > self._step_at_begin[index]]
+
+    def _is_open_work(self) -> bool:
+        return bool(self._uncounted())
+
+    @override
+    def numbers(self) -> dict[str, Any]:
+        return {
+            **self._numbers_of_state(),
+            "held_back": self._not_counted,
+            "in_flight": 0,
+            "oldest_in_flight": 0,
+        }
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """What the site was: the state itself is in the run folder, which the journal goes with."""
+        return {"elastic": True, "site": self.site, "layout": self.layout, "step": self.step}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is taken from it: the site has what the journal says."""
+        if not state.get("elastic"):
+            raise InvalidArgumentError(
+                "this state is of a run with fixed sites; an elastic run begins from weights: load them before "
+                "local_steps()"
+            )
+        if state["layout"] != self.layout:
+            raise InvalidArgumentError("this state is of another model, or of other fragments")
+
+    def _time_step(self) -> None:
+        now = time.monotonic()
+        if self._last_step_at is not None:
+            self._steps_s = [*self._steps_s[-31:], now - self._last_step_at]
+        self._last_step_at = now
+
+    def _beat(self) -> Beat:
+        step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
+        line_s = 0.0 if self._rounds is None else self._rounds.line.seconds
+        tokens = self.weight if self._settings.given.weights == "tokens" else 0
+        return Beat(step=self.step, tokens=tokens, step_s=step_s, line_s=line_s, free_bytes=0)
+
+
+def _agreement(entry: Round, settings: ResolvedSettings, mean_norm: float) -> float | None:
+    members = entry.members
+    told = Entry(
+        entry.version,
+        entry.fragment,
+        entry.version,
+        tuple(one.site for one in members),
+        tuple(one.step for one in members),
+        tuple(one.weight for one in members),
+        squared_norms=tuple(one.squared_norm for one in members),
+    )
+    return told.agreement(settings.coding.averaging, mean_norm)

@@ -1,0 +1,75 @@
+"""A rank of an elastic run: trains a small model with local steps, and writes a line of JSON after each step.
+
+python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [FRAGMENTS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+import geocomm
+
+FEATURES = 64
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Of all parameters, in order."""
+    found = xxhash.xxh3_128()
+    for parameter in model.parameters():
+        found.update(parameter.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(out: str, steps: str, step_seconds: str, every: str, fragments: str = "2") -> None:
+    """Train, and say how it went."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("geocomm")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), torch.nn.Linear(64, FEATURES)
+    )
+    target = torch.randn(FEATURES, FEATURES) / 8
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments))
+    handle = geocomm.local_steps(model, optimizer, settings)
+    generator = torch.Generator().manual_seed(xxhash.xxh3_64(os.environ["GEOCOMM_SITE"].encode()).intdigest() % 2**31)
+    name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}.jsonl"
+    stop = Path(out) / "stop"
+    with (Path(out) / name).open("a", buffering=1) as log:
+        taken = 0
+        while taken < int(steps) and not stop.exists():
+            begun = time.monotonic()
+            inputs = torch.randn(32, FEATURES, generator=generator)
+            loss = (model(inputs) - inputs @ target).square().mean()
+            loss.backward()
+            time.sleep(float(step_seconds))
+            optimizer.step()
+            optimizer.zero_grad()
+            taken += 1
+            numbers = handle.stats()
+            print(
+                json.dumps(
+                    {
+                        "step": numbers["steps"],
+                        "at": time.monotonic(),
+                        "took": time.monotonic() - begun,
+                        "loss": float(loss.detach()),
+                        "rounds": numbers["rounds"],
+                    }
+                ),
+                file=log,
+            )
+        handle.finish()
+        print(json.dumps({"end": weights_digest(model)}), file=log)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
