@@ -27,7 +27,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.native import native
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import RankSocket
-from geocomm.journal.entries import Join, Round
+from geocomm.journal.entries import Away, Join, Left, Removed, Round
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.journal.messages import (
     Beat,
@@ -149,6 +149,7 @@ class MemberRounds:
         # The thread's own.
         self._member: Member | None = None
         self._opens: dict[int, Open] = {}
+        self._owners_of: dict[str, set[bytes]] = {}
         self._contents: dict[Frame, torch.Tensor] = {}
         self._expected: set[tuple[int, int, int, str]] = set()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
@@ -365,6 +366,9 @@ class MemberRounds:
     def _follow(self, said: EntrySaid) -> None:
         if isinstance(said.entry, Round) and said.entry.every:
             self._every = said.entry.every
+        if isinstance(said.entry, Away | Left | Removed):
+            for owner in self._owners_of.pop(said.entry.site, set[bytes]()):
+                self._mail.forget(owner)
         if isinstance(said.entry, Join) and said.entry.site != self.site:
             with self._lock:
                 self._wanted_states |= self._fragments.keys()
@@ -424,6 +428,7 @@ class MemberRounds:
         place = fragment % len(owners)
         owner = owners[place]
         name = bytes.fromhex(owner.id)
+        self._owners_of.setdefault(site, set()).add(name)
         self._mail.peer(name, owner.host, owner.port, site, f"rank {place} of site {site!r}")
         return name
 
