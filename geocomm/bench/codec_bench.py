@@ -25,7 +25,6 @@ OTHERS = (
     "int8+huffman",
     "int4+huffman",
     "bit2",
-    "ternary",
     "bit1",
     "topk:k=41",
     "topk:k=41,select=global",

@@ -18,7 +18,6 @@ _FINER_THAN_FAMILY = {
     "loco": "small",
     "deadzone": "int4",
     "bit1": "int4",
-    "ternary": "int4",
     "bit2": "int4",
     "int4": "int8",
     "int8": "lossless",

@@ -206,7 +206,6 @@ CodecSpec spec_of(std::span<const CodecId> codecs, const EncodeHead& head) {
   if (spec.has_blocks()) spec.block = codec::kMinBlock << head.block % 7u;
   if (spec.id == CodecId::DeadZone) {
     spec.step = 0.05f + static_cast<float>(head.step) * (7.95f / 256);
-    spec.scale = static_cast<codec::Scale>(head.choices >> 4 & 1);
   }
   return spec;
 }

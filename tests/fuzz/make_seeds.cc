@@ -34,16 +34,12 @@ constexpr std::string_view kSpecs[] = {"none",
                                        "int4+huffman",
                                        "bit2",
                                        "bit2:block=64+huffman",
-                                       "ternary",
-                                       "ternary:block=4096",
-                                       "ternary+huffman",
                                        "bit1",
                                        "bit1:block=64+zstd",
                                        "deadzone",
                                        "deadzone:block=256,step=1.4",
                                        "deadzone+none",
                                        "deadzone:step=4+zstd",
-                                       "deadzone:scale=tensor",
                                        "topk",
                                        "topk:k=8",
                                        "topk:k=500,values=fp32",
@@ -154,9 +150,9 @@ EncodeHead encode_head(const Family& family, const CodecSpec& spec, DType dtype,
   while (dtype_of(spec.id, head) != dtype) ++head.dtype;
   head.stage = static_cast<std::uint8_t>(spec.entropy);
   while (spec.has_blocks() && spec_of(family.codecs, head).block != spec.block) ++head.block;
-  head.choices = static_cast<std::uint8_t>(
-      static_cast<unsigned>(spec.rounding) | static_cast<unsigned>(spec.select) << 1 |
-      static_cast<unsigned>(spec.values) << 2 | static_cast<unsigned>(spec.scale) << 4);
+  head.choices = static_cast<std::uint8_t>(static_cast<unsigned>(spec.rounding) |
+                                           static_cast<unsigned>(spec.select) << 1 |
+                                           static_cast<unsigned>(spec.values) << 2);
   head.step = static_cast<std::uint8_t>(spec.step * 31);
   head.k = static_cast<std::uint16_t>(spec.k - 1);
   head.residual_scale = 0x3F00;

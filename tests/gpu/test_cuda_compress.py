@@ -16,7 +16,7 @@ CODECS = (
     "bf16",
     "int8",
     "int4:round=stochastic",
-    "ternary+huffman",
+    "bit2+huffman",
     "deadzone",
     "deadzone+none",
     "lossless",

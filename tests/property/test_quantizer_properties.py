@@ -100,23 +100,9 @@ def test_bit2_gives_the_levels_of_lloyd_and_max_around_the_threshold(block: int,
     assert (unit[~is_high] <= 0.9816 * (1 + SCALE_SLACK)).all()
 
 
-@small
-@given(blocks, normal, st.sampled_from(("", *(f"+{stage}" for stage in STAGES))))
-def test_ternary_gives_zero_or_the_level_of_lloyd_and_max(block: int, data: Data, stage: str) -> None:
-    tensor = data.tensor()
-    decoded = geocomm.decompress(geocomm.compress(tensor, f"ternary:block={block}{stage}"))
-    scale = rms(blocks_of(tensor, block), lengths_of(tensor, block)).repeat_interleave(block)[: tensor.numel()]
-    kept = decoded != 0
-    assert torch.equal(decoded[kept].sign(), tensor[kept].sign())
-    assert ((decoded.abs().double() / scale - 1.2240).abs()[kept] <= (SCALE_SLACK + 1e-4) * 1.2240).all()
-    unit = tensor.abs().double() / scale
-    assert (unit[kept] >= 0.6120 * (1 - SCALE_SLACK)).all()
-    assert (unit[~kept] <= 0.6120 * (1 + SCALE_SLACK)).all()
-
-
 @large
 @given(
-    st.sampled_from(("bit1", "bit2", "ternary")),
+    st.sampled_from(("bit1", "bit2")),
     blocks,
     inputs((torch.float32,), kinds=("special",), exponents=(-20, 20), largest_bytes=SMALL_BYTES),
 )
@@ -251,7 +237,7 @@ def test_top_k_of_16_or_more_carries_nan_and_inf_before_all_else(codec: str, dat
 
 @small
 @given(
-    st.sampled_from(("int8", "int4:block=64", "bit2", "ternary", "bit1", "fp16", "bf16", "deadzone:step=0.3")),
+    st.sampled_from(("int8", "int4:block=64", "bit2", "bit1", "fp16", "bf16", "deadzone:step=0.3")),
     inputs(FLOATS, largest_bytes=SMALL_BYTES),
 )
 def test_stage_changes_bytes_but_no_value(codec: str, data: Data) -> None:

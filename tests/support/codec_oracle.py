@@ -126,7 +126,7 @@ def _has_zstd() -> bool:
 
 STAGES = ("huffman", "zstd") if _has_zstd() else ("huffman",)
 stages = st.sampled_from(("none", *STAGES))
-level_codecs = st.builds("{}:block={}".format, st.sampled_from(("bit2", "ternary", "bit1")), st.sampled_from(BLOCKS))
+level_codecs = st.builds("{}:block={}".format, st.sampled_from(("bit2", "bit1")), st.sampled_from(BLOCKS))
 dead_zone_codecs = st.builds(
     "deadzone:block={},step={}".format, st.sampled_from(BLOCKS), st.sampled_from((0.05, 0.3, 0.7, 1.0, 1.4, 8.0))
 )

@@ -1,5 +1,5 @@
-// Checks of received blocks that come before anything is written: scales, packed bytes, and that the raw
-// blocks take just what the frame has.
+// Checks of received blocks that come before anything is written: scales, and that the raw blocks take just
+// what the frame has.
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/kernels.h"
@@ -30,25 +30,6 @@ __global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
   }
 }
 
-template <typename Coder>
-__global__ void __launch_bounds__(kBlockThreads) check_codes(Decode args) {
-  if (*args.verdict != 0) return;
-  const std::uint64_t warps = std::uint64_t{gridDim.x} * kBlockWarps;
-  std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
-  BlockPlace place;
-  for (; find_block(args.plan, warp, place); warp += warps) {
-    const FrameRecord& record = args.workspace.records[place.frame];
-    if (record.is_plain != 0 || place.length == 0) continue;
-    const std::uint8_t* packed =
-        args.codes(place.frame) + std::uint64_t{place.index} * args.plan.block_code_bytes;
-    const unsigned bytes = Coder::packed_bytes(place.length);
-    bool valid = true;
-    for (unsigned at = place.u; at < bytes; at += place.lanes)
-      valid = valid && packed[at] <= Coder::kLargestByte;
-    if (!valid) report(args.verdict, Fault::Code, place.frame);
-  }
-}
-
 __global__ void __launch_bounds__(kBlockThreads) check_sizes(Decode args) {
   const std::uint64_t frame = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   if (frame >= args.plan.frames || *args.verdict != 0) return;
@@ -64,11 +45,6 @@ core::Status check(const Decode& args, Stream stream) {
   const std::uint64_t scales = (args.plan.blocks() + kBlockThreads - 1) / kBlockThreads;
   GEOCOMM_RETURN_IF_ERROR(
       launch(check_scales<Coder>, Grid{persistent_blocks(scales, 8), kBlockThreads}, stream, args));
-  if constexpr (Coder::kLargestByte < 255) {
-    const std::uint64_t warps = (warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps;
-    GEOCOMM_RETURN_IF_ERROR(
-        launch(check_codes<Coder>, Grid{persistent_blocks(warps, 8), kBlockThreads}, stream, args));
-  }
   const Grid grid{(args.plan.frames + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
   return launch(check_sizes, grid, stream, args);
 }

@@ -61,14 +61,12 @@ __device__ __forceinline__ void put_word(std::uint8_t* shared, unsigned offset, 
 }
 
 // What the coders have in common: a byte holds the codes i, i + n, i + 2 n, ... of a block of n packed bytes,
-// kBits each from its low end (Bit1 and Ternary differ).
+// kBits each from its low end (Bit1 differs).
 template <CodecId kCodecId, unsigned kBits>
 struct SplitCoder {
   static constexpr CodecId kId = kCodecId;
   static constexpr unsigned kParts = 8 / kBits;
   static constexpr std::uint32_t kCodeMask = ((1u << kBits) - 1) * 0x01010101u;
-  static constexpr std::uint32_t kNeutral = 0;  // four codes of elements that are not there
-  static constexpr unsigned kLargestByte = 255;
 
   static __device__ __forceinline__ unsigned packed_bytes(unsigned length) {
     return (length + kParts - 1) / kParts;
@@ -214,81 +212,6 @@ struct Bit2Coder : SplitCoder<CodecId::Bit2, 2>, MomentScale<CodecId::Bit2, true
   }
 };
 
-// Codes: digits to the base 3, 1 for a value of 0.
-struct TernaryCoder : SplitCoder<CodecId::Ternary, 1>, MomentScale<CodecId::Ternary, true> {
-  static constexpr unsigned kParts = 5;
-  static constexpr std::uint32_t kNeutral = 0x01010101;
-  static constexpr unsigned kLargestByte = 242;
-
-  static __device__ __forceinline__ std::uint32_t codes(const Quad& values, const Scale& scale) {
-    const float threshold = __fmul_rn(kTernaryThreshold, scale.value);
-    std::uint32_t codes = 0;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const std::uint32_t bits = __float_as_uint(values.v[c]);
-      const bool large = __uint_as_float(bits & kMagnitude) >= threshold;
-      codes |= (large ? 2u - (bits >> 31 << 1) : 1u) << 8 * c;
-    }
-    return codes;
-  }
-
-  static __device__ __forceinline__ Quad decoded(std::uint32_t codes, const Scale& scale) {
-    const float level = __fmul_rn(kTernaryLevel, scale.value);
-    Quad quad;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const std::uint32_t digit = codes >> 8 * c & 3u;
-      quad.v[c] = digit == 1 ? 0.0f : digit == 0 ? -level : level;
-    }
-    return quad;
-  }
-
-  static __device__ __forceinline__ unsigned packed_bytes(unsigned length) {
-    return (length + kParts - 1) / kParts;
-  }
-  // Four bytes at once: none exceeds 242 on the way.
-  static __device__ __forceinline__ std::uint32_t pack_word(const std::uint8_t* codes, unsigned index,
-                                                            unsigned n) {
-    std::uint32_t packed = word_at(codes, index + 4 * n);
-#pragma unroll
-    for (int part = 3; part >= 0; --part) packed = 3 * packed + word_at(codes, index + part * n);
-    return packed;
-  }
-  static __device__ __forceinline__ std::uint32_t pack_byte(const std::uint8_t* codes, unsigned index,
-                                                            unsigned n) {
-    std::uint32_t packed = codes[index + 4 * n];
-#pragma unroll
-    for (int part = 3; part >= 0; --part) packed = 3 * packed + codes[index + part * n];
-    return packed;
-  }
-  // Two bytes at once, in the halves of a word: x / 3 = 171 x / 512 for all x < 256.
-  static __device__ __forceinline__ std::uint32_t third(std::uint32_t halves) {
-    return halves * 171 >> 9 & 0x007F007Fu;
-  }
-  static __device__ __forceinline__ void unpack_word(std::uint32_t packed, std::uint8_t* codes,
-                                                     unsigned index, unsigned n) {
-    std::uint32_t even = packed & 0x00FF00FFu;
-    std::uint32_t odd = packed >> 8 & 0x00FF00FFu;
-#pragma unroll
-    for (unsigned part = 0; part < kParts; ++part) {
-      const std::uint32_t even_rest = third(even);
-      const std::uint32_t odd_rest = third(odd);
-      put_word(codes, index + part * n, (even - 3 * even_rest) | (odd - 3 * odd_rest) << 8);
-      even = even_rest;
-      odd = odd_rest;
-    }
-  }
-  static __device__ __forceinline__ void unpack_byte(std::uint32_t packed, std::uint8_t* codes,
-                                                     unsigned index, unsigned n) {
-#pragma unroll
-    for (unsigned part = 0; part < kParts; ++part) {
-      const std::uint32_t rest = third(packed);
-      codes[index + part * n] = static_cast<std::uint8_t>(packed - 3 * rest);
-      packed = rest;
-    }
-  }
-};
-
 // Codes: negative. Eight that are neighbours share a byte.
 struct Bit1Coder : SplitCoder<CodecId::Bit1, 1>, MomentScale<CodecId::Bit1, false> {
   static __device__ __forceinline__ std::uint32_t codes(const Quad& values, const Scale&) {
@@ -345,8 +268,6 @@ core::Status with_coder(CodecId id, Run&& run) {
       return run.template operator()<IntCoder<CodecId::Int4>>();
     case CodecId::Bit2:
       return run.template operator()<Bit2Coder>();
-    case CodecId::Ternary:
-      return run.template operator()<TernaryCoder>();
     default:
       return run.template operator()<Bit1Coder>();
   }

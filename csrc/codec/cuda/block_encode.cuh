@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
     }
   });
   if (place.u < kStagedPad / 4) {
-    *reinterpret_cast<std::uint32_t*>(staged + args.plan.block + 4 * place.u) = Coder::kNeutral;
+    *reinterpret_cast<std::uint32_t*>(staged + args.plan.block + 4 * place.u) = 0;
   }
   __syncwarp();
   if (place.length == 0) return;

@@ -6,8 +6,6 @@ core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode&
   switch (id) {
     case CodecId::Bit2:
       return launch_encode_blocks<Bit2Coder>(args, dtype, stream);
-    case CodecId::Ternary:
-      return launch_encode_blocks<TernaryCoder>(args, dtype, stream);
     default:
       return launch_encode_blocks<Bit1Coder>(args, dtype, stream);
   }

@@ -46,7 +46,7 @@ const CodecFamily& family_of(const CodecSpec& spec);
 
 extern const CodecFamily kElementFamily;    // None; Fp16 and Bf16 without a stage
 extern const CodecFamily kCastPlaneFamily;  // these with a stage
-extern const CodecFamily kBlockFamily;      // Int8, Int4, Bit2, Ternary, Bit1
+extern const CodecFamily kBlockFamily;      // Int8, Int4, Bit2, Bit1
 extern const CodecFamily kDeadZoneFamily;
 extern const CodecFamily kTopKFamily;
 extern const CodecFamily kLosslessFamily;

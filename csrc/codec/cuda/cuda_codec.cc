@@ -97,7 +97,6 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::Int8:
     case CodecId::Int4:
     case CodecId::Bit2:
-    case CodecId::Ternary:
     case CodecId::Bit1:
       return kBlockFamily;
     case CodecId::DeadZone:

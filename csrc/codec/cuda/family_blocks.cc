@@ -1,4 +1,4 @@
-// Int8, Int4, Bit2, Ternary, Bit1. The room holds frames of the regular layout, to move encoded blocks
+// Int8, Int4, Bit2, Bit1. The room holds frames of the regular layout, to move encoded blocks
 // through, or for planes before or behind their stage; then the stage's own.
 #include "codec/cuda/codec_family.h"
 

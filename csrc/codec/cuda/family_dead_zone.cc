@@ -18,7 +18,7 @@ bool has_stage(const CodecSpec& spec) {
 
 // A step of the whole tensor is the host's: it would take a pass over all of it before the first frame.
 bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd && spec.scale == codec::Scale::Block;
+  return spec.entropy != Entropy::Zstd;
 }
 
 SectionShape shape_of(const PayloadPlan& plan) {

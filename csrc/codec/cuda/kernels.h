@@ -53,7 +53,7 @@ core::Status copy_into_frames(const ElementEncode& args, Stream stream);
 // is updated.
 core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
 
-// Int8 and Int4, then Bit2, Ternary and Bit1: to the regular layout; counts raw blocks.
+// Int8 and Int4, then Bit2 and Bit1: to the regular layout; counts raw blocks.
 struct BlockEncode {
   const std::uint8_t* src;
   std::uint8_t* dst;

@@ -59,7 +59,6 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
     case CodecId::Int8:
     case CodecId::Int4:
     case CodecId::Bit2:
-    case CodecId::Ternary:
     case CodecId::Bit1: {
       // Blocks may be raw, and planes have heads.
       const std::size_t plane = BlockLayout(spec.id, spec.block, dtype, elements).plane_bytes();

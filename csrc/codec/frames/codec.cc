@@ -134,7 +134,6 @@ const PayloadCodec& payload_codec(CodecId id) {
     case CodecId::Int8:
     case CodecId::Int4:
     case CodecId::Bit2:
-    case CodecId::Ternary:
     case CodecId::Bit1:
       return kBlockCodec;
     case CodecId::DeadZone:

@@ -44,8 +44,6 @@ struct CompressOptions {
   // TopK with Select::Global: the magnitude above which elements are chosen, carried from call to call. 0, or
   // nullptr: found by sampling this input. On exit corrected by how many it let through.
   float* threshold = nullptr;
-  // DeadZone with Scale::Tensor: the rms of all that this input is a part of. Negative: that of this input.
-  float rms = -1.0f;
 };
 
 // Worst-case size of the frame, header included, in bytes. Cannot fail; 0 elements are allowed.

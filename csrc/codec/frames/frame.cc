@@ -36,7 +36,7 @@ CodecSpec spec_of(const FrameHeader& header) {
 }
 
 Status check_fields(const FrameHeader& header) {
-  if (header.codec >= kCodecCount) {
+  if (!is_codec(header.codec)) {
     return corrupt_frame("unknown codec ", int{header.codec}, "; both ends must run the same geocomm");
   }
   if (!core::is_valid_dtype(header.dtype)) return corrupt_frame("unknown dtype ", int{header.dtype});

@@ -47,7 +47,7 @@ const PayloadCodec& payload_codec(CodecId id);
 // Defined beside their code.
 extern const PayloadCodec kPlainCodec;     // None
 extern const PayloadCodec kCastCodec;      // Fp16, Bf16
-extern const PayloadCodec kBlockCodec;     // Int8, Int4, Bit2, Ternary, Bit1
+extern const PayloadCodec kBlockCodec;     // Int8, Int4, Bit2, Bit1
 extern const PayloadCodec kDeadZoneCodec;  // DeadZone
 extern const PayloadCodec kTopKCodec;      // TopK
 extern const PayloadCodec kLosslessCodec;  // Lossless

@@ -83,8 +83,6 @@ double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
       return scale + (packed ? 0.414 : 0.5);
     case CodecId::Bit2:
       return scale + 0.25;
-    case CodecId::Ternary:
-      return scale + 0.203;
     case CodecId::Bit1:
       return scale + 0.125;
     case CodecId::DeadZone:

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "codec/frames/thread_scratch.h"
-#include "codec/quantizers/dead_zone/dead_zone_rms.h"
 #include "codec/quantizers/top_k/top_k_format.h"
 #include "codec/quantizers/top_k/top_k_threshold.h"
 #include "core/float_rules.h"
@@ -171,26 +170,6 @@ std::size_t frame_elements(DType dtype) {
   return kPayloadFrameBytes / core::size_of(dtype);
 }
 
-// DeadZone with Scale::Tensor: of all frames; summed frame by frame, so that threads do not matter.
-float shared_rms(DType dtype, std::span<const std::byte> src, const ErrorFeedback& feedback,
-                 core::ThreadPool* pool) {
-  const std::size_t size = core::size_of(dtype);
-  const std::size_t per_frame = frame_elements(dtype);
-  const std::size_t elements = src.size() / size;
-  std::vector<SquareSum> sums((elements + per_frame - 1) / per_frame);
-  SharedJobs::run(pool, sums.size(), [&](std::size_t index) {
-    const std::size_t first = index * per_frame;
-    const std::size_t count = std::min(per_frame, elements - first);
-    sums[index] = sum_squares(dtype, src.data() + first * size, count, feedback.part(first, count));
-  });
-  SquareSum total;
-  for (const SquareSum& sum : sums) {
-    total.sum += sum.sum;
-    total.elements += sum.elements;
-  }
-  return total.rms();
-}
-
 struct PlacedFrame {
   std::span<const std::byte> bytes;
   std::uint64_t first_element = 0;
@@ -289,16 +268,10 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
   const std::size_t per_frame = frame_elements(dtype);
   const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
   SharedThreshold threshold(spec, dtype, src, options);
-  float rms = options.rms;
-  if (spec.id == CodecId::DeadZone && spec.scale == Scale::Tensor && rms < 0 &&
-      are_taken(dtype, options.feedback)) {
-    rms = shared_rms(dtype, src, options.feedback, pool);
-  }
   const auto compress_frame = [&](std::size_t index, std::span<std::byte> room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
-    part.rms = rms;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
     return threshold.compress_frame(

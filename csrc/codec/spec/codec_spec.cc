@@ -17,9 +17,9 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-constexpr std::array<std::string_view, kCodecCount> kNames = {"none",     "fp16", "bf16",     "int8",
-                                                              "int4",     "bit2", "ternary",  "bit1",
-                                                              "deadzone", "topk", "lossless", "loco"};
+// By CodecId; empty where there is none.
+constexpr std::array<std::string_view, kCodecIds> kNames = {
+    "none", "fp16", "bf16", "int8", "int4", "bit2", "", "bit1", "deadzone", "topk", "lossless", "loco"};
 constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"int8", "int8"},
                                              {"int4", "int4"},
@@ -28,7 +28,6 @@ constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"tiny", "topk:k=64,values=bit2"}}};
 constexpr std::array<std::string_view, 2> kRoundings = {"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kStages = {"none", "huffman", "zstd"};
-constexpr std::array<std::string_view, 2> kScales = {"block", "tensor"};
 constexpr std::array<std::string_view, 2> kSelects = {"chunk", "global"};
 constexpr std::array<std::string_view, 4> kValues = {"fp32", "bf16", "int8", "bit2"};
 constexpr std::array<std::string_view, 7> kBlocks = {"64", "128", "256", "512", "1024", "2048", "4096"};
@@ -55,6 +54,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::string_view nearest(std::string_view text, std::span<const std::string_view> choices) {
   return *std::ranges::min_element(choices, {},
                                    [&](std::string_view choice) { return edit_distance(text, choice); });
+}
+
+std::vector<std::string_view> known_names() {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : kNames) {
+    if (!name.empty()) names.push_back(name);
+  }
+  return names;
 }
 
 std::string join(std::span<const std::string_view> parts) {
@@ -107,7 +114,7 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
   std::vector<std::string_view> keys;
   if (spec.has_blocks()) keys.push_back("block");
   if (spec.has_rounding()) keys.push_back("round");
-  if (spec.id == CodecId::DeadZone) keys.insert(keys.end(), {"step", "scale"});
+  if (spec.id == CodecId::DeadZone) keys.push_back("step");
   if (spec.id == CodecId::Loco) keys.push_back("k");
   if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "select", "values"});
   return keys;
@@ -131,7 +138,6 @@ Status takes_no_settings(std::string_view whole, std::string_view name) {
 // As it stands in the string form; `key` is one of keys_of(spec).
 std::string value_of(const CodecSpec& spec, std::string_view key) {
   if (key == "round") return std::string(kRoundings[static_cast<std::size_t>(spec.rounding)]);
-  if (key == "scale") return std::string(kScales[static_cast<std::size_t>(spec.scale)]);
   if (key == "select") return std::string(kSelects[static_cast<std::size_t>(spec.select)]);
   if (key == "values") return std::string(kValues[static_cast<std::size_t>(spec.values)]);
   if (key == "k") return core::str(spec.k);
@@ -144,7 +150,6 @@ std::string value_of(const CodecSpec& spec, std::string_view key) {
 // `key` is one of keys_of(spec).
 Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
   if (key == "round") return apply_choice(whole, key, value, kRoundings, spec.rounding);
-  if (key == "scale") return apply_choice(whole, key, value, kScales, spec.scale);
   if (key == "select") return apply_choice(whole, key, value, kSelects, spec.select);
   if (key == "values") return apply_choice(whole, key, value, kValues, spec.values);
   if (key == "step") {
@@ -185,14 +190,14 @@ core::Result<CodecSpec> parse_codec(std::string_view text, std::vector<std::stri
   const std::size_t colon = before.find(':');
   const std::string_view name = before.substr(0, colon);
   const std::size_t id = index_of(kNames, name);
-  if (id == kNames.size()) {
+  if (id == kNames.size() || name.empty()) {
     for (const Preset& preset : kPresets) {
       if (name != preset.name) continue;
       return Status(StatusCode::InvalidArgument,
                     core::str("codec ", quoted(text), ": the preset '", name,
                               "' takes neither settings nor a stage; it stands for '", preset.codec, "'"));
     }
-    std::vector<std::string_view> names(kNames.begin(), kNames.end());
+    std::vector<std::string_view> names = known_names();
     for (const Preset& preset : kPresets) {
       if (std::ranges::find(names, preset.name) == names.end()) names.push_back(preset.name);
     }
@@ -243,7 +248,7 @@ bool is_valid_block(std::uint32_t block) {
 core::Result<CodecSpec> CodecSpec::parse(std::string_view text, std::vector<std::string>* given) {
   if (text.empty()) {
     return Status(StatusCode::InvalidArgument,
-                  core::str("the codec's name is empty; name one of: ", join(kNames)));
+                  core::str("the codec's name is empty; name one of: ", join(known_names())));
   }
   for (const Preset& preset : kPresets) {
     if (text == preset.name) return parse_codec(preset.codec, nullptr);
@@ -296,7 +301,8 @@ bool same_frames(const CodecSpec& a, const CodecSpec& b) {
 }
 
 std::vector<std::string> codec_names() {
-  return {kNames.begin(), kNames.end()};
+  const std::vector<std::string_view> names = known_names();
+  return {names.begin(), names.end()};
 }
 
 std::vector<Preset> presets() {

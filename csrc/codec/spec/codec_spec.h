@@ -11,7 +11,8 @@
 
 namespace geocomm::codec {
 
-// The values stand on the wire (docs/spec/codecs.md): never renumber.
+// The values stand on the wire (docs/spec/codecs.md): never renumber, and never give 6 again (it was the
+// codec ternary).
 enum class CodecId : std::uint8_t {
   None = 0,      // the elements as they are
   Fp16 = 1,      // cast to IEEE half, round to nearest even
@@ -19,14 +20,16 @@ enum class CodecId : std::uint8_t {
   Int8 = 3,      // per block: bf16 scale = absmax / 127, q in [-127, 127]
   Int4 = 4,      // per block: bf16 scale = absmax / 7, q in [-7, 7], two per byte
   Bit2 = 5,      // per block: bf16 scale = rms, the four Lloyd-Max levels of a Gaussian, four per byte
-  Ternary = 6,   // per block: bf16 scale = rms, the three Lloyd-Max levels of a Gaussian, five per byte
   Bit1 = 7,      // per block: bf16 scale = mean magnitude, the sign, eight per byte
   DeadZone = 8,  // per block: bf16 step = f * rms, a wide zero bin; a bitmap and the values that are not zero
   TopK = 9,      // the largest elements: their places, and their values in a codec of their own
   Lossless = 10,  // byte planes of the element's bits
   Loco = 11       // the k largest of each 4096 at a fixed rate: places in Elias-Fano, two magnitudes, signs
 };
-inline constexpr std::uint8_t kCodecCount = 12;
+inline constexpr std::uint8_t kCodecIds = 12;  // all are below
+constexpr bool is_codec(std::uint8_t id) {
+  return id < kCodecIds && id != 6;
+}
 
 // Elements per scale: a power of two in this range.
 inline constexpr std::uint32_t kMinBlock = 64;
@@ -42,9 +45,6 @@ enum class Entropy : std::uint8_t { None = 0, Huffman = 1, Zstd = 2 };
 // How TopK chooses. Chunk: the k largest of every 4096 elements. Global: all above one threshold, which is
 // carried from call to call so that k of 4096 pass on average.
 enum class Select : std::uint8_t { Chunk = 0, Global = 1 };
-// Over what DeadZone takes the rms that its step is a multiple of: each block, or all that is compressed at
-// once (one call of compress_payload(), a chunk of a collective).
-enum class Scale : std::uint8_t { Block = 0, Tensor = 1 };
 // How TopK carries what it chose. On the wire.
 enum class Values : std::uint8_t { Fp32 = 0, Bf16 = 1, Int8 = 2, Bit2 = 3 };
 inline constexpr std::uint32_t kTopKChunk = 4096;
@@ -57,14 +57,13 @@ struct Setting {
 };
 
 // Grammar: name[:key=value,...][+stage].
-//   name   a codec: none, fp16, bf16, int8, int4, bit2, ternary, bit1, deadzone, topk, lossless, loco; or a
+//   name   a codec: none, fp16, bf16, int8, int4, bit2, bit1, deadzone, topk, lossless, loco; or a
 //   preset,
 //          which takes neither settings nor a stage (presets())
 //   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone 4096.
-//          int8, int4, bit2, ternary, bit1, deadzone
+//          int8, int4, bit2, bit1, deadzone
 //   round  nearest (default) | stochastic. int8, int4
 //   step   step of deadzone in units of the rms, 0.05 to 8; default 0.7
-//   scale  what has the rms: block (default) | tensor, which costs another pass. deadzone
 //   k      elements kept of each 4096, 1 to 2048; default 64. topk, loco
 //   select chunk (default) | global. topk
 //   values fp32 | bf16 | int8 (default) | bit2. topk
@@ -79,7 +78,6 @@ struct CodecSpec {
   Entropy entropy = Entropy::None;
   std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
   float step = 0.7f;                    // DeadZone; not in frames
-  Scale scale = Scale::Block;           // DeadZone; not in frames
   std::uint32_t k = 64;                 // TopK, Loco; not in the header of frames
   Select select = Select::Chunk;        // TopK; not in frames
   Values values = Values::Int8;         // TopK; not in frames

@@ -107,7 +107,7 @@ std::string describe(std::uint64_t bits) {
   codec::CodecSpec codec;
   codec.id = static_cast<codec::CodecId>(field(bits, kCodecShift, 4));
   const std::uint64_t entropy = field(bits, kEntropyShift, 2);
-  const bool known = static_cast<std::uint8_t>(codec.id) < codec::kCodecCount &&
+  const bool known = codec::is_codec(static_cast<std::uint8_t>(codec.id)) &&
                      entropy <= static_cast<std::uint64_t>(codec::Entropy::Zstd);
   codec.entropy = static_cast<codec::Entropy>(entropy);
   codec.rounding = static_cast<codec::Rounding>(field(bits, kRoundingShift, 1));

@@ -45,8 +45,6 @@ inline constexpr std::string_view kAllSpecs[] = {"none",
                                                  "int4:block=4096",
                                                  "bit2",
                                                  "bit2:block=64+huffman",
-                                                 "ternary",
-                                                 "ternary:block=64",
                                                  "bit1",
                                                  "bit1:block=64"};
 

@@ -74,23 +74,6 @@ TEST_P(BlockFormat, test_bit2_is_four_quarters_of_two_bits) {
   }
 }
 
-TEST_P(BlockFormat, test_ternary_is_five_digits_of_five_parts) {
-  const Bytes bytes = frame("ternary");
-  ASSERT_EQ(scale_at(bytes, 0), core::float_to_bfloat16(rms()));
-  const float scale = core::bfloat16_to_float(scale_at(bytes, 0));
-  const std::size_t part = (values_.size() + 4) / 5;
-  std::vector<int> expected(part, 1 + 3 + 9 + 27 + 81);
-  const auto decoded = accumulated(bytes, values_.size());
-  for (std::size_t i = 0; i < values_.size(); ++i) {
-    int code = 0;
-    if (std::abs(values_[i]) >= 0.612003207f * scale) code = std::signbit(values_[i]) ? -1 : 1;
-    constexpr int kPowers[] = {1, 3, 9, 27, 81};
-    expected[i % part] += code * kPowers[i / part];
-    ASSERT_EQ(decoded[i], static_cast<float>(code) * (1.22400641f * scale));
-  }
-  EXPECT_EQ(codes_of(bytes, 1), expected);
-}
-
 TEST_P(BlockFormat, test_bit1_is_the_signs_in_order) {
   const Bytes bytes = frame("bit1");
   std::vector<float> magnitudes;
@@ -110,9 +93,8 @@ TEST_P(BlockFormat, test_bit1_is_the_signs_in_order) {
 
 INSTANTIATE_TEST_SUITE_P(Lengths, BlockFormat, testing::Values(1, 5, 64, 127, 128, 129, 256, 999, 4096));
 
-constexpr std::string_view kSpecs[] = {"int8:block=64",    "int4:block=64",           "bit2:block=64",
-                                       "ternary:block=64", "bit1:block=64",           "int8:block=64+huffman",
-                                       "bf16+huffman",     "ternary:block=64+huffman"};
+constexpr std::string_view kSpecs[] = {"int8:block=64", "int4:block=64",         "bit2:block=64",
+                                       "bit1:block=64", "int8:block=64+huffman", "bf16+huffman"};
 
 class ForgedBlocks : public testing::TestWithParam<std::string_view> {
  protected:
@@ -159,11 +141,10 @@ TEST_P(ForgedBlocks, test_payload_of_any_other_length_is_refused) {
 
 TEST_P(ForgedBlocks, test_scale_out_of_range_is_refused) {
   if (!spec_.has_blocks()) return;
-  const std::uint16_t largest = spec_.id == CodecId::Int8      ? 0x7C01
-                                : spec_.id == CodecId::Int4    ? 0x7E12
-                                : spec_.id == CodecId::Bit2    ? 0x7F29
-                                : spec_.id == CodecId::Ternary ? 0x7F51
-                                                               : 0x7F7F;
+  const std::uint16_t largest = spec_.id == CodecId::Int8   ? 0x7C01
+                                : spec_.id == CodecId::Int4 ? 0x7E12
+                                : spec_.id == CodecId::Bit2 ? 0x7F29
+                                                            : 0x7F7F;
   for (const int bits : {0, 0x7F, largest + 1, 0x7F81, 0x7FC0, 0x8080, 0xFF80, 0xFFFF}) {
     if (bits == 0x7F80) continue;
     Bytes bad = frame_;
@@ -185,20 +166,6 @@ TEST_P(ForgedBlocks, test_scale_out_of_range_is_refused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, ForgedBlocks, testing::ValuesIn(kSpecs), case_name);
-
-TEST(ForgedTernary, test_byte_above_242_is_refused) {
-  const auto values = gaussian(256);
-  const Bytes frame = compressed(spec_of("ternary"), DType::Float32, to_bytes(values));
-  for (const std::size_t at : {std::size_t{34}, frame.size() - 1}) {
-    for (int byte = 0; byte < 256; ++byte) {
-      Bytes bad = frame;
-      bad[at] = static_cast<std::byte>(byte);
-      reseal(bad);
-      Bytes out(1024);
-      EXPECT_EQ(decompress(bad, out).code(), byte > 242 ? StatusCode::CorruptData : StatusCode::Ok) << byte;
-    }
-  }
-}
 
 }  // namespace
 }  // namespace geocomm::codec

@@ -22,10 +22,8 @@ const std::string_view kConditionSpecs[] = {"none",
                                             "int8:round=stochastic",
                                             "int4:block=64",
                                             "bit2:block=64",
-                                            "ternary:block=64",
                                             "bit1:block=64",
                                             "deadzone:step=0.7",
-                                            "deadzone:scale=tensor",
                                             "topk:k=64,values=int8",
                                             "topk:k=64,values=bit2",
                                             "topk:k=41,select=global",
@@ -92,7 +90,7 @@ TEST(CodecFloatRules, test_settings_that_a_pool_inherited_change_no_bit) {
   constexpr std::size_t kFrames = 6;
   const std::size_t elements = kFrames * kPayloadFrameBytes / sizeof(float);
   const Bytes src = to_bytes(near_subnormal(elements, 2));
-  for (const auto text : {"int8", "deadzone:scale=tensor"}) {
+  for (const auto text : {"int8", "deadzone"}) {
     const CodecSpec spec = spec_of(text);
     const Made expected = make(spec, DType::Float32, src, nullptr, float_conditions().front());
     for (const FloatCondition& condition : float_conditions()) {

@@ -19,14 +19,18 @@ CodecSpec parsed(std::string_view text) {
 
 TEST(CodecSpec, test_parse_of_each_name_gives_its_codec) {
   const auto names = codec_names();
-  ASSERT_EQ(names.size(), kCodecCount);
-  for (std::size_t i = 0; i < names.size(); ++i) {
+  std::size_t i = 0;
+  for (int id = 0; id < kCodecIds; ++id) {
+    if (!is_codec(static_cast<std::uint8_t>(id))) continue;
+    ASSERT_LT(i, names.size());
     const CodecSpec spec = parsed(names[i]);
-    EXPECT_EQ(static_cast<std::size_t>(spec.id), i);
+    EXPECT_EQ(static_cast<int>(spec.id), id);
     EXPECT_EQ(spec.to_string(), names[i]);
     EXPECT_EQ(spec.is_exact(), names[i] == "none" || names[i] == "lossless");
     EXPECT_EQ(spec.needs_feedback(), names[i] == "topk" || names[i] == "loco");
+    ++i;
   }
+  EXPECT_EQ(i, names.size());
 }
 
 TEST(CodecSpec, test_parts_of_a_spec_are_those_of_its_string) {
@@ -118,8 +122,7 @@ TEST(CodecSpec, test_parse_takes_the_ends_of_each_range) {
 
 TEST(CodecSpec, test_to_string_leaves_out_defaults) {
   EXPECT_EQ(parsed("int8:block=256,round=nearest+none").to_string(), "int8");
-  EXPECT_EQ(parsed("deadzone:block=4096,step=0.7,scale=block+huffman").to_string(), "deadzone");
-  EXPECT_EQ(parsed("deadzone:scale=tensor,step=1").to_string(), "deadzone:step=1,scale=tensor");
+  EXPECT_EQ(parsed("deadzone:block=4096,step=0.7+huffman").to_string(), "deadzone");
   EXPECT_EQ(parsed("topk:k=64,select=chunk,values=int8+huffman").to_string(), "topk");
   EXPECT_EQ(parsed("lossless+huffman").to_string(), "lossless");
   EXPECT_EQ(parsed("lossless+none").to_string(), "lossless+none");
@@ -256,17 +259,15 @@ INSTANTIATE_TEST_SUITE_P(Stages, BadSpec,
                                          "none+huffman", "none+zstd", "topk+none", "topk:k=5+none",
                                          "loco+huffman", "loco:k=5+zstd"));
 
-INSTANTIATE_TEST_SUITE_P(Settings, BadSpec,
-                         testing::Values("bit2:round=stochastic", "ternary:step=1", "bit1:k=3", "int8:step=1",
-                                         "deadzone:step=", "deadzone:step=0", "deadzone:step=0.04",
-                                         "deadzone:step=8.1", "deadzone:step=-1", "deadzone:step=nan",
-                                         "deadzone:step=inf", "deadzone:step=1x", "deadzone:step=1e99",
-                                         "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=frame",
-                                         "int8:scale=tensor", "topk:block=64", "topk:k=0", "topk:k=2049",
-                                         "loco:k=0", "loco:k=2049", "loco:values=bit2", "loco:block=64",
-                                         "topk:k=-1", "topk:k=1.5", "topk:k=", "topk:k=3,k=3",
-                                         "topk:select=all", "topk:values=int4",
-                                         "topk:values=", "topk:round=nearest", "lossless:block=64"));
+INSTANTIATE_TEST_SUITE_P(
+    Settings, BadSpec,
+    testing::Values("bit2:round=stochastic", "bit2:step=1", "bit1:k=3", "int8:step=1",
+                    "deadzone:step=", "deadzone:step=0", "deadzone:step=0.04", "deadzone:step=8.1",
+                    "deadzone:step=-1", "deadzone:step=nan", "deadzone:step=inf", "deadzone:step=1x",
+                    "deadzone:step=1e99", "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=tensor",
+                    "topk:block=64", "topk:k=0", "topk:k=2049", "loco:k=0", "loco:k=2049", "loco:values=bit2",
+                    "loco:block=64", "topk:k=-1", "topk:k=1.5", "topk:k=", "topk:k=3,k=3", "topk:select=all",
+                    "topk:values=int4", "topk:values=", "topk:round=nearest", "lossless:block=64"));
 
 struct Misspelling {
   const char* text;
@@ -286,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(
     Texts, Misspelled,
     testing::Values(Misspelling{"itn8", "int8"}, Misspelling{"INT4", "int4"}, Misspelling{"float16", "fp16"},
                     Misspelling{"bfp16", "fp16"}, Misspelling{"non", "none"}, Misspelling{"2bit", "bit2"},
-                    Misspelling{"terneary", "ternary"}, Misspelling{"dead-zone", "deadzone"},
+                    Misspelling{"bt1", "bit1"}, Misspelling{"dead-zone", "deadzone"},
                     Misspelling{"top-k", "topk"}, Misspelling{"losless", "lossless"},
                     Misspelling{"locco", "loco"}, Misspelling{"balance", "balanced"},
                     Misspelling{"Tiny", "tiny"}, Misspelling{"int8:blcok=64", "block"},

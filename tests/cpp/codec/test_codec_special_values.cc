@@ -17,8 +17,6 @@ const std::string_view kBlockSpecs[] = {"int8:block=64",
                                         "int4:block=64,round=stochastic",
                                         "int8:block=64+huffman",
                                         "bit2:block=64",
-                                        "ternary:block=64",
-                                        "ternary:block=64+huffman",
                                         "bit1:block=64"};
 
 TEST(SpecialValues, test_block_with_nan_or_inf_arrives_bit_for_bit) {
@@ -167,7 +165,7 @@ TEST(SpecialValues, test_subnormal_blocks_decode_within_the_least_scale) {
 // Sums of squares neither overflow nor vanish: the scale follows the values over all of float's range.
 TEST(SpecialValues, test_moments_scale_with_the_values) {
   const auto values = gaussian(1024, 1.0f);
-  for (const auto text : {"bit2:block=128", "ternary:block=128", "bit1:block=128"}) {
+  for (const auto text : {"bit2:block=128", "bit1:block=128"}) {
     const auto expected = accumulated(compressed(spec_of(text), DType::Float32, to_bytes(values)), 1024);
     for (const int exponent : {-120, -60, 60, 124}) {
       auto scaled = values;

@@ -36,7 +36,6 @@ TEST(ExpectedSize, of_every_codec_is_within_3_percent_of_a_frame_of_normal_numbe
                              "int4:round=stochastic",
                              "int4+huffman",
                              "bit2",
-                             "ternary",
                              "bit1",
                              "deadzone:step=0.35",
                              "balanced",

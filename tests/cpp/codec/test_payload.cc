@@ -134,8 +134,8 @@ TEST(PayloadPool, test_frames_with_raw_blocks_among_others_give_the_same_bytes) 
 }
 
 TEST(PayloadBound, test_usual_bound_of_a_fixed_rate_is_the_size_of_finite_frames) {
-  for (const auto text : {"none", "fp16", "bf16", "int8", "int8:block=64", "int4:block=128", "bit2",
-                          "ternary", "bit1:block=4096"}) {
+  for (const auto text :
+       {"none", "fp16", "bf16", "int8", "int8:block=64", "int4:block=128", "bit2", "bit1:block=4096"}) {
     const CodecSpec spec = spec_of(text);
     for (const DType dtype : kFloatTypes) {
       for (const std::size_t length : {0u, 1u, 63u, 64u, 1000u, 70000u}) {

@@ -59,7 +59,6 @@ double codec_error(const CodecSpec& codec, double absmax) {
     case CodecId::DeadZone:
       return absmax * codec.step * 0.61;  // the rms is at most absmax
     case CodecId::Bit2:
-    case CodecId::Ternary:
     case CodecId::Bit1:
       return absmax * 1.6;  // what is clipped
     case CodecId::None:
@@ -112,7 +111,7 @@ TEST_P(ExchangeAlgorithms, all_reduce_with_every_codec_is_equal_everywhere_and_w
   for (const auto& sizes : shapes()) {
     for (const std::string_view text :
          {"fp16", "bf16", "bf16+huffman", "int8", "int8:block=64,round=stochastic", "int8+zstd", "int4",
-          "int4:block=1024,round=stochastic+huffman", "bit2", "ternary", "bit1", "balanced", "small",
+          "int4:block=1024,round=stochastic+huffman", "bit2", "bit1", "balanced", "small",
           "deadzone:step=0.3,block=128+none", "lossless"}) {
       const CodecSpec codec = spec_of(text);
       ExchangeGroup group(sizes, tune_to({codec, GetParam(), 4096}));

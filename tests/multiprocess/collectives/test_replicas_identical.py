@@ -31,7 +31,6 @@ CODECS = {
     "small": 3.0,
     # What these clip is of the order of the largest input.
     "bit2": 3.0,
-    "ternary": 3.0,
     "bit1": 3.0,
 }
 _groups: dict[str, dist.ProcessGroup] = {}  # of the rank process

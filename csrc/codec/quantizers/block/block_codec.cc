@@ -1,4 +1,4 @@
-// Int8, Int4, Bit2, Ternary, Bit1: blocks of elements that share a scale. Per block: load the values and find
+// Int8, Int4, Bit2, Bit1: blocks of elements that share a scale. Per block: load the values and find
 // their peak; from it, or from a sum, the scale; then the codes. A block stays in the first-level cache for
 // all of that.
 #include <algorithm>
@@ -31,8 +31,6 @@ Coder coder_of(const CodecSpec& spec) {
       return stochastic ? Coder::Int4Stochastic : Coder::Int4;
     case CodecId::Bit2:
       return Coder::Bit2;
-    case CodecId::Ternary:
-      return Coder::Ternary;
     default:
       return Coder::Bit1;
   }
@@ -173,14 +171,6 @@ core::Result<std::span<const std::byte>> decode_codes(const FrameView& frame,
     const auto scratch = thread_scratch(ScratchUse::Codes, bytes);
     GEOCOMM_RETURN_IF_ERROR(decode_plane(frame.spec.entropy, coded, scratch));
     codes = scratch;
-  }
-  if (frame.spec.id == CodecId::Ternary) {
-    constexpr std::uint8_t kLargest = 242;  // five digits to the base 3
-    std::uint8_t largest = 0;
-    for (const std::byte code : codes) largest = std::max(largest, static_cast<std::uint8_t>(code));
-    if (largest > kLargest) {
-      return corrupt_frame("ternary codes ", int{largest}, ", at most ", int{kLargest}, " is possible");
-    }
   }
   return codes;
 }

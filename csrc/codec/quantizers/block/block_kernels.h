@@ -16,8 +16,8 @@
 namespace geocomm::codec {
 
 // How elements become codes.
-enum class Coder : std::uint8_t { Int8, Int8Stochastic, Int4, Int4Stochastic, Bit2, Ternary, Bit1 };
-inline constexpr std::size_t kCoders = 7;
+enum class Coder : std::uint8_t { Int8, Int8Stochastic, Int4, Int4Stochastic, Bit2, Bit1 };
+inline constexpr std::size_t kCoders = 6;
 
 constexpr CodecId codec_of(Coder coder) {
   switch (coder) {
@@ -29,17 +29,16 @@ constexpr CodecId codec_of(Coder coder) {
       return CodecId::Int4;
     case Coder::Bit2:
       return CodecId::Bit2;
-    case Coder::Ternary:
-      return CodecId::Ternary;
     case Coder::Bit1:
       break;
   }
   return CodecId::Bit1;
 }
 
-inline constexpr std::size_t kBlockCodecs = 5;
+inline constexpr std::size_t kBlockCodecs = 4;
 constexpr std::size_t block_codec_index(CodecId id) {
-  return static_cast<std::size_t>(id) - static_cast<std::size_t>(CodecId::Int8);
+  return id == CodecId::Bit1 ? kBlockCodecs - 1
+                             : static_cast<std::size_t>(id) - static_cast<std::size_t>(CodecId::Int8);
 }
 inline constexpr std::size_t kBlockStep = 64;       // the smallest block
 inline constexpr std::size_t kRandomCounters = 16;  // Philox counters made at once, of 8 elements each
@@ -64,7 +63,7 @@ struct BlockKernels {
                             const std::byte* random, std::byte* codes, std::byte* residual);
   Quantize quantize[kCoders][kResidualKinds];
 
-  // Packed codes to values. Digits of Ternary are below 243.
+  // Packed codes to values.
   using Dequantize = void (*)(const std::byte* codes, std::size_t count, float scale, std::byte* dst);
   Dequantize dequantize[kBlockCodecs][kSinks];
 
@@ -104,7 +103,6 @@ constexpr BlockKernels make_block_kernels() {
   with_each_sink.template operator()<CodecId::Int8>();
   with_each_sink.template operator()<CodecId::Int4>();
   with_each_sink.template operator()<CodecId::Bit2>();
-  with_each_sink.template operator()<CodecId::Ternary>();
   with_each_sink.template operator()<CodecId::Bit1>();
   table.sum_squares = Loops::template kSum<true>;
   table.sum_magnitudes = Loops::template kSum<false>;

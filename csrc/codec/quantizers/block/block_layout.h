@@ -19,8 +19,6 @@ constexpr std::size_t codes_per_byte(CodecId id) {
       return 2;
     case CodecId::Bit2:
       return 4;
-    case CodecId::Ternary:
-      return 5;
     case CodecId::Bit1:
       return 8;
     default:

@@ -46,8 +46,7 @@ std::int32_t rint_to_int(float value) {
 
 constexpr int kRandomBits = 15;
 
-// One code per byte: a signed integer (Int8, Int4), 2 * negative + large (Bit2), -1 to 1 (Ternary), negative
-// (Bit1).
+// One code per byte: a signed integer (Int8, Int4), 2 * negative + large (Bit2), negative (Bit1).
 template <Coder kCoder>
 std::int32_t code_of(float value, const BlockScale& scale, std::uint16_t random) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -61,9 +60,6 @@ std::int32_t code_of(float value, const BlockScale& scale, std::uint16_t random)
     return std::clamp((fixed + (random >> 1)) >> kRandomBits, -kMax, kMax);
   } else if constexpr (kCoder == Coder::Bit2) {
     return 2 * negative + static_cast<std::int32_t>(magnitude >= kBit2Threshold * scale.scale);
-  } else if constexpr (kCoder == Coder::Ternary) {
-    const auto large = static_cast<std::int32_t>(magnitude >= kTernaryThreshold * scale.scale);
-    return large * (1 - 2 * negative);
   } else {
     return negative;
   }
@@ -76,8 +72,6 @@ float value_of(std::int32_t code, float scale) {
     return std::bit_cast<float>(magnitude | static_cast<std::uint32_t>(code >> 1) << 31);
   } else if constexpr (kId == CodecId::Bit1) {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | static_cast<std::uint32_t>(code) << 31);
-  } else if constexpr (kId == CodecId::Ternary) {
-    return static_cast<float>(code) * (kTernaryLevel * scale);
   } else {
     return static_cast<float>(code) * scale;
   }
@@ -110,25 +104,6 @@ void unpack_split(const std::byte* __restrict packed, std::size_t n, Codes& code
   }
 }
 
-// Byte i holds the digits (code + 1) i, i + n, ..., i + 4 n to the base 3.
-void pack_digits(const Codes& codes, std::size_t n, std::byte* __restrict packed) {
-  for (std::size_t i = 0; i < n; ++i) {
-    int byte = 0;
-    for (std::size_t part = 5; part-- > 0;) byte = 3 * byte + codes[i + part * n] + 1;
-    packed[i] = static_cast<std::byte>(byte);
-  }
-}
-
-void unpack_digits(const std::byte* __restrict packed, std::size_t n, Codes& codes) {
-  for (std::size_t i = 0; i < n; ++i) {
-    auto rest = static_cast<std::uint32_t>(packed[i]);
-    for (std::size_t part = 0; part < 5; ++part) {
-      codes[i + part * n] = static_cast<std::int8_t>(static_cast<std::int32_t>(rest % 3) - 1);
-      rest /= 3;
-    }
-  }
-}
-
 // Eight codes that are neighbours share a byte, from its low bit up.
 void pack_signs(const Codes& codes, std::size_t n, std::byte* __restrict packed) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -157,8 +132,6 @@ void pack(Codes& codes, std::size_t count, std::byte* packed) {
     pack_split<4>(codes, n, packed);
   } else if constexpr (kId == CodecId::Bit2) {
     pack_split<2>(codes, n, packed);
-  } else if constexpr (kId == CodecId::Ternary) {
-    pack_digits(codes, n, packed);
   } else {
     pack_signs(codes, n, packed);
   }
@@ -173,8 +146,6 @@ void unpack(const std::byte* packed, std::size_t count, Codes& codes) {
     unpack_split<4, true>(packed, n, codes);
   } else if constexpr (kId == CodecId::Bit2) {
     unpack_split<2, false>(packed, n, codes);
-  } else if constexpr (kId == CodecId::Ternary) {
-    unpack_digits(packed, n, codes);
   } else {
     unpack_signs(packed, n, codes);
   }

@@ -18,13 +18,11 @@ namespace geocomm::codec {
 inline constexpr int kMaxInt8 = 127;
 inline constexpr int kMaxInt4 = 7;
 
-// The quantizers of Lloyd and Max for a Gaussian of deviation 1, with four and with three levels: magnitudes,
-// and the threshold between them (the others lie at 0 and, of three levels, at 0 alone).
+// The quantizer of Lloyd and Max for a Gaussian of deviation 1 with four levels: magnitudes, and the
+// threshold between them.
 inline constexpr float kBit2Low = 0.452780038f;
 inline constexpr float kBit2High = 1.51041758f;
 inline constexpr float kBit2Threshold = 0.981598794f;
-inline constexpr float kTernaryLevel = 1.22400641f;
-inline constexpr float kTernaryThreshold = 0.612003207f;
 
 inline constexpr std::uint16_t kMinScaleBits = 0x0080;  // 2^-126: its inverse is finite
 
@@ -37,8 +35,6 @@ constexpr std::uint16_t max_scale_bits(CodecId id) {
       return 0x7E12;
     case CodecId::Bit2:
       return 0x7F29;
-    case CodecId::Ternary:
-      return 0x7F51;
     default:
       return 0x7F7F;
   }
@@ -78,7 +74,7 @@ inline MomentRange moment_range(std::int32_t peak_bits) {
   return {std::bit_cast<float>((254 - exponent) << 23), std::bit_cast<float>(exponent << 23)};
 }
 
-// Bit2, Ternary: the root of the mean square. Bit1: the mean magnitude. `sum` is of the scaled values.
+// Bit2: the root of the mean square. Bit1: the mean magnitude. `sum` is of the scaled values.
 inline BlockScale scale_of_sum(CodecId id, float sum, std::size_t count, const MomentRange& range) {
   const float mean = sum / static_cast<float>(count);
   const float moment = (id == CodecId::Bit1 ? mean : std::sqrt(mean)) * range.up;

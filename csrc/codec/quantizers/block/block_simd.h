@@ -99,63 +99,12 @@ template <typename Step>
   });
 }
 
-inline constexpr std::size_t kDigits = 5;
-// Codes of Ternary have room for their last part to be full, and for one vector more.
-inline constexpr std::size_t kCodesRoom = kMaxBlock + 64;
-
-// `codes` beyond the block are 0.
-[[gnu::always_inline]] inline void pack_ternary(const std::byte* codes, std::size_t n, std::byte* packed) {
-  const auto pack = [&](std::size_t i) {
-    const __m128i one = _mm_set1_epi8(1);
-    __m128i bytes = _mm_add_epi8(load16(codes + (kDigits - 1) * n + i), one);
-    for (std::size_t part = kDigits - 1; part-- > 0;) {
-      const __m128i digit = _mm_add_epi8(load16(codes + part * n + i), one);
-      bytes = _mm_add_epi8(_mm_add_epi8(bytes, bytes), _mm_add_epi8(bytes, digit));
-    }
-    return bytes;
-  };
-  if (n >= 16) {
-    in_sixteens(n, [&](std::size_t i) { store16(packed + i, pack(i)); });
-  } else {
-    alignas(16) std::byte last[16];
-    store16(last, pack(0));
-    for (std::size_t i = 0; i < n; ++i) packed[i] = last[i];
-  }
-}
-
-// Bytes to their digits - 1: each is divided by 3 four times.
-[[gnu::always_inline]] inline void unpack_ternary(const std::byte* packed, std::size_t n, std::byte* codes) {
-  const auto unpack = [&](__m128i bytes, std::byte* to) {
-    const __m256i third = _mm256_set1_epi16(21846);  // x * 21846 / 2^16 is x / 3 for x < 2^15
-    const __m256i one = _mm256_set1_epi16(1);
-    __m256i rest = _mm256_cvtepu8_epi16(bytes);
-    for (std::size_t part = 0; part < kDigits; ++part) {
-      const __m256i quotient = _mm256_mulhi_epu16(rest, third);
-      const __m256i triple = _mm256_add_epi16(quotient, _mm256_add_epi16(quotient, quotient));
-      const __m256i code = _mm256_sub_epi16(_mm256_sub_epi16(rest, triple), one);
-      const __m256i narrow = _mm256_permute4x64_epi64(_mm256_packs_epi16(code, code), 0x08);
-      store16(to + part * n, _mm256_castsi256_si128(narrow));
-      rest = quotient;
-    }
-  };
-  if (n >= 16) {
-    in_sixteens(n, [&](std::size_t i) { unpack(load16(packed + i), codes + i); });
-  } else {
-    alignas(16) std::byte last[16] = {};
-    for (std::size_t i = 0; i < n; ++i) last[i] = packed[i];
-    unpack(load16(last), codes);  // what a part writes beyond its end, the next one overwrites
-  }
-}
-
 template <CodecId kId>
-[[gnu::always_inline]] inline void pack(std::byte* codes, std::size_t count, std::byte* packed) {
+[[gnu::always_inline]] inline void pack(const std::byte* codes, std::size_t count, std::byte* packed) {
   if constexpr (kId == CodecId::Int4) {
     pack_int4(codes, count / 2, packed);
-  } else if constexpr (kId == CodecId::Bit2) {
-    pack_bit2(codes, count / 4, packed);
   } else {
-    store16(codes + count, _mm_setzero_si128());
-    pack_ternary(codes, (count + kDigits - 1) / kDigits, packed);
+    pack_bit2(codes, count / 4, packed);
   }
 }
 
@@ -163,10 +112,8 @@ template <CodecId kId>
 [[gnu::always_inline]] inline void unpack(const std::byte* packed, std::size_t count, std::byte* codes) {
   if constexpr (kId == CodecId::Int4) {
     unpack_int4(packed, count / 2, codes);
-  } else if constexpr (kId == CodecId::Bit2) {
-    unpack_bit2(packed, count / 4, codes);
   } else {
-    unpack_ternary(packed, (count + kDigits - 1) / kDigits, codes);
+    unpack_bit2(packed, count / 4, codes);
   }
 }
 
@@ -180,8 +127,7 @@ class VectorCoder {
   explicit VectorCoder(const BlockScale& scale)
       : scale_(V::set(scale.scale)),
         inverse_(V::set(scale.inverse)),
-        threshold_(V::set((kCoder == Coder::Bit2 ? kBit2Threshold : kTernaryThreshold) * scale.scale)),
-        level_(V::set(kTernaryLevel * scale.scale)),
+        threshold_(V::set(kBit2Threshold * scale.scale)),
         table_(V::set_table(kBit2Low * scale.scale, kBit2High * scale.scale, -(kBit2Low * scale.scale),
                             -(kBit2High * scale.scale))) {}
 
@@ -198,25 +144,19 @@ class VectorCoder {
     } else {
       const Floats magnitude = V::floats(magnitude_bits<V>(value));
       const Ints large = V::greater_equal(magnitude, threshold_);
-      const Ints bits = V::bits(value);
-      if constexpr (kCoder == Coder::Bit2) {
-        return (V::template shift_right<30>(bits) & V::set_int(2)) | (large & V::set_int(1));
-      } else {
-        return (V::template shift_right_signed<31>(bits) | V::set_int(1)) & large;
-      }
+      return (V::template shift_right<30>(V::bits(value)) & V::set_int(2)) | (large & V::set_int(1));
     }
   }
 
   Floats decoded(Ints codes) const {
     if constexpr (kCoder == Coder::Bit2) return V::look_up(table_, codes);
-    return V::to_floats(codes) * (kCoder == Coder::Ternary ? level_ : scale_);
+    return V::to_floats(codes) * scale_;
   }
 
  private:
   Floats scale_;
   Floats inverse_;
-  Floats threshold_;  // Bit2, Ternary
-  Floats level_;      // Ternary
+  Floats threshold_;  // Bit2
   Floats table_;      // Bit2
 };
 
@@ -226,7 +166,7 @@ void quantize(const std::byte* values, std::size_t count, const BlockScale& scal
   constexpr std::size_t kStep = 4 * V::kLanes;
   constexpr CodecId kId = codec_of(kCoder);
   const VectorCoder<V, kCoder> coder(scale);
-  alignas(64) std::byte room[kId == CodecId::Int8 ? 1 : kCodesRoom];
+  alignas(64) std::byte room[kId == CodecId::Int8 ? 1 : kMaxBlock];
   std::byte* codes = kId == CodecId::Int8 ? packed : room;
   for (std::size_t i = 0; i < count; i += kStep) {
     prefetch_ahead<kStep * 4>(values + 4 * i);
@@ -267,11 +207,9 @@ void quantize_signs(const std::byte* values, std::size_t count, const BlockScale
 
 template <typename V, CodecId kId, Sink kSink>
 void dequantize(const std::byte* packed, std::size_t count, float scale, std::byte* dst) {
-  constexpr Coder kCoder = kId == CodecId::Bit2      ? Coder::Bit2
-                           : kId == CodecId::Ternary ? Coder::Ternary
-                                                     : Coder::Int8;
+  constexpr Coder kCoder = kId == CodecId::Bit2 ? Coder::Bit2 : Coder::Int8;
   const VectorCoder<V, kCoder> coder({.scale = scale});
-  alignas(64) std::byte room[kId == CodecId::Int8 ? 1 : kCodesRoom];
+  alignas(64) std::byte room[kId == CodecId::Int8 ? 1 : kMaxBlock];
   const std::byte* codes = packed;
   if constexpr (kId != CodecId::Int8) {
     unpack<kId>(packed, count, room);

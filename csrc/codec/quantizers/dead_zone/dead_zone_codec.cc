@@ -15,7 +15,6 @@
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/cast/plain_codec.h"
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
-#include "codec/quantizers/dead_zone/dead_zone_rms.h"
 #include "core/half.h"
 
 namespace geocomm::codec {
@@ -89,11 +88,6 @@ std::uint16_t step_bits(const DeadZoneKernels& kernels, float factor, const Bloc
   return std::clamp(bits, kMinScaleBits, kMaxStepBits);
 }
 
-// Of blocks that share their step.
-std::uint16_t step_bits(float factor, float rms) {
-  return std::clamp(core::float_to_bfloat16(rms * factor), kMinScaleBits, kMaxStepBits);
-}
-
 // Whether the code of the largest value, and so every code, is at most 127.
 bool fits(std::uint32_t peak, float inverse) {
   return std::bit_cast<float>(peak) * inverse - 0.1f < 127.5f;
@@ -116,13 +110,6 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(input.elements));
   const auto codes = thread_scratch(ScratchUse::Values, input.elements);
   Scratch scratch;
-  std::uint16_t shared_step = 0;
-  if (input.spec.scale == Scale::Tensor) {
-    const float rms = input.options.rms;
-    shared_step =
-        step_bits(input.spec.step,
-                  rms >= 0 ? rms : sum_squares(input.dtype, input.src, input.elements, feedback).rms());
-  }
   std::size_t code_count = 0;
   bool any_raw = false;
   for (std::size_t index = 0; index < layout.blocks(); ++index) {
@@ -134,8 +121,7 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
     std::uint16_t bits = kRawScale;
     DeadZoneStep step;
     if (block.peak < core::kFloatInfBits) {
-      const std::uint16_t own =
-          shared_step != 0 ? shared_step : step_bits(kernels, input.spec.step, block, length);
+      const std::uint16_t own = step_bits(kernels, input.spec.step, block, length);
       step.step = core::bfloat16_to_float(own);
       step.inverse = 1.0f / step.step;
       if (fits(block.peak, step.inverse)) bits = own;
@@ -249,29 +235,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 }
 
 }  // namespace
-
-SquareSum sum_squares(core::DType dtype, const std::byte* src, std::size_t elements,
-                      const ErrorFeedback& feedback) {
-  const DeadZoneKernels& kernels = dead_zone_kernels();
-  const std::size_t size = core::size_of(dtype);
-  Scratch scratch;
-  SquareSum total;
-  for (std::size_t first = 0; first < elements; first += kMaxBlock) {
-    const std::size_t length = std::min<std::size_t>(kMaxBlock, elements - first);
-    const Block block =
-        load_block(kernels, dtype, src + first * size, length, feedback.part(first, length), scratch);
-    if (block.peak >= core::kFloatInfBits) continue;
-    const MomentRange range = moment_range(static_cast<std::int32_t>(block.peak));
-    const double up = range.up;
-    total.sum += kernels.sum_of_squares(block.values, block.count, range.down) * up * up;
-    total.elements += length;
-  }
-  return total;
-}
-
-float SquareSum::rms() const {
-  return elements == 0 ? 0.0f : static_cast<float>(std::sqrt(sum / static_cast<double>(elements)));
-}
 
 const PayloadCodec kDeadZoneCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
 
