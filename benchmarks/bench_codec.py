@@ -65,7 +65,6 @@ ONE_THREAD = [
     Case("pack", "bit1", feedback=True),
     Case("pack", "deadzone+none", target=0.75),
     Case("pack", "deadzone:step=1.4+none", target=0.75),
-    Case("pack", "topk:k=41,select=global", feedback=True, peer="torch.topk", target=1.1, peer_target=40),
     Case("pack", "topk:k=41", feedback=True, peer="torch.topk"),
     Case("pack", "tiny", feedback=True),
     Case("pack", "loco", feedback=True),
@@ -94,7 +93,7 @@ STAGES = [
         ("lossless", "gradient", "zstd-1 of the tensor"),
     )
 ]
-LEVEL_CODECS = ("int8", "balanced", "bit1", "deadzone+none", "int8+huffman", "lossless", "topk:k=41,select=global")
+LEVEL_CODECS = ("int8", "balanced", "bit1", "deadzone+none", "int8+huffman", "lossless", "topk:k=41")
 BY_LEVEL = [
     Case(work, codec, level=level, feedback=codec_spec(codec).needs_feedback)
     for codec in LEVEL_CODECS
@@ -104,7 +103,7 @@ BY_LEVEL = [
 ]
 TWO_THREADS = [
     Case(work, codec, threads=2, feedback=codec_spec(codec).needs_feedback)
-    for codec in ("int8", "bit1", "balanced", "int8+huffman", "topk:k=41,select=global", "lossless")
+    for codec in ("int8", "bit1", "balanced", "int8+huffman", "topk:k=41", "lossless")
     for work in ("pack", "unpack")
 ]
 CASES = list(dict.fromkeys([*ONE_THREAD, *STAGES, *BY_LEVEL, *TWO_THREADS]))
@@ -166,7 +165,6 @@ class Work:
         self._case, self._values = case, values
         self._room = torch.empty(geocomm.compress_bound(values, case.codec), dtype=torch.uint8)
         self._residual = torch.zeros_like(values) if case.feedback else None
-        self._threshold = torch.zeros(1)
         self._payload = self._pack()
         self._result = torch.zeros_like(values)
         self.payload_bytes = self._payload.numel()
@@ -174,9 +172,7 @@ class Work:
 
     def _pack(self) -> torch.Tensor:
         case = self._case
-        return geocomm.compress(
-            self._values, case.codec, self._residual, threshold=self._threshold, out=self._room, threads=case.threads
-        )
+        return geocomm.compress(self._values, case.codec, self._residual, out=self._room, threads=case.threads)
 
     def _unpack(self) -> torch.Tensor:
         return geocomm.decompress(self._payload, out=self._result, threads=self._case.threads)

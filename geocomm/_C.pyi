@@ -242,7 +242,6 @@ def compress(
     residual: torch.Tensor | None = None,
     seed: int = 0,
     decay: float = 1.0,
-    threshold: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     threads: int = 0,
 ) -> torch.Tensor: ...

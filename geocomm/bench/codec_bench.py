@@ -27,7 +27,6 @@ OTHERS = (
     "bit2",
     "bit1",
     "topk:k=41",
-    "topk:k=41,select=global",
     "loco",
 )
 """What is shown beside the presets."""
@@ -101,7 +100,6 @@ class _Case:
         self._codec, self._values, self._threads = codec, values, threads
         self._feedback = codec_spec(codec).needs_feedback
         self._residual = torch.zeros(values.shape) if self._feedback else None
-        self._threshold = torch.zeros(1)
         self._room = torch.empty(compress_bound(values, codec), dtype=torch.uint8)
         self._decoded = torch.empty_like(values)
         self._encode_s: list[float] = []
@@ -113,7 +111,6 @@ class _Case:
             self._values,
             self._codec,
             self._residual,
-            threshold=self._threshold,
             out=self._room,
             threads=self._threads,
         )

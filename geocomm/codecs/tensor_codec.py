@@ -18,7 +18,6 @@ def compress(
     *,
     seed: int = 0,
     decay: float = 1.0,
-    threshold: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
@@ -36,7 +35,6 @@ def compress(
             place. Keep one for each tensor from call to call. "tiny", "topk" and "loco" need it.
         seed: Seed of stochastic rounding; the same seed gives the same bytes.
         decay: Factor of the residual before it is added; finite.
-        threshold: State of "topk:select=global": one float32, 0 at first, kept from call to call.
         out: A contiguous uint8 tensor of at least `compress_bound(tensor, codec)` bytes on the tensor's device, to
             compress into.
         threads: The most CPU threads to use; None: GEOCOMM_THREADS, else this process's share of the cores. The bytes
@@ -58,9 +56,7 @@ def compress(
             payload = geocomm.compress(gradient, "int4", residual)
             decoded = geocomm.decompress(payload).view_as(gradient)
     """
-    return native().compress(
-        tensor.detach().resolve_neg(), codec, residual, seed, decay, threshold, out, _threads(threads)
-    )
+    return native().compress(tensor.detach().resolve_neg(), codec, residual, seed, decay, out, _threads(threads))
 
 
 def compress_bound(tensor: torch.Tensor, codec: str) -> int:

@@ -12,21 +12,21 @@
 namespace geocomm::fuzz {
 
 struct EncodeHead {
-  std::uint8_t codec;     // index into the target's codecs
-  std::uint8_t dtype;     // None and Lossless: any; else a float's
-  std::uint8_t stage;     // Entropy
-  std::uint8_t block;     // log2(block / kMinBlock)
-  std::uint8_t choices;   // bit 0: Rounding; bit 1: Select; bits 2, 3: Values; bit 4: Scale
-  std::uint8_t step;      // 0.05 to 8
-  std::uint16_t k;        // 1 to 2048
-  std::uint8_t residual;  // 0: none; 1: Float32; 2: BFloat16
-  std::uint8_t carries_threshold;
+  std::uint8_t codec;        // index into the target's codecs
+  std::uint8_t dtype;        // None and Lossless: any; else a float's
+  std::uint8_t stage;        // Entropy
+  std::uint8_t block;        // log2(block / kMinBlock)
+  std::uint8_t choices;      // bit 0: Rounding; bits 2, 3: Values
+  std::uint8_t step;         // 0.05 to 8
+  std::uint16_t k;           // 1 to 2048
+  std::uint8_t residual;     // 0: none; 1: Float32; 2: BFloat16
+  std::uint8_t unused_byte;  // it and unused_float keep the rest where the corpus has it
   std::uint8_t places;
   std::uint8_t elements_high;  // ElementCount
   std::uint16_t elements_low;
   std::uint16_t residual_scale;  // bfloat16: the residual is the input, backwards, times this
   float decay;
-  float threshold;
+  float unused_float;
   std::uint64_t seed;
   std::uint64_t first_element;
   Fill fill;

@@ -27,9 +27,7 @@ struct EncodeCase {
   bool has_feedback;
   DType residual_dtype;
   std::vector<std::byte> residual;
-  codec::CompressOptions options;  // without residual and threshold
-  bool carries_threshold;
-  float threshold;
+  codec::CompressOptions options;  // without residual
 };
 
 // What compress() leaves behind.
@@ -37,7 +35,6 @@ struct Encoded {
   StatusCode code = StatusCode::Ok;
   std::vector<std::byte> frame;
   std::vector<std::byte> residual;
-  float threshold = 0;
 };
 
 float load(DType dtype, const std::byte* base, std::size_t index) {
@@ -73,8 +70,6 @@ EncodeCase make_case(std::span<const CodecId> codecs, Input input) {
   if (made.has_feedback) {
     made.residual = make_residual(made, core::bfloat16_to_float(head.residual_scale));
   }
-  made.carries_threshold = head.carries_threshold % 2 != 0;
-  made.threshold = head.threshold;
   return made;
 }
 
@@ -83,14 +78,12 @@ Encoded compress_case(const EncodeCase& made) {
   ExactBytes dst(codec::compress_bound(made.spec, made.dtype, made.elements), made.places.dst);
   ExactBytes residual(made.residual, made.places.dst);
   Encoded encoded;
-  encoded.threshold = made.threshold;
   codec::CompressOptions options = made.options;
   if (made.has_feedback) {
     options.feedback.residual = residual.data();
     options.feedback.dtype = made.residual_dtype;
     options.feedback.elements = made.elements;
   }
-  if (made.carries_threshold) options.threshold = &encoded.threshold;
   const auto size = codec::compress(made.spec, made.dtype, src.span(), dst.span(), options);
   encoded.code = size.status().code();
   encoded.residual.assign(residual.span().begin(), residual.span().end());
@@ -171,9 +164,6 @@ void fuzz_encoder(std::span<const CodecId> codecs, Input input) {
     require(encoded.code == reference.code, "CPU levels disagree on the status");
     require(same_bytes(encoded.frame, reference.frame), "CPU levels disagree on the frame");
     require(same_bytes(encoded.residual, reference.residual), "CPU levels disagree on the residual");
-    require(
-        std::bit_cast<std::uint32_t>(encoded.threshold) == std::bit_cast<std::uint32_t>(reference.threshold),
-        "CPU levels disagree on the threshold");
   });
   if (reference.code != StatusCode::Ok) {
     require(is_refused(made) && reference.code == StatusCode::InvalidArgument, "compress() fails");
@@ -196,7 +186,6 @@ CodecSpec spec_of(std::span<const CodecId> codecs, const EncodeHead& head) {
   if (spec.id == CodecId::TopK) {
     if (spec.entropy == codec::Entropy::None) spec.entropy = codec::Entropy::Huffman;
     spec.k = 1u + head.k % 2048u;
-    spec.select = static_cast<codec::Select>(head.choices >> 1 & 1);
     spec.values = static_cast<codec::Values>(head.choices >> 2 & 3);
   }
   if (spec.id == CodecId::Loco) {

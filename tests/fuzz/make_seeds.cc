@@ -45,8 +45,7 @@ constexpr std::string_view kSpecs[] = {"none",
                                        "topk:k=500,values=fp32",
                                        "topk:values=bf16",
                                        "topk:values=bit2",
-                                       "topk:select=global",
-                                       "topk:k=2048,select=global,values=bit2+zstd",
+                                       "topk:k=2048,values=bit2+zstd",
                                        "topk+zstd",
                                        "lossless",
                                        "lossless+none",
@@ -151,7 +150,6 @@ EncodeHead encode_head(const Family& family, const CodecSpec& spec, DType dtype,
   head.stage = static_cast<std::uint8_t>(spec.entropy);
   while (spec.has_blocks() && spec_of(family.codecs, head).block != spec.block) ++head.block;
   head.choices = static_cast<std::uint8_t>(static_cast<unsigned>(spec.rounding) |
-                                           static_cast<unsigned>(spec.select) << 1 |
                                            static_cast<unsigned>(spec.values) << 2);
   head.step = static_cast<std::uint8_t>(spec.step * 31);
   head.k = static_cast<std::uint16_t>(spec.k - 1);
@@ -205,7 +203,6 @@ void add_codec_seeds(SeedFolder& seeds) {
         EncodeHead head = encode_head(family, spec, dtype, content);
         const Bytes rest = specials(dtype, content);
         for (head.residual = 0; head.residual < (is_large ? 1 : 3); ++head.residual) {
-          head.carries_threshold = head.residual % 2;
           Bytes seed;
           append(seed, head);
           seed.insert(seed.end(), rest.begin(), rest.end());

@@ -131,9 +131,8 @@ dead_zone_codecs = st.builds(
     "deadzone:block={},step={}".format, st.sampled_from(BLOCKS), st.sampled_from((0.05, 0.3, 0.7, 1.0, 1.4, 8.0))
 )
 top_k_codecs = st.builds(
-    "topk:k={},select={},values={}".format,
+    "topk:k={},values={}".format,
     st.sampled_from((1, 16, 64, 700, 2048)),
-    st.sampled_from(("chunk", "global")),
     st.sampled_from(("fp32", "bf16", "int8", "bit2")),
 )
 _plain_codecs = st.one_of(cast_codecs, block_codecs.map(str), level_codecs, dead_zone_codecs)

@@ -477,8 +477,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("seconds"));
 
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
-        py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("threshold") = py::none(),
-        py::arg("out") = py::none(), py::arg("threads") = 0, py::call_guard<py::gil_scoped_release>());
+        py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("out") = py::none(), py::arg("threads") = 0,
+        py::call_guard<py::gil_scoped_release>());
   m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
         py::arg("add") = false, py::arg("max_elems") = py::none(), py::arg("threads") = 0,
         py::call_guard<py::gil_scoped_release>());

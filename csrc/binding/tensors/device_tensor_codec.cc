@@ -39,8 +39,7 @@ bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype) {
 }
 
 at::Tensor compress_on_device(const codec::CodecSpec& spec, core::DType dtype, const at::Tensor& source,
-                              const std::optional<at::Tensor>& residual, std::uint64_t seed, float decay,
-                              const std::optional<at::Tensor>& threshold) {
+                              const std::optional<at::Tensor>& residual, std::uint64_t seed, float decay) {
   const DeviceCall call(source);
   const auto elements = static_cast<std::uint64_t>(source.numel());
   const auto workspace = call.room(cuda::workspace_bytes(spec, dtype, elements, cuda::Framing::Payload));
@@ -51,15 +50,9 @@ at::Tensor compress_on_device(const codec::CodecSpec& spec, core::DType dtype, c
     options.feedback = {static_cast<std::byte*>(residual->data_ptr()), moved_dtype(residual->scalar_type()),
                         static_cast<std::size_t>(elements), decay};
   }
-  std::optional<at::Tensor> carried;
-  if (threshold && spec.select == codec::Select::Global) {
-    carried = threshold->to(source.device());
-    options.threshold_dev = static_cast<float*>(carried->data_ptr());
-  }
   throw_if_error(cuda::compress_payload(spec, dtype, static_cast<const std::byte*>(source.data_ptr()),
                                         elements, bytes_of(payload), options, bytes_of(workspace),
                                         call.word_dev(), call.stream));
-  if (carried) threshold->copy_(*carried);
   return payload.narrow(0, 0, static_cast<std::int64_t>(call.word_value())).clone();
 }
 
@@ -85,8 +78,7 @@ bool has_device_codec(const codec::CodecSpec&, core::DType) {
   return false;
 }
 at::Tensor compress_on_device(const codec::CodecSpec&, core::DType, const at::Tensor&,
-                              const std::optional<at::Tensor>&, std::uint64_t, float,
-                              const std::optional<at::Tensor>&) {
+                              const std::optional<at::Tensor>&, std::uint64_t, float) {
   throw_status(core::StatusCode::Unsupported, "this build of geocomm has no CUDA kernels");
 }
 void decompress_on_device(const codec::PayloadInfo&, const at::Tensor&, const at::Tensor&, bool) {

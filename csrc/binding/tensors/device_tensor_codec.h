@@ -16,10 +16,9 @@ namespace geocomm::binding {
 bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype);
 
 // `source`: flat; `residual`: contiguous float32 or bfloat16 on the same device, updated. A uint8 tensor
-// there. `threshold`: a float on the host, updated.
+// there.
 at::Tensor compress_on_device(const codec::CodecSpec& spec, core::DType dtype, const at::Tensor& source,
-                              const std::optional<at::Tensor>& residual, std::uint64_t seed, float decay,
-                              const std::optional<at::Tensor>& threshold);
+                              const std::optional<at::Tensor>& residual, std::uint64_t seed, float decay);
 
 // `payload`: flat; `info` is what its headers say. `target`: flat, on the same device, of the payload's
 // dtype, or (`add`) float32. On error it is as it was.

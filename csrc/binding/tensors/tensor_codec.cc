@@ -113,15 +113,6 @@ void require_residual(const at::Tensor& residual, const at::Tensor& tensor) {
                          " elements on ", tensor.device().str(), ", got ", shown(residual)));
 }
 
-float* threshold_in(const at::Tensor& tensor) {
-  if (tensor.scalar_type() != at::kFloat || !tensor.device().is_cpu() || !is_flat_view(tensor) ||
-      tensor.numel() != 1) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("threshold must be a float32 CPU tensor of one element, got ", shown(tensor)));
-  }
-  return static_cast<float*>(tensor.data_ptr());
-}
-
 void require_bytes(const at::Tensor& tensor, const char* what) {
   if (tensor.scalar_type() == at::kByte && is_flat_view(tensor)) {
     require_cpu_or_cuda(tensor, "take");
@@ -134,14 +125,13 @@ void require_bytes(const at::Tensor& tensor, const char* what) {
 // A tensor of a CUDA device: by its kernels, else by way of the host. The bytes are the same.
 at::Tensor compress_cuda(const codec::CodecSpec& spec, DType dtype, const at::Tensor& tensor,
                          const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
-                         const std::optional<at::Tensor>& threshold, std::size_t threads) {
+                         std::size_t threads) {
   if (has_device_codec(spec, dtype)) {
-    return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay),
-                              threshold);
+    return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay));
   }
   const auto host_residual = residual ? std::optional(residual->cpu()) : std::nullopt;
-  const auto payload = compress_tensor(tensor.cpu(), spec.to_string(), host_residual, seed, decay, threshold,
-                                       std::nullopt, threads);
+  const auto payload =
+      compress_tensor(tensor.cpu(), spec.to_string(), host_residual, seed, decay, std::nullopt, threads);
   if (residual) residual->copy_(*host_residual);
   return payload.to(tensor.device());
 }
@@ -175,8 +165,7 @@ std::size_t tensor_bound(const at::Tensor& tensor, const std::string& codec) {
 
 at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
                            const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
-                           const std::optional<at::Tensor>& threshold, const std::optional<at::Tensor>& out,
-                           std::size_t threads) {
+                           const std::optional<at::Tensor>& out, std::size_t threads) {
   const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
   const DType dtype = dtype_of(tensor);
   if (spec.needs_feedback() && !residual) {
@@ -193,7 +182,6 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
     options.feedback = {static_cast<std::byte*>(residual->data_ptr()), moved_dtype(residual->scalar_type()),
                         static_cast<std::size_t>(residual->numel()), static_cast<float>(decay)};
   }
-  if (threshold) options.threshold = threshold_in(*threshold);
   const auto bound = codec::payload_bound(spec, dtype, static_cast<std::uint64_t>(tensor.numel()));
   if (out) require_bytes(*out, "out");
   if (out && out->device() != tensor.device()) {
@@ -206,7 +194,7 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
                            "; geocomm.compress_bound(tensor, codec) says how many it needs"));
   }
   if (!tensor.device().is_cpu()) {
-    const auto made = compress_cuda(spec, dtype, tensor, residual, seed, decay, threshold, threads);
+    const auto made = compress_cuda(spec, dtype, tensor, residual, seed, decay, threads);
     if (!out) return made;
     const auto used = out->view({-1}).narrow(0, 0, made.numel());
     used.copy_(made);

@@ -17,16 +17,14 @@ void set_codec_threads(std::size_t threads);
 // Room that compress_tensor() needs in `out`, in bytes.
 std::size_t tensor_bound(const at::Tensor& tensor, const std::string& codec);
 
-// All tensors of a call but the threshold are on one device, the CPU or a CUDA device.
+// All tensors of a call are on one device, the CPU or a CUDA device.
 //
 // A payload (payload.h): a new uint8 tensor, or the used part of `out` (contiguous uint8, of at least
 // tensor_bound()). residual: contiguous float32 or bfloat16, of the tensor's size, updated in place.
-// threshold: one float32, carried and updated in place. At most `threads` threads; the bytes do not depend on
-// them.
+// At most `threads` threads; the bytes do not depend on them.
 at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
                            const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
-                           const std::optional<at::Tensor>& threshold, const std::optional<at::Tensor>& out,
-                           std::size_t threads);
+                           const std::optional<at::Tensor>& out, std::size_t threads);
 
 // The elements of a payload: as a new tensor of one dimension, or in `out` (same dtype and number of
 // elements, any shape). add: they are added to `out`, which is float32, contiguous, and there; on error it

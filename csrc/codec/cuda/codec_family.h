@@ -19,7 +19,6 @@ struct EncodeRun {
   ElementEncode input;
   std::uint64_t seed = 0;
   std::uint64_t first_element = 0;
-  float* threshold = nullptr;          // on the device, or nullptr
   std::uint64_t* bytes_out = nullptr;  // on the device
   Stream stream = nullptr;
 };

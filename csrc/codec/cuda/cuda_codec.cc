@@ -149,7 +149,6 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
                       {words(src_dev), dst, residual, plan, workspace},
                       options.seed,
                       options.first_element,
-                      options.threshold_dev,
                       bytes_out_dev,
                       stream};
   GEOCOMM_RETURN_IF_ERROR(clear_records(plan, workspace, stream));

@@ -37,8 +37,6 @@ struct EncodeOptions {
   ErrorFeedback feedback = {};  // the residual is on the device, aligned to its elements
   std::uint64_t seed = 0;       // as in CompressOptions
   std::uint64_t first_element = 0;
-  // TopK with Select::Global: as in CompressOptions, a word on the device.
-  float* threshold_dev = nullptr;
   Framing framing = Framing::Payload;
   Checksums checksums = Checksums::Device;
 };

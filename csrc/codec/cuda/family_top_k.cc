@@ -17,23 +17,12 @@ std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& pl
   return top_k_space_bytes(spec, plan);
 }
 
-ThresholdArgs threshold_args(const EncodeRun& run) {
-  const Sampling sampling(run.input.plan.elements);
-  const std::uint64_t samples = sample_size(sampling);
-  return {run.threshold, sampling, samples, static_cast<std::uint32_t>(sample_rank(run.spec, samples)),
-          ThresholdTarget(run.spec, run.input.plan.elements)};
-}
-
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
   const TopKEncodeSpace space = cut_top_k_encoding(run.spec, input.plan, input.workspace.room);
-  const bool is_global = run.spec.select == Select::Global;
-  const TopKEncode args{input.src, input.residual, input.plan, space, run.spec.values, is_global};
-  const ThresholdArgs threshold = threshold_args(run);
-  if (is_global) GEOCOMM_RETURN_IF_ERROR(find_threshold(run.dtype, args, threshold, run.stream));
+  const TopKEncode args{input.src, input.residual, input.plan, space, run.spec.values};
   GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(write_places(args, run.stream));
-  if (is_global) GEOCOMM_RETURN_IF_ERROR(correct_threshold(args, threshold, run.stream));
   GEOCOMM_RETURN_IF_ERROR(code_values(args, run.stream));
   return place_sections(run, space.sections, false);
 }

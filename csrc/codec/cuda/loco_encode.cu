@@ -26,8 +26,8 @@ __device__ bool find_values(const LocoEncode& args, ChunkValues& own) {
   const TopKEncodeSpace& space = args.chosen.space;
   own.count = loco_share(args.k, own.chunk.length);
   const std::uint64_t first = space.first_value(own.chunk.frame) + std::uint64_t{own.chunk.index} * args.k;
-  own.values = space.loose_values + first;
-  own.places = space.loose_places + first;
+  own.values = space.values + first;
+  own.places = space.places + first;
   return true;
 }
 

@@ -32,8 +32,8 @@ std::size_t cut(const CodecSpec& spec, const PayloadPlan& plan, std::uint8_t* ro
   const std::uint64_t values = std::uint64_t{plan.frames} * layout.values();
   SpaceCutter cutter(room);
   space.chunks = cutter.take<ChunkRecord>(std::uint64_t{plan.frames} * layout.chunks());
-  space.loose_values = cutter.take<float>(values);
-  space.loose_places = cutter.take<std::uint32_t>(values);
+  space.values = cutter.take<float>(values);
+  space.places = cutter.take<std::uint32_t>(values);
   args.k = space.chunk_limit;
   args.raw_values = cutter.take<std::uint32_t>(plan.frames);
   const SectionShape shape = encoding_shape(layout);

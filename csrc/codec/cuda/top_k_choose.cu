@@ -128,14 +128,6 @@ __device__ std::uint32_t count_before(const Elements& elements, const Bound& bou
   return choice.count;
 }
 
-__device__ std::uint32_t count_above(const Elements& elements, std::uint32_t key) {
-  std::uint32_t own = 0;
-  for_elements([&](unsigned q, unsigned c) { own += elements.key(q, c) > key ? 1 : 0; });
-  std::uint32_t total;
-  sum_before<kThreads>(own, total);
-  return total;
-}
-
 template <core::DType kType, bool kFeedback>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode args) {
   __shared__ Choice choice;
@@ -149,13 +141,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode arg
 
   const Elements elements = load<kType, kFeedback>(args, first, length);
   if (threadIdx.x == 0) choice.longs = 0;
-  Bound bound{0, 0};
-  bool is_bound = false;
-  if (args.is_global) {
-    bound.key = __float_as_uint(args.space.threshold->value) + 1;
-    is_bound = count_above(elements, bound.key) <= limit;
-  }
-  if (!is_bound) bound = find_bound(elements, limit, choice);
+  const Bound bound = find_bound(elements, limit, choice);
 
   std::uint32_t before[kQuarters];
   const std::uint32_t counts = count_before(elements, bound, choice, before);
@@ -173,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode arg
       if (key > bound.key || (ties && rank >> 16 < bound.equal)) {
         const std::uint32_t slot = (rank & 0xFFFF) + equal_before;
         const std::uint32_t place = q * kQuarter + 4 * threadIdx.x + c;
-        args.space.loose_values[at + slot] = value_of(elements.words[q][c]);
-        args.space.loose_places[at + slot] = index * kTopKChunk + place;
+        args.space.values[at + slot] = value_of(elements.words[q][c]);
+        args.space.places[at + slot] = index * kTopKChunk + place;
         choice.places[slot] = static_cast<std::uint16_t>(place);
       }
       rank += key > bound.key ? 1u : ties ? 1u << 16 : 0u;

@@ -94,7 +94,6 @@ class DigitSearch {
   __device__ std::uint32_t prefix() const { return prefix_; }
   __device__ std::uint32_t rank() const { return rank_; }
   __device__ bool takes_all(const Room& room) const { return room.members == rank_; }
-  __device__ bool is_whole() const { return digit_ == kDigits; }
 
  private:
   static constexpr unsigned kBinsPerThread = kBins / kTopKThreads;

@@ -33,7 +33,6 @@ __global__ void __launch_bounds__(kThreads) place_chunks(TopKEncode args) {
     std::uint64_t total;
     const std::uint64_t own = std::uint64_t{record.count} << 32 | gap_bytes(record, record.next_place);
     const std::uint64_t before = sums + sum_before<kThreads>(own, total);
-    record.values_at = static_cast<std::uint32_t>(before >> 32);
     record.gaps_at = static_cast<std::uint32_t>(before);
     if (chunk < chunks) records[chunk] = record;
     next_place = last_next > next_place ? last_next : next_place;
@@ -95,9 +94,8 @@ __global__ void __launch_bounds__(kThreads) write_chunks(TopKEncode args) {
   const std::uint32_t frame = args.plan.frame_of_element(chunk * kTopKChunk);
   const auto index = static_cast<std::uint32_t>(chunk - std::uint64_t{frame} * args.space.chunks_per_frame);
   const ChunkRecord record = args.space.chunks[chunk];
-  const std::uint64_t first_value = args.space.first_value(frame);
-  const std::uint64_t loose = first_value + std::uint64_t{index} * args.space.chunk_limit;
-  const std::uint32_t* places = args.space.loose_places + loose;
+  const std::uint32_t* places =
+      args.space.places + args.space.first_value(frame) + std::uint64_t{index} * args.space.chunk_limit;
   std::uint8_t* to = args.space.sections.content(frame, TopKSection::Index);
   if (args.space.frames[frame].head.index_mode == static_cast<std::uint8_t>(IndexMode::Bitmap)) {
     const std::uint32_t left = args.plan.extent(frame).elements - index * kTopKChunk;
@@ -105,11 +103,6 @@ __global__ void __launch_bounds__(kThreads) write_chunks(TopKEncode args) {
                  reinterpret_cast<std::uint32_t*>(to + index * (kTopKChunk / 8)));
   } else if (record.count != 0) {
     write_gaps(record, places, to + record.gaps_at);
-  }
-  if (args.space.values == args.space.loose_values) return;
-  for (std::uint32_t i = threadIdx.x % kWarp; i < record.count; i += kWarp) {
-    args.space.values[first_value + record.values_at + i] = args.space.loose_values[loose + i];
-    args.space.places[first_value + record.values_at + i] = places[i];
   }
 }
 

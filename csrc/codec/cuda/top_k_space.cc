@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "codec/cuda/space_cutter.h"
-#include "codec/quantizers/top_k/top_k_sampling.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -54,13 +53,6 @@ std::size_t cut(const CodecSpec& spec, const PayloadPlan& plan, std::uint8_t* ro
   space.frames = cutter.take<ChosenFrame>(plan.frames);
   space.values = cutter.take<float>(values);
   space.places = cutter.take<std::uint32_t>(values);
-  const bool is_global = spec.select == Select::Global;
-  space.loose_values = is_global ? cutter.take<float>(values) : space.values;
-  space.loose_places = is_global ? cutter.take<std::uint32_t>(values) : space.places;
-  if (is_global) {
-    space.threshold = cutter.take<ThresholdWord>(1);
-    space.sample = cutter.take<std::uint32_t>(kMostSamples);
-  }
   const SectionShape shape = encoding_shape(spec, plan);
   if (room != nullptr) space.sections = cut_section_space(shape, plan, true, cutter.rest());
   return cutter.bytes() + section_space_bytes(shape, plan, true);

@@ -44,21 +44,14 @@ struct ChunkRecord {
   std::uint32_t last_place;
   std::uint32_t inner_bytes;  // of its gaps but the first
   // Known when all chunks of the frame are:
-  std::uint32_t values_at;   // chosen in the chunks before
   std::uint32_t gaps_at;     // bytes of their gaps
   std::uint32_t next_place;  // one behind the last one chosen there, 0 where none was
-  std::uint32_t reserved;
+  std::uint32_t reserved[2];
 };
 
 struct ChosenFrame {
   TopKHead head;
   std::uint32_t raw_values;  // in raw blocks of values
-};
-
-// The threshold of a call.
-struct ThresholdWord {
-  float value;
-  std::uint32_t is_carried;  // from another call
 };
 
 struct TopKEncodeSpace {
@@ -68,15 +61,9 @@ struct TopKEncodeSpace {
   std::uint32_t blocks_per_frame;  // of values
   ChunkRecord* chunks;
   ChosenFrame* frames;
-  // Chosen elements, those of a frame's chunk c from c * chunk_limit on; then without gaps. Select::Chunk
-  // leaves none: they are the same memory.
-  float* loose_values;
-  std::uint32_t* loose_places;
+  // Chosen elements, those of a frame's chunk c from c * chunk_limit on.
   float* values;
   std::uint32_t* places;
-  // Select::Global.
-  ThresholdWord* threshold;
-  std::uint32_t* sample;  // keys
   SectionSpace sections;
 
   GEOCOMM_HOST_DEVICE std::uint64_t first_value(std::uint64_t frame) const {

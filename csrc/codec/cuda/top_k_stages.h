@@ -6,7 +6,6 @@
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/top_k_space.h"
 #include "codec/frames/elements.h"
-#include "codec/quantizers/top_k/top_k_sampling.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
@@ -21,21 +20,7 @@ struct TopKEncode {
   PayloadPlan plan;
   TopKEncodeSpace space;
   Values form;
-  bool is_global;
 };
-
-// Select::Global: what the threshold is found from.
-struct ThresholdArgs {
-  float* carried;  // the caller's, or nullptr
-  Sampling sampling;
-  std::uint64_t samples;
-  std::uint32_t rank;  // of the sample
-  ThresholdTarget target;
-};
-core::Status find_threshold(core::DType dtype, const TopKEncode& args, const ThresholdArgs& threshold,
-                            Stream stream);
-// When all frames have chosen: that of the next call.
-core::Status correct_threshold(const TopKEncode& args, const ThresholdArgs& threshold, Stream stream);
 
 // Each chunk chooses; the residual becomes v.
 core::Status choose_elements(core::DType dtype, const TopKEncode& args, Stream stream);

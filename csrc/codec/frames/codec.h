@@ -41,9 +41,6 @@ struct CompressOptions {
   // Stochastic rounding is keyed by (seed, first_element + index): the result depends on nothing else.
   std::uint64_t seed = 0;
   std::uint64_t first_element = 0;
-  // TopK with Select::Global: the magnitude above which elements are chosen, carried from call to call. 0, or
-  // nullptr: found by sampling this input. On exit corrected by how many it let through.
-  float* threshold = nullptr;
 };
 
 // Worst-case size of the frame, header included, in bytes. Cannot fail; 0 elements are allowed.

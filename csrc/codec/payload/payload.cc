@@ -7,13 +7,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "codec/frames/thread_scratch.h"
-#include "codec/quantizers/top_k/top_k_format.h"
-#include "codec/quantizers/top_k/top_k_threshold.h"
 #include "core/float_rules.h"
 #include "core/str.h"
 
@@ -128,44 +125,6 @@ class FramePacker {
   std::size_t end_ = 0;
 };
 
-// Whether compress() will not refuse these: what looks at the elements before it does has to know.
-bool are_taken(DType dtype, const ErrorFeedback& feedback) {
-  return core::is_compressible(dtype) &&
-         (!feedback.is_on() || feedback.dtype == DType::Float32 || feedback.dtype == DType::BFloat16);
-}
-
-// TopK with Select::Global has one threshold for all frames, in whatever order they are made: each gets a
-// copy to correct, and what they chose in all corrects the caller's.
-class SharedThreshold {
- public:
-  SharedThreshold(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
-                  const CompressOptions& options) {
-    if (spec.id != CodecId::TopK || spec.select != Select::Global) return;
-    if (!are_taken(dtype, options.feedback)) return;
-    threshold_.emplace(spec, dtype, src.data(), src.size() / core::size_of(dtype), options);
-  }
-
-  // As compress(). Thread-safe.
-  core::Result<std::size_t> compress_frame(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
-                                           std::span<std::byte> dst, CompressOptions options) {
-    if (!threshold_) return compress(spec, dtype, src, dst, options);
-    float copy = threshold_->value();
-    options.threshold = &copy;
-    const auto size = compress(spec, dtype, src, dst, options);
-    if (size.is_ok()) chosen_ += chosen_in_frame(dst);
-    return size;
-  }
-
-  // When all frames are there.
-  void correct(float* threshold) const {
-    if (threshold_ && threshold != nullptr) *threshold = threshold_->corrected(chosen_);
-  }
-
- private:
-  std::optional<GlobalThreshold> threshold_;
-  std::atomic<std::uint64_t> chosen_{0};
-};
-
 std::size_t frame_elements(DType dtype) {
   return kPayloadFrameBytes / core::size_of(dtype);
 }
@@ -267,15 +226,14 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
 
   const std::size_t per_frame = frame_elements(dtype);
   const std::size_t frames = std::max<std::size_t>((elements + per_frame - 1) / per_frame, 1);
-  SharedThreshold threshold(spec, dtype, src, options);
   const auto compress_frame = [&](std::size_t index, std::span<std::byte> room) {
     const std::size_t first = index * per_frame;
     const std::size_t count = std::min(per_frame, elements - first);
     CompressOptions part = options;
     part.first_element += first;
     part.feedback = options.feedback.part(first, count);
-    return threshold.compress_frame(
-        spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)), room, part);
+    return compress(spec, dtype, src.subspan(first * core::size_of(dtype), count * core::size_of(dtype)),
+                    room, part);
   };
   // What can go wrong now (codec and dtype) goes wrong in every frame alike, before it wrote anything.
   if (pool == nullptr) {
@@ -284,7 +242,6 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
       GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, dst.subspan(end)));
       end += size;
     }
-    threshold.correct(options.threshold);
     return end;
   }
   // What may be larger than its place is made in the caches, so that no page of `dst` is touched but those
@@ -302,7 +259,6 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
     if (size.is_ok()) packer.add(index, frame.first(*size));
   });
   for (const Status& status : statuses) GEOCOMM_RETURN_IF_ERROR(status);
-  threshold.correct(options.threshold);
   return packer.finish();
 }
 

@@ -28,7 +28,6 @@ constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"tiny", "topk:k=64,values=bit2"}}};
 constexpr std::array<std::string_view, 2> kRoundings = {"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kStages = {"none", "huffman", "zstd"};
-constexpr std::array<std::string_view, 2> kSelects = {"chunk", "global"};
 constexpr std::array<std::string_view, 4> kValues = {"fp32", "bf16", "int8", "bit2"};
 constexpr std::array<std::string_view, 7> kBlocks = {"64", "128", "256", "512", "1024", "2048", "4096"};
 constexpr float kMinStep = 0.05f;
@@ -116,7 +115,7 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
   if (spec.has_rounding()) keys.push_back("round");
   if (spec.id == CodecId::DeadZone) keys.push_back("step");
   if (spec.id == CodecId::Loco) keys.push_back("k");
-  if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "select", "values"});
+  if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "values"});
   return keys;
 }
 
@@ -138,7 +137,6 @@ Status takes_no_settings(std::string_view whole, std::string_view name) {
 // As it stands in the string form; `key` is one of keys_of(spec).
 std::string value_of(const CodecSpec& spec, std::string_view key) {
   if (key == "round") return std::string(kRoundings[static_cast<std::size_t>(spec.rounding)]);
-  if (key == "select") return std::string(kSelects[static_cast<std::size_t>(spec.select)]);
   if (key == "values") return std::string(kValues[static_cast<std::size_t>(spec.values)]);
   if (key == "k") return core::str(spec.k);
   if (key == "block") return core::str(spec.block);
@@ -150,7 +148,6 @@ std::string value_of(const CodecSpec& spec, std::string_view key) {
 // `key` is one of keys_of(spec).
 Status apply_setting(std::string_view whole, std::string_view key, std::string_view value, CodecSpec& spec) {
   if (key == "round") return apply_choice(whole, key, value, kRoundings, spec.rounding);
-  if (key == "select") return apply_choice(whole, key, value, kSelects, spec.select);
   if (key == "values") return apply_choice(whole, key, value, kValues, spec.values);
   if (key == "step") {
     if (parse_number(value, spec.step) && spec.step >= kMinStep && spec.step <= kMaxStep) return Status::ok();

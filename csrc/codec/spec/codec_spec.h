@@ -42,9 +42,6 @@ enum class Rounding : std::uint8_t { Nearest = 0, Stochastic = 1 };
 // What packs the symbols that the lossy stage leaves. On the wire.
 enum class Entropy : std::uint8_t { None = 0, Huffman = 1, Zstd = 2 };
 
-// How TopK chooses. Chunk: the k largest of every 4096 elements. Global: all above one threshold, which is
-// carried from call to call so that k of 4096 pass on average.
-enum class Select : std::uint8_t { Chunk = 0, Global = 1 };
 // How TopK carries what it chose. On the wire.
 enum class Values : std::uint8_t { Fp32 = 0, Bf16 = 1, Int8 = 2, Bit2 = 3 };
 inline constexpr std::uint32_t kTopKChunk = 4096;
@@ -65,7 +62,6 @@ struct Setting {
 //   round  nearest (default) | stochastic. int8, int4
 //   step   step of deadzone in units of the rms, 0.05 to 8; default 0.7
 //   k      elements kept of each 4096, 1 to 2048; default 64. topk, loco
-//   select chunk (default) | global. topk
 //   values fp32 | bf16 | int8 (default) | bit2. topk
 //   stage  none | huffman | zstd. Default huffman for deadzone, topk and lossless, none for the others. The
 //          codec none takes no stage: lossless is what it would be. topk has no stage none; loco has no
@@ -79,7 +75,6 @@ struct CodecSpec {
   std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
   float step = 0.7f;                    // DeadZone; not in frames
   std::uint32_t k = 64;                 // TopK, Loco; not in the header of frames
-  Select select = Select::Chunk;        // TopK; not in frames
   Values values = Values::Int8;         // TopK; not in frames
 
   // `given` takes the keys of the settings that the text names.

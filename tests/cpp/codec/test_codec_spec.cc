@@ -38,10 +38,8 @@ TEST(CodecSpec, test_parts_of_a_spec_are_those_of_its_string) {
   EXPECT_EQ(int4.family(), "int4");
   EXPECT_EQ(int4.stage(), "zstd");
   EXPECT_EQ(int4.settings(), (std::vector<Setting>{{"block", "128"}, {"round", "nearest"}}));
-  EXPECT_EQ(parsed("small").settings(),
-            (std::vector<Setting>{{"block", "4096"}, {"step", "1"}, {"scale", "block"}}));
-  EXPECT_EQ(parsed("topk").settings(),
-            (std::vector<Setting>{{"k", "64"}, {"select", "chunk"}, {"values", "int8"}}));
+  EXPECT_EQ(parsed("small").settings(), (std::vector<Setting>{{"block", "4096"}, {"step", "1"}}));
+  EXPECT_EQ(parsed("topk").settings(), (std::vector<Setting>{{"k", "64"}, {"values", "int8"}}));
   EXPECT_EQ(parsed("loco").settings(), (std::vector<Setting>{{"k", "64"}}));
   EXPECT_TRUE(parsed("none").settings().empty());
 }
@@ -78,7 +76,6 @@ TEST(CodecSpec, test_parse_of_a_name_alone_gives_the_documented_defaults) {
     EXPECT_EQ(spec.rounding, Rounding::Nearest) << name;
     EXPECT_EQ(spec.step, 0.7f) << name;
     EXPECT_EQ(spec.k, 64u) << name;
-    EXPECT_EQ(spec.select, Select::Chunk) << name;
     EXPECT_EQ(spec.values, Values::Int8) << name;
   }
 }
@@ -98,12 +95,11 @@ TEST(CodecSpec, test_parse_of_settings_and_stage_sets_them) {
   EXPECT_EQ(dead_zone.entropy, Entropy::None);
   EXPECT_EQ(dead_zone.to_string(), "deadzone:block=1024,step=1.25+none");
 
-  const CodecSpec top_k = parsed("topk:values=bf16,select=global,k=41");
+  const CodecSpec top_k = parsed("topk:values=bf16,k=41");
   EXPECT_EQ(top_k.id, CodecId::TopK);
   EXPECT_EQ(top_k.values, Values::Bf16);
-  EXPECT_EQ(top_k.select, Select::Global);
   EXPECT_EQ(top_k.k, 41u);
-  EXPECT_EQ(top_k.to_string(), "topk:k=41,select=global,values=bf16");
+  EXPECT_EQ(top_k.to_string(), "topk:k=41,values=bf16");
 
   const CodecSpec loco = parsed("loco:k=41+none");
   EXPECT_EQ(loco.id, CodecId::Loco);
@@ -123,7 +119,7 @@ TEST(CodecSpec, test_parse_takes_the_ends_of_each_range) {
 TEST(CodecSpec, test_to_string_leaves_out_defaults) {
   EXPECT_EQ(parsed("int8:block=256,round=nearest+none").to_string(), "int8");
   EXPECT_EQ(parsed("deadzone:block=4096,step=0.7+huffman").to_string(), "deadzone");
-  EXPECT_EQ(parsed("topk:k=64,select=chunk,values=int8+huffman").to_string(), "topk");
+  EXPECT_EQ(parsed("topk:k=64,values=int8+huffman").to_string(), "topk");
   EXPECT_EQ(parsed("lossless+huffman").to_string(), "lossless");
   EXPECT_EQ(parsed("lossless+none").to_string(), "lossless+none");
   EXPECT_EQ(parsed("none+none").to_string(), "none");
@@ -145,13 +141,10 @@ std::vector<CodecSpec> many_specs() {
     CodecSpec spec = parsed(name);
     if (spec.id == CodecId::TopK) {
       for (const std::uint32_t k : {1u, 64u, 100u, 2048u}) {
-        for (const Select select : {Select::Chunk, Select::Global}) {
-          for (const Values values : {Values::Fp32, Values::Bf16, Values::Int8, Values::Bit2}) {
-            spec.k = k;
-            spec.select = select;
-            spec.values = values;
-            add_stages(spec);
-          }
+        for (const Values values : {Values::Fp32, Values::Bf16, Values::Int8, Values::Bit2}) {
+          spec.k = k;
+          spec.values = values;
+          add_stages(spec);
         }
       }
       continue;
@@ -259,15 +252,17 @@ INSTANTIATE_TEST_SUITE_P(Stages, BadSpec,
                                          "none+huffman", "none+zstd", "topk+none", "topk:k=5+none",
                                          "loco+huffman", "loco:k=5+zstd"));
 
-INSTANTIATE_TEST_SUITE_P(
-    Settings, BadSpec,
-    testing::Values("bit2:round=stochastic", "bit2:step=1", "bit1:k=3", "int8:step=1",
-                    "deadzone:step=", "deadzone:step=0", "deadzone:step=0.04", "deadzone:step=8.1",
-                    "deadzone:step=-1", "deadzone:step=nan", "deadzone:step=inf", "deadzone:step=1x",
-                    "deadzone:step=1e99", "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=tensor",
-                    "topk:block=64", "topk:k=0", "topk:k=2049", "loco:k=0", "loco:k=2049", "loco:values=bit2",
-                    "loco:block=64", "topk:k=-1", "topk:k=1.5", "topk:k=", "topk:k=3,k=3", "topk:select=all",
-                    "topk:values=int4", "topk:values=", "topk:round=nearest", "lossless:block=64"));
+INSTANTIATE_TEST_SUITE_P(Settings, BadSpec,
+                         testing::Values("bit2:round=stochastic", "bit2:step=1", "bit1:k=3", "int8:step=1",
+                                         "deadzone:step=", "deadzone:step=0", "deadzone:step=0.04",
+                                         "deadzone:step=8.1", "deadzone:step=-1", "deadzone:step=nan",
+                                         "deadzone:step=inf", "deadzone:step=1x", "deadzone:step=1e99",
+                                         "deadzone:round=nearest", "deadzone:k=1", "deadzone:scale=tensor",
+                                         "topk:block=64", "topk:k=0", "topk:k=2049", "loco:k=0",
+                                         "loco:k=2049", "loco:values=bit2", "loco:block=64", "topk:k=-1",
+                                         "topk:k=1.5", "topk:k=", "topk:k=3,k=3", "topk:select=chunk",
+                                         "topk:values=int4", "topk:values=", "topk:round=nearest",
+                                         "lossless:block=64"));
 
 struct Misspelling {
   const char* text;
@@ -294,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Misspelling{"int8:rounding=nearest", "round"},
                     Misspelling{"int8:round=stochastik", "stochastic"}, Misspelling{"int8:block=250", "256"},
                     Misspelling{"int8+hufman", "huffman"}, Misspelling{"int8+zstandard", "zstd"},
-                    Misspelling{"topk:value=int8", "values"}, Misspelling{"topk:select=chunks", "chunk"},
+                    Misspelling{"topk:value=int8", "values"}, Misspelling{"topk:kk=3", "k"},
                     Misspelling{"topk:values=bfp16", "bf16"}, Misspelling{"deadzone:steps=1", "step"}));
 
 TEST(CodecSpec, test_parse_error_lists_every_codec_and_preset) {

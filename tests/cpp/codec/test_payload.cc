@@ -100,17 +100,6 @@ TEST(PayloadPool, test_compress_from_inside_a_busy_pool_ends) {
   EXPECT_EQ(results[1], expected);
 }
 
-std::size_t chosen_in(std::span<const std::byte> payload) {
-  std::size_t chosen = 0;
-  for (std::size_t at = 0; at < payload.size();) {
-    const auto frame = parse_frame(payload.subspan(at));
-    if (!frame.is_ok()) break;
-    chosen += chosen_in_frame(payload.subspan(at));
-    at += frame_bytes(*frame);
-  }
-  return chosen;
-}
-
 // Frames that are larger than usual, in any places among others, and after the last whole one.
 TEST(PayloadPool, test_frames_with_raw_blocks_among_others_give_the_same_bytes) {
   constexpr std::size_t kFrames = 5;  // and a shorter one
@@ -159,70 +148,6 @@ TEST(PayloadBound, test_usual_bound_of_any_codec_holds_for_finite_values) {
       }
     }
   }
-}
-
-TEST(PayloadThreshold, test_all_frames_have_one_threshold_and_any_threads_give_the_same) {
-  const CodecSpec spec = spec_of("topk:select=global");
-  auto values = gaussian(5 * kPerFrame + 77);
-  for (std::size_t i = kPerFrame; i < 2 * kPerFrame; ++i) values[i] *= 2.0f;  // most come from here
-  const Bytes src = to_bytes(values);
-  for (const float start : {0.0f, 3.0f, 300.0f}) {
-    std::vector<float> expected_residual(values.size(), 0.01f);
-    float expected_threshold = start;
-    const Bytes expected =
-        encoded_payload(spec, DType::Float32, src,
-                        {.feedback = feedback(expected_residual), .threshold = &expected_threshold});
-    for (const std::size_t threads : {1u, 2u, 5u}) {
-      core::ThreadPool pool(threads, "codec");
-      std::vector<float> residual(values.size(), 0.01f);
-      float threshold = start;
-      EXPECT_EQ(encoded_payload(spec, DType::Float32, src,
-                                {.feedback = feedback(residual), .threshold = &threshold}, &pool),
-                expected);
-      EXPECT_TRUE(same_bits(residual, expected_residual));
-      EXPECT_EQ(threshold, expected_threshold);
-    }
-    std::vector<float> decoded(values.size());
-    ASSERT_TRUE(decompress_payload(expected, std::as_writable_bytes(std::span(decoded))).is_ok());
-    const auto among = [&](std::size_t first) {
-      return kPerFrame - static_cast<std::size_t>(std::count(
-                             decoded.begin() + static_cast<std::ptrdiff_t>(first),
-                             decoded.begin() + static_cast<std::ptrdiff_t>(first + kPerFrame), 0.0f));
-    };
-    if (start == 300.0f) {
-      EXPECT_EQ(expected_threshold, 0.0f);  // so far off that the next call samples
-    } else {
-      EXPECT_GT(among(kPerFrame), 4 * among(0));
-    }
-  }
-}
-
-TEST(PayloadThreshold, test_share_of_all_frames_converges) {
-  const CodecSpec spec = spec_of("topk:select=global");
-  const std::size_t length = 3 * kPerFrame;
-  const Bytes src = to_bytes(gaussian(length));
-  for (float threshold : {0.0f, 0.24f, 24.0f}) {
-    for (int call = 0; call < 4; ++call)
-      encoded_payload(spec, DType::Float32, src, {.threshold = &threshold});
-    const Bytes payload = encoded_payload(spec, DType::Float32, src, {.threshold = &threshold});
-    EXPECT_NEAR(static_cast<double>(chosen_in(payload)), static_cast<double>(length) / 64, 0.1 * length / 64);
-  }
-}
-
-TEST(PayloadThreshold, test_refused_input_leaves_the_threshold) {
-  const CodecSpec spec = spec_of("topk:select=global");
-  float threshold = 0.0f;
-  const Bytes src(1000);
-  Bytes dst(1 << 16);
-  EXPECT_EQ(compress_payload(spec, DType::Int8, src, dst, {.threshold = &threshold}).status().code(),
-            StatusCode::Unsupported);
-  Bytes residual(500);
-  EXPECT_EQ(compress_payload(spec, DType::BFloat16, src, dst,
-                             {.feedback = {residual.data(), DType::Int8, 500}, .threshold = &threshold})
-                .status()
-                .code(),
-            StatusCode::InvalidArgument);
-  EXPECT_EQ(threshold, 0.0f);
 }
 
 TEST(PayloadErrors, test_compress_into_less_than_the_bound_leaves_the_residual) {

@@ -38,45 +38,6 @@ TEST(TopKSelection, test_chunk_takes_what_sorting_takes) {
   }
 }
 
-TEST(TopKSelection, test_global_takes_all_above_the_threshold) {
-  for (const Data data : {Data::Gaussian, Data::Special, Data::Ties}) {
-    for (const std::size_t length : edge_lengths()) {
-      const auto values = make_data(data, length);
-      float threshold = 2.0f;
-      const Bytes frame = compressed(spec_of("topk:k=512,select=global,values=fp32"), DType::Float32,
-                                     to_bytes(values), {.threshold = &threshold});
-      const auto decoded = accumulated(frame, length);
-      for (std::size_t i = 0; i < length; ++i) {
-        if (std::isnan(values[i])) {
-          ASSERT_TRUE(std::isnan(decoded[i]));
-        } else {
-          ASSERT_EQ(decoded[i], std::abs(values[i]) > 2.0f ? values[i] : 0.0f);
-        }
-      }
-    }
-  }
-}
-
-// A threshold that fits the data badly takes the largest of each chunk, up to sixteen times the share.
-TEST(TopKSelection, test_global_below_everything_is_capped) {
-  for (const Data data : kAllData) {
-    const auto values = make_data(data, 3 * kTopKChunk + 1000);
-    float threshold = 1e-44f;
-    const Bytes frame = compressed(spec_of("topk:k=16,select=global,values=fp32"), DType::Float32,
-                                   to_bytes(values), {.threshold = &threshold});
-    const auto decoded = accumulated(frame, values.size());
-    const auto chosen = largest_of_chunks(values, 256);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const bool passes = chosen[i] && magnitude_bits(values[i]) > std::bit_cast<std::int32_t>(1e-44f);
-      if (passes && std::isnan(values[i])) {
-        ASSERT_TRUE(std::isnan(decoded[i]));
-      } else {
-        ASSERT_EQ(decoded[i], passes ? values[i] : 0.0f) << static_cast<int>(data) << ' ' << i;
-      }
-    }
-  }
-}
-
 class TopKValues : public testing::TestWithParam<std::string_view> {
  protected:
   const CodecSpec spec_ = spec_of(GetParam());
@@ -131,12 +92,8 @@ TEST_P(TopKValues, test_feedback_of_zeros_gives_the_bytes_of_none) {
   for (const Data data : {Data::Gaussian, Data::Special, Data::Ties}) {
     const Bytes src = to_bytes(make_data(data, 20000));
     std::vector<float> residual(20000, 0.0f);
-    float threshold = 2.0f;
-    float same = 2.0f;
-    EXPECT_EQ(
-        compressed(spec_, DType::Float32, src, {.feedback = feedback(residual), .threshold = &threshold}),
-        compressed(spec_, DType::Float32, src, {.threshold = &same}));
-    EXPECT_EQ(threshold, same);
+    EXPECT_EQ(compressed(spec_, DType::Float32, src, {.feedback = feedback(residual)}),
+              compressed(spec_, DType::Float32, src));
   }
 }
 
@@ -148,10 +105,8 @@ TEST_P(TopKValues, test_rounds_of_the_same_input_lose_nothing_in_sum) {
   const Bytes src = to_bytes(values);
   std::vector<float> residual(kLength, 0.0f);
   std::vector<double> arrived(kLength, 0.0);
-  float threshold = 0.0f;
   for (int round = 0; round < kRounds; ++round) {
-    const Bytes frame =
-        compressed(spec_, DType::Float32, src, {.feedback = feedback(residual), .threshold = &threshold});
+    const Bytes frame = compressed(spec_, DType::Float32, src, {.feedback = feedback(residual)});
     const auto decoded = accumulated(frame, kLength);
     for (std::size_t i = 0; i < kLength; ++i) arrived[i] += decoded[i];
   }
@@ -258,15 +213,13 @@ TEST_P(TopKValues, test_nan_and_inf_arrive_and_harm_no_other_block) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs, TopKValues,
                          testing::Values("topk:values=fp32", "topk:values=bf16", "topk", "topk:values=bit2",
-                                         "topk:k=700,values=bit2", "topk:k=400", "topk:select=global",
-                                         "topk:k=300,select=global,values=bit2", "loco", "loco:k=41",
+                                         "topk:k=700,values=bit2", "topk:k=400", "loco", "loco:k=41",
                                          "loco:k=700"),
                          case_name);
 
 // A chunk of more NaN than it may choose: those that stay behind leave no trace.
 TEST(TopKSpecialValues, test_all_nan_leaves_a_residual_of_zero) {
-  for (const std::string_view text :
-       {"topk:k=16", "topk:k=16,select=global", "topk:k=16,values=bit2", "loco:k=16"}) {
+  for (const std::string_view text : {"topk:k=16", "topk:k=16,values=bit2", "loco:k=16"}) {
     const std::vector<float> values(10000, kNan);
     std::vector<float> residual(10000, 1.0f);
     const Bytes frame =
@@ -300,20 +253,14 @@ TEST(TopKSizes, test_index_is_a_bitmap_where_that_is_shorter) {
   }
 }
 
-// A gap of any length: 255 is written as 255 and 0.
+// A gap of any length: 255 is written as 255 and 0. The two largest lie around the end of the first chunk.
 TEST(TopKSizes, test_long_gaps_arrive) {
   for (const std::size_t gap : {1u, 2u, 254u, 255u, 256u, 257u, 510u, 511u, 512u, 5000u}) {
-    for (const std::size_t start : {std::size_t{0}, gap}) {
-      std::vector<float> values(start + 20 * gap + 1, 0.0f);
-      for (std::size_t i = start; i < values.size(); i += gap) values[i] = 1.0f;
-      float threshold = 0.5f;
-      const Bytes frame = compressed(spec_of("topk:k=2048,select=global,values=fp32"), DType::Float32,
-                                     to_bytes(values), {.threshold = &threshold});
-      const auto decoded = accumulated(frame, values.size());
-      if (gap > 1) {
-        EXPECT_EQ(decoded, values) << gap;
-      }
-    }
+    std::vector<float> values(2 * kTopKChunk, 0.0f);
+    const std::size_t first = kTopKChunk - 1 - gap / 2;
+    values[first] = values[first + gap] = 1.0f;
+    const Bytes frame = compressed(spec_of("topk:k=1,values=fp32"), DType::Float32, to_bytes(values));
+    EXPECT_EQ(accumulated(frame, values.size()), values) << gap;
   }
 }
 

@@ -9,12 +9,11 @@ namespace {
 struct Run {
   Bytes frame;
   Bytes residual;
-  float threshold = 0;
   Bytes decoded;
   std::vector<float> sum;
   bool operator==(const Run& other) const {
-    return frame == other.frame && residual == other.residual && threshold == other.threshold &&
-           decoded == other.decoded && same_bits(sum, other.sum);
+    return frame == other.frame && residual == other.residual && decoded == other.decoded &&
+           same_bits(sum, other.sum);
   }
 };
 
@@ -30,9 +29,7 @@ Run run_at(core::CpuLevel level, const TopKCase& c, const Bytes& src, std::size_
   Bytes shifted(src.size() + c.shift);
   std::ranges::copy(src, shifted.begin() + static_cast<std::ptrdiff_t>(c.shift));
   Run run;
-  run.threshold = c.spec.select == Select::Global && length % 3 == 0 ? 0.0f : 2.0f;
   CompressOptions options;
-  options.threshold = &run.threshold;
   if (c.residual_dtype != nullptr) {
     const Bytes old = to_bytes(gaussian(length, 0.1f, 6), *c.residual_dtype);
     run.residual.resize(old.size() + c.shift);
@@ -62,7 +59,7 @@ constexpr const DType* kResiduals[] = {nullptr, &kFloat32, &kBFloat16};
 
 TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_at_every_short_length) {
   for (std::size_t length = 0; length <= 1000; ++length) {
-    const std::string_view texts[] = {"topk:k=300,values=bf16", "topk:select=global,k=64,values=fp32"};
+    const std::string_view texts[] = {"topk:k=300,values=bf16", "topk:k=64,values=fp32"};
     const TopKCase c{spec_of(texts[length % 2]), kFloatTypes[length / 2 % 3], kResiduals[length / 6 % 3],
                      length % 5};
     expect_levels_equal(c, length % 7 == 0 ? Data::Special : Data::Gaussian, length);
@@ -71,9 +68,8 @@ TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_at_every_short_lengt
 
 TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_around_edges) {
   std::size_t turn = 0;  // each with one kind of data; five turns to a row, so that no two rows are alike
-  for (const std::string_view text :
-       {"topk", "topk:values=bit2", "topk:k=1,values=fp32", "topk:k=2048,values=fp32", "topk:select=global",
-        "topk:k=400,select=global,values=bf16"}) {
+  for (const std::string_view text : {"topk", "topk:values=bit2", "topk:k=1,values=fp32",
+                                      "topk:k=2048,values=fp32", "topk:k=400,values=bf16"}) {
     for (const DType dtype : kFloatTypes) {
       for (const DType* residual : kResiduals) {
         for (const std::size_t length : {4095, 4096, 4097, 8192 + 13}) {
@@ -87,7 +83,7 @@ TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_around_edges) {
 }
 
 TEST(TopKLevels, test_every_level_gives_the_bytes_of_scalar_on_whole_frames) {
-  for (const std::string_view text : {"topk", "topk:select=global"}) {
+  for (const std::string_view text : {"topk", "topk:k=700,values=bit2"}) {
     for (const std::size_t length : {(1 << 18) - 1, 1 << 18, (1 << 18) + 1}) {
       for (const Data data : {Data::Gaussian, Data::Shrinking, Data::Special}) {
         expect_levels_equal({spec_of(text), DType::Float32, &kFloat32, 0}, data, length);

@@ -86,7 +86,6 @@ struct CudaCase {
   std::size_t shift = 0;  // of the source
   cuda::EncodeOptions options = {};
   Bytes residual = {};
-  std::optional<float> threshold = {};  // carried
   std::size_t elements() const { return src.size() / core::size_of(dtype); }
 };
 
@@ -100,7 +99,6 @@ inline CudaCase single_frame(std::string_view spec, std::span<const float> value
 struct Encoded {
   Bytes payload;
   Bytes residual;
-  float threshold = 0;  // to carry on
 };
 
 inline Encoded encode_on_device(const CudaCase& test) {
@@ -113,8 +111,6 @@ inline Encoded encode_on_device(const CudaCase& test) {
   cuda::EncodeOptions options = test.options;
   if (!test.residual.empty()) options.feedback.residual = residual.data();
   options.feedback.elements = elements;
-  encoded.threshold = test.threshold.value_or(0.0f);
-  if (test.threshold) options.threshold_dev = &encoded.threshold;
   std::uint64_t bytes = ~std::uint64_t{0};
   const auto status = cuda::compress_payload(test.spec, test.dtype, src.data(), elements, dst.span(), options,
                                              workspace.span(), &bytes, nullptr);
@@ -138,8 +134,6 @@ inline Encoded encode_on_host(const CudaCase& test) {
     options.feedback.residual = encoded.residual.data();
     options.feedback.elements = test.elements();
   }
-  encoded.threshold = test.threshold.value_or(0.0f);
-  if (test.threshold) options.threshold = &encoded.threshold;
   encoded.payload.resize(cuda::encoded_bound(test.spec, test.dtype, test.elements(), test.options.framing));
   const auto size = test.options.framing == cuda::Framing::Payload
                         ? compress_payload(test.spec, test.dtype, test.src, encoded.payload, options)

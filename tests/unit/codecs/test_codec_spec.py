@@ -28,7 +28,7 @@ def test_codec_spec_of_a_preset_is_that_of_what_it_stands_for() -> None:
 
 
 def test_codec_spec_as_text_gives_the_same_again() -> None:
-    for codec in (*codec_names(), *codec_presets(), "topk:k=9,select=global,values=fp32+zstd", "loco:k=9"):
+    for codec in (*codec_names(), *codec_presets(), "topk:k=9,values=fp32+zstd", "loco:k=9"):
         spec = codec_spec(codec)
         assert codec_spec(str(spec)) == spec
 

@@ -50,14 +50,6 @@ def test_decay_scales_the_residual_that_is_added() -> None:
     assert residual.tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize(
-    "threshold", [torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(0), torch.ones(1, device="meta")]
-)
-def test_threshold_that_is_not_one_float32_is_refused(threshold: torch.Tensor) -> None:
-    with pytest.raises(InvalidArgumentError, match="threshold"):
-        geocomm.compress(torch.ones(5), "topk:select=global", torch.zeros(5), threshold=threshold)
-
-
 @pytest.mark.parametrize("size", [0, 10])
 def test_out_that_is_too_small_is_refused_and_left(size: int) -> None:
     out = torch.full((size,), 7, dtype=torch.uint8)

@@ -66,7 +66,7 @@ LocoLevels encode_values(const float* values, std::size_t count, float* lost, st
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   const LocoLayout layout = loco_layout(input.spec, input.elements);
-  const Chosen chosen = choose_elements(input, 0.0f);
+  const Chosen chosen = choose_elements(input);
   const LocoHead head{static_cast<std::uint16_t>(layout.k()), 0};
   std::memcpy(dst, &head, sizeof(head));
   std::size_t end = layout.bytes();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 
 #include "codec/entropy/plane.h"
 #include "codec/frames/elements.h"
@@ -12,7 +11,6 @@
 #include "codec/quantizers/top_k/top_k_format.h"
 #include "codec/quantizers/top_k/top_k_places.h"
 #include "codec/quantizers/top_k/top_k_select.h"
-#include "codec/quantizers/top_k/top_k_threshold.h"
 #include "codec/quantizers/top_k/top_k_values.h"
 
 namespace geocomm::codec {
@@ -35,12 +33,7 @@ std::size_t bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
-  std::optional<GlobalThreshold> threshold;
-  if (input.spec.select == Select::Global) {
-    threshold.emplace(input.spec, input.dtype, input.src, input.elements, input.options);
-  }
-  const Chosen chosen = choose_elements(input, threshold ? threshold->value() : 0.0f);
-
+  const Chosen chosen = choose_elements(input);
   const IndexMode mode = index_mode_of(chosen.count, input.elements);
   const auto index = write_places(mode, chosen.places, chosen.count, input.elements);
   TopKHead head{};
@@ -55,9 +48,6 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   end += encode_values(input.spec.values, input.spec.entropy, chosen.values, chosen.count, lost, dst + end);
 
   keep_lost(input.options.feedback, chosen);
-  if (threshold && input.options.threshold != nullptr) {
-    *input.options.threshold = threshold->corrected(chosen.count);
-  }
   return end;
 }
 

@@ -36,11 +36,6 @@ inline TopKHead read_top_k_head(const std::byte* payload) {
   return head;
 }
 
-// How many elements a TopK frame, which compress() has just written there, chose.
-inline std::uint32_t chosen_in_frame(std::span<const std::byte> frame) {
-  return read_top_k_head(frame.data() + sizeof(FrameHeader)).count;
-}
-
 // The mode an encoder takes: a bitmap from a twelfth of the elements on.
 constexpr IndexMode index_mode_of(std::size_t count, std::size_t elements) {
   return 12 * std::uint64_t{count} > elements ? IndexMode::Bitmap : IndexMode::Gaps;
@@ -56,12 +51,9 @@ constexpr std::size_t share_of(std::size_t k, std::size_t elements) {
   return (k * elements + kTopKChunk - 1) / kTopKChunk;
 }
 
-// Most elements that a whole chunk gives. With Select::Global that is far more than the threshold should let
-// through: it bounds a frame whose threshold does not fit (yet).
+// Elements that a whole chunk gives.
 inline std::size_t chunk_limit(const CodecSpec& spec) {
-  constexpr std::size_t kMost = kTopKChunk / 2;
-  const std::size_t k = std::clamp<std::size_t>(spec.k, 1, kMost);
-  return spec.select == Select::Chunk ? k : std::min(16 * k, kMost);
+  return std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2);
 }
 inline std::size_t frame_limit(const CodecSpec& spec, std::size_t elements) {
   return share_of(chunk_limit(spec), elements);

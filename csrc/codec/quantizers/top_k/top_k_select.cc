@@ -99,17 +99,6 @@ class Chooser {
     return k;
   }
 
-  // The same for those above `threshold`.
-  std::size_t above(std::int32_t threshold, std::size_t first, std::size_t length, float* values,
-                    std::uint32_t* places) {
-    const std::size_t limit = share_of(chunk_limit(input_.spec), length);
-    const std::size_t found = collect(first, length, threshold, values, places);
-    canonicalize(values, found);
-    if (found <= limit) return found;
-    keep(limit, found, threshold, values, places);
-    return limit;
-  }
-
  private:
   std::size_t collect(std::size_t first, std::size_t length, std::int32_t bound, float* values,
                       std::uint32_t* places) {
@@ -171,20 +160,17 @@ Cut cut_largest(const float* values, std::size_t count, std::size_t k, std::int3
   return {high, k - above_high};
 }
 
-Chosen choose_elements(const FrameInput& input, float threshold) {
+Chosen choose_elements(const FrameInput& input) {
   const std::size_t room = frame_limit(input.spec, input.elements) + kTopKChunk;
   const auto floats = thread_scratch(ScratchUse::Values, 2 * room * sizeof(float));
   auto* values = reinterpret_cast<float*>(floats.data());
   auto* places = reinterpret_cast<std::uint32_t*>(
       thread_scratch(ScratchUse::Places, room * sizeof(std::uint32_t)).data());
   Chooser chooser(input, select_kernels());
-  const auto bound = std::bit_cast<std::int32_t>(threshold);
   std::size_t count = 0;
   for (std::size_t first = 0; first < input.elements; first += kTopKChunk) {
     const std::size_t length = std::min<std::size_t>(kTopKChunk, input.elements - first);
-    count += input.spec.select == Select::Chunk
-                 ? chooser.largest(first, length, values + count, places + count)
-                 : chooser.above(bound, first, length, values + count, places + count);
+    count += chooser.largest(first, length, values + count, places + count);
   }
   return {values, values + room, places, count};
 }

@@ -17,10 +17,9 @@ struct Chosen {
 };
 inline constexpr std::int32_t kCanonicalNan = 0x7FC00000;
 
-// Select::Chunk: the largest k of each chunk. Select::Global: those with |v| > threshold, of a chunk no more
-// than the largest chunk_limit(). Of equal magnitudes the first. `threshold` is finite and not negative.
-// The residual becomes v, 0 where that is not finite; the places of chosen elements are still to be set.
-Chosen choose_elements(const FrameInput& input, float threshold);
+// The largest k of each chunk, of equal magnitudes the first. The residual becomes v, 0 where that is not
+// finite; the places of chosen elements are still to be set.
+Chosen choose_elements(const FrameInput& input);
 
 // Sets them, to `chosen.lost`. Nothing without a residual.
 void keep_lost(const ErrorFeedback& feedback, const Chosen& chosen);
