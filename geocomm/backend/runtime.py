@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Runtime:
         self.past: dict[str, float] = {}  # counters of groups that are gone
         self._groups: list[Group] = []
         self._endpoint: tuple[dict[str, Any], Endpoint] | None = None
+        self._left: tuple[dict[str, Any], weakref.ref[Endpoint]] | None = None  # by the groups; mail may still use it
         self._rank_and_site: dict[str, tuple[int, str | None]] = {}  # of peers, by what the endpoint calls them
         self._lock = threading.Lock()
 
@@ -100,6 +102,9 @@ class Runtime:
                         self._endpoint = None
 
     def _acquire(self, settings: dict[str, Any]) -> Endpoint:
+        if self._endpoint is None and self._left is not None and (endpoint := self._left[1]()) is not None:
+            self._endpoint = (self._left[0], endpoint)
+        self._left = None
         if self._endpoint is not None and self._endpoint[1].acquire():
             current, endpoint = self._endpoint
             if settings == current:
@@ -185,8 +190,10 @@ class Runtime:
             self._forget_closed()
             if self.world is not None and self.world.backend.closed:
                 self.world = None
+            if not self._groups and self._endpoint is not None:
+                settings, endpoint = self._endpoint
+                self._left, self._endpoint = (settings, weakref.ref(endpoint)), None
             if not self._groups:
-                self._endpoint = None
                 forget_devices()
 
     def leave_to_parent(self) -> None:

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from geocomm.security.job_ca import JobCa
+from support.harness import joined
+from support.local_jobs import free_ports
 from support.mail_member import content_of, digest_of
 
 MEMBER = Path(__file__).parents[2] / "support/mail_member.py"
@@ -208,3 +212,73 @@ def test_content_beyond_the_bound_is_refused_and_the_next_comes(members: Members
     assert "bytes, at most" in b.wait(event="came", id=a.id, round=0)["why"]
     post(1, a, b)
     expect(1, a, b)
+
+
+def test_rounds_that_nobody_receives_hold_up_no_other_and_leave_nothing(members: Members) -> None:
+    a, b = members.start("a"), members.start("b")
+    a.know(b)
+    b.know(a)
+    early = range(100, 118)  # more than the credit for what nobody waits for
+    for round in early:
+        a.do("send", b, round=round)
+    for round in range(2):  # both under way at once
+        post(round, a, b)
+    for round in range(2):
+        expect(round, a, b)
+    for round in early:
+        b.do("end", round=round)  # before the sender does, whose bytes are still on their way
+    a.do("send", b, round=early[0])
+    b.do("receive", a, round=early[0])
+    assert b.wait(event="came", id=a.id, round=early[0])["digest"] is None
+    for round in early:
+        a.do("end", round=round)
+    # All of the credit is there again: this comes whole before anybody receives it.
+    for round in range(200, 213):
+        a.do("send", b, round=round)
+    for round in range(200, 213):
+        b.do("receive", a, round=round)
+        expected = digest_of(content_of("a", round))
+        assert b.wait(event="came", id=a.id, round=round)["digest"] == expected
+
+
+_own: dict[str, Any] = {}
+"""Of a rank below."""
+
+
+def _open_mail() -> tuple[bytes, int]:
+    from geocomm.backend.runtime import runtime
+    from geocomm.core.native import native
+    from geocomm.membership.own_address import own_address
+
+    assert runtime.world is not None
+    with runtime.endpoint(runtime.world.options, own_address()) as endpoint:
+        _own["mail"] = native().Mail(endpoint=endpoint, token=bytes(16), max_bytes=1000)
+    return _own["mail"].id, _own["mail"].port
+
+
+def _sum_beside_mail(others: list[tuple[bytes, int]], round: int) -> tuple[float, list[int]]:
+    mail = _own["mail"]
+    came: queue.Queue[torch.Tensor | None] = queue.Queue()
+    id, port = others[1 - dist.get_rank()]
+    mail.peer(id, "127.0.0.1", port, "", "the other")
+    mail.receive(id, round, 0, lambda content, why: came.put(content))
+    mail.send(id, round, 0, torch.full((3,), dist.get_rank() + 1, dtype=torch.uint8))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    content = came.get(timeout=PATIENCE_S)
+    mail.end_round(round)
+    return float(total), [] if content is None else content.tolist()
+
+
+def test_mail_and_groups_of_one_site_share_a_port(tmp_path: Path) -> None:
+    JobCa.create(tmp_path / "keys", "run7", ["a"], 30)
+    ports = free_ports(2)
+    keys = {"GEOCOMM_KEYS": str(tmp_path / "keys/a")}
+    variables = {rank: keys | {"GEOCOMM_PORT": str(ports[rank])} for rank in range(2)}
+    with joined(["a", "a"], environment_of=variables) as ranks:
+        opened = ranks.run(_open_mail)
+        assert [port for _, port in opened] == ports
+        assert ranks.run(_sum_beside_mail, opened, 0) == [(2.0, [2, 2, 2]), (2.0, [1, 1, 1])]
+        ranks.destroy()
+        ranks.init()  # over the port that the mail has
+        assert ranks.run(_sum_beside_mail, opened, 1) == [(2.0, [2, 2, 2]), (2.0, [1, 1, 1])]
