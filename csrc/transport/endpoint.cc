@@ -38,6 +38,18 @@ constexpr std::chrono::milliseconds kClosingPatience{2000};
 // A port that is taken may be one of a process that is about to end.
 constexpr std::chrono::milliseconds kPortPause{100};
 
+// Whoever lets go of a forgotten channel last: its timers are the IO thread's while that runs.
+struct FreesChannel {
+  void operator()(TcpChannel* gone) const {
+    if (!mark.is_here()) return;  // it is the parent's
+    // Not as a TcpChannel, which would take this for an owner of its own.
+    (void)loop->post([last = std::shared_ptr<void>(
+                          gone, [](void* channel) { delete static_cast<TcpChannel*>(channel); })] {});
+  }
+  std::shared_ptr<IoLoop> loop;
+  core::ProcessMark mark{};
+};
+
 class TcpEndpoint final : public Endpoint {
  public:
   TcpEndpoint(std::shared_ptr<ChannelContext> context, std::uint16_t port)
@@ -136,7 +148,7 @@ TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const
   }
   if (forgotten_.contains(peer)) return nullptr;
   ChannelPtr& channel = channels_[peer];
-  if (!channel) channel = std::make_shared<TcpChannel>(context_, peer, description);
+  if (!channel) channel = {new TcpChannel(context_, peer, description), FreesChannel{context_->loop}};
   return channel;
 }
 
