@@ -22,6 +22,8 @@ PREFIX = "GEOCOMM_"
 
 OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
+    ("GEOCOMM_AGENT", "", "socket of the site's agent; `geocomm run --elastic` sets it"),
+    ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
@@ -109,6 +111,16 @@ def hub_address() -> HubAddress | None:
         return HubAddress.parse(text) if text else None
     except HubAddressError as error:
         raise refusal(f"GEOCOMM_HUB: {error}") from None
+
+
+def agent_socket() -> str | None:
+    """Where the agent of an elastic run listens, from GEOCOMM_AGENT; None: this is no elastic run."""
+    return os.environ.get("GEOCOMM_AGENT") or None
+
+
+def run_folder() -> str | None:
+    """What the site has of an elastic run, from GEOCOMM_RUN_DIR."""
+    return os.environ.get("GEOCOMM_RUN_DIR") or None
 
 
 def tensor_threads() -> int:
