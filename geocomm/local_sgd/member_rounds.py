@@ -22,7 +22,7 @@ import torch
 import xxhash
 
 from geocomm.codecs.tensor_codec import compress_bound
-from geocomm.core.errors import CorruptDataError, InvalidArgumentError, PeerLostError
+from geocomm.core.errors import AbortedError, CorruptDataError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.core.native import native
 from geocomm.elastic.fragment_store import FragmentStore
@@ -142,6 +142,7 @@ class MemberRounds:
         self._failure: BaseException | None = None
         self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
         self._every = model.every
+        self._trains = False
         self._wanted_states: set[int] = set()
         self._own: dict[str, OwnFrame] = {}
         self._own_rounds: dict[str, tuple[int, int]] = {}
@@ -178,7 +179,7 @@ class MemberRounds:
         wait_for(arrived, "the beginning", self._whom)
         answer = found[0]
         if not isinstance(answer, RankWelcome):
-            raise InvalidArgumentError(f"local steps: the run does not take this site in: {answer.why}")
+            raise _not_taken_in(answer.why)
         return answer
 
     def go(self, versions: Mapping[int, int], digests: Mapping[int, str]) -> None:
@@ -267,7 +268,7 @@ class MemberRounds:
     def tell(self, beat: Beat) -> None:
         """How the site does; goes out every BEAT_S."""
         with self._lock:
-            self._beat = beat
+            self._beat, self._trains = beat, True
 
     def leave(self, limit_s: float) -> None:
         """Say that the site ends in good order; what it has offered before is its last. Waits until it is sent."""
@@ -350,10 +351,10 @@ class MemberRounds:
 
     def _on_down(self, message: Down) -> None:
         match message:
-            case Refused():
-                raise InvalidArgumentError(f"local steps: the run does not take this site in: {message.why}")
-            case Stop():
-                raise PeerLostError(f"local steps: the run has stopped at this site: {message.why}")
+            case Refused() | Stop():
+                if self._trains:
+                    raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
+                raise _not_taken_in(message.why)
             case Open() if message.fragment in self._fragments:
                 self._opens[message.fragment] = message
                 self._expect(message)
@@ -391,12 +392,12 @@ class MemberRounds:
                         owner = self._meet(peer.site, peer.owners, offer.fragment)
                         self._mail.send(owner, self._number(offer.fragment, offer.version), offer.attempt, content)
                 case Recompute(fragment):
-                    raise PeerLostError(
+                    raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
                         "ranks again, and they take it over"
                     )
                 case StartAgain(_, why):
-                    raise PeerLostError(f"local steps: {why}; start the ranks of this site again")
+                    raise AbortedError(f"local steps: {why}; start the ranks of this site again")
         self._show()
 
     def _show(self) -> None:
@@ -590,3 +591,7 @@ def most_frame_bytes(fragment: Fragment, coding: Coding) -> int:
 def _bytes_of(values: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
     return values.view(torch.uint8).numpy().data.cast("B")
+
+
+def _not_taken_in(why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"local steps: the run does not take this site in: {why}")

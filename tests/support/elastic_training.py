@@ -1,6 +1,6 @@
 """A rank of an elastic run: trains a small model with local steps, and writes a line of JSON after each step.
 
-python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [FRAGMENTS]
+python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2]
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import xxhash
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
 
@@ -24,11 +27,12 @@ def weights_digest(model: torch.nn.Module) -> str:
     """Of all parameters, in order."""
     found = xxhash.xxh3_128()
     for parameter in model.parameters():
-        found.update(parameter.detach().numpy().tobytes())
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        found.update(whole.detach().numpy().tobytes())
     return found.hexdigest()
 
 
-def main(out: str, steps: str, step_seconds: str, every: str, fragments: str = "2") -> None:
+def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain") -> None:
     """Train, and say how it went."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("geocomm")
@@ -37,13 +41,17 @@ def main(out: str, steps: str, step_seconds: str, every: str, fragments: str = "
         torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), torch.nn.Linear(64, FEATURES)
     )
     target = torch.randn(FEATURES, FEATURES) / 8
+    if wrap == "ddp":
+        model = DistributedDataParallel(model)
+    elif wrap == "fsdp2":
+        fully_shard(model, mesh=geocomm.device_mesh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments))
+    settings = geocomm.LocalSettings(every=int(every), fragments=2)
     handle = geocomm.local_steps(model, optimizer, settings)
-    generator = torch.Generator().manual_seed(xxhash.xxh3_64(os.environ["GEOCOMM_SITE"].encode()).intdigest() % 2**31)
-    name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}.jsonl"
+    name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}"
+    generator = torch.Generator().manual_seed(xxhash.xxh3_64(name.encode()).intdigest() % 2**31)
     stop = Path(out) / "stop"
-    with (Path(out) / name).open("a", buffering=1) as log:
+    with (Path(out) / f"{name}.jsonl").open("a", buffering=1) as log:
         taken = 0
         while taken < int(steps) and not stop.exists():
             begun = time.monotonic()

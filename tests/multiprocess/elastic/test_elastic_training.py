@@ -1,0 +1,138 @@
+"""An elastic run of real ranks: they train with local steps, and sites die, return and differ in ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.journal.entries import Round
+from geocomm.journal.run_state import Standing
+from support.elastic_sites import ElasticSite, ElasticSites
+from support.hub_support import make_keys
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 100_000  # until the file "stop" is there
+EVERY = 10
+
+
+@dataclass
+class TrainingSite(ElasticSite):
+    """A site whose ranks are those of `support.elastic_training`."""
+
+    ranks: int = 1
+    wrap: str = "plain"
+    every: int = EVERY
+
+    def start_rank(self) -> None:
+        program = ["-m", "support.elastic_training", str(self.folder.parent), str(STEPS), "0.05"]
+        command = [sys.executable, *program, str(self.every), self.wrap]
+        if self.ranks > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+            command[1:1] = launcher
+        environment = {
+            "GEOCOMM_SITE": self.name,
+            "GEOCOMM_KEYS": str(self.keys.folder),
+            "GEOCOMM_ONE_SITE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.rank = self._popen(command, "rank", environment)
+
+    def steps(self, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.folder.parent / f"{self.name}.{rank}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def training_sites(folder: Path, names: str, **first: Any) -> ElasticSites:
+    """`first`: of the first site."""
+    made = ElasticSites(folder, make_keys(folder / "keys", names), wait_for=tuple(names))
+    for number, (name, site) in enumerate(made.items()):
+        made[name] = TrainingSite(
+            name,
+            site.keys,
+            site.folder,
+            site.leader,
+            site.listen,
+            wait_for=site.wait_for,
+            **(first if not number else {}),
+        )
+    return made
+
+
+def training(sites: ElasticSites, name: str) -> TrainingSite:
+    site = sites[name]
+    assert isinstance(site, TrainingSite)
+    return site
+
+
+def rounds_of(sites: ElasticSites, name: str, at: str) -> list[Round]:
+    """The rounds that list the site, as `at` knows them."""
+    return [one for one in sites[at].rounds() if name in [listed.site for listed in one.members]]
+
+
+def end_all(sites: ElasticSites, folder: Path) -> None:
+    (folder / "stop").touch()
+    sites.until(lambda: all(site.rank is not None and site.rank.poll() == 0 for site in sites.values()), "all end", 90)
+
+
+def assert_equal_bits(sites: ElasticSites) -> None:
+    """The leader compares the digests of all sites after each round, and says where they differ."""
+    assert not any("other bits" in site.text() for site in sites.values())
+
+
+def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "abc") as sites:
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c", 120)
+        sites["c"].kill_rank()
+        sites["c"].kill_agent()
+        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away")
+        before = len(sites["a"].rounds())
+        sites.until(lambda: len(sites["a"].rounds()) >= before + 4, "rounds without c", 60)
+        assert not any("c" in [one.site for one in entry.members] for entry in sites["a"].rounds()[before + 1 :])
+        steps = len(training(sites, "c").steps())
+        sites["c"].start()
+        counted = len(rounds_of(sites, "c", "a"))
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= counted + 2, "c counts again", 120)
+        # The steps of the run go on where the others are, not from 1.
+        assert training(sites, "c").steps()[steps]["step"] > 1
+        for name in "ab":
+            assert sites[name].rank is not None
+            assert sites[name].rank.poll() is None
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, wrap: str) -> None:
+    """Each site is a job of its own: its parallelism is nobody else's business."""
+    with training_sites(tmp_path, "ab", ranks=2, wrap=wrap) as sites:
+        for site in sites.values():
+            site.start()
+        sites.until(
+            lambda: min(len(rounds_of(sites, name, "b")) for name in "ab") >= 4, "four rounds with each site", 150
+        )
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+        first = training(sites, "a")
+        assert first.steps(0)[-1] == first.steps(1)[-1]
+        assert "end" in first.steps(0)[-1]
+
+
+def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "ab") as sites:
+        sites["b"] = TrainingSite(**(vars(sites["b"]) | {"every": 7}))
+        sites["a"].start()
+        sites.until(lambda: bool(sites["a"].entries()), "the run begins", 60)
+        sites["b"].start()
+        sites.until(lambda: sites["b"].rank is not None and sites["b"].rank.poll() is not None, "b ends", 60)
+        text = sites["b"].text()
+        assert "InvalidArgumentError" in text
+        assert "every" in text
+        assert "7" in text
+        assert str(EVERY) in text
