@@ -89,6 +89,8 @@ class RunState:
         versions: By fragment: how many round entries it has, void ones too.
         rounds: By fragment: its last round entry.
         skipped: (fragment, version) of void round entries.
+        skipped_at: By fragment: the index of the last entry that made one void. What earlier entries say of the digests
+            of later versions (`base`) is not so any more.
         every: Optimizer steps between two rounds of a fragment.
         step: Of the run: the most that a listed frame says.
         ended: Whether the run is over.
@@ -103,6 +105,7 @@ class RunState:
         self.versions: list[int] = []
         self.rounds: dict[int, Round] = {}
         self.skipped: set[tuple[int, int]] = set()
+        self.skipped_at: dict[int, int] = {}
         self.every = 1
         self.step = 0
         self.ended = False
@@ -121,9 +124,11 @@ class RunState:
         return sorted(name for name, site in self.sites.items() if site.standing is Standing.READY)
 
     def base(self, fragment: int, version: int) -> Digest | None:
-        """The digest of the fragment at `version`, where the last round entry says it."""
+        """The digest of the fragment at `version`, where the last round entry says it, and no later one changes it."""
         last = self.rounds.get(fragment)
-        return last.base if last is not None and last.version == version else None
+        if last is None or last.version != version or last.index < self.skipped_at.get(fragment, -1):
+            return None
+        return last.base
 
     def to_skip(self, fragment: int, version: int) -> list[int]:
         """The versions whose entries are void where the frames of `version` are lost: later deltas were made on it."""
@@ -159,6 +164,7 @@ class RunState:
                 if (entry.fragment, entry.version) in self.skipped:
                     raise self._misfit(entry, "it is void already")
                 self.skipped.add((entry.fragment, entry.version))
+                self.skipped_at[entry.fragment] = entry.index
             case TermBegun():
                 self.terms[entry.term] = entry.index
             case End():

@@ -192,6 +192,7 @@ class _Site:
     heard: float = 0.0
     """Of its last Beat, or of the Hello."""
     store: str = ""
+    former_stores: set[str] = field(default_factory=set[str])
     fetch: str = ""
     owners: tuple[Owner, ...] = ()
     has_ranks: bool = False
@@ -201,6 +202,10 @@ class _Site:
     late: bool = False
     """It missed the last round: nobody waits for it."""
     rate_faults: int = 0
+    goals: tuple[int, ...] = ()
+    """The versions of all fragments when its Hello was taken."""
+    applied: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
 
 
 @dataclass
@@ -259,6 +264,8 @@ class Sequencer:
         self._due: set[int] = set()
         self._attempts: dict[int, int] = {}
         """By fragment: the highest attempt that anybody has named."""
+        self._least_attempts: dict[int, int] = {}
+        """By fragment: offers of earlier attempts are deltas to a state that a skip has changed."""
         self._closed: dict[int, tuple[_Round, float]] = {}
         """By fragment: the last round, and until when its frames came in time."""
         self._late_pairs: set[tuple[str, str]] = set()
@@ -345,6 +352,7 @@ class Sequencer:
                 self._ready(name, site)
             case RanksGone():
                 site.owners, site.has_ranks = (), False
+                site.applied.clear()
                 self._away(name, message.why)
             case Due():
                 if message.version == self.state.versions[message.fragment]:
@@ -359,7 +367,7 @@ class Sequencer:
             case Hold():
                 self._held(name, message)
             case Applied():
-                self._applied(name, message)
+                self._applied(name, site, message)
             case Lost():
                 self._lost_said(message)
             case Leave():
@@ -380,6 +388,7 @@ class Sequencer:
         known = self.state.sites.get(name)
         if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
             self._forget_disk(name)
+            site.former_stores.add(site.store or (known.store if known is not None else ""))
         site.store, site.fetch, site.welcomed = hello.store, hello.fetch, True
         site.heard, site.changed = self._now, self._now
         for fragment, attempt in hello.attempts.items():
@@ -388,6 +397,7 @@ class Sequencer:
         run = None if self.state.genesis is None else self.state.genesis.run
         opened = tuple((p, found.version, found.attempt) for p, found in sorted(self._rounds.items()))
         welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=opened)
+        site.goals = tuple(self.state.versions)
         self._send(name, welcome)
         first, last = self._first_to_send(hello), self.state.head.index
         if first <= last:
@@ -422,7 +432,7 @@ class Sequencer:
             return (
                 f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
             )
-        if site.replaced and site.store != hello.store:
+        if site.replaced and hello.store in site.former_stores:
             return (
                 f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
                 "Give each site a name and keys of its own"
@@ -463,6 +473,7 @@ class Sequencer:
         for found in self._rounds.values():
             found.holds = {hold for hold in found.holds if hold[0] != name}
             found.offers.pop(name, None)
+        self._sites[name].applied.clear()
 
     def _ranks_up(self, name: str, site: _Site, message: RanksUp) -> None:
         genesis = self.state.genesis
@@ -490,12 +501,17 @@ class Sequencer:
                 return
         if self.state.sites[name].standing is Standing.LEFT:
             self._append(Join, site=name, store=site.store)
+        if site.owners != message.owners:
+            site.applied.clear()
         site.owners, site.has_ranks = message.owners, True
         if genesis is not None and message.digests != genesis.digests:
             self._out.append(Log(f"{name} begins with other weights than the run: it takes the run's state"))
 
     def _ready(self, name: str, site: _Site) -> None:
         known = self.state.sites.get(name)
+        if site.has_ranks:
+            for fragment, version in enumerate(site.goals):
+                site.applied[fragment] = max(version, site.applied.get(fragment, 0))
         if known is None or not site.has_ranks or known.standing not in (Standing.JOINING, Standing.AWAY):
             return
         self._append(Ready, site=name)
@@ -621,6 +637,8 @@ class Sequencer:
         found = self._rounds.get(offer.fragment)
         if found is None or found.version != offer.version:
             return
+        if offer.attempt < self._least_attempts.get(offer.fragment, 0):
+            return
         own = found.offers.setdefault(name, [])
         if all(one.frame != offer.frame for one in own):
             own.append(offer)
@@ -723,7 +741,6 @@ class Sequencer:
         del self._rounds[fragment]
         self._closed[fragment] = (found, until)
         self._due.discard(fragment)
-        self._attempts.pop(fragment, None)
         every = max(offer.every for offer in chosen.values())
         members = tuple(
             Listed(
@@ -796,11 +813,14 @@ class Sequencer:
         said = self._said.get(fragment, {}).get(version, {})
         return next((said[name] for name in sorted(said)), None)
 
-    def _applied(self, name: str, message: Applied) -> None:
+    def _applied(self, name: str, site: _Site, message: Applied) -> None:
         fragment, version = message.fragment, message.version
         if version > self.state.versions[fragment]:
             self._drop(name, f"it has applied round {version - 1} of fragment {fragment}, which the journal lacks")
             return
+        site.applied[fragment] = max(version, site.applied.get(fragment, 0))
+        if name not in self.state.live:
+            return  # It may not know yet of a skip that changes its state.
         said = self._said.setdefault(fragment, {})
         said.setdefault(version, {})[name] = message.digest
         for old in [one for one in said if one < self.state.versions[fragment] - _KEPT_VERSIONS]:
@@ -864,13 +884,17 @@ class Sequencer:
         for (fragment, version, site, frame), (first, _) in [*self._lost.items()]:
             if self._now - first < terms.lost_s or (fragment, version) in self.state.skipped:
                 continue
-            if fragment in self._rounds:
-                del self._rounds[fragment]
+            if any(self._sites[name].applied.get(fragment, 0) > version for name in self.state.live):
+                continue  # It has the frame, or a state behind that round, and gives it away.
             why = f"nobody has frame {frame[:16]} of {site}"
             for void in self.state.to_skip(fragment, version):
                 self._append(Skip, fragment=fragment, version=void, why=why)
             self._said.pop(fragment, None)
             self._repairing.pop(fragment, None)
+            self._least_attempts[fragment] = self._attempts.get(fragment, -1) + 1
+            if self._rounds.pop(fragment, None) is not None:
+                # Sites believe it to be open, so none would say again that it is due.
+                self._open(fragment)
 
     # ---- saying
 
