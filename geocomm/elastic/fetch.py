@@ -136,7 +136,7 @@ class FileServer:
         await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
         while True:
             async with asyncio.timeout(_IDLE_LIMIT_S):
-                line = await _read_line(stream)
+                line = await stream.read_line(_MAX_LINE_BYTES)
             try:
                 asked = _ASKED.validate_json(line)
                 if isinstance(asked, StatesAsked):
@@ -218,7 +218,7 @@ class Fetcher:
         with contextlib.closing(stream):
             await stream.write(_line(StatesAsked(fragment=fragment)))
             async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
-                return _answer(StatesAnswer, await _read_line(stream, 1 << 20)).states
+                return _answer(StatesAnswer, await stream.read_line(1 << 20)).states
 
     async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
         if path.exists():
@@ -325,7 +325,7 @@ class Fetcher:
                     stream = stream or await self._dial(source)
                     await stream.write(_line(ask(offset)))
                     async with asyncio.timeout(silence_s):
-                        answer = _answer(RangeAnswer, await _read_line(stream))
+                        answer = _answer(RangeAnswer, await stream.read_line(_MAX_LINE_BYTES))
                     if not answer.here or answer.bytes != transfer.size:
                         return Outcome.ABSENT
                     await self._take_range(transfer, stream, offset)
@@ -413,16 +413,6 @@ def _read_range(path: Path, offset: int) -> tuple[int, bytes]:
 
 def _line(record: Record) -> bytes:
     return line_of(record).encode() + b"\n"
-
-
-async def _read_line(stream: TlsStream, most: int = _MAX_LINE_BYTES) -> bytes:
-    """A line byte by byte, since raw bytes may follow it; TLS has them decrypted already."""
-    line = bytearray()
-    while (byte := await stream.read_exactly(1)) != b"\n":
-        line += byte
-        if len(line) > most:
-            raise ProtocolError(f"a line of more than {most} bytes")
-    return bytes(line)
 
 
 def _answer(kind: type[_R], line: bytes) -> _R:

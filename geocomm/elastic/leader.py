@@ -99,6 +99,10 @@ class Leader:
                 seen.connected = False
                 self._on(Ended(site))
 
+    def others_connected(self, site: str) -> list[str]:
+        """The sites that a connection stands to, but for this one."""
+        return sorted(name for name, seen in self.seen.items() if seen.connected and name != site)
+
     def remove(self, site: str, why: str) -> str:
         """End a site's part in the run. Why that cannot be; empty: it is done."""
         if site not in self.state.sites:

@@ -76,6 +76,15 @@ class TlsStream:
                 raise ConnectionResetError("the peer closed the connection")
             return part
 
+    async def read_line(self, most: int) -> bytes:
+        """The bytes up to a line feed, and nothing of what follows it; ConnectionError for more than `most`."""
+        line = bytearray()
+        while (byte := await self.read_some(1)) != b"\n":
+            line += byte
+            if len(line) > most:
+                raise ConnectionAbortedError(f"the peer sent a line of more than {most} bytes")
+        return bytes(line)
+
     async def write(self, content: bytes) -> None:
         """Send all of `content`, which waits while the peer does not take it."""
         self.tls.write(content)

@@ -47,19 +47,12 @@ class TrainingSite(ElasticSite):
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def training_sites(folder: Path, names: str, **first: Any) -> ElasticSites:
-    """`first`: of the first site."""
+def training_sites(folder: Path, names: str, ranks: int = 1, wrap: str = "plain") -> ElasticSites:
+    """ranks and wrap: of the first site; the others have one rank and a plain model."""
     made = ElasticSites(folder, make_keys(folder / "keys", names), wait_for=tuple(names))
     for number, (name, site) in enumerate(made.items()):
-        made[name] = TrainingSite(
-            name,
-            site.keys,
-            site.folder,
-            site.leader,
-            site.listen,
-            wait_for=site.wait_for,
-            **(first if not number else {}),
-        )
+        own = {"ranks": ranks, "wrap": wrap} if number == 0 else {}
+        made[name] = TrainingSite(**vars(site), **own)
     return made
 
 
@@ -74,9 +67,14 @@ def rounds_of(sites: ElasticSites, name: str, at: str) -> list[Round]:
     return [one for one in sites[at].rounds() if name in [listed.site for listed in one.members]]
 
 
+def has_ended(site: ElasticSite) -> bool:
+    return site.rank is not None and site.rank.poll() is not None
+
+
 def end_all(sites: ElasticSites, folder: Path) -> None:
     (folder / "stop").touch()
-    sites.until(lambda: all(site.rank is not None and site.rank.poll() == 0 for site in sites.values()), "all end", 90)
+    sites.until(lambda: all(map(has_ended, sites.values())), "all end", 90)
+    assert [site.rank.returncode for site in sites.values() if site.rank is not None] == [0] * len(sites)
 
 
 def assert_equal_bits(sites: ElasticSites) -> None:
@@ -101,9 +99,7 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
         sites.until(lambda: len(rounds_of(sites, "c", "a")) >= counted + 2, "c counts again", 120)
         # The steps of the run go on where the others are, not from 1.
         assert training(sites, "c").steps()[steps]["step"] > 1
-        for name in "ab":
-            assert sites[name].rank is not None
-            assert sites[name].rank.poll() is None
+        assert [has_ended(sites[name]) for name in "ab"] == [False, False]
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
 
@@ -126,11 +122,11 @@ def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, 
 
 def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) -> None:
     with training_sites(tmp_path, "ab") as sites:
-        sites["b"] = TrainingSite(**(vars(sites["b"]) | {"every": 7}))
+        training(sites, "b").every = 7
         sites["a"].start()
         sites.until(lambda: bool(sites["a"].entries()), "the run begins", 60)
         sites["b"].start()
-        sites.until(lambda: sites["b"].rank is not None and sites["b"].rank.poll() is not None, "b ends", 60)
+        sites.until(lambda: has_ended(sites["b"]), "b ends", 60)
         text = sites["b"].text()
         assert "InvalidArgumentError" in text
         assert "every" in text

@@ -1,0 +1,538 @@
+"""The agent of a site in an elastic run: follows the journal, carries lines between ranks and leader, moves files.
+
+`agent_process` runs one. At the address that all sites name it is the leader too: both use the
+journal's one file then, in which the follower finds what the leader wrote. An agent may be killed at any time; the next
+one goes on from the run folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm._version import __version__
+from geocomm.core.addresses import HubAddress
+from geocomm.elastic.agent_link import BEAT_S, LeaderLink
+from geocomm.elastic.fetch import Fetcher, FileServer, Outcome, Wanted
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.leader import Leader
+from geocomm.elastic.leader_questions import MembersAsked, answer, ask
+from geocomm.elastic.rank_socket import RankConnection
+from geocomm.journal.entries import BadLineError, Entry, Removed, Round, Skip, hash_of, line_of
+from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.messages import (
+    PROTOCOL_VERSION,
+    Applied,
+    Beat,
+    Down,
+    Due,
+    EntrySaid,
+    Fetch,
+    Fetched,
+    Hello,
+    Hold,
+    Leave,
+    Lost,
+    Need,
+    Offer,
+    Open,
+    Pass,
+    RanksGone,
+    RanksUp,
+    RankWelcome,
+    ReadySaid,
+    Refused,
+    Repair,
+    Stop,
+    Up,
+    Welcome,
+    down_of,
+)
+from geocomm.journal.run_state import RunState, Standing
+from geocomm.rendezvous.store_session import Greeting, Purpose
+from geocomm.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.waiting import Waiting
+from geocomm.security.keys import Identity, Keys, KeysError
+
+NEED_PAUSE_S = 5.0
+"""Between two attempts to find a listed frame."""
+_RANKS_LIMIT_S = 3.0
+_ATTEMPTS = "attempts.json"
+
+
+class AgentEnded(Exception):
+    """The site's part in the run is over; `refused`: not in good order, and the message says why."""
+
+    def __init__(self, why: str, *, refused: bool) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+@dataclass
+class _Rank:
+    """An owner of fragments that is connected."""
+
+    connection: RankConnection
+    versions: dict[int, int]
+    """Of its fragments, as it says."""
+    goals: dict[int, int] = field(default_factory=dict[int, int])
+    """Those that the journal had when the rank was welcomed."""
+    welcomed: bool = False
+    left: bool = False
+
+    @property
+    def caught_up(self) -> bool:
+        return self.welcomed and all(self.versions.get(fragment, -1) >= goal for fragment, goal in self.goals.items())
+
+
+class Agent:
+    """One site's agent, without its sockets: `agent_process` brings those. Used in one event loop."""
+
+    def __init__(
+        self,
+        leader_at: HubAddress,
+        keys: Keys,
+        store: FragmentStore,
+        journal: SqliteJournal,
+        port: int | None,
+        leader: Leader | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """port: where it gives out files; None: nowhere. leader: where it leads too."""
+        self.site = keys.identity.site
+        self.state = RunState.of(journal.read())
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises AgentEnded, in the end."""
+        self.left = asyncio.Event()
+        """The site has left, as the journal says."""
+        self._leader_at, self._keys, self._store, self._journal = leader_at, keys, store, journal
+        self._port, self._leader, self._log = port, leader, log
+        self._link = LeaderLink(leader_at, keys, self._hello, self._take, self._link_lost, log)
+        self._fetcher = Fetcher(store, keys, log)
+        self._files = FileServer(store, self._get_for_others if leader else None)
+        self._states = StatesOfOthers(store, journal, self._fetcher, log)
+        self._ranks: dict[int, _Rank] = {}
+        self._welcome: Welcome | None = None
+        self._opens: dict[int, Open] = {}
+        self._attempts = self._read_attempts()
+        self._beat: Beat | None = None
+        self._own_fetch = ""
+        self._leaving = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: set[Wanted] = set()
+        self._welcoming: asyncio.Task[None] | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the leader hears this site, and counts it."""
+        known = self.state.sites.get(self.site)
+        return self._welcome is not None and known is not None and known.standing is Standing.READY
+
+    async def run(self) -> None:
+        """Follow the leader until cancelled."""
+        if self.state.ended:
+            self._end(f"the run in {self._store.run_dir} has ended: start with an empty run folder", refused=True)
+        beating = asyncio.create_task(self._beat_forever())
+        try:
+            await self._link.run()
+        finally:
+            for task in (beating, *self._tasks):
+                task.cancel()
+            await asyncio.gather(beating, *self._tasks, return_exceptions=True)
+
+    async def serve_connection(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
+        """What comes through the doorway."""
+        if greeting.purpose is Purpose.FETCH:
+            await self._files.serve(stream)
+        elif greeting.purpose not in (Purpose.RUN, Purpose.ASK):
+            raise ConnectionRefused("this is an agent of an elastic run: start all sites with --elastic, or none")
+        elif self._leader is None:
+            raise ConnectionRefused(f"this agent does not lead; the leader is at {self._leader_at}")
+        elif greeting.purpose is Purpose.RUN:
+            await self._leader.serve_site(stream, peer.site)
+        else:
+            await answer(stream, self._leader)
+
+    def leave(self) -> None:
+        """The site ends its part in good order: what it has offered is its last."""
+        self._leaving = True
+        self._say(Leave())
+
+    # ---- the leader
+
+    def _hello(self, own_host: str) -> str:
+        self._own_fetch = str(HubAddress(own_host, self._port)) if self._port is not None else ""
+        if self._leader is not None:
+            self._own_fetch = str(self._leader_at)
+        head = self._journal.head
+        genesis = self.state.genesis
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            geocomm=__version__,
+            store=self._store.store_id,
+            run=genesis.run if genesis is not None else None,
+            head=head.index,
+            head_hash=head.hash if head.index >= 0 else None,
+            term=self.state.term,
+            fetch=self._own_fetch,
+            attempts={
+                fragment: attempt
+                for fragment, (version, attempt) in self._attempts.items()
+                if fragment < len(self.state.versions) and version == self.state.versions[fragment]
+            },
+        )
+        return line_of(hello)
+
+    def _take(self, line: bytes) -> None:
+        """A line of the leader. BadLineError: it is none, or does not fit the journal."""
+        down = down_of(line)
+        match down:
+            case Welcome():
+                self._welcomed(down)
+            case EntrySaid():
+                self._append(down.entry)
+            case Open():
+                self._opens[down.fragment] = down
+                self._attempts[down.fragment] = (down.version, down.attempt)
+                self._write_attempts()
+                self._tell_ranks(down)
+            case Fetch():
+                wanted = Wanted(down.fragment, down.version, down.site, down.frame, down.bytes)
+                self._want(wanted, self._fetch_once(wanted, [one for one in down.sources if one != self._own_fetch]))
+            case Repair():
+                self._tell_ranks(down)
+            case Stop() | Refused():
+                self._tell_ranks(Stop(why=down.why))
+                self._end(down.why, refused=True)
+            case _:
+                raise BadLineError(f"{down.kind} is not for an agent")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._welcome = welcome
+        still = set(welcome.open)
+        self._opens = {
+            fragment: one for fragment, one in self._opens.items() if (fragment, one.version, one.attempt) in still
+        }
+        self._tell_ranks(welcome)
+        self._say_beat()
+        self._ranks_changed()
+        self._start(self._watch_for_ranks())
+        if self._leaving:
+            self._say(Leave())
+
+    def _link_lost(self) -> None:
+        self._welcome = None
+
+    def _say(self, up: Up) -> None:
+        if self._welcome is not None:
+            self._link.say(line_of(up))
+
+    def _append(self, entry: Entry) -> None:
+        head = self._journal.head
+        if entry.index <= head.index:
+            if self._journal.hash_at(entry.index) != hash_of(entry):
+                self._end(
+                    f"entry {entry.index} of this site's journal is not the run's: what the site did since is not a "
+                    f"part of it. Start with an empty run folder, and the site joins anew",
+                    refused=True,
+                )
+                return
+        else:
+            self._follow()
+            self.state.apply(entry)
+            self._journal.append(entry, head)
+            self._applied_entry(entry)
+        self._follow()
+        self._welcome_ranks()
+
+    def _follow(self) -> None:
+        """Take what is in the journal and not yet in the state: what the leader of this process wrote."""
+        if self.state.head != self._journal.head:
+            for entry in self._journal.read(self.state.head.index + 1):
+                self.state.apply(entry)
+                self._applied_entry(entry)
+
+    def _applied_entry(self, entry: Entry) -> None:
+        """An entry is in the journal and in the state: now the ranks may see it."""
+        if isinstance(entry, Round | Skip):
+            known = self._opens.get(entry.fragment)
+            if known is not None and known.version <= entry.version:
+                del self._opens[entry.fragment]
+        self._tell_ranks(EntrySaid(entry=entry))
+        if isinstance(entry, Removed) and entry.site == self.site:
+            self._end(f"site {self.site} was removed from the run: {entry.why}", refused=True)
+        known = self.state.sites.get(self.site)
+        if self._leaving and known is not None and known.standing is Standing.LEFT:
+            self.left.set()
+        if self.state.ended and not self.left.is_set():
+            self._end(f"the run has ended, with entry {entry.index}: start with an empty run folder", refused=True)
+        elif self.state.ended or (self.left.is_set() and self._leader is None):
+            self._end("the site has left the run", refused=False)
+
+    def _end(self, why: str, *, refused: bool) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(AgentEnded(why, refused=refused))
+
+    async def _beat_forever(self) -> None:
+        while True:
+            self._say_beat()
+            await asyncio.sleep(BEAT_S)
+
+    def _say_beat(self) -> None:
+        beat = self._beat or Beat(step=0, tokens=0, step_s=0, line_s=0, free_bytes=0)
+        self._say(beat.model_copy(update={"free_bytes": self._store.free_bytes}))
+
+    # ---- the ranks
+
+    def rank_came(self, connection: RankConnection) -> None:
+        """A rank has said hello."""
+        hello = connection.hello
+        own = {fragment for fragment in range(hello.model.fragments) if fragment % hello.owners == hello.place}
+        if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
+            connection.say(
+                Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
+            )
+            connection.close()
+            return
+        others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
+        if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
+            connection.say(Stop(why="the ranks of this site have different models or settings"))
+            connection.close()
+            return
+        if (before := self._ranks.pop(hello.place, None)) is not None:
+            before.connection.close()
+        self._ranks[hello.place] = _Rank(connection, dict(hello.versions))
+        self._ranks_changed()
+
+    def rank_said(self, connection: RankConnection, up: Up) -> None:
+        """A rank has said something. BadLineError: what it may not say."""
+        rank = self._ranks.get(connection.hello.place)
+        if rank is None or rank.connection is not connection:
+            return
+        match up:
+            case Applied():
+                if up.fragment not in rank.versions:
+                    raise BadLineError(f"a rank applied fragment {up.fragment}, which is not its own")
+                rank.versions[up.fragment] = up.version
+                self._say(up)
+                self._say_ready()
+            case Need():
+                wanted = Wanted(up.fragment, up.version, up.site, up.frame, up.bytes)
+                self._want(wanted, self._fetch_until_here(wanted))
+            case Beat():
+                if connection.hello.place == 0:
+                    self._beat = up
+            case Leave():
+                rank.left = True
+                if self._complete and all(one.left for one in self._ranks.values()):
+                    self.leave()
+            case Due() | Offer() | Pass() | Hold():
+                self._say(up)
+            case _:
+                raise BadLineError(f"a rank said {up.kind}")
+
+    def rank_gone(self, connection: RankConnection) -> None:
+        """The connection of a rank has ended: the agent lives, so the rank does not."""
+        place = connection.hello.place
+        rank = self._ranks.get(place)
+        if rank is None or rank.connection is not connection:
+            return
+        complete = self._complete
+        del self._ranks[place]
+        if complete:
+            self._say(RanksGone(why="its ranks have ended"))
+
+    @property
+    def _complete(self) -> bool:
+        """Whether all owners are connected."""
+        first = next(iter(self._ranks.values()), None)
+        return first is not None and len(self._ranks) == first.connection.hello.owners
+
+    def _tell_ranks(self, down: Down) -> None:
+        for rank in self._ranks.values():
+            if rank.welcomed:
+                rank.connection.say(down)
+
+    def _ranks_changed(self) -> None:
+        """Ranks or the leader's welcome are new."""
+        if not self._complete or self._welcome is None:
+            return
+        hellos = [self._ranks[place].connection.hello for place in sorted(self._ranks)]
+        model = hellos[0].model
+        digests = tuple(hellos[fragment % len(hellos)].digests[fragment] for fragment in range(model.fragments))
+        self._say(RanksUp(owners=tuple(hello.owner for hello in hellos), model=model, digests=digests))
+        self._welcome_ranks()
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        if self._complete and all(rank.caught_up for rank in self._ranks.values()):
+            self._say(ReadySaid())
+
+    def _welcome_ranks(self) -> None:
+        """Welcome the ranks that wait for it, once the journal is here as far as the leader had it."""
+        waiting = any(not rank.welcomed for rank in self._ranks.values())
+        caught_up = self._welcome is not None and self._journal.head.index >= self._welcome.head
+        known = self.state.genesis is not None and self.site in self.state.sites
+        if waiting and caught_up and known and self._complete and self._welcoming is None:
+            self._welcoming = self._start(self._prepare_and_welcome())
+            self._welcoming.add_done_callback(self._welcoming_ended)
+
+    def _welcoming_ended(self, task: asyncio.Task[None]) -> None:
+        self._welcoming = None
+        if not task.cancelled():
+            self._welcome_ranks()
+
+    async def _prepare_and_welcome(self) -> None:
+        """Bring here what the ranks load first, then tell them; ranks that came meanwhile get their own turn."""
+        ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
+        bases: dict[int, tuple[int, bool]] = {}
+        rounds = self._states.rounds()
+        joining = self.state.sites[self.site].standing is Standing.JOINING
+        for rank in ranks:
+            for fragment, version in rank.versions.items():
+                digest = rank.connection.hello.digests[fragment]
+                bases[fragment] = await self._states.base(
+                    self.state, rounds, fragment, version, digest, self._sources, joining=joining
+                )
+        for rank in ranks:
+            if self._ranks.get(rank.connection.hello.place) is rank:
+                self._welcome_rank(rank, bases)
+        self._say_ready()
+
+    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]]) -> None:
+        genesis = self.state.genesis
+        assert genesis is not None  # _welcome_ranks has looked
+        own = sorted(rank.versions)
+        rank.goals = {fragment: self.state.versions[fragment] for fragment in own}
+        rank.versions = {fragment: bases[fragment][0] for fragment in own}
+        rank.welcomed = True
+        rank.connection.say(
+            RankWelcome(
+                site=self.site,
+                run=genesis.run,
+                token=genesis.token,
+                versions=rank.goals,
+                states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
+                every=self.state.every,
+                step=self.state.step,
+            )
+        )
+        if any(rank.versions[fragment] < rank.goals[fragment] for fragment in own):
+            for entry in self._journal.read():
+                if isinstance(entry, Round | Skip):
+                    base = rank.versions.get(entry.fragment)
+                    if base is not None and entry.version >= base:
+                        rank.connection.say(EntrySaid(entry=entry))
+        for opened in self._opens.values():
+            rank.connection.say(opened)
+
+    async def _watch_for_ranks(self) -> None:
+        """The leader may not know that the ranks are gone: they ended while it, or this agent, was away."""
+        await asyncio.sleep(_RANKS_LIMIT_S)
+        known = self.state.sites.get(self.site)
+        if not self._complete and known is not None and known.standing is Standing.READY:
+            self._say(RanksGone(why="its agent has no ranks"))
+
+    # ---- files
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _want(self, wanted: Wanted, work: Coroutine[Any, Any, None]) -> None:
+        """Get a frame, unless that is under way."""
+        if wanted in self._wanted:
+            work.close()
+            return
+        self._wanted.add(wanted)
+        self._start(work).add_done_callback(lambda _: self._wanted.discard(wanted))
+
+    @property
+    def _proxy(self) -> str | None:
+        return None if self._leader is not None else str(self._leader_at)
+
+    async def _fetch_once(self, wanted: Wanted, sources: Iterable[str]) -> None:
+        if await self._fetcher.frame(wanted, list(sources), self._proxy) is Outcome.HERE:
+            self._arrived(wanted)
+
+    async def _fetch_until_here(self, wanted: Wanted) -> None:
+        """A listed frame: whoever has it, until it is here, or the rank no longer needs it."""
+        waiting = Waiting(self._log)
+        while self._is_needed(wanted):
+            sources = await self._sources(first=wanted.site)
+            outcome = await self._fetcher.frame(wanted, sources, self._proxy)
+            if outcome is Outcome.HERE:
+                self._arrived(wanted)
+                return
+            if outcome is Outcome.ABSENT:
+                self._say(Lost(fragment=wanted.fragment, version=wanted.version, site=wanted.site, frame=wanted.frame))
+            waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
+            await asyncio.sleep(NEED_PAUSE_S)
+
+    def _is_needed(self, wanted: Wanted) -> bool:
+        void = (wanted.fragment, wanted.version) in self.state.skipped
+        return not void and any(
+            rank.versions.get(wanted.fragment, wanted.version + 1) <= wanted.version for rank in self._ranks.values()
+        )
+
+    def _arrived(self, wanted: Wanted) -> None:
+        """A frame lies on the disk: the leader may count on it, and the owner of the fragment use it."""
+        names = {
+            "fragment": wanted.fragment,
+            "version": wanted.version,
+            "site": wanted.site,
+            "frame": wanted.frame,
+        }
+        self._say(Hold.model_validate(names))
+        for rank in self._ranks.values():
+            if rank.welcomed and wanted.fragment in rank.versions:
+                rank.connection.say(Fetched.model_validate(names))
+
+    async def _sources(self, first: str = "") -> list[str]:
+        """Where other agents give out files; that of the site `first` comes first."""
+        found = {peer.site: peer.fetch for opened in self._opens.values() for peer in opened.peers}
+        if self._leader is not None:
+            found |= {site: seen.fetch for site, seen in self._leader.seen.items() if seen.connected}
+        else:
+            with contextlib.suppress(OSError, KeysError):
+                answered = await ask(self._leader_at, self._keys, MembersAsked())
+                found |= {seen.site: seen.fetch for seen in answered.sites if seen.connected}
+        found.pop(self.site, None)
+        sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
+        return [found[site] for site in sites]
+
+    async def _get_for_others(self, wanted: Wanted) -> bool:
+        return await self._fetcher.frame(wanted, await self._sources(first=wanted.site)) is Outcome.HERE
+
+    # ---- attempts
+
+    def _read_attempts(self) -> dict[int, tuple[int, int]]:
+        """By fragment: the version and the highest attempt at it that this site has seen."""
+        try:
+            content = json.loads((self._store.run_dir / _ATTEMPTS).read_text())
+            return {int(fragment): (int(one[0]), int(one[1])) for fragment, one in content.items()}
+        except (OSError, ValueError, TypeError, AttributeError, IndexError):
+            return {}
+
+    def _write_attempts(self) -> None:
+        """For the next agent. Without fsync: a machine that goes down takes the ranks, and what they saw, with it."""
+        part = self._store.run_dir / f".{_ATTEMPTS}"
+        try:
+            part.write_text(json.dumps(self._attempts))
+            os.replace(part, self._store.run_dir / _ATTEMPTS)
+        except OSError as error:
+            self._log(f"cannot write {_ATTEMPTS}: {error.strerror}")

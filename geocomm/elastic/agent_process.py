@@ -1,0 +1,213 @@
+"""The process of an agent: its sockets, its lock on the run folder, and how it ends.
+
+`python -m geocomm.elastic.agent_process CONFIG`, where CONFIG is an `AgentConfig` as JSON. SIGTERM: the site leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
+from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.elastic.agent import Agent, AgentEnded
+from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.leader import Leader
+from geocomm.elastic.rank_socket import RankServer, socket_path
+from geocomm.journal.entries import Record, line_of
+from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.journal.sequencer import Terms
+from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
+from geocomm.rendezvous.store_process import log
+from geocomm.security.keys import Keys, KeysError
+
+ABOUT_FILE = "run.json"
+"""In the run folder: where the leader is, and which keys, for commands that look at the run."""
+LEAVE_LIMIT_S = 35.0
+"""A site that leaves gives its last offers so long to count."""
+_ALONE_LIMIT_S = 3.0
+_SENT_LIMIT_S = 5.0
+_LOCK_FILE = "agent.lock"
+_LOCK_LIMIT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class AgentConfig(Record):
+    """What a supervisor tells an agent."""
+
+    leader: str
+    """host:port, the same at all sites."""
+    keys: str
+    run_dir: str
+    listen: str | None = None
+    """address:port; None: the leader's port number on all addresses."""
+    lead: bool = False
+    """It leads, though the leader's host is no address of this machine (a translated one)."""
+    ranks: bool = True
+    """False: it leads without ranks of its own, and is no member of the run."""
+    min_sites: int = 1
+    wait_for: tuple[str, ...] = ()
+    parent: int = 0
+    """Process that it ends with; 0: none."""
+
+    def command(self) -> list[str]:
+        """What runs such an agent."""
+        return [sys.executable, "-m", "geocomm.elastic.agent_process", line_of(self)]
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Let the kernel send this process a signal when the process that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:  # it ended before
+        os.kill(os.getpid(), number)
+
+
+def open_port(config: AgentConfig) -> tuple[socket.socket, bool]:
+    """The listening socket of an agent, and whether it leads. OSError, HubAddressError: it cannot listen there."""
+    leader = HubAddress.parse(config.leader)
+    if config.listen is not None:
+        listener = listen_on(config.listen)
+        same_port = listener.getsockname()[1] == leader.port
+        return listener, config.lead or not config.ranks or (same_port and _is_here(leader.host))
+    listener = leader.listen()
+    if listener is not None:
+        return listener, True
+    if config.lead or not config.ranks:
+        raise HubAddressError(
+            f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
+            f"translated address, add --listen 0.0.0.0:{leader.port}"
+        )
+    try:
+        return listen_on(f"0.0.0.0:{leader.port}"), False
+    except OSError as error:
+        listener = listen_on("0.0.0.0:0")
+        log(
+            f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
+            f"{listener.getsockname()[1]}; --listen chooses another"
+        )
+        return listener, False
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host's address is one of this machine."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+        probe.bind(target)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Generator[None]:
+    """Hold the run folder, which one agent at a time may. StoreError where another one does."""
+    with (run_dir / _LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise StoreError(
+                f"{run_dir} is in use by another agent (process {file.read().strip() or 'unknown'}): give each site a "
+                "run folder of its own"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> None:
+    """Run it until the site's part is over. AgentEnded where that is not in good order, and what may be raised by its
+    sockets and files."""
+    listener, leads = open_port(config)
+    port = int(listener.getsockname()[1])
+    if leads:
+        log(f"this site's agent leads the run at {config.leader}")
+    with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
+        leader = None
+        if leads:
+            terms = Terms(min_sites=config.min_sites, wait_for=frozenset(config.wait_for))
+            leader = Leader(journal, terms, config.leader, log)
+        agent = Agent(HubAddress.parse(config.leader), keys, store, journal, port, leader, log)
+        works = [Doorway(listener, keys, agent.serve_connection, log).serve()]
+        if leader is not None:
+            works.append(leader.lead())
+        if config.ranks:
+            ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
+            works += [ranks.serve(), agent.run()]
+        tasks = [asyncio.create_task(work) for work in works]
+        leaving = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+        tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving)))
+        try:
+            await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
+            for done in (agent.ended, *tasks):
+                if done.done():
+                    done.result()
+        except AgentEnded as end:
+            if end.refused:
+                raise
+        finally:
+            if leader is not None:
+                await leader.sent(_SENT_LIMIT_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event) -> None:
+    """Returns when a site that was asked to leave, by SIGTERM, need not wait any more."""
+    await asked.wait()
+    asked.clear()
+    if has_ranks:
+        agent.leave()
+        await _either(asked, agent.left, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S)
+    if leader is not None and (others := leader.others_connected(agent.site)):
+        log(f"this agent leads on for {', '.join(others)}; a second SIGTERM ends it, and rounds stand until it is back")
+        while leader.others_connected(agent.site):
+            if await _either(asked, None, 1.0):
+                return
+
+
+async def _either(asked: asyncio.Event, done: asyncio.Event | None, limit_s: float) -> bool:
+    """Wait for one of two; whether it was `asked`."""
+    waits = [asyncio.create_task(event.wait()) for event in (asked, done) if event is not None]
+    await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return asked.is_set()
+
+
+def main() -> None:
+    """Entry of the process. Exits with 0: the site has left; 2: it cannot take part, which a line says; another status:
+    an error, after which the next agent goes on."""
+    config = AgentConfig.model_validate_json(sys.argv[1])
+    if config.parent:
+        end_with(config.parent, signal.SIGKILL)
+    # A signal to the whole group is for the supervisor, which tells this process what to do.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise_descriptor_limit()
+    try:
+        keys = Keys.load(config.keys)
+        store = FragmentStore(config.run_dir)
+        with locked(store.run_dir):
+            store.sweep()
+            about = {"leader": config.leader, "keys": str(Path(config.keys).resolve()), "site": keys.identity.site}
+            (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+            asyncio.run(run_agent(config, store, keys))
+    except (StoreError, NoJournalError, KeysError, HubAddressError, AgentEnded) as error:
+        print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

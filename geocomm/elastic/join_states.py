@@ -1,0 +1,122 @@
+"""What a rank that comes to a run begins with: its own weights, a state of its own disk, or one that others have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+from geocomm.elastic.fetch import Fetcher, HeldState, Outcome
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.journal.entries import Digest, Genesis, Round
+from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.run_state import RunState
+from geocomm.rendezvous.waiting import Waiting
+from geocomm.security.keys import KeysError
+
+AGAIN_S = 2.0
+"""Between two questions for a state that nobody has."""
+STATE_LIMIT_S = 30.0
+"""Others write their states once a site has joined: it waits so long for them rather than replay FEW_ROUNDS and more."""
+FEW_ROUNDS = 4
+
+Sources = Callable[[], Awaitable[list[str]]]
+"""Where other agents give out files, now."""
+
+
+class StatesOfOthers:
+    """Finds the version of a fragment from which a rank replays the journal, and brings its state here."""
+
+    def __init__(
+        self, store: FragmentStore, journal: SqliteJournal, fetcher: Fetcher, log: Callable[[str], None]
+    ) -> None:
+        self._store, self._journal, self._fetcher, self._log = store, journal, fetcher, log
+
+    def rounds(self) -> dict[int, list[Round]]:
+        """The round entries of the journal, by fragment."""
+        found: dict[int, list[Round]] = {}
+        for entry in self._journal.read():
+            if isinstance(entry, Round):
+                found.setdefault(entry.fragment, []).append(entry)
+        return found
+
+    async def base(
+        self,
+        state: RunState,
+        rounds: dict[int, list[Round]],
+        fragment: int,
+        version: int,
+        digest: Digest,
+        sources: Sources,
+        *,
+        joining: bool,
+    ) -> tuple[int, bool]:
+        """The version to replay from, and whether the rank loads its state from the run folder. The rank itself is at
+        `version`, with this digest.
+
+        Where frames since then are not on this disk, the newest state of others is fetched: replay from there takes
+        fewer. joining: others have been told, and write theirs. Waits while neither the rank nor anybody else has a
+        state of this run.
+        """
+        waiting, end = Waiting(self._log), time.monotonic() + STATE_LIMIT_S
+        while True:
+            entries = rounds.get(fragment, [])
+            digests = _digests(state.genesis, fragment, entries)
+            own = version if version > 0 or digests.get(0) == digest else None
+            kept = await asyncio.to_thread(self._own_state, state, fragment, digests)
+            if kept is not None and (own is None or kept > own):
+                base, loaded = kept, True
+            else:
+                base, loaded = own, False
+            if base is not None and not self._lacks(state, entries, base):
+                return base, loaded
+            fetched = await self._fetch_newest(state, fragment, base, digests, sources)
+            if fetched is not None:
+                return fetched, True
+            few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
+            if base is not None and (few or not joining or time.monotonic() > end):
+                return base, loaded
+            waiting.tell(lambda: f"another site to give a state of fragment {fragment}")
+            await asyncio.sleep(AGAIN_S)
+            rounds = self.rounds()
+
+    def _own_state(self, state: RunState, fragment: int, digests: dict[int, Digest]) -> int | None:
+        """The newest state on this disk; one that has other bits than the journal says is removed."""
+        while (version := self._store.latest_state(fragment, state.versions[fragment])) is not None:
+            if digests.get(version) in (None, self._store.state_digest(fragment, version)):
+                return version
+            self._log(f"{self._store.state_path(fragment, version)} has other bits than the journal says; removed")
+            self._store.state_path(fragment, version).unlink(missing_ok=True)
+        return None
+
+    def _lacks(self, state: RunState, entries: list[Round], base: int) -> bool:
+        """Whether frames of rounds from `base` on are not on this disk."""
+        return any(
+            not self._store.has_frame(entry.fragment, entry.version, listed.site, listed.frame)
+            for entry in entries
+            if entry.version >= base and (entry.fragment, entry.version) not in state.skipped
+            for listed in entry.members
+        )
+
+    async def _fetch_newest(
+        self, state: RunState, fragment: int, base: int | None, digests: dict[int, Digest], sources: Sources
+    ) -> int | None:
+        """Fetch the newest state that others have, above `base`. None: nobody has one."""
+        offered: dict[HeldState, list[str]] = {}
+        for source in await sources():
+            with contextlib.suppress(OSError, KeysError):
+                for held in await self._fetcher.states(fragment, source):
+                    fits = digests.get(held.version) in (None, held.digest)
+                    if fits and (-1 if base is None else base) < held.version <= state.versions[fragment]:
+                        offered.setdefault(held, []).append(source)
+        for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
+            if await self._fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
+                return held.version
+        return None
+
+
+def _digests(genesis: Genesis | None, fragment: int, entries: list[Round]) -> dict[int, Digest]:
+    """What the journal says of the fragment's states, by version."""
+    known = {entry.version: entry.base for entry in entries if entry.base is not None}
+    return known if genesis is None else {0: genesis.digests[fragment]} | known

@@ -1,0 +1,154 @@
+"""An elastic run of real agents: processes are killed, and no entry is lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.journal.entries import hash_of
+from geocomm.journal.run_state import Standing
+from support.elastic_sites import ElasticSites
+from support.hub_support import make_keys
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def last_rounds_list(sites: ElasticSites, at: str, names: str) -> bool:
+    """Whether the newest round, as site `at` knows it, lists exactly these sites."""
+    rounds = sites[at].rounds()
+    return bool(rounds) and [one.site for one in rounds[-1].members] == list(names)
+
+
+def wait_for_rounds(sites: ElasticSites, names: str, at: str = "a", more: int = 2) -> None:
+    """Until `more` further rounds have come, of which the last lists these sites."""
+    before = len(sites[at].rounds())
+    sites.until(
+        lambda: len(sites[at].rounds()) >= before + more and last_rounds_list(sites, at, names),
+        f"{more} rounds more, of sites {', '.join(names)}",
+    )
+
+
+def assert_one_chain(sites: ElasticSites) -> None:
+    """All journals are beginnings of the longest."""
+    chains = [[hash_of(entry) for entry in site.entries()] for site in sites.values()]
+    longest = max(chains, key=len)
+    for chain in chains:
+        assert chain == longest[: len(chain)]
+
+
+def test_an_agent_is_killed_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        sites["b"].kill_agent()
+        sites["b"].start_agent()
+        wait_for_rounds(sites, "ab", at="b")
+        assert sites["b"].rank is not None
+        assert sites["b"].rank.poll() is None
+        assert not sites["b"].state().sites["b"].why  # it was back before anybody gave it up
+        assert_one_chain(sites)
+
+
+def test_the_leader_is_killed_and_no_entry_is_lost(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "abc")
+        for _ in range(3):
+            sites["a"].kill_agent()
+            before = {name: [hash_of(entry) for entry in site.entries()] for name, site in sites.items()}
+            sites["a"].start_agent()
+            wait_for_rounds(sites, "abc")
+            after = [hash_of(entry) for entry in sites["a"].entries()]
+            for chain in before.values():
+                assert after[: len(chain)] == chain
+        assert_one_chain(sites)
+
+
+def test_a_site_dies_and_comes_back(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        sites["b"].kill_rank()
+        wait_for_rounds(sites, "a")
+        assert sites["a"].state().sites["b"].standing is Standing.AWAY
+        sites["b"].kill_agent()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab")
+        assert_one_chain(sites)
+
+
+def test_a_site_joins_on_the_second_day_from_the_state_of_others(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b")) as sites:
+        sites["a"].start()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab", more=8)
+        sites["c"].start()
+        wait_for_rounds(sites, "abc")
+        store = FragmentStore(sites["c"].folder)
+        assert store.latest_state(0) is not None
+        assert not (store.run_dir / "fragments" / "0@0").exists()  # it did not replay from the start
+        assert_one_chain(sites)
+
+
+def test_all_are_killed_and_started_in_another_order(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        for site in sites.values():
+            site.end()
+        before = max(len(site.entries()) for site in sites.values())
+        for name in "ba":
+            sites[name].start()
+        wait_for_rounds(sites, "ab")
+        assert len(sites["a"].entries()) > before
+        assert_one_chain(sites)
+
+
+def test_the_last_one_that_leaves_ends_the_run(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        sites["b"].leave()
+        sites.until(lambda: sites["b"].agent.poll() == 0, "the agent of the site that has left ends")
+        wait_for_rounds(sites, "a")
+        sites["a"].leave()
+        sites.until(lambda: sites["a"].agent.poll() == 0, "the last agent ends")
+        assert sites["a"].state().ended
+        sites["a"].start_agent()
+        sites.until(lambda: sites["a"].agent.poll() == 2, "a run that has ended is not gone on with")
+        assert "has ended" in sites["a"].text()
+
+
+def test_the_copy_of_a_run_folder_is_refused(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a",)) as sites:
+        sites["a"].start()
+        wait_for_rounds(sites, "a")
+        shutil.copytree(sites["a"].folder, sites["b"].folder, ignore=shutil.ignore_patterns("agent.sock"))
+        sites["b"].start_agent()
+        sites.until(lambda: sites["b"].agent.poll() == 2, "the copy is refused")
+        assert "copy of another run folder" in sites["b"].text()
+        second = type(sites["a"])(**{**vars(sites["a"]), "logs": [], "listen": sites["b"].listen})
+        second.start_agent()
+        sites.until(lambda: second.agent.poll() == 2, "a second agent of a folder is refused")
+        assert "in use by another agent" in second.text()
+        wait_for_rounds(sites, "a")
+
+
+def test_agents_carry_the_frames_past_a_closed_port(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        sites["a"].mail = False
+        for site in sites.values():
+            site.start()
+        sites.until(
+            lambda: any("a" in [one.site for one in entry.members] for entry in sites["c"].rounds()[2:]),
+            "a frame that was only fetched counts",
+        )
+        assert_one_chain(sites)

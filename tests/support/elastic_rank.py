@@ -1,0 +1,181 @@
+"""A rank of an elastic run without torch: `python -m support.elastic_rank`, with the environment that ranks have.
+
+It has one fragment. Its state is 32 bytes, and a round makes of them the hash of them and of the listed frames: sites
+that have applied the same entries have equal digests. Frames go from rank to rank over plain sockets; with --no-mail
+they do not, as past a closed port. It ends, after leaving in order, when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+from geocomm.elastic.fragment_store import FragmentStore, digest_of
+from geocomm.elastic.rank_socket import RankSocket
+from geocomm.journal.entries import Join
+from geocomm.journal.member import Act, Frame, Member, Say, SendFrame
+from geocomm.journal.messages import (
+    Beat,
+    Down,
+    EntrySaid,
+    Leave,
+    Model,
+    Offer,
+    Owner,
+    RankHello,
+    RankWelcome,
+    Stop,
+)
+
+STEP_S = 0.05
+EVERY = 4
+FIRST_STATE = bytes(32)
+
+
+class FakeRank:
+    """The rank, in one thread beside that of its socket."""
+
+    def __init__(self, agent: str, run_dir: str, frame_bytes: int, *, mail: bool) -> None:
+        self._mail = mail
+        self._arrived: queue.SimpleQueue[tuple[int, str, bytes]] = queue.SimpleQueue()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._take_mail, daemon=True).start()
+        self._store = FragmentStore(run_dir)
+        self._frame_bytes = frame_bytes
+        self._id = uuid.uuid4().hex
+        self._state, self._version = FIRST_STATE, 0
+        self._member: Member | None = None
+        self._site = ""
+        self._step = 0
+        self._keep_state = False
+        self._socket = RankSocket(agent, self._hello)
+
+    def run(self, leave_on_end: bool) -> None:
+        while True:
+            ready, _, _ = select.select([sys.stdin] if leave_on_end else [], [], [], STEP_S)
+            if ready and not sys.stdin.read(1):
+                break
+            self.step()
+        self._socket.say(Leave())
+        self._socket.close()
+
+    def step(self) -> None:
+        for down in self._socket.received():
+            self._heard(down)
+        if self._member is None:
+            return
+        while not self._arrived.empty():
+            version, site, content = self._arrived.get()
+            frame = self._store.write_frame(0, version, site, [content])
+            self._do(self._member.arrived(0, version, site, frame))
+        self._step += 1
+        if self._step % 20 == 0:
+            self._socket.say(Beat(step=self._step, tokens=0, step_s=STEP_S, line_s=0, free_bytes=0))
+        if self._step % EVERY == 0:
+            self._do(self._member.due(0))
+        if self._member.begins():
+            self._make()
+        while (settled := self._member.next_settled()) is not None:
+            if settled.entry is not None:
+                frames = [
+                    self._store.read_frame(0, settled.version, one.site, one.frame) for one in settled.entry.members
+                ]
+                self._state = hashlib.sha256(self._state + b"".join(frames)).digest()
+            self._version = settled.version + 1
+            self._do(self._member.applied(0, digest_of(self._version, [self._state])))
+            if self._keep_state:
+                self._store.write_state(0, self._version, [self._state])
+                self._store.remove_before(0, self._version)
+                self._keep_state = False
+
+    def _hello(self) -> RankHello:
+        return RankHello(
+            place=0,
+            owners=1,
+            owner=Owner(id=self._id, host="127.0.0.1", port=self._listener.getsockname()[1]),
+            model=Model(settings={"codec": "none"}, layout="2" * 32, fragments=1, every=EVERY),
+            digests={0: digest_of(self._version, [self._state])},
+            versions={0: self._version},
+        )
+
+    def _heard(self, down: Down) -> None:
+        if isinstance(down, Stop):
+            sys.exit(f"stopped: {down.why}")
+        if isinstance(down, RankWelcome) and self._member is None:
+            self._site = down.site
+            if 0 in down.states:
+                self._version = down.states[0]
+                self._state = self._store.read_state(0, self._version)
+            self._step = down.step
+            self._member = Member(down.site, {0: self._version}, self._on_disk(down.versions[0]))
+        if self._member is not None:
+            if isinstance(down, EntrySaid) and isinstance(down.entry, Join) and down.entry.site != self._site:
+                self._keep_state = True
+            self._do(self._member.on_down(down))
+
+    def _on_disk(self, head: int) -> list[Frame]:
+        found: list[Frame] = []
+        for version in range(self._version, head + 1):
+            for path in Path(self._store.run_dir, "fragments", f"0@{version}").glob("*.frame"):
+                content = path.read_bytes()
+                site = path.name.rpartition("-")[0]
+                found.append(Frame(0, version, site, hashlib.sha256(content).hexdigest()))
+        return found
+
+    def _make(self) -> None:
+        assert self._member is not None
+        opened = self._member._own[0].open
+        assert opened is not None
+        content = os.urandom(self._frame_bytes)
+        frame = self._store.write_frame(0, opened.version, self._site, [content])
+        offer = Offer(
+            fragment=0,
+            version=opened.version,
+            attempt=opened.attempt,
+            frame=frame,
+            coded_bytes=len(content),
+            exact_bytes=0,
+            weight=EVERY,
+            step=self._step,
+            squared_norm=1.0,
+            lr=0,
+            every=0,
+        )
+        self._do(self._member.made(offer))
+
+    def _do(self, acts: list[Act]) -> None:
+        for act in acts:
+            if isinstance(act, Say):
+                self._socket.say(act.message)
+            elif isinstance(act, SendFrame) and self._mail:
+                offer = act.offer
+                head = json.dumps([offer.version, self._site]).encode() + b"\n"
+                content = head + self._store.read_frame(0, offer.version, self._site, offer.frame)
+                for peer in act.peers:
+                    threading.Thread(target=_send, args=(peer.owners[0], content), daemon=True).start()
+
+    def _take_mail(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection, connection.makefile("rb") as file, contextlib.suppress(OSError, ValueError):
+                version, site = json.loads(file.readline())
+                self._arrived.put((version, site, file.read()))
+
+
+def _send(owner: Owner, content: bytes) -> None:
+    with contextlib.suppress(OSError), socket.create_connection((owner.host, owner.port), 5) as connection:
+        connection.sendall(content)
+
+
+if __name__ == "__main__":
+    rank = FakeRank(os.environ["GEOCOMM_AGENT"], os.environ["GEOCOMM_RUN_DIR"], 2000, mail="--no-mail" not in sys.argv)
+    rank.run(leave_on_end="--leave-on-end" in sys.argv)

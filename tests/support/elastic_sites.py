@@ -1,0 +1,144 @@
+"""Sites of an elastic run on this machine: real agents, real TLS, ranks without torch (`elastic_rank`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geocomm.core.addresses import free_port
+from geocomm.elastic.agent_process import AgentConfig
+from geocomm.elastic.rank_socket import socket_path
+from geocomm.journal.entries import Entry, Round
+from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import RunState
+from geocomm.security.keys import Keys
+
+TESTS = Path(__file__).resolve().parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+
+
+@dataclass
+class ElasticSite:
+    """A site: its folders, its agent, its rank."""
+
+    name: str
+    keys: Keys
+    folder: Path
+    leader: str
+    listen: str
+    min_sites: int = 1
+    wait_for: tuple[str, ...] = ()
+    mail: bool = True
+    agent: subprocess.Popen[str] | None = None
+    rank: subprocess.Popen[str] | None = None
+    logs: list[Path] = field(default_factory=list[Path])
+
+    def start_agent(self) -> None:
+        config = AgentConfig(
+            leader=self.leader,
+            keys=str(self.keys.folder),
+            run_dir=str(self.folder),
+            listen=self.listen,
+            min_sites=self.min_sites,
+            wait_for=self.wait_for,
+            parent=os.getpid(),
+        )
+        self.agent = self._popen(config.command(), "agent")
+
+    def start_rank(self) -> None:
+        flags = ["--leave-on-end"] if self.mail else ["--leave-on-end", "--no-mail"]
+        self.rank = self._popen([sys.executable, "-m", "support.elastic_rank", *flags], "rank")
+
+    def start(self) -> None:
+        self.start_agent()
+        self.start_rank()
+
+    def kill_agent(self) -> None:
+        assert self.agent is not None
+        self.agent.kill()
+        self.agent.wait()
+
+    def kill_rank(self) -> None:
+        assert self.rank is not None
+        self.rank.kill()
+        self.rank.wait()
+
+    def leave(self) -> None:
+        """The rank says that it leaves, and ends."""
+        assert self.rank is not None
+        assert self.rank.stdin is not None
+        self.rank.stdin.close()
+
+    def entries(self) -> list[Entry]:
+        if not (self.folder / FILE_NAME).exists():
+            return []
+        try:
+            journal = SqliteJournal(self.folder / FILE_NAME, read_only=True)
+        except NoJournalError:  # it is being made
+            return []
+        try:
+            return list(journal.read())
+        finally:
+            journal.close()
+
+    def state(self) -> RunState:
+        return RunState.of(self.entries())
+
+    def rounds(self) -> list[Round]:
+        return [entry for entry in self.entries() if isinstance(entry, Round)]
+
+    def text(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in self.logs)
+
+    def end(self) -> None:
+        for process in (self.agent, self.rank):
+            if process is not None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
+
+    def _popen(self, command: list[str], what: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        path = self.folder.parent / f"{self.name}-{what}-{len(self.logs)}.log"
+        self.logs.append(path)
+        environment = ENVIRONMENT | {
+            "GEOCOMM_AGENT": str(socket_path(self.folder)),
+            "GEOCOMM_RUN_DIR": str(self.folder),
+            **(more or {}),
+        }
+        with path.open("w") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+
+
+class ElasticSites(dict[str, ElasticSite]):
+    """Sites by name, of which the first leads. A context that ends all processes."""
+
+    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        leader = f"127.0.0.1:{free_port()}"
+        for number, (name, own) in enumerate(keys.items()):
+            listen = leader if number == 0 else f"127.0.0.1:{free_port()}"
+            self[name] = ElasticSite(name, own, folder / name, leader, listen, wait_for=wait_for)
+
+    def __enter__(self) -> ElasticSites:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for site in self.values():
+            site.end()
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 40) -> None:
+        """Return once `condition` holds; else fail with all that was logged."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit_s:g} s: {what}\n" + "\n".join(
+                site.text() + f"\n-- journal: {[entry.kind for entry in site.entries()][-20:]}"
+                for site in self.values()
+            )
+            time.sleep(0.05)

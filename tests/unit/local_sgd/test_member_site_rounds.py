@@ -1,0 +1,233 @@
+"""What a site of an elastic run makes of rounds that count it, and of those that do not. The test decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.journal.entries import Listed, Round
+from geocomm.journal.member import Settled
+from geocomm.journal.messages import Beat, Model, Offer, Open, RankWelcome
+from geocomm.local_sgd.anchor import AnchoredFragment
+from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.inner_optimizers import InnerOptimizers
+from geocomm.local_sgd.local_settings import LocalSettings
+from geocomm.local_sgd.member_rounds import Decided, Delta, OwnFrame
+from geocomm.local_sgd.member_site_rounds import MemberSiteRounds
+from geocomm.local_sgd.nesterov import Nesterov
+from geocomm.local_sgd.pace import LineClock
+from geocomm.local_sgd.parameter_views import view_of
+from geocomm.local_sgd.resolved_settings import ResolvedSettings
+from geocomm.local_sgd.site_ranks import SiteRanks
+
+EVERY = 4
+OUTER = Nesterov(lr=1.0, momentum=0.0)
+
+
+@dataclass
+class Facts:
+    """A site of one rank."""
+
+    site: str = "a"
+    site_count: int | None = None
+    ranks: SiteRanks = field(default_factory=SiteRanks)
+
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        return (self.site,)
+
+
+class GivenRounds:
+    """Rounds that the test opens and decides."""
+
+    def __init__(self, begin_step: int = 0) -> None:
+        self.line = LineClock()
+        self.opened: dict[int, Open] = {}
+        self.next: dict[int, Decided] = {}
+        self.offered: list[Delta] = []
+        self.passed: list[Open] = []
+        self.asked: list[int] = []
+        self._begin_step = begin_step
+
+    def begin(self, digests: dict[int, str]) -> RankWelcome:
+        return RankWelcome(
+            site="a", run="0" * 32, versions={0: 0}, states={}, every=EVERY, step=self._begin_step, token="0" * 32
+        )
+
+    def go(self, versions: dict[int, int], digests: dict[int, str]) -> None:
+        """Nothing is replayed."""
+
+    def decided(self) -> dict[int, Decided]:
+        return dict(self.next)
+
+    def to_begin(self) -> dict[int, Open]:
+        return dict(self.opened)
+
+    def due(self, fragment: int) -> None:
+        self.asked.append(fragment)
+
+    def offer(self, opened: Open, delta: Delta) -> None:
+        self.opened.clear()
+        self.offered.append(delta)
+
+    def give_nothing(self, opened: Open) -> None:
+        self.opened.clear()
+        self.passed.append(opened)
+
+    def applied(self, decided: Decided, held: AnchoredFragment) -> None:
+        self.next.clear()
+
+    def wants_state(self, fragment: int) -> bool:
+        return False
+
+    def tell(self, beat: Beat) -> None:
+        """Nobody listens."""
+
+    def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
+        return []
+
+
+class Site:
+    """A linear model that the test moves by hand: each step adds `change` to every weight."""
+
+    def __init__(self, settings: LocalSettings | None = None, begin_step: int = 0) -> None:
+        self.model = torch.nn.Linear(4, 4, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.rounds = GivenRounds(begin_step)
+        given = settings or LocalSettings(every=EVERY, fragments=1, outer=OUTER, merge="carry", codec="none")
+        view = view_of(self.model, Facts(), given)
+        inner = InnerOptimizers(self.optimizer)
+        inner.check(view)
+
+        def rounds_of(fragments: Sequence[Fragment], model: Model) -> GivenRounds:
+            return self.rounds
+
+        resolved = ResolvedSettings.of(given, view.tensors, None)
+        self.state = MemberSiteRounds(view, inner, Facts(), resolved, rounds_of)  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.model.weight.detach().clone().reshape(-1)
+
+    def step(self, change: float) -> None:
+        with torch.no_grad():
+            self.model.weight += change
+        self.state.count_step()
+
+    def open(self, version: int = 0) -> None:
+        self.rounds.opened = {0: Open(fragment=0, version=version, attempt=0, peers=())}
+
+    def decide(self, average: torch.Tensor, *, counted: Delta | None, version: int = 0) -> None:
+        listed = Listed(
+            site="b", frame="0" * 64, coded_bytes=0, exact_bytes=64, weight=1, step=EVERY, squared_norm=1.0, lr=1.0
+        )
+        entry = Round(
+            index=9, prev="0" * 64, term=0, fragment=0, version=version, members=(listed,), every=0, base=None
+        )
+        offer = Offer(
+            fragment=0, version=version, attempt=0, frame="0" * 64, coded_bytes=0, exact_bytes=64, weight=1, step=1,
+            squared_norm=1.0, lr=1.0, every=0,
+        )  # fmt: skip
+        own = None
+        if counted is not None:
+            own = OwnFrame(counted.own.weight, counted.own.step, None, counted.own.local_at_begin, 64)
+        settled = Settled(0, version, entry, offer if counted else None)
+        self.rounds.next = {0: Decided(settled, average, own)}
+
+
+def test_round_without_this_site_moves_its_weights_with_the_anchor() -> None:
+    """anchor - own stays, to rounding: what did not count is still in the next delta, and nothing twice."""
+    site = Site()
+    start = site.weights
+    site.state.begin()
+    site.step(0.25)
+    move = torch.linspace(-1, 1, 16)
+    site.decide(move, counted=None)
+    site.step(0.5)
+    assert torch.allclose(site.weights, start - move + 0.75, atol=1e-6)
+    site.open(version=1)
+    site.step(0.0)
+    (delta,) = site.rounds.offered
+    assert torch.allclose(delta.values, torch.full((16,), -0.75), atol=1e-6)  # anchor - own
+    assert delta.weight == 3
+
+
+def test_round_with_this_site_carries_only_the_steps_since_its_frame() -> None:
+    site = Site()
+    start = site.weights
+    site.state.begin()
+    site.step(0.25)
+    site.open()
+    site.step(0.25)
+    (delta,) = site.rounds.offered
+    assert torch.allclose(delta.values, torch.full((16,), -0.5), atol=1e-6)
+    assert delta.weight == 2
+    average = torch.full((16,), -0.125)
+    site.decide(average, counted=delta)
+    site.step(1.0)
+    assert torch.allclose(site.weights, start + 0.125 + 1.0, atol=1e-6)
+    site.open(version=1)
+    site.step(0.0)
+    assert site.rounds.offered[-1].weight == 2  # the steps after the frame that counted
+    assert torch.allclose(site.rounds.offered[-1].values, torch.full((16,), -1.0), atol=1e-6)
+
+
+def test_site_asks_for_a_round_when_its_own_schedule_says_so() -> None:
+    site = Site()
+    site.state.begin()
+    for _ in range(EVERY - 1):
+        site.step(0.1)
+    assert not site.rounds.asked
+    site.step(0.1)
+    assert site.rounds.asked == [0]
+
+
+def test_site_that_joins_does_not_offer_its_first_cycle_and_loses_none_of_it() -> None:
+    """Its optimizer has no moments yet. Steps count on from those of the run."""
+    site = Site(begin_step=100)
+    site.state.begin()
+    assert site.state.step == 100
+    site.open()
+    site.step(0.25)
+    assert len(site.rounds.passed) == 1
+    for _ in range(EVERY):
+        site.step(0.25)
+    site.open()
+    site.step(0.25)
+    (delta,) = site.rounds.offered
+    assert delta.own.step == 106
+    assert torch.allclose(delta.values, torch.full((16,), -1.5), atol=1e-6)
+
+
+def test_weights_that_are_not_finite_are_not_offered_and_the_site_takes_the_anchor() -> None:
+    site = Site()
+    start = site.weights
+    site.state.begin()
+    site.open()
+    site.step(float("nan"))
+    assert not site.rounds.offered
+    assert len(site.rounds.passed) == 1
+    assert torch.equal(site.weights, start)
+    assert site.state.numbers()["rounds_not_finite"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (LocalSettings(every=EVERY, deterministic=True), "deterministic"),
+        (LocalSettings(every=EVERY, overlap=0), "overlap"),
+    ],
+)
+def test_settings_that_wait_for_other_sites_are_refused(settings: LocalSettings, told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        Site(settings)
+
+
+def test_anchor_of_all_sites_together_is_refused() -> None:
+    site = Site()
+    site.state.begin()
+    with pytest.raises(InvalidArgumentError, match="together"):
+        site.state.meet()
