@@ -1,7 +1,8 @@
-"""`geocomm run`: torchrun over sites that meet at a hub, through TLS."""
+"""`geocomm run`: torchrun over sites that meet at a hub, through TLS; or one site of an elastic run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +20,16 @@ meet:
 The node that has the host's address is the hub, besides its ranks; the others only dial out to it. The site's name
 comes from its keys (geocomm keys). torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
 status is torchrun's; 2: it could not begin.
+
+With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
+
+    GEOCOMM_KEYS=keys/frankfurt geocomm run --elastic --hub 192.0.2.10:29400 --run-dir run --
+      --nproc-per-node 8 train.py
+
+The script calls geocomm.local_steps() as ever. The site at the host's address leads the run. SIGTERM or Ctrl+C: the
+site leaves. The same command, at any time: it comes back.
 """
+_ELASTIC = "Elastic runs"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,11 +52,46 @@ def run(
     ] = None,
     keys: Annotated[str | None, typer.Option(help="This site's folder of keys.", show_default="$GEOCOMM_KEYS")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="This site is a job of its own in an elastic run.", rich_help_panel=_ELASTIC),
+    ] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="What this site has of the run, on a disk of this machine.", metavar="FOLDER", rich_help_panel=_ELASTIC
+        ),
+    ] = None,
+    lead: Annotated[
+        bool,
+        typer.Option(
+            "--lead", help="This site leads, though --hub is a translated address of it.", rich_help_panel=_ELASTIC
+        ),
+    ] = False,
+    wait_for: Annotated[
+        str,
+        typer.Option(
+            help="At the leader: no round before these sites are there.", metavar="A,B", rich_help_panel=_ELASTIC
+        ),
+    ] = "",
+    min_sites: Annotated[
+        int, typer.Option(min=1, help="At the leader: no round counts fewer sites.", rich_help_panel=_ELASTIC)
+    ] = 1,
+    site_nodes: Annotated[int, typer.Option(min=1, help="Nodes of this site.", rich_help_panel=_ELASTIC)] = 1,
+    node_rank: Annotated[
+        int, typer.Option(min=0, help="This node of the site; the run folder is on node 0.", rich_help_panel=_ELASTIC)
+    ] = 0,
+    site_hub: Annotated[
+        str | None,
+        typer.Option(help="Where the nodes of this site meet.", metavar="HOST:PORT", rich_help_panel=_ELASTIC),
+    ] = None,
 ) -> None:
     """Start this site's ranks, and the hub at one site."""
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
+    from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.supervisor import ElasticRun, SiteJob, run_elastic
     from geocomm.rendezvous.run_at_hub import run_at_hub
     from geocomm.security.keys import Keys, KeysError
 
@@ -59,8 +104,21 @@ def run(
             fail(
                 "run", f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}"
             )
-        status = run_at_hub(HubAddress.parse(hub), listen, loaded, arguments, wait)
-    except (KeysError, HubAddressError) as error:
+        address = HubAddress.parse(hub)
+        if elastic:
+            if (run_dir is None) == (node_rank == 0):
+                fail("run", "--elastic needs --run-dir on the first node of the site, and there alone")
+            if site_nodes > 1 and site_hub is None:
+                fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
+            config = ElasticRun(
+                str(address), listen, lead, run_dir, tuple(filter(None, wait_for.split(","))), min_sites
+            )
+            status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
+        elif run_dir is not None or wait_for or min_sites != 1 or site_nodes != 1 or site_hub:
+            fail("run", "--run-dir, --wait-for, --min-sites, --site-nodes and --site-hub are for --elastic")
+        else:
+            status = run_at_hub(address, listen, loaded, arguments, wait)
+    except (KeysError, HubAddressError, StoreError) as error:
         fail("run", str(error))
     except OSError as error:
         fail("run", f"{hub}: {error.strerror or error}")

@@ -18,7 +18,7 @@ from geocomm.security.keys import KeysError
 AGAIN_S = 2.0
 """Between two questions for a state that nobody has."""
 STATE_LIMIT_S = 30.0
-"""Others write their states once a site has joined: it waits so long for them rather than replay FEW_ROUNDS and more."""
+"""Others write their states once a site has joined: it waits so long for them, to replay less than FEW_ROUNDS."""
 FEW_ROUNDS = 4
 
 Sources = Callable[[], Awaitable[list[str]]]

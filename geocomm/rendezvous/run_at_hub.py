@@ -25,11 +25,12 @@ _LINGER_S = 30.0
 
 def environment_of_ranks(hub: HubAddress, keys: Keys) -> dict[str, str]:
     """Variables that the ranks find: where they meet, and who they are."""
-    return {
-        "GEOCOMM_HUB": str(hub),
-        "GEOCOMM_KEYS": str(Path(keys.folder).resolve()),
-        "GEOCOMM_SITE": keys.identity.site,
-    }
+    return {"GEOCOMM_HUB": str(hub), **environment_of_site(keys)}
+
+
+def environment_of_site(keys: Keys) -> dict[str, str]:
+    """Variables of ranks that say who they are."""
+    return {"GEOCOMM_KEYS": str(Path(keys.folder).resolve()), "GEOCOMM_SITE": keys.identity.site}
 
 
 def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[str], wait_s: float) -> int:

@@ -1,0 +1,229 @@
+"""What `geocomm run --elastic` is on a node: it starts the site's agent and its torchrun, and starts them again.
+
+The two fail apart. An agent that dies is back within a second, and the ranks train on meanwhile. Ranks that die end
+their torchrun: the site is away at once, and its ranks start again after 1, 2, 4 ... 60 s, from the run folder. SIGTERM
+ends the ranks, and then has the agent say that the site leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.elastic.agent_process import AgentConfig, end_with
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.rank_socket import socket_path
+from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import RunState
+from geocomm.rendezvous.run_at_hub import environment_of_site
+from geocomm.rendezvous.store_process import log
+from geocomm.security.keys import Keys
+
+AGENT_AGAIN_S = 0.5
+LONGEST_PAUSE_S = 60.0
+MOST_FRUITLESS_STARTS = 5
+"""Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
+_LEAVE_LIMIT_S = 40.0
+
+
+@dataclass(frozen=True)
+class SiteJob:
+    """The ranks of a site."""
+
+    arguments: tuple[str, ...]
+    """Of torchrun."""
+    nodes: int = 1
+    """Of the site."""
+    node_rank: int = 0
+    """Of this node. The agent is on the first one, with the run folder."""
+    hub: str | None = None
+    """Where the nodes of the site meet, host:port: with more than one."""
+
+    def command(self) -> list[str]:
+        """What starts them on this node."""
+        if self.nodes == 1:
+            return [sys.executable, "-m", "torch.distributed.run", "--standalone", *self.arguments]
+        meet = ["--hub", str(self.hub), "--", "--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
+        return [sys.executable, "-m", "geocomm", "run", *meet, *self.arguments]
+
+
+class Supervisor:
+    """Runs a site, on this node, until its part in the run is over."""
+
+    def __init__(self, agent: AgentConfig, job: SiteJob, keys: Keys) -> None:
+        """agent: how the agent is started. Its folder is there already."""
+        self._agent_config = agent
+        self._job = job
+        self._site = keys.identity.site
+        run_dir = Path(agent.run_dir)
+        self._journal = run_dir / FILE_NAME
+        self._environment = os.environ | environment_of_site(keys)
+        self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
+        self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
+        self._agent: asyncio.subprocess.Process | None = None
+        self._ranks: asyncio.subprocess.Process | None = None
+        self._leaving = asyncio.Event()
+
+    async def run(self) -> int:
+        """Exit status of the command: 0, the site has left; 2, the run does not take it in; else torchrun's last."""
+        with self._signals():
+            ranks = asyncio.create_task(self._keep_ranks())
+            agent = asyncio.create_task(self._keep_agent())
+            try:
+                await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
+                if not ranks.done():  # the agent has said why this site cannot take part
+                    await self._end(self._ranks, _LEAVE_LIMIT_S)
+                    return agent.result()
+                status = ranks.result()
+                await self._end(self._agent, _LEAVE_LIMIT_S)
+                return status
+            finally:
+                for task in (ranks, agent):
+                    task.cancel()
+                await asyncio.gather(ranks, agent, return_exceptions=True)
+                for process in (self._ranks, self._agent):
+                    await self._end(process, 5.0)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._leave)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _leave(self) -> None:
+        self._leaving.set()
+        _signal(self._ranks, signal.SIGTERM)
+
+    async def _keep_agent(self) -> int:
+        """Start the agent, and again when it has died. Returns once its part is over."""
+        while True:
+            self._agent = await self._start(self._agent_config.command())
+            status = await self._agent.wait()
+            if status in (0, EXIT_BAD_INPUT):
+                return status
+            log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
+            await asyncio.sleep(AGENT_AGAIN_S)
+
+    async def _keep_ranks(self) -> int:
+        """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""
+        fruitless, pause_s = 0, 1.0
+        while True:
+            counted = self._counted()
+            self._ranks = await self._start(self._job.command())
+            status = await self._ranks.wait()
+            if status == 0 or self._leaving.is_set():
+                return 0 if self._leaving.is_set() else status
+            if self._counted() > counted:
+                fruitless, pause_s = 0, 1.0
+            fruitless += 1
+            if fruitless == MOST_FRUITLESS_STARTS:
+                log(
+                    f"the ranks of this site have ended {fruitless} times without one frame that counted; the last "
+                    f"error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
+                )
+                return _as_exit_status(status)
+            log(f"the ranks of this site have ended ({_told(status)}); they start again in {pause_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._leaving.wait()
+                    return 0
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _counted(self) -> int:
+        """Rounds that listed a frame of this site."""
+        if not self._journal.exists():
+            return 0
+        try:
+            with contextlib.closing(SqliteJournal(self._journal, read_only=True)) as journal:
+                known = RunState.of(journal.read()).sites.get(self._site)
+        except NoJournalError:  # it is being made
+            return 0
+        return 0 if known is None else known.rounds
+
+    async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+        parent = os.getpid()
+
+        def end_with_supervisor() -> None:
+            end_with(parent, signal.SIGTERM)
+
+        return await asyncio.create_subprocess_exec(
+            *command, env=self._environment, preexec_fn=end_with_supervisor, start_new_session=True
+        )
+
+    async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:
+        """Have it end; with force after `limit_s`."""
+        if process is None or process.returncode is not None:
+            return
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await process.wait()
+                return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """What the command says of the run."""
+
+    leader: str
+    """host:port, the same at all sites."""
+    listen: str | None
+    """address:port, where it is not the leader's port on all addresses."""
+    lead: bool
+    """This site leads, though the leader's host is no address of this machine."""
+    run_dir: Path | None
+    """None: on another node of the site."""
+    wait_for: tuple[str, ...]
+    min_sites: int
+
+
+def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
+    """Run this site, on this node, to the end of its part; the exit status. StoreError for a folder that cannot be
+    used."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `run_at_hub`
+    if run.run_dir is None:
+        environment = os.environ | environment_of_site(keys) | {"GEOCOMM_ONE_SITE": "1"}
+        command = job.command()
+        os.execvpe(command[0], command, environment)
+    FragmentStore(run.run_dir)
+    agent = AgentConfig(
+        leader=run.leader,
+        keys=str(Path(keys.folder).resolve()),
+        run_dir=str(run.run_dir.resolve()),
+        listen=run.listen,
+        lead=run.lead,
+        min_sites=run.min_sites,
+        wait_for=run.wait_for,
+        parent=os.getpid(),
+    )
+    return asyncio.run(Supervisor(agent, job, keys).run())
+
+
+def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:
+    if process is not None and process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+
+def _told(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _as_exit_status(status: int) -> int:
+    return status if status >= 0 else 128 - status
