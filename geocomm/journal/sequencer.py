@@ -369,7 +369,7 @@ class Sequencer:
             case Applied():
                 self._applied(name, site, message)
             case Lost():
-                self._lost_said(message)
+                self._lost_said(site, message)
             case Leave():
                 site.leaving = self._now
             case _:
@@ -869,7 +869,8 @@ class Sequencer:
 
     # ---- frames that are lost
 
-    def _lost_said(self, lost: Lost) -> None:
+    def _lost_said(self, site: _Site, lost: Lost) -> None:
+        site.applied[lost.fragment] = min(lost.version, site.applied.get(lost.fragment, 0))
         listed = self.state.rounds.get(lost.fragment)
         if listed is None or lost.version > listed.version:
             return
