@@ -160,6 +160,12 @@ class Agent:
         else:
             await answer(stream, self._leader)
 
+    @property
+    def others(self) -> list[str]:
+        """Sites of the run that train, or are about to."""
+        here = (Standing.READY, Standing.JOINING)
+        return [name for name, one in self.state.sites.items() if one.standing in here and name != self.site]
+
     def leave(self) -> None:
         """The site ends its part in good order: what it has offered is its last."""
         self._leaving = True

@@ -34,6 +34,8 @@ ABOUT_FILE = "run.json"
 """In the run folder: where the leader is, and which keys, for commands that look at the run."""
 LEAVE_LIMIT_S = 35.0
 """A site that leaves gives its last offers so long to count."""
+LINGER_S = 10.0
+"""A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
 _LOCK_FILE = "agent.lock"
@@ -155,6 +157,9 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
         except AgentEnded as end:
             if end.refused:
                 raise
+            if others := agent.others:
+                log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
+                await _either(leaving, None, LINGER_S)
         finally:
             if leader is not None:
                 await leader.sent(_SENT_LIMIT_S)

@@ -49,7 +49,7 @@ class SiteJob:
     def command(self) -> list[str]:
         """What starts them on this node."""
         if self.nodes == 1:
-            return [sys.executable, "-m", "torch.distributed.run", "--standalone", *self.arguments]
+            return [sys.executable, "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
         meet = ["--hub", str(self.hub), "--", "--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
         return [sys.executable, "-m", "geocomm", "run", *meet, *self.arguments]
 
@@ -78,7 +78,10 @@ class Supervisor:
             agent = asyncio.create_task(self._keep_agent())
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
+                if not ranks.done() and agent.result() == 0:  # the site has left; its ranks are at their last lines
+                    await asyncio.wait([ranks], timeout=_LEAVE_LIMIT_S)
                 if not ranks.done():  # the agent has said why this site cannot take part
+                    self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
                     return agent.result()
                 status = ranks.result()

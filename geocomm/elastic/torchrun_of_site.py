@@ -1,0 +1,28 @@
+"""torchrun for a site of one node, which tells how it ended in a line: its ranks have told their errors themselves.
+
+python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def main(arguments: list[str]) -> int:
+    """Run torchrun; its exit status."""
+    try:
+        run.run(run.parse_args(["--standalone", *arguments]))
+    except SignalException:  # the supervisor's
+        return 1
+    except ChildFailedError as error:
+        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
