@@ -313,6 +313,8 @@ class Agent:
             connection.close()
             return
         if (before := self._ranks.pop(hello.place, None)) is not None:
+            if before.connection.hello.owner.id != hello.owner.id:  # its launcher died, and it did not notice
+                before.connection.say(Stop(why="another process has taken the place of this rank"))
             before.connection.close()
         self._ranks[hello.place] = _Rank(connection, dict(hello.versions))
         self._ranks_changed()

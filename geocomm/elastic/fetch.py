@@ -301,15 +301,20 @@ class Fetcher:
             for source in sources
             for _ in range(each)
         ]
+        ends: set[Outcome] = set()
+        under_way = set(workers)
         try:
-            ends = await asyncio.gather(*workers)
+            # A source that cannot be reached is not waited for once the others have given all.
+            while under_way and not transfer.complete:
+                ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                ends |= {worker.result() for worker in ended}
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         if transfer.complete:
             return Outcome.HERE
-        answered = {end for end in ends if end is not Outcome.FAILED}
+        answered = ends - {Outcome.FAILED}
         return Outcome.ABSENT if answered == {Outcome.ABSENT} else Outcome.FAILED
 
     async def _from_one(
@@ -318,11 +323,11 @@ class Fetcher:
         """Ranges over one connection, until none is left."""
         stream = None
         try:
+            stream = await self._dial(source)  # before it takes a range, which another source may give meanwhile
             while True:
                 if (offset := await transfer.take()) is None:
                     return Outcome.HERE
                 try:
-                    stream = stream or await self._dial(source)
                     await stream.write(_line(ask(offset)))
                     async with asyncio.timeout(silence_s):
                         answer = _answer(RangeAnswer, await stream.read_line(_MAX_LINE_BYTES))

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from geocomm.core.message_log import logger
 from geocomm.journal.entries import BadLineError, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, RankHello, Up, down_of, up_of
 
@@ -98,7 +99,9 @@ class RankSocket:
                 try:
                     connection.connect(self._path)
                     self._talk(connection)
-                except (OSError, BadLineError):  # BadLineError: an agent of another version; the next may fit
+                except BadLineError as error:  # an agent of another version; the next may fit
+                    logger().warning(f"the agent at {self._path} says what this rank does not understand: {error}")
+                except OSError:
                     pass
             with self._lock:
                 self._connected = False

@@ -16,12 +16,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.elastic.agent_process import AgentConfig, end_with
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
+from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.run_at_hub import environment_of_site
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys
@@ -67,6 +69,8 @@ class Supervisor:
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
         self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
+        # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
+        self._environment.setdefault("GEOCOMM_ADDRESS", own_address(HubAddress.parse(agent.leader).host))
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()

@@ -1,0 +1,179 @@
+"""`geocomm members`: the sites of an elastic run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.core.addresses import HubAddress
+    from geocomm.elastic.leader_questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
+    from geocomm.journal.run_state import RunState, SiteRecord
+    from geocomm.security.keys import Keys
+
+_HELP = """Show the sites of an elastic run, or remove one.
+
+Works at any site, with its run folder: what the run has agreed on is there. What the sites are doing now, the leader
+tells, if it answers.
+"""
+_RunDir = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    members = typer.Typer(help=_HELP, no_args_is_help=True)
+    members.command("ls")(ls)
+    members.command("remove")(remove)
+    members.command("lead")(lead)
+    app.add_typer(members, name="members")
+
+
+def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """List the sites: what they are, where they stand, and what counted of them.
+
+    Exit status: 0; 2 where the folder has no run.
+    """
+    state = _state(run_dir)
+    seen, problem = _asked(run_dir)
+    rows = [_row(record, state, seen.get(record.name)) for record in sorted(state.sites.values(), key=lambda r: r.name)]
+    if as_json:
+        typer.echo(json.dumps({"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}))
+        return
+    table = Table(title=f"run {state.genesis.run[:8] if state.genesis else '-'}, entry {state.head.index}")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("site", "state", "why") else "right")
+    for row in rows:
+        table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
+    Console().print(table)
+    if problem:
+        Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
+
+
+_COLUMNS = ("site", "state", "since", "rounds", "weight", "last frame", "step", "heard", "step_s", "free GiB", "why")
+
+
+def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
+    listed = [one for one in state.rounds.values() if record.name in [member.site for member in one.members]]
+    beat = None if seen is None or not seen.connected else seen.beat
+    return {
+        "site": record.name,
+        "state": str(record.standing),
+        "since": record.since,
+        "rounds": record.rounds,
+        "weight": record.weight,
+        "last frame": max((one.index for one in listed), default=None),
+        "step": None if beat is None else beat.step,
+        "heard": None if seen is None else f"{seen.heard_s:.0f} s ago",
+        "step_s": None if beat is None else round(beat.step_s, 3),
+        "free GiB": None if beat is None else round(beat.free_bytes / 2**30, 1),
+        "why": record.why,
+    }
+
+
+def remove(
+    site: Annotated[str, typer.Argument(help="The site; it may not come back.")],
+    run_dir: _RunDir,
+    why: Annotated[str, typer.Option(help="For the journal, and for those who look.")] = "removed by hand",
+) -> None:
+    """Remove a site from the run for good: what counted of it stays.
+
+    Exit status: 0; 2 where the leader does not answer, or refuses.
+    """
+    from geocomm.elastic.leader_questions import RemovalAsked
+
+    answer = _ask(run_dir, RemovalAsked(site=site, why=why))
+    if isinstance(answer, str):
+        fail("members", f"the leader does not answer: {answer}")
+    if answer.problem:
+        fail("members", answer.problem)
+    Console().print(f"{site} is removed", highlight=False)
+
+
+def lead(
+    hub: Annotated[str, typer.Option(help="Where this machine leads: host:port, the same at all sites.")],
+    run_dir: _RunDir,
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDRESS:PORT", help="Where it listens, if --hub is a translated address.")
+    ] = None,
+    keys: Annotated[
+        str | None, typer.Option(help="This machine's folder of keys.", show_default="$GEOCOMM_KEYS")
+    ] = None,
+    wait_for: Annotated[str, typer.Option(metavar="A,B", help="No round before these sites are there.")] = "",
+    min_sites: Annotated[int, typer.Option(min=1, help="No round counts fewer sites.")] = 1,
+) -> None:
+    """Lead a run from a machine that trains nothing itself.
+
+    Exit status: 0, ended by SIGTERM; 2: it cannot.
+    """
+    import os
+
+    from geocomm.core.environment import keys_folder
+    from geocomm.elastic.agent_process import AgentConfig
+
+    folder = keys or keys_folder()
+    if folder is None:
+        fail("members", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this machine's")
+    config = AgentConfig(
+        leader=hub,
+        keys=folder,
+        run_dir=str(run_dir),
+        listen=listen,
+        lead=True,
+        ranks=False,
+        min_sites=min_sites,
+        wait_for=tuple(filter(None, wait_for.split(","))),
+    )
+    command = config.command()
+    os.execv(command[0], command)
+
+
+def _state(run_dir: Path) -> RunState:
+    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.journal.run_state import RunState
+
+    if not (run_dir / FILE_NAME).exists():
+        fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")
+    try:
+        with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+            return RunState.of(journal.read())
+    except NoJournalError as error:
+        fail("members", str(error))
+
+
+def _asked(run_dir: Path) -> tuple[dict[str, SeenSite], str]:
+    from geocomm.elastic.leader_questions import MembersAsked
+
+    answer = _ask(run_dir, MembersAsked())
+    return ({}, answer) if isinstance(answer, str) else ({one.site: one for one in answer.sites}, "")
+
+
+def _ask(run_dir: Path, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:
+    """The leader's answer, or why there is none."""
+    from geocomm.elastic.leader_questions import ask
+    from geocomm.security.keys import KeysError
+
+    try:
+        leader, keys = _about(run_dir)
+        return asyncio.run(ask(leader, keys, question))
+    except (OSError, KeysError, ValueError, KeyError) as error:
+        return str(error) or type(error).__name__
+
+
+def _about(run_dir: Path) -> tuple[HubAddress, Keys]:
+    from geocomm.core.addresses import HubAddress
+    from geocomm.elastic.agent_process import ABOUT_FILE
+    from geocomm.security.keys import Keys
+
+    about = json.loads((run_dir / ABOUT_FILE).read_text())
+    return HubAddress.parse(about["leader"]), Keys.load(about["keys"])
