@@ -167,9 +167,14 @@ class Agent:
         return [name for name, one in self.state.sites.items() if one.standing in here and name != self.site]
 
     def leave(self) -> None:
-        """The site ends its part in good order: what it has offered is its last."""
+        """The site ends its part in good order. Its ranks may still end theirs: what they offer until then counts."""
         self._leaving = True
-        self._say(Leave())
+        self._say_leave()
+
+    def _say_leave(self) -> None:
+        """Say that what the site has offered is its last: once its ranks have said so, or are gone."""
+        if self._leaving and (not self._complete or all(rank.left for rank in self._ranks.values())):
+            self._say(Leave())
 
     # ---- the leader
 
@@ -230,8 +235,7 @@ class Agent:
         self._say_beat()
         self._ranks_changed()
         self._start(self._watch_for_ranks())
-        if self._leaving:
-            self._say(Leave())
+        self._say_leave()
 
     def _link_lost(self) -> None:
         self._welcome = None
@@ -355,6 +359,7 @@ class Agent:
         complete = self._complete
         del self._ranks[place]
         if complete:
+            self._say_leave()
             self._say(RanksGone(why="its ranks have ended"))
 
     @property

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,11 @@ CONNECTIONS = 8
 MAX_FILE_BYTES = 1 << 40
 _MAX_LINE_BYTES = 64 * 1024
 _MAX_STATES = 500
+MOST_AT_A_TIME = 8
+"""Files that an agent gets at once."""
 _IDLE_LIMIT_S = 60.0
+_KEPT_S = 20.0
+"""Connections are kept for so long for the next transfer: less than the other end does."""
 _SILENCE_S = 15.0
 _PROXY_LIMIT_S = 600.0
 _PIECE_BYTES = 256 * 1024
@@ -190,6 +195,9 @@ class Fetcher:
     def __init__(self, store: FragmentStore, keys: Keys, log: Callable[[str], None]) -> None:
         self._store, self._keys, self._log = store, keys, log
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
+        self._idle: dict[str, list[tuple[TlsStream, float]]] = {}
+        # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
+        self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
 
     async def frame(self, wanted: Wanted, sources: Sequence[str], proxy: str | None = None) -> Outcome:
         """Have a frame on the disk, from `sources` (host:port), else through the agent at `proxy`. Who asks for the
@@ -227,7 +235,8 @@ class Fetcher:
         if task is None:
 
             async def work() -> Outcome:
-                return await get()
+                async with self._turns:
+                    return await get()
 
             task = self._under_way[path] = asyncio.create_task(work())
             task.add_done_callback(lambda _: self._under_way.pop(path, None))
@@ -323,9 +332,11 @@ class Fetcher:
         """Ranges over one connection, until none is left."""
         stream = None
         try:
-            stream = await self._dial(source)  # before it takes a range, which another source may give meanwhile
+            stream = await self._connection(source)  # before it takes a range, which another may give meanwhile
             while True:
                 if (offset := await transfer.take()) is None:
+                    self._idle.setdefault(source, []).append((stream, time.monotonic()))
+                    stream = None
                     return Outcome.HERE
                 try:
                     await stream.write(_line(ask(offset)))
@@ -344,6 +355,16 @@ class Fetcher:
         finally:
             if stream is not None:
                 stream.close()
+
+    async def _connection(self, source: str) -> TlsStream:
+        """One that an earlier transfer has left, else a new one: across the world that takes a second."""
+        idle = self._idle.get(source, [])
+        while idle:
+            stream, since = idle.pop()
+            if time.monotonic() - since < _KEPT_S:
+                return stream
+            stream.close()
+        return await self._dial(source)
 
     async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:
         at, end = offset, min(offset + RANGE_BYTES, transfer.size)

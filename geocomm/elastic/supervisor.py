@@ -2,7 +2,7 @@
 
 The two fail apart. An agent that dies is back within a second, and the ranks train on meanwhile. Ranks that die end
 their torchrun: the site is away at once, and its ranks start again after 1, 2, 4 ... 60 s, from the run folder. SIGTERM
-ends the ranks, and then has the agent say that the site leaves.
+goes to both: the ranks end, and then the agent says that the site leaves.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Supervisor:
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
+        self._agent_told = False
+        """To leave."""
 
     async def run(self) -> int:
         """Exit status of the command: 0, the site has left; 2, the run does not take it in; else torchrun's last."""
@@ -88,9 +90,10 @@ class Supervisor:
                     self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
                     return agent.result()
-                status = ranks.result()
-                await self._end(self._agent, _LEAVE_LIMIT_S)
-                return status
+                if not agent.done():
+                    self._tell_agent_to_leave()
+                    await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
+                return ranks.result()
             finally:
                 for task in (ranks, agent):
                     task.cancel()
@@ -111,15 +114,26 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     def _leave(self) -> None:
+        """A signal has come. The second one ends an agent that leads on."""
+        again = self._leaving.is_set()
         self._leaving.set()
+        if again:
+            _signal(self._agent, signal.SIGTERM)
+        else:
+            self._tell_agent_to_leave()
         _signal(self._ranks, signal.SIGTERM)
+
+    def _tell_agent_to_leave(self) -> None:
+        if not self._agent_told:
+            self._agent_told = True
+            _signal(self._agent, signal.SIGTERM)
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""
         while True:
             self._agent = await self._start(self._agent_config.command())
             status = await self._agent.wait()
-            if status in (0, EXIT_BAD_INPUT):
+            if status in (0, EXIT_BAD_INPUT) or self._agent_told:
                 return status
             log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
             await asyncio.sleep(AGENT_AGAIN_S)

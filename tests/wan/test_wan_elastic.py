@@ -20,7 +20,7 @@ from support.wan_support import emulate, require_wan, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
 
 SITES = ("site0", "site1", "site2")
-EVERY = 10
+EVERY = 20
 # A site whose machine dies is started again, as a scheduler would.
 START = (
     "while ! [ -e $FOLDER/stop ]; do "
