@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from geocomm._version import __version__
-from geocomm.cli import bench, demo, doctor, export, keys, members, plan, probe, run, serve, train, wan
+from geocomm.cli import bench, demo, doctor, export, keys, log, members, plan, probe, run, serve, train, wan
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 
-_COMMANDS = (demo, train, export, serve, run, members, keys, doctor, probe, plan, wan, bench)
+_COMMANDS = (demo, train, export, serve, run, members, log, keys, doctor, probe, plan, wan, bench)
 
 
 def build_app() -> typer.Typer:

@@ -1,11 +1,10 @@
-"""Where entries become durable: `Journal`, and the one that is a SQLite file in the run folder."""
+"""Where entries become durable: a SQLite file in the run folder."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from geocomm.journal.entries import BadLineError, Entry, entry_of, hash_of, line_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
@@ -28,25 +27,10 @@ class NoJournalError(ValueError):
     """The file is not a journal that this version can use; the message says why, and what to do."""
 
 
-class Journal(Protocol):
-    """A chain of entries, of which none is ever changed. Not for several threads."""
-
-    @property
-    def head(self) -> Head:
-        """The end of the chain."""
-        ...
-
-    def append(self, entry: Entry, expected_head: Head) -> None:
-        """Write an entry; it is durable on return. Raises HeadMovedError where the head is another one."""
-        ...
-
-    def read(self, first: int = 0) -> Iterator[Entry]:
-        """The entries from index `first` on, up to the head at the time when the end is reached."""
-        ...
-
-
 class SqliteJournal:
-    """The journal of a run folder: a SQLite file (WAL, synchronous=FULL) that one process writes and others may read.
+    """The chain of entries of a run folder, of which none is ever changed.
+
+    A SQLite file (WAL, synchronous=FULL) that one process writes and others may read.
 
     Raises NoJournalError: the file is of something else, of another version, or on a network file system. Raises
     BadLineError: its chain is broken at the end; `verify` looks at all of it.
@@ -79,7 +63,7 @@ class SqliteJournal:
         return self._head
 
     def append(self, entry: Entry, expected_head: Head) -> None:
-        """See Journal."""
+        """Write an entry; it is durable on return. Raises HeadMovedError where the head is not `expected_head`."""
         if entry.index != expected_head.index + 1 or entry.prev != expected_head.hash:
             raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
         self._db.execute("BEGIN IMMEDIATE")
@@ -100,7 +84,7 @@ class SqliteJournal:
         self._head = Head(row[0], row[1])
 
     def read(self, first: int = 0) -> Iterator[Entry]:
-        """See Journal. Raises BadLineError for a line that is no entry."""
+        """The entries from index `first` on, up to the head at that time. Raises BadLineError for what is none."""
         while rows := self._rows(first):
             for index, _, line in rows:
                 yield _entry_at(index, line)
@@ -117,12 +101,6 @@ class SqliteJournal:
             return EMPTY.hash
         row = self._db.execute("SELECT hash FROM entries WHERE idx = ?", (index,)).fetchone()
         return None if row is None else str(row[0])
-
-    def truncate_after(self, index: int) -> int:
-        """Drop the entries behind `index`, and say how many: for a follower whose chain ends outside the leader's."""
-        dropped = self._db.execute("DELETE FROM entries WHERE idx > ?", (index,)).rowcount
-        self.refresh()
-        return dropped
 
     def verify(self) -> RunState:
         """Read all of it: every line, every hash, every entry in its place. Raises BadLineError; returns the state."""

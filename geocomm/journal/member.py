@@ -61,7 +61,7 @@ class SendFrame:
 
 @dataclass(frozen=True)
 class Recompute:
-    """Compute the state of the fragment again from the disk: state file and listed frames. Then tell `repaired`."""
+    """Compute the state of the fragment again from the disk: state file and listed frames."""
 
     fragment: int
 
@@ -217,10 +217,6 @@ class Member:
         if own.open is not None and own.open.version < own.version:
             own.open = None
         return [Say(Applied(fragment=fragment, version=own.version, digest=digest))]
-
-    def repaired(self, fragment: int, digest: Digest) -> list[Act]:
-        """The caller has computed the state again, at the version that it had."""
-        return [Say(Applied(fragment=fragment, version=self._own[fragment].version, digest=digest))]
 
     def reconnected(self) -> list[Act]:
         """What was said before may be lost: say again all that still matters."""

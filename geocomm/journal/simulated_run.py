@@ -17,7 +17,7 @@ import hashlib
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geocomm.journal.entries import Digest, Entry, Genesis, Hash, Left, Round, Skip, hash_of
@@ -66,6 +66,22 @@ from geocomm.journal.sequencer import (
 
 TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0)
 """Those of a real run, but for what takes minutes there."""
+
+FAULTS = {
+    "site": 4.0,
+    "leader": 3.0,
+    "line": 3.0,
+    "uplink": 2.0,
+    "pause": 3.0,
+    "ranks": 2.0,
+    "agent": 2.0,
+    "disk": 1.5,
+    "all": 0.3,
+    "leave": 0.2,
+}
+"""How often each comes, beside the others; one comes every 3 s or so. `all`: the leader and all sites are killed at
+once. `disk`: a site is killed and its disk is lost. `line`: two sites are cut from each other; `uplink`: one from the
+leader."""
 
 LEADER = "leader"
 _FRAGMENTS = 2
@@ -204,26 +220,31 @@ class _Site:
 
 
 class SimulatedRun:
-    """One history. member, sequencer: to look whether the checks find what a mistake in them does."""
+    """One history. sites: how many; None: 2 to 5. faults: see FAULTS.
+
+    terms, member, sequencer: others, to look whether the checks find what a mistake in them does.
+    """
 
     def __init__(
         self,
         seed: int,
         *,
-        lost_disks: bool = True,
+        sites: int | None = None,
+        faults: Mapping[str, float] = FAULTS,
+        terms: Terms = TERMS,
         member: type[Member] = Member,
         sequencer: type[Sequencer] = Sequencer,
     ) -> None:
         self._seed = seed
         self._random = random.Random(seed)
         self._member, self._sequencer_type = member, sequencer
-        self._lost_disks = lost_disks
+        self._terms, self._weights = terms, faults
         self._now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._queued = 0
         self._cuts: Counter[frozenset[str]] = Counter()
         self._faults: Counter[str] = Counter()
-        count = self._random.randint(2, 5)
+        count = sites or self._random.randint(2, 5)
         slow = self._random.randrange(count)
         self._sites = {
             name: _Site(name, self._random.uniform(0.4, 0.7) * (3 if i == slow else 1), self._hex())
@@ -237,6 +258,8 @@ class SimulatedRun:
         self._leader_start = 0
         self._clock_offset = 0.0
         self._links: dict[str, _Link] = {}
+        self._stores: dict[str, str] = {}
+        """By site: its disk, as its last Hello said."""
         # What the checks know.
         self._contents: dict[Hash, _Content] = {}
         self._was_on_disk: set[tuple[str, Frame]] = set()
@@ -335,16 +358,14 @@ class SimulatedRun:
         if self._now >= _QUIET_S + _FAULTS_S:
             return
         self._at(self._random.expovariate(1 / 3), self._fault)
-        kinds = {"site": 4, "leader": 3, "cut": 5, "pause": 3, "ranks": 2, "agent": 2, "all": 0.3, "leave": 0.2}
-        kinds["disk"] = 1.5 if self._lost_disks else 0
-        kind = self._random.choices([*kinds], [*kinds.values()])[0]
+        kind = self._random.choices([*self._weights], [*self._weights.values()])[0]
         site = self._random.choice([*self._sites.values()])
         match kind:
             case "leader":
                 self._kill_leader()
-            case "cut":
-                pair = frozenset(self._random.sample([*self._sites, LEADER], 2))
-                self._cut(pair, self._random.uniform(1, 25))
+            case "line" | "uplink":
+                ends = self._random.sample([*self._sites], 2) if kind == "line" else [site.name, LEADER]
+                self._cut(frozenset(ends), self._random.uniform(1, 25))
             case "all":
                 self._kill_leader()
                 for one in self._sites.values():
@@ -444,7 +465,7 @@ class SimulatedRun:
         self._clock_offset = self._random.uniform(0, 1e6)
         self._sequencer = self._sequencer_type(
             RunState.of(self._journal),
-            TERMS,
+            self._terms,
             lambda index: self._hashes[index] if 0 <= index < len(self._hashes) else EMPTY.hash,
             self._hex,
             LEADER,
@@ -556,6 +577,8 @@ class SimulatedRun:
 
         def arrives() -> None:
             if link.up and self._links.get(site.name) is link:
+                if isinstance(message, Hello):
+                    self._stores[site.name] = message.store
                 self._lead(Said(site.name, message))
 
         self._at_time(link.sent_up, arrives)
@@ -672,6 +695,8 @@ class SimulatedRun:
         if frame in site.needs and len(site.state.skipped) == skips:
             site.disk.states[frame.fragment] = state
             self._end_ranks(site, "they take a state")
+        else:
+            self._fetch(site, frame, [*self._sites, LEADER], again=True)
 
     def _write(self, site: _Site, frame: Frame) -> None:
         site.disk.frames.add(frame)
@@ -892,7 +917,7 @@ class SimulatedRun:
             content = self._contents[listed.frame]
             if content.frame != Frame(p, v, listed.site, listed.frame) or content.base != digest:
                 raise BrokenRunError(f"5: entry {entry.index} lists a delta to another state")
-            held = sum((site.store, content.frame) in self._was_on_disk for site in live)
+            held = sum((self._stores[site.name], content.frame) in self._was_on_disk for site in live)
             if held < min(2, len(live)):
                 raise BrokenRunError(f"3: entry {entry.index} lists a frame that {held} of {len(live)} live sites have")
             if content.steps & self._counted[p]:

@@ -1,0 +1,140 @@
+"""`geocomm log`: the journal of an elastic run, one line an entry."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.journal.entries import Entry
+    from geocomm.journal.journal import SqliteJournal
+
+_LOOKED_AT_EVERY_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("log")(log)
+
+
+def log(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="The run folder of a site, which has journal.sqlite.", metavar="[RUN_DIR]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each entry as the line of JSON that it is.")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="Print what is appended later too, until the run ends or Ctrl-C.")
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(help="Print no entries; check every hash and every entry in its place, and say what came of it."),
+    ] = False,
+    simulated: Annotated[
+        int | None, typer.Option(min=0, help="In place of RUN_DIR: simulate a run with faults from this seed.")
+    ] = None,
+) -> None:
+    """Show the journal of an elastic run: who joined, left or was away, and whose frames counted in which round.
+
+    Every site has a copy of the journal, and the command only reads it, also while the run goes on. Exit status: 0; 1
+    for a journal that is damaged; 2 for a wrong option or a folder without a journal.
+
+    Example:
+
+        geocomm log runs/night --follow
+        geocomm log --simulated 7
+    """
+    from geocomm.journal.entries import BadLineError, line_of
+    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+
+    if (run_dir is None) == (simulated is None):
+        fail("log", "give RUN_DIR or --simulated")
+    if simulated is not None and (verify or follow):
+        fail("log", "--simulated: it has no journal to --verify or to --follow")
+    console = Console(soft_wrap=True)
+
+    def show(entry: Entry) -> None:
+        if as_json:
+            print(line_of(entry), flush=True)
+        else:
+            console.print(f"[dim]{entry.index:>6}[/dim] {escape(told(entry))}", highlight=False)
+
+    if run_dir is None:
+        from geocomm.journal.simulated_run import SimulatedRun
+
+        for entry in SimulatedRun(simulated or 0).run().entries:
+            show(entry)
+        return
+    path = run_dir / FILE_NAME
+    if not path.is_file():
+        fail("log", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
+    try:
+        journal = SqliteJournal(path, read_only=True)
+        if verify:
+            state = journal.verify()
+            console.print(
+                f"{state.head.index + 1} entries, each in its place; the last is {state.head.hash[:16]}",
+                highlight=False,
+            )
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            for entry in _followed(journal) if follow else journal.read():
+                show(entry)
+    except NoJournalError as error:
+        fail("log", str(error))
+    except BadLineError as error:
+        fail("log", f"{path} is damaged: {error}", 1)
+
+
+def told(entry: Entry) -> str:
+    """An entry in plain words."""
+    from geocomm.journal import entries as kinds
+
+    match entry:
+        case kinds.Genesis():
+            return (
+                f"run {entry.run[:12]} begins: {entry.fragments} fragments, a round of each every {entry.every} steps"
+            )
+        case kinds.Join():
+            return f"{entry.site} joins, with run folder {entry.store[:12]}"
+        case kinds.Ready():
+            return f"{entry.site} takes part"
+        case kinds.Away():
+            return f"{entry.site} is away: {entry.why}"
+        case kinds.Left():
+            return f"{entry.site} has left"
+        case kinds.Removed():
+            return f"{entry.site} was removed: {entry.why}"
+        case kinds.Round():
+            who = ", ".join(f"{one.site} (weight {one.weight})" for one in entry.members)
+            change = f"; from now on every {entry.every} steps" if entry.every else ""
+            return f"fragment {entry.fragment}, round {entry.version}: {who}{change}"
+        case kinds.Skip():
+            return f"fragment {entry.fragment}, round {entry.version} is void: {entry.why}"
+        case kinds.Snapshot():
+            return "sites keep their next states as a snapshot"
+        case kinds.TermBegun():
+            return f"{entry.site} leads from now on, at {entry.address}: term {entry.term}"
+        case kinds.End():
+            return "the run is over: all sites have left"
+
+
+def _followed(journal: SqliteJournal) -> Iterator[Entry]:
+    from geocomm.journal.entries import End
+
+    first = 0
+    while True:
+        for entry in journal.read(first):
+            first = entry.index + 1
+            yield entry
+            if isinstance(entry, End):
+                return
+        time.sleep(_LOOKED_AT_EVERY_S)

@@ -1,0 +1,119 @@
+"""Random histories of whole runs: nothing breaks, and none stands still. And mistakes are found by that."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from geocomm.journal.entries import Round
+from geocomm.journal.member import Member
+from geocomm.journal.messages import Hello, Offer
+from geocomm.journal.sequencer import Sequencer
+from geocomm.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
+
+BUDGET_S = 8.0
+
+
+@settings(max_examples=400, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+@given(seed=st.integers(0, 2**64), kinds=st.sets(st.sampled_from(sorted(FAULTS)), min_size=1))
+def check_a_history(seed: int, kinds: set[str]) -> None:
+    if time.monotonic() > check_a_history.until:  # type: ignore[attr-defined]
+        return
+    history = SimulatedRun(seed, faults={kind: FAULTS[kind] for kind in kinds}).run()
+    assert not history.broken
+    assert not history.stood_still
+    check_a_history.count += 1  # type: ignore[attr-defined]
+
+
+def test_histories_with_faults_keep_every_rule_and_go_on() -> None:
+    check_a_history.until = time.monotonic() + BUDGET_S  # type: ignore[attr-defined]
+    check_a_history.count = 0  # type: ignore[attr-defined]
+    check_a_history()
+    assert check_a_history.count > 0  # type: ignore[attr-defined]
+
+
+def test_equal_seeds_give_equal_histories() -> None:
+    one, other = SimulatedRun(11).run(), SimulatedRun(11).run()
+    assert one.entries == other.entries
+    assert one.faults == other.faults
+    assert sum(isinstance(entry, Round) for entry in one.entries) > 10
+
+
+class BelievesWhatWasOpen(Member):
+    """A member that goes on believing in rounds that the leader does not name any more."""
+
+    def _forget_opens(self, still_open: object) -> None:
+        pass
+
+
+class NeverFetches(Sequencer):
+    """A leader that waits for the mail. Its terms have no new attempts."""
+
+    def _fetch_missing(self, *_: object) -> None:
+        pass
+
+
+class BelievesLostDisks(Sequencer):
+    """A leader that does not look at the store of a site that comes back."""
+
+    def _hello(self, name: str, site: Any, hello: Hello) -> None:
+        known = self.state.sites.get(name)
+        super()._hello(name, site, hello if known is None else hello.model_copy(update={"store": known.store}))
+
+
+class NeverSkips(Sequencer):
+    """A leader that waits for frames that nobody has."""
+
+    def _skip_lost(self) -> None:
+        pass
+
+
+class KnowsItsLastFrameOnly(Member):
+    """A member that forgets what it offered before, in the same round."""
+
+    def _counted(self, own: Any, entry: Round) -> Offer | None:
+        found = super()._counted(own, entry)
+        return found if found in own.own[-1:] else None
+
+
+MISTAKES = [
+    ({"member": BelievesWhatWasOpen, "faults": {"leader": 1.0}}, "stands still"),
+    (
+        {"sequencer": NeverFetches, "faults": {"line": 1.0}, "sites": 2, "terms": replace(TERMS, attempt_s=math.inf)},
+        "stands still",
+    ),
+    (
+        # A site that may be away for long without anybody noticing: what the mistake needs happens more often.
+        {
+            "sequencer": BelievesLostDisks,
+            "faults": {"disk": 1.0, "line": 1.0},
+            "sites": 2,
+            "terms": replace(TERMS, disconnected_s=12.0),
+        },
+        "3",
+    ),
+    ({"sequencer": NeverSkips, "faults": {"disk": 1.0}, "sites": 2}, "stands still"),
+    ({"member": KnowsItsLastFrameOnly, "faults": {"line": 1.0, "leader": 1.0}}, "12"),
+]
+
+
+def verdict(history: History) -> str:
+    return "stands still" if history.stood_still else history.broken.partition(":")[0]
+
+
+@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames"])
+def test_mistake_of_a_member_or_leader_is_found(mistake: Mapping[str, Any], found: str) -> None:
+    right = {name: value for name, value in mistake.items() if name not in ("member", "sequencer")}
+    if "terms" in right and right["terms"].attempt_s == math.inf:
+        del right["terms"]  # is a part of that mistake
+    seed = next(seed for seed in itertools.count() if verdict(SimulatedRun(seed, **mistake).run()) == found)
+    assert seed < 200
+    assert verdict(SimulatedRun(seed, **right).run()) == ""
