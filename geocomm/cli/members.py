@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -50,17 +51,19 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
     if as_json:
         typer.echo(json.dumps({"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}))
         return
-    table = Table(title=f"run {state.genesis.run[:8] if state.genesis else '-'}, entry {state.head.index}")
+    run = "-" if state.genesis is None else state.genesis.run[:8]
+    ended = ", ended" if state.ended else ""
+    table = Table(title=f"run {run}, entry {state.head.index}{ended}", box=SIMPLE, pad_edge=False, padding=(0, 1))
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("site", "state", "why") else "right")
+        table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
     Console().print(table)
-    if problem:
+    if problem and not state.ended:
         Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
 
 
-_COLUMNS = ("site", "state", "since", "rounds", "weight", "last frame", "step", "heard", "step_s", "free GiB", "why")
+_COLUMNS = ("site", "state", "since", "rounds", "weight", "last", "step", "heard", "step s", "GiB", "why")
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
@@ -72,11 +75,11 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "since": record.since,
         "rounds": record.rounds,
         "weight": record.weight,
-        "last frame": max((one.index for one in listed), default=None),
+        "last": max((one.index for one in listed), default=None),
         "step": None if beat is None else beat.step,
-        "heard": None if seen is None else f"{seen.heard_s:.0f} s ago",
-        "step_s": None if beat is None else round(beat.step_s, 3),
-        "free GiB": None if beat is None else round(beat.free_bytes / 2**30, 1),
+        "heard": None if seen is None else f"{seen.heard_s:.0f} s",
+        "step s": None if beat is None else round(beat.step_s, 3),
+        "GiB": None if beat is None else round(beat.free_bytes / 2**30, 1),
         "why": record.why,
     }
 

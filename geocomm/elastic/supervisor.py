@@ -32,6 +32,8 @@ AGENT_AGAIN_S = 0.5
 LONGEST_PAUSE_S = 60.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
+LAST_OFFERS_S = 5.0
+"""What a site has offered when it is asked to leave may count for so long; then its ranks end."""
 _LEAVE_LIMIT_S = 40.0
 
 
@@ -74,6 +76,7 @@ class Supervisor:
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
+        self._parting: asyncio.Task[None] | None = None
         self._agent_told = False
         """To leave."""
 
@@ -114,19 +117,22 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     def _leave(self) -> None:
-        """A signal has come. The second one ends an agent that leads on."""
-        again = self._leaving.is_set()
-        self._leaving.set()
-        if again:
-            _signal(self._agent, signal.SIGTERM)
+        """The agent says that the site leaves, and what the ranks have offered may still count; a second time, at
+        once."""
+        _signal(self._agent, signal.SIGTERM)
+        if self._leaving.is_set():
+            _signal(self._ranks, signal.SIGTERM)
         else:
-            self._tell_agent_to_leave()
-        _signal(self._ranks, signal.SIGTERM)
+            self._leaving.set()
+            self._parting = asyncio.create_task(self._part())
 
-    def _tell_agent_to_leave(self) -> None:
-        if not self._agent_told:
-            self._agent_told = True
-            _signal(self._agent, signal.SIGTERM)
+    async def _part(self) -> None:
+        agent = self._agent
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_OFFERS_S):
+                if agent is not None:
+                    await agent.wait()
+        _signal(self._ranks, signal.SIGTERM)
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""

@@ -121,6 +121,11 @@ class LocalSteps:
         """The parts of the model that rounds average, one after the other."""
         return self._own.fragments
 
+    @property
+    def run_step(self) -> int:
+        """Optimizer steps of the run: a site that joins an elastic run begins with those of the site that has most."""
+        return self._own.step
+
     def begin(self) -> None:
         """Compare everything with the other sites, and begin: `local_steps` calls it.
 

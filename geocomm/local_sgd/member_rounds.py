@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from geocomm._C import Mail
 
 BEAT_S = 3.0
+_KEPT_S = 120.0
+"""Frames are kept for at least so long."""
 _MAIL_PATIENCE_S = 2.0
 """A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
 
@@ -150,6 +152,7 @@ class MemberRounds:
         # The thread's own.
         self._member: Member | None = None
         self._opens: dict[int, Open] = {}
+        self._states: dict[int, list[tuple[float, int]]] = {}
         self._owners_of: dict[str, set[bytes]] = {}
         self._contents: dict[Frame, torch.Tensor] = {}
         self._expected: set[tuple[int, int, int, str]] = set()
@@ -570,9 +573,21 @@ class MemberRounds:
     def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
         try:
             self._store.write_state(fragment, version, [_bytes_of(part) for part in parts])
-            self._store.remove_before(fragment, version)
+            self._let_go(fragment, version)
         except OSError as error:
             self._complain(error)
+
+    def _let_go(self, fragment: int, version: int) -> None:
+        """Remove what nobody asks for any more: a site that comes back needs a state, and the frames since then, for
+        as long as it takes to get them."""
+        now, written = time.monotonic(), self._states.setdefault(fragment, [])
+        written.append((now, version))
+        old = [index for index, (at, _) in enumerate(written) if now - at >= _KEPT_S]
+        if old:
+            self._store.remove_before(fragment, written[old[-1]][1])
+            del written[: old[-1]]
+        for _, between in written[1:-1]:
+            self._store.state_path(fragment, between).unlink(missing_ok=True)
 
     def _require_socket(self) -> RankSocket:
         if self._socket is None:

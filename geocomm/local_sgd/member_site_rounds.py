@@ -97,11 +97,6 @@ class MemberSiteRounds(SiteState):
         self._replay()
         self.show_anchor()
 
-    @property
-    def run_step(self) -> int:
-        """Optimizer steps of the run: a site that joins begins with those of the site that has most."""
-        return self.step
-
     def _load(self) -> None:
         if self._rounds is None:
             return
