@@ -167,13 +167,12 @@ class Agent:
         return [name for name, one in self.state.sites.items() if one.standing in here and name != self.site]
 
     def leave(self) -> None:
-        """The site ends its part in good order. Its ranks may still end theirs: what they offer until then counts."""
+        """The site ends its part in good order: what it has offered is its last."""
         self._leaving = True
         self._say_leave()
 
     def _say_leave(self) -> None:
-        """Say that what the site has offered is its last: once its ranks have said so, or are gone."""
-        if self._leaving and (not self._complete or all(rank.left for rank in self._ranks.values())):
+        if self._leaving:
             self._say(Leave())
 
     # ---- the leader
@@ -359,7 +358,6 @@ class Agent:
         complete = self._complete
         del self._ranks[place]
         if complete:
-            self._say_leave()
             self._say(RanksGone(why="its ranks have ended"))
 
     @property

@@ -1,8 +1,8 @@
 """What `geocomm run --elastic` is on a node: it starts the site's agent and its torchrun, and starts them again.
 
 The two fail apart. An agent that dies is back within a second, and the ranks train on meanwhile. Ranks that die end
-their torchrun: the site is away at once, and its ranks start again after 1, 2, 4 ... 60 s, from the run folder. SIGTERM
-goes to both: the ranks end, and then the agent says that the site leaves.
+their torchrun: the site is away at once, and its ranks start again after 1, 2, 4 ... 60 s, from the run folder. After
+SIGTERM the agent says that the site leaves, and then the ranks end.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Supervisor:
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
                 if not ranks.done() and agent.result() == 0:  # the site has left; its ranks are at their last lines
-                    await asyncio.wait([ranks], timeout=_LEAVE_LIMIT_S)
+                    await asyncio.wait([ranks], timeout=_LEAVE_LIMIT_S if self._leaving.is_set() else None)
                 if not ranks.done():  # the agent has said why this site cannot take part
                     self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
@@ -119,12 +119,19 @@ class Supervisor:
     def _leave(self) -> None:
         """The agent says that the site leaves, and what the ranks have offered may still count; a second time, at
         once."""
-        _signal(self._agent, signal.SIGTERM)
         if self._leaving.is_set():
+            _signal(self._agent, signal.SIGTERM)
             _signal(self._ranks, signal.SIGTERM)
         else:
             self._leaving.set()
+            self._tell_agent_to_leave()
             self._parting = asyncio.create_task(self._part())
+
+    def _tell_agent_to_leave(self) -> None:
+        """Once: a second SIGTERM would end an agent that leads on."""
+        if not self._agent_told:
+            self._agent_told = True
+            _signal(self._agent, signal.SIGTERM)
 
     async def _part(self) -> None:
         agent = self._agent
