@@ -59,7 +59,7 @@ class SqliteJournal:
 
     @property
     def head(self) -> Head:
-        """The end of the chain, as this process knows it: `read` and `refresh` look at the file."""
+        """The end of the chain, as this process knows it: `read` looks at the file."""
         return self._head
 
     def append(self, entry: Entry, expected_head: Head) -> None:
@@ -70,6 +70,7 @@ class SqliteJournal:
         try:
             found = self._read_head()
             if found != expected_head:
+                self._head = found
                 raise HeadMovedError(
                     f"{self._path}: the head is entry {found.index} ({found.hash[:12]}), and was expected to be entry "
                     f"{expected_head.index} ({expected_head.hash[:12]}): another process writes here"
@@ -89,11 +90,6 @@ class SqliteJournal:
             for index, _, line in rows:
                 yield _entry_at(index, line)
             first = rows[-1][0] + 1
-
-    def refresh(self) -> Head:
-        """The head, after what another process may have appended."""
-        self._head = self._read_head()
-        return self._head
 
     def hash_at(self, index: int) -> str | None:
         """The hash of an entry; FIRST_PREV for -1, and None where there is no such entry."""
