@@ -44,6 +44,10 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
     """List the sites: what they are, where they stand, and what counted of them.
 
     Exit status: 0; 2 where the folder has no run.
+
+    Example:
+
+        geocomm members ls --run-dir run
     """
     state = _state(run_dir)
     seen, problem = _asked(run_dir)
@@ -92,9 +96,14 @@ def remove(
     """Remove a site from the run for good: what counted of it stays.
 
     Exit status: 0; 2 where the leader does not answer, or refuses.
+
+    Example:
+
+        geocomm members remove virginia --run-dir run --why "sold"
     """
     from geocomm.elastic.leader_questions import RemovalAsked
 
+    _state(run_dir)
     answer = _ask(run_dir, RemovalAsked(site=site, why=why))
     if isinstance(answer, str):
         fail("members", f"the leader does not answer: {answer}")
@@ -118,15 +127,26 @@ def lead(
     """Lead a run from a machine that trains nothing itself.
 
     Exit status: 0, ended by SIGTERM; 2: it cannot.
+
+    Example:
+
+        geocomm members lead --hub 192.0.2.10:29400 --run-dir run --wait-for frankfurt,virginia
     """
     import os
 
+    from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.elastic.agent_process import AgentConfig
+    from geocomm.security.keys import Keys, KeysError
 
     folder = keys or keys_folder()
     if folder is None:
         fail("members", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this machine's")
+    try:
+        HubAddress.parse(hub)
+        Keys.load(folder)
+    except (HubAddressError, KeysError) as error:
+        fail("members", str(error))
     config = AgentConfig(
         leader=hub,
         keys=folder,

@@ -419,7 +419,8 @@ class Agent:
 
     def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]]) -> None:
         genesis = self.state.genesis
-        assert genesis is not None  # _welcome_ranks has looked
+        if genesis is None:  # never: _welcome_ranks has looked
+            return
         own = sorted(rank.versions)
         rank.goals = {fragment: self.state.versions[fragment] for fragment in own}
         rank.versions = {fragment: bases[fragment][0] for fragment in own}

@@ -98,8 +98,9 @@ class Supervisor:
                     await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
                 return ranks.result()
             finally:
-                for task in (ranks, agent):
-                    task.cancel()
+                for task in (ranks, agent, self._parting):
+                    if task is not None:
+                        task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
                 for process in (self._ranks, self._agent):
                     await self._end(process, 5.0)

@@ -313,7 +313,8 @@ class SimulatedRun:
 
     def _is_level(self) -> bool:
         """Whether every site that has not left takes part, and is at the head or a round behind."""
-        assert self._sequencer is not None
+        if self._sequencer is None:
+            raise BrokenRunError("the leader is not there")
         for site in self._sites.values():
             standing = self._sequencer.state.sites.get(site.name)
             if site.gone or (standing is not None and standing.standing is Standing.LEFT):
@@ -893,7 +894,8 @@ class SimulatedRun:
 
     def _appended(self, entry: Entry) -> None:
         """The leader's disk has it."""
-        assert self._sequencer is not None
+        if self._sequencer is None:
+            raise BrokenRunError("the leader is not there")
         self._journal.append(entry)
         self._hashes.append(hash_of(entry))
         if isinstance(entry, Genesis) and len(self._journal) > 1:
@@ -904,7 +906,8 @@ class SimulatedRun:
             self._void(entry)
 
     def _check_round(self, entry: Round) -> None:
-        assert self._sequencer is not None
+        if self._sequencer is None:
+            raise BrokenRunError("the leader is not there")
         p, v = entry.fragment, entry.version
         if v != len(self._rounds[p]):
             raise BrokenRunError(f"2: fragment {p} has a second round {v}")
