@@ -1,4 +1,4 @@
-"""Random histories of simulated elastic runs: `python benchmarks/journal_histories.py`, 15 minutes on 2 cores.
+"""Random histories of simulated elastic runs: `python benchmarks/journal_histories.py`, 10 minutes on 2 cores.
 
 Each history has 2 to 5 sites, one of them three times slower, 60 virtual seconds with a fault every 3 s, then peace.
 `geocomm/journal/simulated_run.py` has the rules that every one must keep. `--first` takes other seeds. Exit status 1: a
@@ -111,10 +111,11 @@ def main() -> int:
         RESULT.write_text(
             "# Random histories of simulated elastic runs\n\n"
             f"`{' '.join(['python', 'benchmarks/journal_histories.py', *sys.argv[1:]])}`, Python "
-            f"{platform.python_version()}, {options.workers} processes, {seconds:.0f} s. A history: 2 to 5 sites, one "
-            "of them three times slower,\nmessages of 0.02 to 0.4 s without order between different pairs, 60 virtual "
-            "seconds with a fault every 3 s, then\npeace. Rules and faults: `geocomm/journal/simulated_run.py`. What "
-            f"takes minutes in a real run is short there: a new\nattempt after 12 s, a skip after 20 s.\n\n{text}\n"
+            f"{platform.python_version()}, {options.workers} processes,\n{seconds:.0f} s. A history has 2 to 5 sites, "
+            "one of them three times slower, and messages of 0.02 to 0.4 s without\norder between different pairs. For "
+            "60 virtual seconds a fault comes every 3 s, then there is peace. Rules and\nfaults: "
+            "`geocomm/journal/simulated_run.py`. What takes minutes in a real run is short there: a new attempt\n"
+            f"after 12 s, a skip after 20 s.\n\n{text}\n"
         )
     return int(any(counts.broken or counts.stood_still for counts in rows.values()))
 
