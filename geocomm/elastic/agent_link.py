@@ -152,8 +152,11 @@ class LeaderLink:
         while True:
             try:
                 async with self._connection() as lines:
-                    pause, waiting, reported = _FIRST_PAUSE_S, Waiting(self._log), ""
-                    await lines.carry(self._take)
+                    pause, reported = _FIRST_PAUSE_S, ""
+                    try:
+                        await lines.carry(self._take)
+                    finally:
+                        waiting = Waiting(self._log)  # from now on, not from when the connection was made
                 reason = "it closed the connection"
             except (Refused, ProtocolError, KeysError) as error:
                 reason = str(error)

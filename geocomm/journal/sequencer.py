@@ -371,7 +371,11 @@ class Sequencer:
             case Lost():
                 self._lost_said(site, message)
             case Leave():
-                site.leaving = self._now
+                known = self.state.sites.get(name)
+                if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
+                    self._left(name)  # nothing of it can count any more
+                else:
+                    site.leaving = self._now
             case _:
                 self._drop(name, f"{message.kind} is not for the leader")
 
@@ -426,6 +430,8 @@ class Sequencer:
                 f"protocol: {name} speaks {hello.protocol} (geocomm {hello.geocomm}), the leader {PROTOCOL_VERSION}; "
                 "install the same version of geocomm at all sites"
             )
+        if state.ended and (known is None or known.store != hello.store):
+            return "the run has ended: start with an empty run folder at every site"
         if known is not None and known.standing is Standing.REMOVED:
             return f"{name} was removed from the run: {known.why}"
         if twins:
@@ -476,6 +482,8 @@ class Sequencer:
         self._sites[name].applied.clear()
 
     def _ranks_up(self, name: str, site: _Site, message: RanksUp) -> None:
+        if self.state.ended:  # it hears of that with the entries that follow its welcome
+            return
         genesis = self.state.genesis
         if len(message.digests) != message.model.fragments:
             self._drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")

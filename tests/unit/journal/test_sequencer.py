@@ -466,3 +466,25 @@ def test_message_of_a_fragment_that_is_not_there_ends_the_connection_alone() -> 
     assert isinstance(led.entries[0], Genesis)
     led.due()
     assert led.messages(Open, "a")
+
+
+def test_site_that_leaves_while_it_is_away_has_left_and_the_run_can_end() -> None:
+    led = Led().take_part("ab")
+    led.say("b", RanksGone(why="its ranks have ended"))
+    assert isinstance(led.entries[-1], Away)
+    led.say("b", Leave())
+    assert isinstance(led.entries[-1], Left)
+    led.say("a", Leave())
+    led.wait(1, "a")
+    assert isinstance(led.entries[-1], End)
+
+
+def test_ranks_that_come_after_the_end_are_refused_and_the_leader_lives() -> None:
+    led = Led().take_part("a")
+    led.say("a", Leave())
+    led.wait(1, "a")
+    assert isinstance(led.entries[-1], End)
+    led.hello("b")
+    led.ranks_up("b")
+    assert "has ended" in led.messages(Refused, "b")[0].why
+    assert isinstance(led.entries[-1], End)
