@@ -908,6 +908,8 @@ class Sequencer:
     # ---- saying
 
     def _append(self, kind: Callable[..., Entry], **fields: Any) -> None:
+        if self.state.ended:
+            return
         head = self.state.head
         entry = kind(index=head.index + 1, prev=head.hash, term=self.state.term, **fields)
         self.state.apply(entry)

@@ -488,3 +488,11 @@ def test_ranks_that_come_after_the_end_are_refused_and_the_leader_lives() -> Non
     led.ranks_up("b")
     assert "has ended" in led.messages(Refused, "b")[0].why
     assert isinstance(led.entries[-1], End)
+
+
+def test_site_is_removed_after_the_end_without_another_entry() -> None:
+    led = Led().take_part("a")
+    led.say("a", Leave())
+    led.wait(1, "a")
+    led.on(Remove("a", "told so"))
+    assert isinstance(led.entries[-1], End)
