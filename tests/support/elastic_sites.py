@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -97,6 +98,10 @@ class ElasticSite:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in self.logs)
 
     def end(self) -> None:
+        if self.rank is not None:
+            self.rank.terminate()  # torchrun ends its workers; killed, it would leave them behind
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.rank.wait(10)
         for process in (self.agent, self.rank):
             if process is not None:
                 process.send_signal(signal.SIGKILL)
