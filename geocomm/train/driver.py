@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geocomm.checkpoint.checkpoint_folder import complete_checkpoints, free_bytes
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.environment import agent_socket
 from geocomm.core.place import Place, find_place
 from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
@@ -46,6 +47,12 @@ def run(config_path: Path | None, assignments: Sequence[str]) -> int:
         place = find_place(os.environ)
     except BadInput as error:
         return _refuse(str(error), local_rank=0)
+    if agent_socket() is not None:
+        return _refuse(
+            "it cannot be a site of an elastic run; start a script of your own that calls geocomm.local_steps(), or "
+            "leave --elastic out",
+            place.local_rank,
+        )
     try:
         return _run_rank(place, config_path, assignments)
     except BadInput as error:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.place import Place, find_place
 from geocomm.membership.rank_record import Presence
+from geocomm.train import driver
 from geocomm.train.preflight import RunPlan, decide, record_for, shared_fields
 from geocomm.train.train_config import RunConfig
 
@@ -230,3 +231,13 @@ def test_place_comes_from_each_launcher() -> None:
 def test_incomplete_launch_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(BadInput):
         find_place(environ)
+
+
+def test_driver_does_not_train_as_a_site_of_an_elastic_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GEOCOMM_AGENT", "/run/agent.sock")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert driver.run(None, []) == EXIT_BAD_INPUT
+    assert "geocomm.local_steps()" in capsys.readouterr().err
