@@ -368,7 +368,7 @@ class Agent:
 
     def _tell_ranks(self, down: Down) -> None:
         for rank in self._ranks.values():
-            if rank.welcomed:
+            if rank.welcomed or isinstance(down, Stop):
                 rank.connection.say(down)
 
     def _ranks_changed(self) -> None:

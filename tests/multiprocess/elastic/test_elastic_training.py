@@ -126,7 +126,7 @@ def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) 
         sites["a"].start()
         sites.until(lambda: bool(sites["a"].entries()), "the run begins", 60)
         sites["b"].start()
-        sites.until(lambda: has_ended(sites["b"]), "b ends", 60)
+        sites.until(lambda: has_ended(sites["b"]), "b ends", 120)
         text = sites["b"].text()
         assert "InvalidArgumentError" in text
         assert "every" in text
