@@ -24,6 +24,7 @@ from pathlib import Path
 
 import xxhash
 
+from geocomm.core.file_systems import network_file_system
 from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
@@ -33,7 +34,6 @@ _STORE_ID = "store-id"
 _STATE = re.compile(r"(\d+)@(\d+)\.state")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
 _PART = re.compile(r"\.(\d+)-\d+\.part")
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "afs", "fuse.sshfs"}
 _READ_BYTES = 1 << 20
 
 
@@ -51,7 +51,7 @@ class FragmentStore:
         self._folder = self.run_dir / _FRAGMENTS
         self._numbers = itertools.count()
         self._folder.mkdir(parents=True, exist_ok=True)
-        if (kind := _file_system_of(self.run_dir)) in _NETWORK_FILE_SYSTEMS:
+        if kind := network_file_system(self.run_dir):
             raise StoreError(
                 f"{self.run_dir} is on a file system of the network ({kind}), where neither the journal's locks nor "
                 "fsync are reliable: choose a folder on a disk of this machine"
@@ -233,15 +233,3 @@ def _fsync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _file_system_of(folder: Path) -> str:
-    """The kind of file system that `folder` is on, as /proc/self/mountinfo says; empty: not known."""
-    device = os.stat(folder).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with contextlib.suppress(OSError, IndexError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
-        for line in mounts:
-            fields, _, rest = line.partition(" - ")
-            if fields.split()[2] == number:
-                return rest.split()[0]
-    return ""

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from geocomm.core.file_systems import network_file_system
 from geocomm.journal.entries import BadLineError, Entry, entry_of, hash_of, line_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
 
@@ -16,7 +17,6 @@ _APPLICATION_ID = 0x47434A4C  # "GCJL"
 _FORMAT = 1
 _READ_AT_ONCE = 500
 _CHECKED_AT_OPEN = 200
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "afs", "9p"}
 
 
 class HeadMovedError(RuntimeError):
@@ -37,8 +37,7 @@ class SqliteJournal:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        kind = _file_system_of(path.absolute().parent)
-        if kind in _NETWORK_FILE_SYSTEMS:
+        if kind := network_file_system(path.absolute().parent):
             raise NoJournalError(f"{path} is on {kind}, which does not keep SQLite's promises: choose a local disk")
         mode = "ro" if read_only else "rwc"
         try:
@@ -170,14 +169,3 @@ def _entry_at(index: int, line: str) -> Entry:
     if entry.index != index:
         raise BadLineError(f"entry {entry.index} lies in the place of entry {index}")
     return entry
-
-
-def _file_system_of(folder: Path) -> str:
-    """Its kind as Linux names it; empty where that cannot be told."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-        real = folder.resolve()
-    except OSError:
-        return ""
-    kinds = {Path(fields[1].replace("\\040", " ")): fields[2] for fields in map(str.split, mounts) if len(fields) > 2}
-    return next((kinds[place] for place in (real, *real.parents) if place in kinds), "")
