@@ -50,6 +50,7 @@ from geocomm.journal.messages import (
     Refused,
     Repair,
     Stop,
+    TakeState,
     Up,
     Welcome,
     down_of,
@@ -116,10 +117,12 @@ class Agent:
         self._port, self._leader, self._log = port, leader, log
         self._link = LeaderLink(leader_at, keys, self._hello, self._take, self._link_lost, log)
         self._fetcher = Fetcher(store, keys, log)
-        self._files = FileServer(store, self._get_for_others if leader else None)
-        self._states = StatesOfOthers(store, journal, self._fetcher, log)
+        self._files = FileServer(store, lambda: self.state.head.index, self._get_for_others if leader else None)
+        self._states = StatesOfOthers(store, journal.path, self._fetcher, log)
         self._ranks: dict[int, _Rank] = {}
         self._welcome: Welcome | None = None
+        self._is_current = False
+        """The leader has welcomed this agent, and its journal has what the leader's had then."""
         self._opens: dict[int, Open] = {}
         self._attempts = self._read_attempts()
         self._beat: Beat | None = None
@@ -230,18 +233,34 @@ class Agent:
         self._opens = {
             fragment: one for fragment, one in self._opens.items() if (fragment, one.version, one.attempt) in still
         }
-        self._tell_ranks(welcome)
         self._say_beat()
         self._ranks_changed()
         self._start(self._watch_for_ranks())
         self._say_leave()
+        self._become_current()
+
+    def _become_current(self) -> None:
+        """The journal is here as far as the leader had it: now ranks may say what they have, and are heard."""
+        if self._is_current or self._welcome is None or self.state.head.index < self._welcome.head:
+            return
+        self._is_current = True
+        for rank in self._ranks.values():
+            if rank.welcomed:
+                rank.goals = {fragment: self.state.versions[fragment] for fragment in rank.versions}
+        self._tell_ranks(self._welcome)
+        self._say_ready()
 
     def _link_lost(self) -> None:
-        self._welcome = None
+        self._welcome, self._is_current = None, False
 
     def _say(self, up: Up) -> None:
         if self._welcome is not None:
             self._link.say(line_of(up))
+
+    def _say_of_round(self, up: Due | Offer | Pass | Hold | Applied | Lost) -> None:
+        """What a site says of rounds is to be taken as said by one that knows the journal."""
+        if self._is_current:
+            self._say(up)
 
     def _append(self, entry: Entry) -> None:
         head = self._journal.head
@@ -255,18 +274,24 @@ class Agent:
                 return
         else:
             self._follow()
-            self.state.apply(entry)
+            self._take_entry(entry)
             self._journal.append(entry, head)
             self._applied_entry(entry)
         self._follow()
+        self._become_current()
         self._welcome_ranks()
 
     def _follow(self) -> None:
         """Take what is in the journal and not yet in the state: what the leader of this process wrote."""
         if self.state.head != self._journal.head:
             for entry in self._journal.read(self.state.head.index + 1):
-                self.state.apply(entry)
+                self._take_entry(entry)
                 self._applied_entry(entry)
+
+    def _take_entry(self, entry: Entry) -> None:
+        self.state.apply(entry)
+        if isinstance(entry, Skip):
+            self._store.remove_states_after(entry.fragment, entry.version)
 
     def _applied_entry(self, entry: Entry) -> None:
         """An entry is in the journal and in the state: now the ranks may see it."""
@@ -332,7 +357,7 @@ class Agent:
                 if up.fragment not in rank.versions:
                     raise BadLineError(f"a rank applied fragment {up.fragment}, which is not its own")
                 rank.versions[up.fragment] = up.version
-                self._say(up)
+                self._say_of_round(up)
                 self._say_ready()
             case Need():
                 wanted = Wanted(up.fragment, up.version, up.site, up.frame, up.bytes)
@@ -345,7 +370,7 @@ class Agent:
                 if self._complete and all(one.left for one in self._ranks.values()):
                     self.leave()
             case Due() | Offer() | Pass() | Hold():
-                self._say(up)
+                self._say_of_round(up)
             case _:
                 raise BadLineError(f"a rank said {up.kind}")
 
@@ -383,15 +408,14 @@ class Agent:
         self._say_ready()
 
     def _say_ready(self) -> None:
-        if self._complete and all(rank.caught_up for rank in self._ranks.values()):
+        if self._is_current and self._complete and all(rank.caught_up for rank in self._ranks.values()):
             self._say(ReadySaid())
 
     def _welcome_ranks(self) -> None:
         """Welcome the ranks that wait for it, once the journal is here as far as the leader had it."""
         waiting = any(not rank.welcomed for rank in self._ranks.values())
-        caught_up = self._welcome is not None and self._journal.head.index >= self._welcome.head
         known = self.state.genesis is not None and self.site in self.state.sites
-        if waiting and caught_up and known and self._complete and self._welcoming is None:
+        if waiting and self._is_current and known and self._complete and self._welcoming is None:
             self._welcoming = self._start(self._prepare_and_welcome())
             self._welcoming.add_done_callback(self._welcoming_ended)
 
@@ -404,7 +428,7 @@ class Agent:
         """Bring here what the ranks load first, then tell them; ranks that came meanwhile get their own turn."""
         ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
         bases: dict[int, tuple[int, bool]] = {}
-        rounds = self._states.rounds()
+        rounds = await self._states.rounds()
         joining = self.state.sites[self.site].standing is Standing.JOINING
         for rank in ranks:
             for fragment, version in rank.versions.items():
@@ -429,7 +453,6 @@ class Agent:
             RankWelcome(
                 site=self.site,
                 run=genesis.run,
-                token=genesis.token,
                 versions=rank.goals,
                 states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
                 every=self.state.every,
@@ -490,10 +513,22 @@ class Agent:
             if outcome is Outcome.HERE:
                 self._arrived(wanted)
                 return
-            if outcome is Outcome.ABSENT:
-                self._say(Lost(fragment=wanted.fragment, version=wanted.version, site=wanted.site, frame=wanted.frame))
+            if outcome is Outcome.ABSENT and not await self._take_state(wanted, sources):
+                self._say_of_round(
+                    Lost(fragment=wanted.fragment, version=wanted.version, site=wanted.site, frame=wanted.frame)
+                )
             waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
             await asyncio.sleep(NEED_PAUSE_S)
+
+    async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
+        """Others let go of frames once they have written a state. Whether there is one, which the ranks take then."""
+        version = await self._states.newest(self.state, wanted.fragment, wanted.version, sources)
+        if version is None:
+            return False
+        for rank in self._ranks.values():
+            if rank.welcomed and wanted.fragment in rank.versions:
+                rank.connection.say(TakeState(fragment=wanted.fragment, version=version))
+        return True
 
     def _is_needed(self, wanted: Wanted) -> bool:
         void = (wanted.fragment, wanted.version) in self.state.skipped
@@ -509,7 +544,7 @@ class Agent:
             "site": wanted.site,
             "frame": wanted.frame,
         }
-        self._say(Hold.model_validate(names))
+        self._say_of_round(Hold.model_validate(names))
         for rank in self._ranks.values():
             if rank.welcomed and wanted.fragment in rank.versions:
                 rank.connection.say(Fetched.model_validate(names))

@@ -74,6 +74,8 @@ class StatesAsked(Record):
 
     kind: Literal["states"] = "states"
     fragment: Whole
+    head: int
+    """Who does not know this entry of the journal may have states that it made void, and names none."""
 
 
 Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
@@ -127,10 +129,12 @@ GetFrame = Callable[[Wanted], Awaitable[bool]]
 
 
 class FileServer:
-    """Gives out the files of a store. `get_frame`: for what others ask of this agent as a proxy; None: it is none."""
+    """Gives out the files of a store, whose journal has a `head` (an index). `get_frame`: for what others ask of this
+    agent as a proxy; None: it is none."""
 
-    def __init__(self, store: FragmentStore, get_frame: GetFrame | None = None) -> None:
+    def __init__(self, store: FragmentStore, head: Callable[[], int], get_frame: GetFrame | None = None) -> None:
         self._store = store
+        self._head = head
         self._get_frame = get_frame
         self._digests: dict[tuple[int, int, int], str] = {}
         """Of states, by fragment, version and the time at which the file was written."""
@@ -145,7 +149,8 @@ class FileServer:
             try:
                 asked = _ASKED.validate_json(line)
                 if isinstance(asked, StatesAsked):
-                    states = await asyncio.to_thread(self._states, asked.fragment)
+                    knows = self._head() >= asked.head
+                    states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
                     await stream.write(_line(StatesAnswer(states=states)))
                 else:
                     await self._give(stream, await self._path(asked), asked.offset)
@@ -220,11 +225,12 @@ class Fetcher:
 
         return await self._once(path, get)
 
-    async def states(self, fragment: int, source: str) -> tuple[HeldState, ...]:
-        """The states of a fragment that an agent has. OSError, KeysError: it cannot be asked."""
+    async def states(self, fragment: int, source: str, head: int) -> tuple[HeldState, ...]:
+        """The states of a fragment that an agent has, none if its journal ends before entry `head`. OSError, KeysError:
+        it cannot be asked."""
         stream = await self._dial(source)
         with contextlib.closing(stream):
-            await stream.write(_line(StatesAsked(fragment=fragment)))
+            await stream.write(_line(StatesAsked(fragment=fragment, head=head)))
             async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
                 return _answer(StatesAnswer, await stream.read_line(1 << 20)).states
 

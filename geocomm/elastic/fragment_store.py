@@ -135,6 +135,12 @@ class FragmentStore:
                 else:
                     path.unlink(missing_ok=True)
 
+    def remove_states_after(self, fragment: int, version: int) -> None:
+        """Remove the states above `version`: what they were made of is void."""
+        for held in self.states(fragment):
+            if held > version:
+                self.state_path(fragment, held).unlink(missing_ok=True)
+
     # ---- arrivals
 
     @contextlib.contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from geocomm.elastic.fetch import Fetcher, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.journal.entries import Digest, Genesis, Round
+from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.waiting import Waiting
@@ -28,18 +29,26 @@ Sources = Callable[[], Awaitable[list[str]]]
 class StatesOfOthers:
     """Finds the version of a fragment from which a rank replays the journal, and brings its state here."""
 
-    def __init__(
-        self, store: FragmentStore, journal: SqliteJournal, fetcher: Fetcher, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: FragmentStore, journal: Path, fetcher: Fetcher, log: Callable[[str], None]) -> None:
         self._store, self._journal, self._fetcher, self._log = store, journal, fetcher, log
 
-    def rounds(self) -> dict[int, list[Round]]:
+    async def rounds(self) -> dict[int, list[Round]]:
         """The round entries of the journal, by fragment."""
-        found: dict[int, list[Round]] = {}
-        for entry in self._journal.read():
-            if isinstance(entry, Round):
-                found.setdefault(entry.fragment, []).append(entry)
-        return found
+        return await asyncio.to_thread(self._read_rounds)
+
+    def _read_rounds(self) -> dict[int, list[Round]]:
+        journal = SqliteJournal(self._journal, read_only=True)
+        with contextlib.closing(journal):
+            found: dict[int, list[Round]] = {}
+            for entry in journal.read():
+                if isinstance(entry, Round):
+                    found.setdefault(entry.fragment, []).append(entry)
+            return found
+
+    async def newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
+        """Bring here the newest state that others have, of a version above `above`. None: nobody has one."""
+        digests = _digests(state, fragment, (await self.rounds()).get(fragment, []))
+        return await self._fetch_newest(state, fragment, above, digests, sources)
 
     async def base(
         self,
@@ -62,7 +71,7 @@ class StatesOfOthers:
         waiting, end = Waiting(self._log), time.monotonic() + STATE_LIMIT_S
         while True:
             entries = rounds.get(fragment, [])
-            digests = _digests(state.genesis, fragment, entries)
+            digests = _digests(state, fragment, entries)
             own = version if version > 0 or digests.get(0) == digest else None
             kept = await asyncio.to_thread(self._own_state, state, fragment, digests)
             if kept is not None and (own is None or kept > own):
@@ -71,7 +80,8 @@ class StatesOfOthers:
                 base, loaded = own, False
             if base is not None and not self._lacks(state, entries, base):
                 return base, loaded
-            fetched = await self._fetch_newest(state, fragment, base, digests, sources)
+            above = -1 if base is None else base
+            fetched = await self._fetch_newest(state, fragment, above, digests, await sources())
             if fetched is not None:
                 return fetched, True
             few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
@@ -79,7 +89,7 @@ class StatesOfOthers:
                 return base, loaded
             waiting.tell(lambda: f"another site to give a state of fragment {fragment}")
             await asyncio.sleep(AGAIN_S)
-            rounds = self.rounds()
+            rounds = await self.rounds()
 
     def _own_state(self, state: RunState, fragment: int, digests: dict[int, Digest]) -> int | None:
         """The newest state on this disk; one that has other bits than the journal says is removed."""
@@ -100,15 +110,15 @@ class StatesOfOthers:
         )
 
     async def _fetch_newest(
-        self, state: RunState, fragment: int, base: int | None, digests: dict[int, Digest], sources: Sources
+        self, state: RunState, fragment: int, above: int, digests: dict[int, Digest], sources: Sequence[str]
     ) -> int | None:
-        """Fetch the newest state that others have, above `base`. None: nobody has one."""
         offered: dict[HeldState, list[str]] = {}
-        for source in await sources():
+        skipped_at = state.skipped_at.get(fragment, -1)
+        for source in sources:
             with contextlib.suppress(OSError, KeysError):
-                for held in await self._fetcher.states(fragment, source):
+                for held in await self._fetcher.states(fragment, source, skipped_at):
                     fits = digests.get(held.version) in (None, held.digest)
-                    if fits and (-1 if base is None else base) < held.version <= state.versions[fragment]:
+                    if fits and above < held.version <= state.versions[fragment]:
                         offered.setdefault(held, []).append(source)
         for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
             if await self._fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
@@ -116,7 +126,12 @@ class StatesOfOthers:
         return None
 
 
-def _digests(genesis: Genesis | None, fragment: int, entries: list[Round]) -> dict[int, Digest]:
-    """What the journal says of the fragment's states, by version."""
-    known = {entry.version: entry.base for entry in entries if entry.base is not None}
-    return known if genesis is None else {0: genesis.digests[fragment]} | known
+def _digests(state: RunState, fragment: int, entries: list[Round]) -> dict[int, Digest]:
+    """What the journal says of the fragment's states, by version, and no later entry has changed."""
+    skipped_at = state.skipped_at.get(fragment, -1)
+    first_void = min((version for of, version in state.skipped if of == fragment), default=0)
+    known = {} if state.genesis is None else {0: state.genesis.digests[fragment]}
+    for entry in entries:
+        if entry.base is not None and (entry.index > skipped_at or entry.version <= first_void):
+            known[entry.version] = entry.base
+    return known

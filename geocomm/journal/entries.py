@@ -72,8 +72,6 @@ class Genesis(EntryBase):
     kind: Literal["genesis"] = "genesis"
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Random: names the run."""
-    token: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Random, secret: what ranks show each other when they connect."""
     settings: dict[str, Text]
     """The terms of local steps, by name."""
     layout: Digest

@@ -44,7 +44,7 @@ class SqliteJournal:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
         except sqlite3.Error as error:
             raise NoJournalError(f"{path}: {error}") from None
-        self._path = path
+        self.path = path
         try:
             self._open(read_only)
             self._head = self._read_head()
@@ -71,7 +71,7 @@ class SqliteJournal:
             if found != expected_head:
                 self._head = found
                 raise HeadMovedError(
-                    f"{self._path}: the head is entry {found.index} ({found.hash[:12]}), and was expected to be entry "
+                    f"{self.path}: the head is entry {found.index} ({found.hash[:12]}), and was expected to be entry "
                     f"{expected_head.index} ({expected_head.hash[:12]}): another process writes here"
                 )
             row = (entry.index, hash_of(entry), line_of(entry))
@@ -105,7 +105,7 @@ class SqliteJournal:
             for index, said, line in rows:
                 state.apply(_entry_at(index, line))
                 if state.head != Head(index, said):
-                    raise BadLineError(f"{self._path}: entry {index} has another hash than the file says")
+                    raise BadLineError(f"{self.path}: entry {index} has another hash than the file says")
             first = rows[-1][0] + 1
         return state
 
@@ -118,11 +118,11 @@ class SqliteJournal:
         tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if read_only or tables or found:
             if found != _APPLICATION_ID:
-                raise NoJournalError(f"{self._path} is not a journal of geocomm: it is another SQLite file")
+                raise NoJournalError(f"{self.path} is not a journal of geocomm: it is another SQLite file")
             version = int(self._pragma("user_version"))
             if version != _FORMAT:
                 raise NoJournalError(
-                    f"{self._path} has format {version}, and this geocomm knows {_FORMAT}: take the version of "
+                    f"{self.path} has format {version}, and this geocomm knows {_FORMAT}: take the version of "
                     "geocomm that wrote it"
                 )
         if read_only:
@@ -158,10 +158,10 @@ class SqliteJournal:
             if entry.index > self._head.index:  # another process has appended meanwhile
                 break
             if entry.prev != prev:
-                raise BadLineError(f"{self._path}: the chain is broken before entry {entry.index}")
+                raise BadLineError(f"{self.path}: the chain is broken before entry {entry.index}")
             prev = hash_of(entry)
         if prev != self._head.hash:
-            raise BadLineError(f"{self._path}: its last entry has another hash than the file says")
+            raise BadLineError(f"{self.path}: its last entry has another hash than the file says")
 
 
 def _entry_at(index: int, line: str) -> Entry:

@@ -9,7 +9,8 @@ version v:
 3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD.
 4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
    `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
-   frame that counts need not be the newest that the site has made.
+   frame that counts need not be the newest that the site has made. Where nobody has the frames any more,
+   `next_settled` names a state instead, which the caller takes over.
 
 All calls come from one thread, or under one lock.
 """
@@ -35,6 +36,7 @@ from geocomm.journal.messages import (
     Peer,
     RankWelcome,
     Repair,
+    TakeState,
     Up,
     Welcome,
 )
@@ -71,6 +73,8 @@ class StartAgain:
     """The ranks must end and start again: this rank has applied an entry that is void now, and cannot go back."""
 
     fragment: int
+    version: int
+    """The first of the void rounds: states of later versions are void too."""
     why: str
 
 
@@ -88,15 +92,22 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Settled:
-    """A round that is decided, and whose frames are all on disk here."""
+    """A round that is decided, and whose frames are all on disk here; or several, whose outcome is."""
 
     fragment: int
     version: int
-    """The fragment goes from this one to the next."""
+    """The fragment goes from this one to `after`."""
     entry: Round | None
-    """None: the round is void. The version counts on, and the state stays."""
+    """None: the round is void, and the state stays; or the state is taken over."""
     counted: Offer | None
     """The own frame that the entry lists; None: none, so the uncounted steps and the residual stay."""
+    state: int | None = None
+    """The version whose state, on disk, is the outcome of all rounds before it; None: one round is applied."""
+
+    @property
+    def after(self) -> int:
+        """The version of the fragment once it is applied."""
+        return self.version + 1 if self.state is None else self.state
 
 
 @dataclass
@@ -115,6 +126,8 @@ class _Fragment:
     """(version, site, hash), of `version` and later ones."""
     rounds: dict[int, Round] = field(default_factory=dict[int, Round])
     void: set[int] = field(default_factory=set[int])
+    state: int = 0
+    """The newest version of which a state lies on disk that is to be taken over."""
 
 
 class Member:
@@ -137,7 +150,8 @@ class Member:
         return {fragment: own.version for fragment, own in self._own.items()}
 
     def on_down(self, message: Down) -> list[Act]:
-        """The agent has said something: Open, EntrySaid, Welcome, RankWelcome, Fetched or Repair; others do nothing."""
+        """The agent has said something: Open, EntrySaid, Welcome, RankWelcome, Fetched, TakeState or Repair; others do
+        nothing."""
         match message:
             case Open():
                 return self._opened(message)
@@ -151,6 +165,10 @@ class Member:
                 return self.reconnected()
             case Fetched():
                 return self.arrived(message.fragment, message.version, message.site, message.frame)
+            case TakeState() if message.fragment in self._own:
+                own = self._own[message.fragment]
+                own.state = max(own.state, message.version)
+                return []
             case Repair() if message.fragment in self._own:
                 return [Recompute(message.fragment)]
             case _:
@@ -194,7 +212,10 @@ class Member:
         return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame))]
 
     def next_settled(self) -> Settled | None:
-        """The next decided round of a fragment of which every listed frame is here; the one that was decided first."""
+        """The next decided round of a fragment of which every listed frame is here, or the state behind it.
+
+        Of several fragments, the one that was decided first.
+        """
         ready = [(fragment, own) for fragment, own in self._own.items() if self._is_complete(own)]
         if not ready:
             return None
@@ -202,14 +223,17 @@ class Member:
         if own.version in own.void:
             return Settled(fragment, own.version, None, None)
         entry = own.rounds[own.version]
-        return Settled(fragment, own.version, entry, self._counted(own, entry))
+        counted = self._counted(own, entry)
+        if own.state > own.version and not self._has_frames(own, entry):
+            return Settled(fragment, own.version, None, counted, own.state)
+        return Settled(fragment, own.version, entry, counted)
 
-    def applied(self, fragment: int, digest: Digest) -> list[Act]:
-        """The caller has taken the step that `next_settled` named: the fragment is one version further now."""
-        own = self._own[fragment]
-        own.rounds.pop(own.version, None)
-        own.void.discard(own.version)
-        own.version += 1
+    def applied(self, settled: Settled, digest: Digest) -> list[Act]:
+        """The caller has done what `next_settled` named: the fragment is at `settled.after` now, with this digest."""
+        fragment, own = settled.fragment, self._own[settled.fragment]
+        own.version = settled.after
+        own.rounds = {version: entry for version, entry in own.rounds.items() if version >= own.version}
+        own.void = {version for version in own.void if version >= own.version}
         own.due, own.tried, own.passed = False, -1, -1
         own.own.clear()
         own.sent.clear()
@@ -273,7 +297,7 @@ class Member:
             own.void.add(entry.version)
             return []
         why = f"round {entry.version} of fragment {entry.fragment} is void, and was applied here: {entry.why}"
-        return [StartAgain(entry.fragment, why)]
+        return [StartAgain(entry.fragment, entry.version, why)]
 
     def _needs(self, fragment: int, own: _Fragment, only: int | None = None) -> list[Act]:
         return [
@@ -311,8 +335,12 @@ class Member:
 
     def _is_complete(self, own: _Fragment) -> bool:
         entry = own.rounds.get(own.version)
-        if entry is None or own.version in own.void:
-            return entry is not None
+        if entry is None:
+            return False
+        return own.version in own.void or own.state > own.version or self._has_frames(own, entry)
+
+    @staticmethod
+    def _has_frames(own: _Fragment, entry: Round) -> bool:
         return all((entry.version, listed.site, listed.frame) in own.on_disk for listed in entry.members)
 
     def _counted(self, own: _Fragment, entry: Round) -> Offer | None:

@@ -291,13 +291,21 @@ class Fetched(Record):
     frame: Hash
 
 
+class TakeState(Record):
+    """From the agent to a rank: nobody has the frames of the rounds before this version any more. A state of it lies on
+    the disk, checked, and the rank takes it in place of those rounds."""
+
+    kind: Literal["take_state"] = "take_state"
+    fragment: Whole
+    version: Whole
+
+
 class RankWelcome(Record):
     """From the agent to a rank, once the leader has taken the site in and all its entries are there."""
 
     kind: Literal["rank_welcome"] = "rank_welcome"
     site: SiteName
     run: StoreId
-    token: StoreId
     versions: dict[int, Whole]
     """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
     states: dict[int, Whole]
@@ -322,7 +330,7 @@ class Stop(Record):
 
 
 Down = Annotated[
-    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | RankWelcome | Repair | Stop,
+    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Repair | Stop,
     Field(discriminator="kind"),
 ]
 _UP: TypeAdapter[Up] = TypeAdapter(Up)

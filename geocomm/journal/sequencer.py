@@ -493,7 +493,6 @@ class Sequencer:
             self._append(
                 Genesis,
                 run=self._random_hex(),
-                token=self._random_hex(),
                 settings=model.settings,
                 layout=model.layout,
                 digests=message.digests,

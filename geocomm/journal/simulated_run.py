@@ -838,7 +838,7 @@ class SimulatedRun:
                 disk.states[settled.fragment] = part.state
                 old = part.state.version
                 disk.frames = {one for one in disk.frames if one[0] != settled.fragment or one.version >= old}
-            self._do(site, ranks.member.applied(settled.fragment, part.state.digest))
+            self._do(site, ranks.member.applied(settled, part.state.digest))
             self._say_ready(site, ranks)
 
     def _do(self, site: _Site, acts: list[Act]) -> None:

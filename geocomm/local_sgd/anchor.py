@@ -59,6 +59,18 @@ class AnchoredFragment:
             corrected = min(1.0, max(0, steps - self._steps) / cycle)
             take_back_momentum(outer, self.anchor, self.momentum, 1.0 - corrected)
 
+    @property
+    def state_numel(self) -> int:
+        """Elements of what is equal at every site: anchor and momentum."""
+        return self.anchor.numel() + (0 if self.momentum is None else self.momentum.numel())
+
+    def take(self, values: torch.Tensor, version: int) -> None:
+        """Take over the anchor, and the momentum after it, of a version: float32, of the size that this one has."""
+        self.anchor.copy_(values[: self.anchor.numel()])
+        if self.momentum is not None:
+            self.momentum.copy_(values[self.anchor.numel() :])
+        self.version = version
+
     def digest(self) -> str:
         """The digest of what is equal at every site: version, anchor and momentum."""
         parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]

@@ -48,7 +48,7 @@ from geocomm.journal.messages import (
 from geocomm.local_sgd.anchor import AnchoredFragment
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
-from geocomm.local_sgd.fragments import Fragment
+from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.rounds import Coding
@@ -95,13 +95,15 @@ class Delta:
 
 @dataclass(frozen=True)
 class Decided:
-    """A round whose entry is there, with its average."""
+    """A round whose entry is there, with its average; or a state that is taken over in place of rounds."""
 
     settled: Settled
     average: torch.Tensor | None
-    """float32, in the order of the fragment; None: the round is void."""
+    """float32, in the order of the fragment; None: the round is void, or there is a state."""
     own: OwnFrame | None
     """Of the site's own frame that counts; None: none does."""
+    state: torch.Tensor | None = None
+    """See `AnchoredFragment.take`."""
 
 
 class MemberRounds:
@@ -139,6 +141,7 @@ class MemberRounds:
         self._lock = threading.Lock()
         self._versions = dict.fromkeys(self._fragments, 0)
         self._digests: dict[int, str] = {}
+        self._state_numels: dict[int, int] = {}
         self._decided: dict[int, Decided] = {}
         self._to_begin: dict[int, Open] = {}
         self._failure: BaseException | None = None
@@ -185,11 +188,12 @@ class MemberRounds:
             raise _not_taken_in(answer.why)
         return answer
 
-    def go(self, versions: Mapping[int, int], digests: Mapping[int, str]) -> None:
-        """Take part from these versions on: what was loaded from the disk."""
+    def go(self, held: Mapping[int, AnchoredFragment]) -> None:
+        """Take part from the versions on that the own fragments have: what was loaded from the disk."""
+        self._state_numels = {index: one.state_numel for index, one in held.items()}
         with self._lock:
-            self._versions |= versions
-            self._digests |= digests
+            self._versions |= {index: one.version for index, one in held.items()}
+            self._digests |= {index: one.digest() for index, one in held.items()}
         self._member = Member(self.site, {index: self._versions[index] for index in self._fragments})
         threading.Thread(target=self._run, name="geocomm-member", daemon=True).start()
 
@@ -228,7 +232,7 @@ class MemberRounds:
         self._post(lambda: self._act(self._require_member().made(nothing)))
 
     def applied(self, decided: Decided, held: AnchoredFragment) -> None:
-        """The outer step of a decided round is taken: `held` is one version further."""
+        """What was decided is done, and `held` is at its new version."""
         fragment, digest = decided.settled.fragment, held.digest()
         with self._lock:
             self._decided.pop(fragment, None)
@@ -245,16 +249,7 @@ class MemberRounds:
 
     def read_state(self, held: AnchoredFragment, version: int) -> None:
         """Load the state of a version from the run folder. Raises CorruptDataError for one of another size."""
-        content = torch.frombuffer(bytearray(self._store.read_state(held.fragment.index, version)), dtype=torch.float32)
-        parts = [held.anchor] if held.momentum is None else [held.anchor, held.momentum]
-        if content.numel() != sum(part.numel() for part in parts):
-            raise CorruptDataError(
-                f"local steps: {self._store.state_path(held.fragment.index, version)} has {content.numel()} numbers, "
-                f"and fragment {held.fragment.index} has {sum(part.numel() for part in parts)}; remove the file"
-            )
-        for part, values in zip(parts, content.split([part.numel() for part in parts]), strict=True):
-            part.copy_(values)
-        held.version = version
+        held.take(self._state_values(held.fragment.index, version, held.state_numel), version)
 
     def wants_state(self, fragment: int) -> bool:
         """Whether a site has joined since the state of the fragment was written: it would have to replay long."""
@@ -286,6 +281,15 @@ class MemberRounds:
         if self._socket is not None:
             self._socket.close()
         self._mail.close(2.0)
+
+    def _state_values(self, fragment: int, version: int, numel: int) -> torch.Tensor:
+        content = self._store.read_state(fragment, version)
+        if len(content) != numel * BYTES_PER_ELEMENT:
+            raise CorruptDataError(
+                f"local steps: {self._store.state_path(fragment, version)} has {len(content)} bytes, and fragment "
+                f"{fragment} has {numel * BYTES_PER_ELEMENT}; remove the file"
+            )
+        return torch.frombuffer(bytearray(content), dtype=torch.float32)
 
     # ---- the thread
 
@@ -399,7 +403,8 @@ class MemberRounds:
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
                         "ranks again, and they take it over"
                     )
-                case StartAgain(_, why):
+                case StartAgain(fragment, version, why):
+                    self._store.remove_states_after(fragment, version)
                     raise AbortedError(f"local steps: {why}; start the ranks of this site again")
         self._show()
 
@@ -538,10 +543,17 @@ class MemberRounds:
         return found
 
     def _average(self, settled: Settled) -> Decided:
-        entry = settled.entry
+        entry, fragment = settled.entry, self._fragments[settled.fragment]
+        own = None if settled.counted is None else self._own.get(settled.counted.frame)
+        if settled.state is not None:
+            logger().info(
+                f"local steps: rounds {settled.version} to {settled.after - 1} of fragment {fragment.index} are taken "
+                "over as a state: nobody has their frames any more"
+            )
+            values = self._state_values(fragment.index, settled.state, self._state_numels[fragment.index])
+            return Decided(settled, None, own, values)
         if entry is None:
             return Decided(settled, None, None)
-        fragment = self._fragments[settled.fragment]
         with self.line.running():
             frames = [
                 DeltaFrames.of_bytes(
@@ -551,7 +563,6 @@ class MemberRounds:
             ]
             values = host_empty(fragment.numel, pinned=False)
             average_frames(frames, fragment, [one.weight for one in entry.members], self._averaging, values)
-        own = None if settled.counted is None else self._own.get(settled.counted.frame)
         return Decided(settled, values, own)
 
     @property
@@ -559,18 +570,20 @@ class MemberRounds:
         return self._coding.averaging
 
     def _after_applied(self, settled: Settled, digest: str) -> None:
-        fragment, version = settled.fragment, settled.version
+        fragment, version = settled.fragment, settled.after - 1
         for frame in [one for one in self._contents if one.fragment == fragment and one.version <= version]:
             del self._contents[frame]
         with self._lock:
             for name, place in list(self._own_rounds.items()):
                 if place[0] == fragment and place[1] <= version:
                     del self._own[name], self._own_rounds[name]
-        if version > 0:  # a slow peer may still be taking the frame of this one
-            self._mail.end_round(self._number(fragment, version - 1))
-        self._act(self._require_member().applied(fragment, digest))
+        for over in range(max(0, settled.version - 1), version):  # a slow peer may still be taking the last frame
+            self._mail.end_round(self._number(fragment, over))
+        self._act(self._require_member().applied(settled, digest))
 
     def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
+        if self._failure is not None:  # the state may be void
+            return
         try:
             self._store.write_state(fragment, version, [_bytes_of(part) for part in parts])
             self._let_go(fragment, version)

@@ -106,10 +106,7 @@ class MemberSiteRounds(SiteState):
                 self._rounds.read_state(self._held[index], version)
         self._heads = dict(welcome.versions)
         self._begun_at = welcome.step
-        self._rounds.go(
-            {index: held.version for index, held in self._held.items()},
-            {index: held.digest() for index, held in self._held.items()},
-        )
+        self._rounds.go(self._held)
 
     def _replay(self) -> None:
         """Apply what the journal has, and take over where the run is."""
@@ -216,7 +213,8 @@ class MemberSiteRounds(SiteState):
                     self._norms["residual_norm"] = float(held.residual.norm())
                 self._counters["wire_bytes"] += own.wire_bytes
             merged, written = local.pieces[0], local.of_model
-            said = [int(decided.average is None), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
+            void = decided.average is None and decided.state is None
+            said = [int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
             self._rounds.applied(decided, held)
             self._keep_state(held, decided)
         if not written:
@@ -236,7 +234,9 @@ class MemberSiteRounds(SiteState):
             self._norms["mean_norm"] = mean_norm
             self._norms["outer_step"] = moved / mean_norm if mean_norm else None
             self._norms["agreement"] = _agreement(entry, self._settings, mean_norm)
-        held.version = decided.settled.version + 1  # counts void rounds too
+        if decided.state is not None:
+            held.take(decided.state, decided.settled.after)
+        held.version = decided.settled.after  # counts void rounds too
 
     def _keep_state(self, held: AnchoredFragment, decided: Decided) -> None:
         """Write the state to the run folder once the frames since the last one outweigh it."""

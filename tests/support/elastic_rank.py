@@ -90,8 +90,10 @@ class FakeRank:
                     self._store.read_frame(0, settled.version, one.site, one.frame) for one in settled.entry.members
                 ]
                 self._state = hashlib.sha256(self._state + b"".join(frames)).digest()
-            self._version = settled.version + 1
-            self._do(self._member.applied(0, digest_of(self._version, [self._state])))
+            if settled.state is not None:
+                self._state = self._store.read_state(0, settled.state)
+            self._version = settled.after
+            self._do(self._member.applied(settled, digest_of(self._version, [self._state])))
             if self._keep_state:
                 self._store.write_state(0, self._version, [self._state])
                 self._store.remove_before(0, self._version)

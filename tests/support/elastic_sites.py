@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,18 @@ class ElasticSite:
         assert self.rank is not None
         self.rank.kill()
         self.rank.wait()
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None]:
+        """Neither its agent nor its rank runs."""
+        there = [process for process in (self.agent, self.rank) if process is not None]
+        for process in there:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in there:
+                process.send_signal(signal.SIGCONT)
 
     def leave(self) -> None:
         """The rank says that it leaves, and ends."""

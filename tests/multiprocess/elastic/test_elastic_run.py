@@ -96,6 +96,23 @@ def test_a_site_joins_on_the_second_day_from_the_state_of_others(tmp_path: Path)
         assert_one_chain(sites)
 
 
+def test_a_site_that_missed_more_than_others_keep_takes_their_state_and_trains_on(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b")) as sites:
+        sites["a"].start()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab")
+        with sites["b"].paused():
+            wait_for_rounds(sites, "a")
+            sites["c"].start()  # for which a writes a state, and lets go of the frames before it
+            wait_for_rounds(sites, "ac")
+        wait_for_rounds(sites, "abc")
+        assert sites["b"].rank is not None
+        assert sites["b"].rank.poll() is None
+        assert FragmentStore(sites["b"].folder).latest_state(0) is not None
+        assert "other bits" not in sites["a"].text()
+        assert_one_chain(sites)
+
+
 def test_all_are_killed_and_started_in_another_order(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
         for site in sites.values():

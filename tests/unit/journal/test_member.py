@@ -19,6 +19,7 @@ from geocomm.journal.messages import (
     Pass,
     Peer,
     RankWelcome,
+    TakeState,
     Up,
     Welcome,
 )
@@ -96,7 +97,7 @@ def test_round_from_due_to_applied() -> None:
     settled = member.next_settled()
     assert settled is not None
     assert settled.counted == offer("a")
-    assert words(member.applied(0, DIGEST)) == [Applied(fragment=0, version=1, digest=DIGEST)]
+    assert words(member.applied(settled, DIGEST)) == [Applied(fragment=0, version=1, digest=DIGEST)]
     assert member.versions == {0: 1, 2: 4}
     assert member.next_settled() is None
 
@@ -126,8 +127,9 @@ def test_late_frame_is_dropped() -> None:
     member.on_down(opened())
     member.arrived(0, 0, "b", "b" * 64)
     member.on_down(listed(0, b="b"))
-    assert member.next_settled() is not None
-    member.applied(0, DIGEST)
+    settled = member.next_settled()
+    assert settled is not None
+    member.applied(settled, DIGEST)
     assert member.made(offer("a")) == []
 
 
@@ -136,7 +138,7 @@ def test_what_the_leader_does_not_name_is_not_open(down: Welcome | None) -> None
     member = Member("a", {0: 0})
     member.due(0)
     member.on_down(opened())
-    welcome = RankWelcome(site="a", run=DIGEST, token=DIGEST, versions={}, states={}, every=1, step=0)
+    welcome = RankWelcome(site="a", run=DIGEST, versions={}, states={}, every=1, step=0)
     acts = member.on_down(down or welcome)
     assert words(acts) == [Due(fragment=0, version=0)]
     assert member.begins() == []
@@ -182,8 +184,27 @@ def test_void_round_counts_on_without_its_frames() -> None:
     settled = member.next_settled()
     assert settled is not None
     assert settled.entry is None
-    member.applied(0, DIGEST)
+    member.applied(settled, DIGEST)
     assert member.versions == {0: 1}
+
+
+def test_state_takes_the_place_of_rounds_whose_frames_nobody_has() -> None:
+    member = Member("a", {0: 0})
+    member.on_down(opened())
+    member.made(offer("a"))
+    for entry in (listed(0, a="a", b="b"), listed(1, b="c"), listed(2, b="d")):
+        member.on_down(entry)
+    member.on_down(TakeState(fragment=0, version=2))
+    settled = member.next_settled()
+    assert settled is not None
+    assert (settled.entry, settled.state, settled.counted) == (None, 2, offer("a"))
+    assert words(member.applied(settled, DIGEST)) == [Applied(fragment=0, version=2, digest=DIGEST)]
+    assert member.next_settled() is None  # round 2 needs its frame
+    member.on_down(Fetched(fragment=0, version=2, site="b", frame="d" * 64))
+    member.on_down(TakeState(fragment=0, version=3))
+    settled = member.next_settled()
+    assert settled is not None
+    assert settled.state is None  # all frames are here: no need
 
 
 def test_void_round_that_was_applied_starts_the_ranks_again() -> None:

@@ -36,7 +36,7 @@ def put(state: RunState, kind: Any, **fields: Any) -> Entry:
 
 def begun() -> RunState:
     state = RunState()
-    put(state, Genesis, run="1" * 32, token="2" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    put(state, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
     put(state, Join, site="a", store="5" * 32)
     put(state, Ready, site="a")
     return state

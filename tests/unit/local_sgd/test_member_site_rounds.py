@@ -53,11 +53,9 @@ class GivenRounds:
         self._begin_step = begin_step
 
     def begin(self, digests: dict[int, str]) -> RankWelcome:
-        return RankWelcome(
-            site="a", run="0" * 32, versions={0: 0}, states={}, every=EVERY, step=self._begin_step, token="0" * 32
-        )
+        return RankWelcome(site="a", run="0" * 32, versions={0: 0}, states={}, every=EVERY, step=self._begin_step)
 
-    def go(self, versions: dict[int, int], digests: dict[int, str]) -> None:
+    def go(self, held: dict[int, AnchoredFragment]) -> None:
         """Nothing is replayed."""
 
     def decided(self) -> dict[int, Decided]:
@@ -173,6 +171,34 @@ def test_round_with_this_site_carries_only_the_steps_since_its_frame() -> None:
     site.step(0.0)
     assert site.rounds.offered[-1].weight == 2  # the steps after the frame that counted
     assert torch.allclose(site.rounds.offered[-1].values, torch.full((16,), -1.0), atol=1e-6)
+
+
+def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:
+    """Also where one of these rounds counted the site's frame: its steps are not counted twice."""
+    site = Site()
+    start = site.weights
+    site.state.begin()
+    site.step(0.25)
+    site.open()
+    site.step(0.25)
+    (delta,) = site.rounds.offered
+    others = torch.linspace(-1, 1, 16)
+    own = OwnFrame(delta.own.weight, delta.own.step, None, delta.own.local_at_begin, 64)
+    offer = Offer(
+        fragment=0, version=0, attempt=0, frame="0" * 64, coded_bytes=0, exact_bytes=64, weight=2, step=2,
+        squared_norm=1.0, lr=1.0, every=0,
+    )  # fmt: skip
+    site.rounds.next = {0: Decided(Settled(0, 0, None, offer, 7), None, own, start + others)}
+    site.step(1.0)
+    assert torch.allclose(site.weights, start + others + 1.0, atol=1e-6)
+    assert site.state.numbers()["rounds_void"] == 0
+    site.rounds.next = {0: Decided(Settled(0, 7, None, None, 9), None, None, start)}
+    site.step(1.0)
+    assert torch.allclose(site.weights, start + 2.0, atol=1e-6)
+    site.open(version=9)
+    site.step(0.0)
+    assert site.rounds.offered[-1].weight == 3
+    assert torch.allclose(site.rounds.offered[-1].values, torch.full((16,), -2.0), atol=1e-6)
 
 
 def test_site_asks_for_a_round_when_its_own_schedule_says_so() -> None:
