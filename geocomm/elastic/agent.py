@@ -544,7 +544,7 @@ class Agent:
             "site": wanted.site,
             "frame": wanted.frame,
         }
-        self._say_of_round(Hold.model_validate(names))
+        self._say_of_round(Hold.model_validate(names | {"by_mail": False}))
         for rank in self._ranks.values():
             if rank.welcomed and wanted.fragment in rank.versions:
                 rank.connection.say(Fetched.model_validate(names))

@@ -164,7 +164,7 @@ class Member:
                 self._forget_opens(())
                 return self.reconnected()
             case Fetched():
-                return self.arrived(message.fragment, message.version, message.site, message.frame)
+                return self.arrived(message.fragment, message.version, message.site, message.frame, by_mail=False)
             case TakeState() if message.fragment in self._own:
                 own = self._own[message.fragment]
                 own.state = max(own.state, message.version)
@@ -202,14 +202,14 @@ class Member:
         own.on_disk.add((what.version, self._site, what.frame))
         return [*self._sends(own, what), Say(what)]
 
-    def arrived(self, fragment: int, version: int, site: str, frame: Hash) -> list[Act]:
-        """A frame of another site lies on disk, after fsync."""
+    def arrived(self, fragment: int, version: int, site: str, frame: Hash, *, by_mail: bool) -> list[Act]:
+        """A frame of another site lies on disk, after fsync; the mail brought it, or the agent did."""
         own = self._own[fragment]
         if version >= own.version:
             own.on_disk.add((version, site, frame))
         if site == self._site:
             return []
-        return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame))]
+        return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))]
 
     def next_settled(self) -> Settled | None:
         """The next decided round of a fragment of which every listed frame is here, or the state behind it.
@@ -255,7 +255,7 @@ class Member:
             if own.passed >= 0 and own.passed == own.tried:
                 acts.append(Say(Pass(fragment=fragment, version=own.version, attempt=own.passed)))
             acts += [
-                Say(Hold(fragment=fragment, version=version, site=site, frame=frame))
+                Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=False))
                 for version, site, frame in sorted(own.on_disk)
                 if site != self._site
             ]

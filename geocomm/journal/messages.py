@@ -170,6 +170,8 @@ class Hold(Record):
     version: Whole
     site: SiteName
     frame: Hash
+    by_mail: bool
+    """It came from rank to rank."""
 
 
 class Applied(Record):

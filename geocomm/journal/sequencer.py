@@ -170,6 +170,12 @@ class Terms:
     """Sites with different digests have so long to compute the state again."""
 
 
+STARVED_ROUNDS = 4
+"""Of a fragment, in which a site's offer did not count because its frame came too late: then a round waits for it."""
+_MOST_GRACES = 8
+"""So many times the grace such a round waits at most."""
+_CYCLES_WITHOUT_MAIL = 2
+"""Without any frame by mail from a site to another for so long, agents fetch at once."""
 RATE_TOLERANCE = 0.05
 RATE_FAULTS = 3
 REPAIRS_WITHIN = 100
@@ -206,6 +212,8 @@ class _Site:
     """The versions of all fragments when its Hello was taken."""
     applied: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
+    missed: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: rounds since its offer last counted, or was waited for in vain."""
 
 
 @dataclass
@@ -223,6 +231,8 @@ class _Round:
     """By site: the attempt."""
     holds: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
     """(holder, frame)."""
+    mailed: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
+    """Those that came by mail."""
     fetches: dict[tuple[str, Hash], float] = field(default_factory=dict[tuple[str, Hash], float])
     """When the holder was told to fetch the frame."""
 
@@ -270,6 +280,8 @@ class Sequencer:
         """By fragment: the last round, and until when its frames came in time."""
         self._late_pairs: set[tuple[str, str]] = set()
         """(holder, maker): the frame did not come by mail in the last round."""
+        self._unmailed: dict[tuple[str, str], int] = {}
+        """By (holder, maker): rounds since any frame came by mail, late or not."""
         self._said: dict[int, dict[int, dict[str, Digest]]] = {}
         """Digests by fragment, version and site."""
         self._repairing: dict[int, _Repairing] = {}
@@ -588,14 +600,15 @@ class Sequencer:
         if fragment in self._repairing:
             return
         eligible = self._eligible(found)
-        late = self._now - found.opened >= self._grace_s()
-        if len(eligible) >= self._terms.min_sites and (late or self._is_complete(found)):
+        grace_s = self._grace_s()
+        late = self._now - found.opened >= grace_s
+        waits = self._starved(fragment, found, eligible) and self._now - found.opened < _MOST_GRACES * grace_s
+        if len(eligible) >= self._terms.min_sites and ((late and not waits) or self._is_complete(found, eligible)):
             chosen = self._chosen(eligible)
             if len(chosen) >= self._terms.min_sites:
                 self._close_round(fragment, found, chosen)
                 return
-        if late:
-            self._fetch_missing(fragment, found)
+        self._fetch_missing(fragment, found, late=late)
         if not eligible and self._now - found.tried >= self._terms.attempt_s:
             self._try_again(fragment, found)
             self._announce(fragment)
@@ -657,9 +670,11 @@ class Sequencer:
             if found is None or found.version != hold.version:
                 continue
             found.holds.add((name, hold.frame))
-            until = found.opened + self._grace_s()
-            if (name, hold.frame) not in found.fetches and self._now <= until:
-                self._late_pairs.discard((name, hold.site))
+            if hold.by_mail:
+                found.mailed.add((name, hold.frame))
+                self._unmailed.pop((name, hold.site), None)
+                if self._now <= found.opened + self._grace_s():
+                    self._late_pairs.discard((name, hold.site))
         self._lost.pop((hold.fragment, hold.version, hold.site, hold.frame), None)
 
     def _in_time(self, fragment: int, version: int, name: str, site: _Site) -> None:
@@ -673,8 +688,8 @@ class Sequencer:
         if self._now <= until:
             site.late = False
 
-    def _is_complete(self, found: _Round) -> bool:
-        """Whether everybody who is waited for has offered, or passed, and holds all offers."""
+    def _is_complete(self, found: _Round, eligible: Mapping[str, Offer]) -> bool:
+        """Whether everybody who is waited for has offered, or passed, and holds all offers, and these are eligible."""
         for name in self.state.live:
             site = self._sites[name]
             if not site.late and site.leaving is None and not self._has_tried(found, name):
@@ -682,7 +697,19 @@ class Sequencer:
             for maker, offers in found.offers.items():
                 if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
                     return False
+            if name in found.offers and eligible.get(name) is not found.offers[name][-1]:
+                return False
         return True
+
+    def _starved(self, fragment: int, found: _Round, eligible: Mapping[str, Offer]) -> bool:
+        """Whether a site has offered whose frames have come too late for long: else it would never count."""
+        return any(
+            name in found.offers
+            and name not in eligible
+            and self._sites[name].leaving is None
+            and self._sites[name].missed.get(fragment, 0) >= STARVED_ROUNDS
+            for name in self.state.live
+        )
 
     def _has_tried(self, found: _Round, name: str) -> bool:
         offers = found.offers.get(name)
@@ -707,10 +734,13 @@ class Sequencer:
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self.state.every * min(steps, default=0.0) / 2)
 
-    def _fetch_missing(self, fragment: int, found: _Round) -> None:
-        """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent."""
-        live = self.state.live
-        for offers in found.offers.values():
+    def _fetch_missing(self, fragment: int, found: _Round, *, late: bool) -> None:
+        """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
+
+        Where no mail has come for long, nobody waits for the grace.
+        """
+        live, without_mail = self.state.live, _CYCLES_WITHOUT_MAIL * len(self.state.versions)
+        for maker, offers in found.offers.items():
             offer = offers[-1]
             holders = [name for name in live if (name, offer.frame) in found.holds]
             addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
@@ -719,22 +749,20 @@ class Sequencer:
                 asked = found.fetches.get((name, offer.frame), -math.inf)
                 if name in holders or not sources or self._now - asked < self._terms.fetch_again_s:
                     continue
+                if not late and self._unmailed.get((name, maker), 0) < without_mail:
+                    continue
                 found.fetches[name, offer.frame] = self._now
                 self._send(
                     name,
                     Fetch(
                         fragment=fragment,
                         version=found.version,
-                        site=self._maker(found, offer),
+                        site=maker,
                         frame=offer.frame,
                         bytes=offer.coded_bytes + offer.exact_bytes,
                         sources=sources,
                     ),
                 )
-
-    @staticmethod
-    def _maker(found: _Round, offer: Offer) -> str:
-        return next(name for name, offers in found.offers.items() if offer in offers)
 
     def _close_round(self, fragment: int, found: _Round, chosen: Mapping[str, Offer]) -> None:
         until = found.opened + self._grace_s()
@@ -742,9 +770,12 @@ class Sequencer:
             site = self._sites[name]
             if site.leaving is None and not self._has_tried(found, name) and name not in chosen:
                 site.late = True
+            self._count_missed(fragment, site, offered=name in found.offers, counts=name in chosen)
             for maker, offers in found.offers.items():
                 if (name, offers[-1].frame) not in found.holds:
                     self._late_pairs.add((name, maker))
+                if name != maker and (name, offers[-1].frame) not in found.mailed:
+                    self._unmailed[name, maker] = self._unmailed.get((name, maker), 0) + 1
         del self._rounds[fragment]
         self._closed[fragment] = (found, until)
         self._due.discard(fragment)
@@ -771,6 +802,14 @@ class Sequencer:
             every=0 if every == self.state.every else every,
             base=self._base(fragment, found.version),
         )
+
+    @staticmethod
+    def _count_missed(fragment: int, site: _Site, *, offered: bool, counts: bool) -> None:
+        missed = site.missed.get(fragment, 0)
+        if counts or missed >= STARVED_ROUNDS:
+            site.missed[fragment] = 0
+        elif offered:
+            site.missed[fragment] = missed + 1
 
     # ---- learning rates
 

@@ -886,7 +886,7 @@ class SimulatedRun:
             if ranks.member is not None:
                 self._write(peer, frame)
                 peer.needs.discard(frame)
-                self._do(peer, ranks.member.arrived(frame.fragment, frame.version, frame.site, frame.hash))
+                self._do(peer, ranks.member.arrived(*frame, by_mail=True))
 
         self._at_time(self._mail_sent[pair], arrives)
 

@@ -472,7 +472,7 @@ class MemberRounds:
             self._complain(error)
             return
         self._contents[Frame(fragment, version, site, frame)] = content
-        self._act(self._require_member().arrived(fragment, version, site, frame))
+        self._act(self._require_member().arrived(fragment, version, site, frame, by_mail=True))
 
     def _ask_for(self, need: Need) -> None:
         """Ask the agent for a listed frame, once the mail has had its time."""

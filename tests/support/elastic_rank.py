@@ -76,7 +76,7 @@ class FakeRank:
         while not self._arrived.empty():
             version, site, content = self._arrived.get()
             frame = self._store.write_frame(0, version, site, [content])
-            self._do(self._member.arrived(0, version, site, frame))
+            self._do(self._member.arrived(0, version, site, frame, by_mail=True))
         self._step += 1
         if self._step % 20 == 0:
             self._socket.say(Beat(step=self._step, tokens=0, step_s=STEP_S, line_s=0, free_bytes=0))

@@ -89,7 +89,9 @@ def test_round_from_due_to_applied() -> None:
     assert sent_to(acts) == ["b", "c"]
     assert words(acts) == [offer("a")]
     assert member.begins() == []
-    assert words(member.arrived(0, 0, "b", "b" * 64)) == [Hold(fragment=0, version=0, site="b", frame="b" * 64)]
+    assert words(member.arrived(0, 0, "b", "b" * 64, by_mail=True)) == [
+        Hold(fragment=0, version=0, site="b", frame="b" * 64, by_mail=True)
+    ]
     assert member.next_settled() is None
     needs = words(member.on_down(listed(0, a="a", b="b", c="c")))
     assert [need.site for need in needs if isinstance(need, Need)] == ["c"]
@@ -125,7 +127,7 @@ def test_frame_of_the_process_before_counts_for_nobody() -> None:
 def test_late_frame_is_dropped() -> None:
     member = Member("a", {0: 0})
     member.on_down(opened())
-    member.arrived(0, 0, "b", "b" * 64)
+    member.arrived(0, 0, "b", "b" * 64, by_mail=True)
     member.on_down(listed(0, b="b"))
     settled = member.next_settled()
     assert settled is not None
@@ -148,9 +150,9 @@ def test_new_connection_hears_again_all_that_matters() -> None:
     member = Member("a", {0: 0})
     member.on_down(opened())
     member.made(offer("a"))
-    member.arrived(0, 0, "b", "b" * 64)
+    member.arrived(0, 0, "b", "b" * 64, by_mail=True)
     again = words(member.on_down(Welcome(term=0, run=None, head=0, open=((0, 0, 0),))))
-    assert again == [offer("a"), Hold(fragment=0, version=0, site="b", frame="b" * 64)]
+    assert again == [offer("a"), Hold(fragment=0, version=0, site="b", frame="b" * 64, by_mail=False)]
     member.on_down(listed(0, c="c"))
     assert [type(one) for one in words(member.reconnected())] == [Need]
 

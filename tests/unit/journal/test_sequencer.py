@@ -116,7 +116,14 @@ class Led:
         return self
 
     def offer(
-        self, site: str, held_by: str = "", *, fragment: int = 0, attempt: int | None = None, lr: float = 0.0
+        self,
+        site: str,
+        held_by: str = "",
+        *,
+        fragment: int = 0,
+        attempt: int | None = None,
+        lr: float = 0.0,
+        by_mail: bool = True,
     ) -> str:
         """The frame that the site makes in the last attempt; who else holds it."""
         attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
@@ -137,7 +144,7 @@ class Led:
         )
         self.say(site, offer)
         for other in held_by:
-            self.say(other, Hold(fragment=fragment, version=version, site=site, frame=frame))
+            self.say(other, Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))
         return frame
 
     def due(self, site: str = "a", fragment: int = 0) -> None:
@@ -234,9 +241,61 @@ def test_frame_that_no_mail_brings_is_fetched_after_the_grace_and_then_tried_ane
     assert fetch.sources == ("a:1", "leader:1")
     led.wait(58, "ab")
     assert led.messages(Open, "b")[-1].attempt == 1
-    led.say("b", Hold(fragment=0, version=0, site="a", frame=frame))  # of the attempt before: it still counts
+    led.say(
+        "b", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True)
+    )  # of the attempt before: it still counts
     led.wait(0.5, "ab")
     assert led.last_members == "a"
+
+
+def test_site_that_no_mail_reaches_counts_by_fetching_without_waiting_for_the_grace() -> None:
+    """Port of c closed: at first its frames come too late, then agents fetch them as soon as they are offered."""
+    led = Led().take_part("abc")
+
+    def one_round() -> str:
+        version = led.sequencer.state.versions[0]
+        led.due()
+        led.offer("a", "b")
+        led.offer("b", "a")
+        led.offer("c")
+        led.wait(0.5, "abc")
+        for fetch in led.messages(Fetch):
+            if fetch.version == version and fetch.site == "c":
+                led.say("a", Hold(fragment=0, version=version, site="c", frame=fetch.frame, by_mail=False))
+        return led.last_members if led.sequencer.state.versions[0] > version else ""
+
+    for _ in range(4):  # two cycles of two fragments
+        assert one_round() == ""
+        led.wait(2, "abc")
+        assert led.last_members == "ab"
+    assert [one_round() for _ in range(3)] == ["abc"] * 3
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")  # the mail is back
+    before = len(led.messages(Fetch))
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c")
+    led.wait(1, "abc")
+    assert len(led.messages(Fetch)) == before
+
+
+def test_site_whose_frames_take_longer_than_the_grace_is_waited_for_in_some_round() -> None:
+    led = Led().take_part("abc")
+    members = []
+    for _ in range(12):
+        led.due()
+        led.offer("a", "b")
+        led.offer("b", "a")
+        frame = led.offer("c")
+        version = led.sequencer.state.versions[0]
+        led.wait(9, "abc")
+        for holder in "ab":  # also where the round has ended without it
+            led.say(holder, Hold(fragment=0, version=version, site="c", frame=frame, by_mail=True))
+        members.append(led.last_members)
+    assert members == [*["ab"] * 4, "abc", *["ab"] * 4, "abc", *["ab"] * 2]
 
 
 def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_counts() -> None:
@@ -427,7 +486,7 @@ def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run()
     led.wait(1, "ab")
     assert "left" not in led.kinds()
     led.offer("b", "a")
-    led.say("b", Hold(fragment=0, version=0, site="a", frame=led.offer("a")))
+    led.say("b", Hold(fragment=0, version=0, site="a", frame=led.offer("a"), by_mail=True))
     led.wait(1, "ab")
     assert led.kinds()[-2:] == ["round", "left"]
     led.say("b", Leave())

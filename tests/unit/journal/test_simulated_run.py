@@ -57,7 +57,7 @@ class BelievesWhatWasOpen(Member):
 class NeverFetches(Sequencer):
     """A leader that waits for the mail. Its terms have no new attempts."""
 
-    def _fetch_missing(self, *_: object) -> None:
+    def _fetch_missing(self, *_: object, late: bool) -> None:
         pass
 
 
