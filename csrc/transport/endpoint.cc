@@ -262,7 +262,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
   tune_stream(half_open.fd(), channel->tuning());
   const HelloPayload welcome = channel->welcome(hello);
-  if (Status sent = send_hello_frame(*half_open.connection(), FrameType::Welcome, welcome); !sent.is_ok()) {
+  if (Status sent = send_hello_packet(*half_open.connection(), PacketType::Welcome, welcome); !sent.is_ok()) {
     channel->not_adopted(hello.stream);
     return sent;
   }

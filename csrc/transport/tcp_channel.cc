@@ -112,7 +112,7 @@ ChannelStats TcpChannel::stats() const {
 }
 
 void TcpChannel::announce(const OpKey& key) {
-  WireHeader header = make_header(FrameType::Grant);
+  WireHeader header = make_header(PacketType::Grant);
   header.group = key.group;
   header.op = key.op;
   control_.push(header);
@@ -167,10 +167,10 @@ void TcpChannel::tick() {
 void TcpChannel::send_heartbeat() {
   Stream* const control = streams_.control();
   if (control == nullptr) return;
-  WireHeader header = make_header(FrameType::Heartbeat);
+  WireHeader header = make_header(PacketType::Heartbeat);
   header.op = clock_ns();
   header.chunk = static_cast<std::uint32_t>(wanted_streams_);
-  control->send_frame(header);
+  control->send_packet(header);
 }
 
 Result<SegmentCopy> TcpChannel::begin_segment(const WireHeader& header) {
@@ -186,15 +186,15 @@ void TcpChannel::finish_segment(SegmentCopy copy) {
   acks_due_.arrived();
 }
 
-Status TcpChannel::on_frame(const WireHeader& header) {
-  switch (static_cast<FrameType>(header.type)) {
-    case FrameType::Grant:
-    case FrameType::Close: {
+Status TcpChannel::on_packet(const WireHeader& header) {
+  switch (static_cast<PacketType>(header.type)) {
+    case PacketType::Grant:
+    case PacketType::Close: {
       GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
       acks_due_.arrived();
       if (!is_new) return Status::ok();
-      if (peer_left_) return core::corrupt("a control frame after Close");
-      if (static_cast<FrameType>(header.type) == FrameType::Close) {
+      if (peer_left_) return core::corrupt("a control packet after Close");
+      if (static_cast<PacketType>(header.type) == PacketType::Close) {
         peer_left();
         return Status::ok();
       }
@@ -202,9 +202,9 @@ Status TcpChannel::on_frame(const WireHeader& header) {
       schedule_flush();
       return Status::ok();
     }
-    case FrameType::Ack:
+    case PacketType::Ack:
       return on_ack(header);
-    case FrameType::Heartbeat: {
+    case PacketType::Heartbeat: {
       if (header.chunk > kMaxDataStreams) {
         return core::corrupt("asked for ", header.chunk, " streams");
       }
@@ -212,25 +212,25 @@ Status TcpChannel::on_frame(const WireHeader& header) {
       open_more_streams();
       if (phase_ == Phase::Closed) return Status::ok();
       if (streams_.control()->pending_bytes() > kMaxPendingControlBytes) return Status::ok();
-      WireHeader reply = make_header(FrameType::HeartbeatReply);
+      WireHeader reply = make_header(PacketType::HeartbeatReply);
       reply.op = header.op;
-      streams_.control()->send_frame(reply);
+      streams_.control()->send_packet(reply);
       return Status::ok();
     }
-    case FrameType::HeartbeatReply:
+    case PacketType::HeartbeatReply:
       on_reply(header.op);
       return Status::ok();
-    case FrameType::Reset:
+    case PacketType::Reset:
       fail(lost(core::str("it has given up the connection (",
                           core::to_string(static_cast<StatusCode>(header.code)), ")")));
       return Status::ok();
     default:
-      return core::corrupt("frame of unexpected type ", int{header.type});
+      return core::corrupt("packet of unexpected type ", int{header.type});
   }
 }
 
 Status TcpChannel::on_ack(const WireHeader& header) {
-  GEOCOMM_ASSIGN_OR_RETURN(const AckFrame ack, parse_ack(header));
+  GEOCOMM_ASSIGN_OR_RETURN(const AckPacket ack, parse_ack(header));
   acks_.fetch_add(1, std::memory_order_relaxed);
   GEOCOMM_RETURN_IF_ERROR(control_.acknowledge(ack.control_received));
   std::vector<SentCallback> callbacks;
@@ -332,20 +332,20 @@ void TcpChannel::hedge_slow_segments() {
 void TcpChannel::send_control() {
   Stream* const control = streams_.control();
   if (control == nullptr) return;
-  std::vector<WireHeader> frames;
-  control_.take_unsent(frames);
-  const bool tell = acks_due_.due() || (!frames.empty() && acks_due_.waiting());
+  std::vector<WireHeader> packets;
+  control_.take_unsent(packets);
+  const bool tell = acks_due_.due() || (!packets.empty() && acks_due_.waiting());
   if (tell && control->pending_bytes() < kMaxPendingControlBytes) {
     acks_due_.sent();
-    std::vector<AckFrame> acks;
+    std::vector<AckPacket> acks;
     receiver_.window().collect(acks);
-    for (AckFrame& ack : acks) {
+    for (AckPacket& ack : acks) {
       ack.control_received = control_.received();
-      frames.push_back(make_ack(ack));
+      packets.push_back(make_ack(ack));
     }
   }
-  control->send_frames(frames);
-  if (control_.overflows()) fail(core::corrupt("the peer acknowledges no control frames"));
+  control->send_packets(packets);
+  if (control_.overflows()) fail(core::corrupt("the peer acknowledges no control packets"));
 }
 
 // ---- IO thread: ending ----
@@ -381,7 +381,7 @@ void TcpChannel::advance_closing() {
   if (phase_ != Phase::Ready || !closing_ || !queue_.empty()) return;
   if (!close_sent_) {
     close_sent_ = true;
-    control_.push(make_header(FrameType::Close));
+    control_.push(make_header(PacketType::Close));
     send_control();
   }
   if (phase_ != Phase::Ready || !peer_left_ || !control_.all_acknowledged()) return;
@@ -425,9 +425,9 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   }
   if (Stream* const control = streams_.control(); reset && control != nullptr) {
     // Spares the peer the search for us.
-    WireHeader header = make_header(FrameType::Reset);
+    WireHeader header = make_header(PacketType::Reset);
     header.code = static_cast<std::uint16_t>(reason.code());
-    control->send_frame(header);
+    control->send_packet(header);
   }
   acks_due_.sent();
   redialer_.stop();

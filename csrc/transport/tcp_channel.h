@@ -109,7 +109,7 @@ class TcpChannel final : public Channel,
 
   core::Result<SegmentCopy> begin_segment(const WireHeader& header) override;
   void finish_segment(SegmentCopy copy) override;
-  core::Status on_frame(const WireHeader& header) override;
+  core::Status on_packet(const WireHeader& header) override;
   void pull(const Carrier& carrier, std::vector<OutSegment>& out) override;
   bool has_ready(const Carrier& carrier) const override;
   void on_segment_sent(const OutSegment& segment) override;

@@ -257,7 +257,7 @@ void TcpChannel::drop(Stream& stream) {
 }
 
 void TcpChannel::reconnect(std::uint16_t stream) {
-  // Both have everything: only the Close frames, or their acknowledgements, may be missing.
+  // Both have everything: only the Close packets, or their acknowledgements, may be missing.
   const bool finished = peer_left_ && queue_.empty();
   if (finished) linger();
   if (redialer_.dials()) {

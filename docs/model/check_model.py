@@ -57,7 +57,7 @@ MISTAKES = [
     Check(name, f"MUTATE_{mutation} {defines}", mistake=True)
     for name, mutation, defines in (
         ("superseded copies are not redirected", "NO_REDIRECT", "CONTROL_LOSSES=0 DATA_LOSSES=1"),
-        ("control frames are taken twice", "NO_CONTROL_DEDUP", "COUNTS_IN_HELLO=0 DATA_LOSSES=0"),
+        ("control packets are taken twice", "NO_CONTROL_DEDUP", "COUNTS_IN_HELLO=0 DATA_LOSSES=0"),
         ("generations are not compared", "NO_GENERATION", "CONTROL_LOSSES=2 DATA_LOSSES=0"),
         ("incarnations are not compared, A restarts", "NO_INCARNATION", "RESTART=A DATA_LOSSES=0"),
         ("incarnations are not compared, D restarts", "NO_INCARNATION", "RESTART=D DATA_LOSSES=0"),

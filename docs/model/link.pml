@@ -1,7 +1,7 @@
 /* The protocol of docs/spec/channel.md, for spin. README.md says what is checked and what is left out.
  *
- * S sends segments to R; both send reliable control frames. One of the two, D, dials, the other one, A, accepts. Every
- * step is one that can be done a bounded number of times (losses, dials, frames), so every run is finite, and "all is
+ * S sends segments to R; both send reliable control packets. One of the two, D, dials, the other one, A, accepts. Every
+ * step is one that can be done a bounded number of times (losses, dials, packets), so every run is finite, and "all is
  * delivered and both sides close in good order" is a property of the states in which nothing can happen any more.
  * link_options.pml: the bounds, and mistakes on purpose. */
 
@@ -23,7 +23,7 @@
 #define SLOTS FIRST_NEWBORN
 #endif
 
-/* The last reliable control frame of a side. R's first one is Grant, for which chunk 1 waits. */
+/* The last reliable control packet of a side. R's first one is Grant, for which chunk 1 waits. */
 #define CLOSE(side) (side == S -> 1 : 2)
 
 /* Chunk 0 is segments 1 and 2, chunk 1 the others. */
@@ -49,7 +49,7 @@ mtype link[2] = Open;
 bit linked;               /* at D: the control stream was welcomed once */
 byte newest[STREAMS + 1]; /* at A: slot + 1 of the highest generation adopted, by stream index */
 
-/* Control frames, by side. */
+/* Control packets, by side. */
 byte queued[2];
 byte acked[2];
 byte received[2];
@@ -428,7 +428,7 @@ end:
       link[side] == Open && received[side] == CLOSE(1 - side) && acked[side] == CLOSE(side) && !ack_due[side] ->
       end_link(side, Good)
     }
-  /* Only Close frames, or their acks, may be missing: that is not waited for long. */
+  /* Only Close packets, or their acks, may be missing: that is not waited for long. */
   :: d_step {
       link[side] == Open && received[side] == CLOSE(1 - side) && queued[side] == CLOSE(side) &&
           NOTHING_LEFT(side) && !control_up[side] ->

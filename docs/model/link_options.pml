@@ -25,7 +25,7 @@
 #define IN_FLIGHT 1 /* messages under way, in each direction of each connection */
 #endif
 #ifndef COUNTS_IN_HELLO
-#define COUNTS_IN_HELLO 1 /* 0: after a loss, control frames are sent again from the last one acked */
+#define COUNTS_IN_HELLO 1 /* 0: after a loss, control packets are sent again from the last one acked */
 #endif
 
 #ifdef MUTATE_FREE_AT_ACK

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.journal.entries import Digest, Hash, Record, SiteName, Whole, line_of
-from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, Purpose, offset_bytes, write_frame
+from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
@@ -142,7 +142,7 @@ class FileServer:
     async def serve(self, stream: TlsStream) -> None:
         """Answer one connection until it ends. ProtocolError for what cannot be answered."""
         stream.send_with(_CONGESTION_CONTROL)
-        await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         while True:
             async with asyncio.timeout(_IDLE_LIMIT_S):
                 line = await stream.read_line(_MAX_LINE_BYTES)

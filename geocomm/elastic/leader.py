@@ -32,7 +32,7 @@ from geocomm.journal.sequencer import (
     Terms,
     Tick,
 )
-from geocomm.rendezvous.store_session import FrameKind, offset_bytes, write_frame
+from geocomm.rendezvous.store_session import PacketKind, offset_bytes, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.waiting import Waiting
 
@@ -83,7 +83,7 @@ class Leader:
 
     async def serve_site(self, stream: TlsStream, site: str) -> None:
         """Carry a connection of a site's agent to its end."""
-        await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         lines = LineStream(stream)
         if (before := self._sessions.pop(site, None)) is not None:
             before.end()

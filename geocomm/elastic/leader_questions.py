@@ -12,7 +12,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.elastic.leader import Leader
 from geocomm.journal.entries import Record, SiteName, Text, line_of
 from geocomm.journal.messages import Beat
-from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, Purpose, offset_bytes, write_frame
+from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
@@ -65,7 +65,7 @@ class LeaderAnswer(Record):
 
 async def answer(stream: TlsStream, leader: Leader) -> None:
     """Answer the one question of a connection. ProtocolError where it is none."""
-    await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+    await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
     async with asyncio.timeout(_LIMIT_S):
         line = await stream.read_line(_MAX_QUESTION_BYTES)
     try:

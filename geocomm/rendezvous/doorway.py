@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, Refused, write_frame
+from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.security.keys import Identity, Keys, KeysError
 from geocomm.security.tls_errors import explain
@@ -117,7 +117,7 @@ async def _refuse(stream: TlsStream, reason: str) -> None:
     """Tell a known site why; a stranger that cannot even be written to is nobody's loss."""
     with contextlib.suppress(OSError):
         async with asyncio.timeout(1):
-            await write_frame(stream, FrameKind.REFUSED, reason.encode()[:512])
+            await write_packet(stream, PacketKind.REFUSED, reason.encode()[:512])
 
 
 class _CalmLog:

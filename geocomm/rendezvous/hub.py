@@ -18,14 +18,14 @@ from geocomm.rendezvous.doorway import GREETING_LIMIT_S, MAX_STRANGERS, Doorway,
 from geocomm.rendezvous.store_session import (
     RESUME_LIMIT_S,
     SILENCE_LIMIT_S,
-    FrameKind,
     Greeting,
+    PacketKind,
     ProtocolError,
     Purpose,
     Refused,
     Session,
     offset_bytes,
-    write_frame,
+    write_packet,
 )
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.security.keys import Identity, Keys
@@ -88,7 +88,7 @@ class Hub:
 
     async def _serve_greeting(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         if greeting.purpose is Purpose.PROBE:
-            await write_frame(stream, FrameKind.WELCOME, offset_bytes(0))
+            await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
             return
         if greeting.purpose not in (Purpose.BEGIN, Purpose.RESUME):
             raise Refused("this is the hub of geocomm run without --elastic: start all sites with it, or none")
@@ -99,7 +99,7 @@ class Hub:
         async with held.turn:
             held.lost_at = None
             try:
-                await write_frame(stream, FrameKind.WELCOME, offset_bytes(held.session.received))
+                await write_packet(stream, PacketKind.WELCOME, offset_bytes(held.session.received))
                 await held.session.carry(stream, greeting.received)
             except ProtocolError:
                 self._drop(greeting.session)

@@ -4,7 +4,7 @@ torch's store client never reconnects: when its connection breaks, the store is 
 connections at both ends stay open while the TLS connection between them is replaced, and what the other end has not
 acknowledged is sent again.
 
-After Hello (see Greeting) both directions carry frames: a byte of kind, four of length, the content. Integers are
+After Hello (see Greeting) both directions carry packets: a byte of kind, four of length, the content. Integers are
 little-endian.
 """
 
@@ -28,7 +28,7 @@ SILENCE_LIMIT_S = 15.0
 RESUME_LIMIT_S = 300.0
 """How long a session waits for another connection."""
 
-_MAX_FRAME_BYTES = 16 * 1024
+_MAX_PACKET_BYTES = 16 * 1024
 _HEAD = struct.Struct("<BI")
 _OFFSET = struct.Struct("<Q")
 
@@ -41,8 +41,8 @@ class Refused(ConnectionError):
     """The hub will not have this session; the message is its reason."""
 
 
-class FrameKind(enum.IntEnum):
-    """What a frame says."""
+class PacketKind(enum.IntEnum):
+    """What a packet says."""
 
     WELCOME = 1  # the bytes that the hub had of this session
     REFUSED = 2  # a text, and nothing after it
@@ -93,16 +93,16 @@ class Greeting:
         return cls(Purpose(purpose), session, received, store)
 
 
-async def read_frame(stream: TlsStream) -> tuple[FrameKind, bytes]:
-    """The next frame; ProtocolError for one that cannot be."""
+async def read_packet(stream: TlsStream) -> tuple[PacketKind, bytes]:
+    """The next packet; ProtocolError for one that cannot be."""
     kind, size = _HEAD.unpack(await stream.read_exactly(_HEAD.size))
-    if kind not in list(FrameKind) or size > _MAX_FRAME_BYTES:
-        raise ProtocolError(f"frame of kind {kind} with {size} bytes")
-    return FrameKind(kind), await stream.read_exactly(size)
+    if kind not in list(PacketKind) or size > _MAX_PACKET_BYTES:
+        raise ProtocolError(f"packet of kind {kind} with {size} bytes")
+    return PacketKind(kind), await stream.read_exactly(size)
 
 
-async def write_frame(stream: TlsStream, kind: FrameKind, content: bytes = b"") -> None:
-    """Send one frame."""
+async def write_packet(stream: TlsStream, kind: PacketKind, content: bytes = b"") -> None:
+    """Send one packet."""
     await stream.write(_HEAD.pack(kind, len(content)) + content)
 
 
@@ -175,7 +175,7 @@ class Session:
 
     async def _read_local(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
-            while content := await reader.read(_MAX_FRAME_BYTES):
+            while content := await reader.read(_MAX_PACKET_BYTES):
                 self._unacknowledged += content
                 self._news.set()
                 while len(self._unacknowledged) >= WINDOW_BYTES:
@@ -196,42 +196,42 @@ class Session:
             self._news.clear()
             if told != self.received:
                 told = self.received
-                await write_frame(stream, FrameKind.ACK, offset_bytes(told))
+                await write_packet(stream, PacketKind.ACK, offset_bytes(told))
             start = sent - self._acknowledged
-            content = bytes(self._unacknowledged[start : start + _MAX_FRAME_BYTES])
+            content = bytes(self._unacknowledged[start : start + _MAX_PACKET_BYTES])
             if content:
                 sent += len(content)
-                await write_frame(stream, FrameKind.DATA, content)
+                await write_packet(stream, PacketKind.DATA, content)
             elif self._local_ended and not self._unacknowledged and not self._end_sent:
-                await write_frame(stream, FrameKind.END)
+                await write_packet(stream, PacketKind.END)
                 self._end_sent = True
             elif told == self.received:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
                         await self._news.wait()
                 except TimeoutError:
-                    await write_frame(stream, FrameKind.PING)
+                    await write_packet(stream, PacketKind.PING)
 
     async def _take(self, stream: TlsStream) -> None:
         most = self._acknowledged + len(self._unacknowledged)
         while not self.over:
             async with asyncio.timeout(SILENCE_LIMIT_S):
-                kind, content = await read_frame(stream)
-            if kind is FrameKind.DATA and not self._end_received:
+                kind, content = await read_packet(stream)
+            if kind is PacketKind.DATA and not self._end_received:
                 self.received += len(content)
                 await self._give_local(content)
-            elif kind is FrameKind.ACK:
+            elif kind is PacketKind.ACK:
                 offset = offset_of(content)
                 most = self._acknowledged + len(self._unacknowledged)
                 if not self._acknowledged <= offset <= most:
                     raise ProtocolError(f"acknowledgment of byte {offset} of {most}")
                 self._acknowledge(offset)
-            elif kind is FrameKind.END:
+            elif kind is PacketKind.END:
                 self._end_received = True
                 self._local_ended = True  # a store's connection has no use with one direction
                 self._writer.close()
-            elif kind is not FrameKind.PING:
-                raise ProtocolError(f"frame {kind.name} out of place")
+            elif kind is not PacketKind.PING:
+                raise ProtocolError(f"packet {kind.name} out of place")
             self._news.set()
 
     async def _give_local(self, content: bytes) -> None:

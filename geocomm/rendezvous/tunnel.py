@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from geocomm.core.addresses import HubAddress
 from geocomm.rendezvous.store_session import (
     RESUME_LIMIT_S,
-    FrameKind,
     Greeting,
+    PacketKind,
     ProtocolError,
     Purpose,
     Refused,
     Session,
     offset_of,
-    read_frame,
+    read_packet,
 )
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.waiting import Waiting
@@ -54,10 +54,10 @@ async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStre
                 raise KeysError(f"hub {hub}: {told}") from error
             with contextlib.suppress(ConnectionError):  # a hub that refused has closed; why, is there to be read
                 await stream.write(greeting.pack())
-            kind, content = await read_frame(stream)
-            if kind is FrameKind.REFUSED:
+            kind, content = await read_packet(stream)
+            if kind is PacketKind.REFUSED:
                 raise Refused(content.decode(errors="replace"))
-            if kind is not FrameKind.WELCOME:
+            if kind is not PacketKind.WELCOME:
                 raise ProtocolError(f"the hub answered with {kind.name}")
             return stream, offset_of(content)
         except BaseException as error:

@@ -138,7 +138,7 @@ void fuzz_encode_lossless(Input input);
 void fuzz_encode_loco(Input input);
 void fuzz_encode_plane(Input input);
 void fuzz_wire_header(Input input);
-void fuzz_opening_frame(Input input);
+void fuzz_opening_packet(Input input);
 void fuzz_link_mark(Input input);
 
 }  // namespace geocomm::fuzz

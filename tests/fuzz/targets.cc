@@ -29,7 +29,7 @@ std::span<const Target> targets() {
       {"encode_loco", fuzz_encode_loco},
       {"encode_plane", fuzz_encode_plane},
       {"wire_header", fuzz_wire_header},
-      {"opening_frame", fuzz_opening_frame},
+      {"opening_packet", fuzz_opening_packet},
       {"link_mark", fuzz_link_mark},
   };
   return kTargets;

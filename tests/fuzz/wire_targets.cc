@@ -63,8 +63,8 @@ void fuzz_wire_header(Input input) {
   }
 }
 
-// The first frame of a stranger's connection: how much is read of it, and what of it is shown.
-void fuzz_opening_frame(Input input) {
+// The first packet of a stranger's connection: how much is read of it, and what of it is shown.
+void fuzz_opening_packet(Input input) {
   InputReader reader(input);
   const auto header = transport::parse_header_of_any_version(take_header(reader));
   if (!header.is_ok()) {
@@ -74,7 +74,7 @@ void fuzz_opening_frame(Input input) {
   const auto bytes = transport::opening_payload_bytes(*header);
   if (!bytes.is_ok()) return;
   require(*bytes <= transport::kMaxRefuseBytes && *bytes <= header->length, "more than is there or fits");
-  if (header->type != static_cast<std::uint8_t>(transport::FrameType::Refuse)) return;
+  if (header->type != static_cast<std::uint8_t>(transport::PacketType::Refuse)) return;
   const core::Status shown = transport::refusal_of(*header, reader.take_bytes(*bytes));
   require(!shown.is_ok() && shown.message().size() <= transport::kMaxRefuseBytes + 32, "no refusal");
   for (const char c : shown.message()) {

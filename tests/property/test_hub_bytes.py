@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from geocomm.rendezvous import store_session
-from geocomm.rendezvous.store_session import FrameKind, Greeting, ProtocolError, offset_bytes, offset_of, read_frame
+from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, offset_bytes, offset_of, read_packet
 from support.effort import effort
 
 properties = effort(200)
@@ -57,12 +57,12 @@ def test_greeting_is_understood_exactly_or_refused(content: bytes) -> None:
 
 @properties
 @given(st.one_of(st.binary(max_size=64), st.builds(HEAD.pack, st.integers(0, 255), st.integers(0, 2**32 - 1))))
-@example(HEAD.pack(FrameKind.DATA, 3) + b"abc")
-@example(HEAD.pack(FrameKind.DATA, 16 * 1024 + 1) + bytes(20_000))
-def test_frame_is_understood_exactly_or_refused_before_it_is_read(content: bytes) -> None:
+@example(HEAD.pack(PacketKind.DATA, 3) + b"abc")
+@example(HEAD.pack(PacketKind.DATA, 16 * 1024 + 1) + bytes(20_000))
+def test_packet_is_understood_exactly_or_refused_before_it_is_read(content: bytes) -> None:
     stream = Arrived(content)
     try:
-        kind, payload = asyncio.run(read_frame(stream))  # type: ignore[arg-type]
+        kind, payload = asyncio.run(read_packet(stream))  # type: ignore[arg-type]
     except ConnectionError:
         assert stream.largest_read <= 16 * 1024  # of what a peer claims
         return

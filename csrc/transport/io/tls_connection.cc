@@ -378,7 +378,7 @@ Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
 }
 
 // Records of up to 16 KiB, straight from the caller's memory where a part has so much; what is smaller (a
-// frame's header) shares a record with what follows it. A batch of records goes to the kernel in one call.
+// packet's header) shares a record with what follows it. A batch of records goes to the kernel in one call.
 //
 // What the kernel does not take of a batch waits in it, and the plaintext of its last record counts as
 // not taken: so the caller comes back with it, and it is skipped then.

@@ -17,7 +17,7 @@ class AckScheduler {
       : loop_(std::move(loop)), send_now_(std::move(send_now)) {}
   ~AckScheduler() { sent(); }
 
-  // A segment or a reliable control frame has arrived.
+  // A segment or a reliable control packet has arrived.
   void arrived() {
     ++waiting_;
     if (waiting_ == kMostSegments) return set_due();

@@ -17,7 +17,7 @@ struct ChannelStats {
   std::uint64_t outages = 0;                 // times that connections were lost and all are there again
   std::uint64_t outage_us = 0;         // from the last contact to the last connection, summed over these
   std::uint64_t resent_segments = 0;   // ours (up to 256 KiB), since a connection was lost or slow
-  std::uint64_t acks = 0;              // frames received
+  std::uint64_t acks = 0;              // packets received
   std::uint64_t early_bytes_held = 0;  // received now, of operations that nobody has posted here
   std::uint64_t early_bytes_sent = 0;  // of the peer's credit for such, what is taken now
   std::uint64_t rtt_us = 0;            // last heartbeat; TCP's estimate until then

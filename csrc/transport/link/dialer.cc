@@ -161,7 +161,7 @@ Status Dialer::check_site() const {
 
 void Dialer::send_hello() {
   hello_ = plan_.hello();
-  if (const Status sent = send_hello_frame(*connection_, FrameType::Hello, hello_); !sent.is_ok()) {
+  if (const Status sent = send_hello_packet(*connection_, PacketType::Hello, hello_); !sent.is_ok()) {
     return retry(with_reason("sending Hello failed", sent));
   }
   state_ = State::Reading;
@@ -193,13 +193,13 @@ void Dialer::read_reply() {
     const auto header = parse_header_of_any_version(std::span(reply_).first<kHeaderBytes>());
     if (!header.is_ok()) return retry(header.status());
     reply_header_ = *header;
-    const auto type = static_cast<FrameType>(reply_header_.type);
-    const bool welcome = type == FrameType::Welcome && reply_header_.version == kWireVersion &&
+    const auto type = static_cast<PacketType>(reply_header_.type);
+    const bool welcome = type == PacketType::Welcome && reply_header_.version == kWireVersion &&
                          reply_header_.length == sizeof(HelloPayload);
-    const bool refuse = type == FrameType::Refuse && reply_header_.length <= kMaxRefuseBytes;
+    const bool refuse = type == PacketType::Refuse && reply_header_.length <= kMaxRefuseBytes;
     if (!welcome && !refuse) return refused(core::corrupt("unexpected answer to Hello"));
   }
-  static_cast<FrameType>(reply_header_.type) == FrameType::Welcome ? on_welcome() : on_refuse();
+  static_cast<PacketType>(reply_header_.type) == PacketType::Welcome ? on_welcome() : on_refuse();
 }
 
 void Dialer::on_welcome() {

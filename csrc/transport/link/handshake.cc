@@ -25,29 +25,29 @@ namespace {
 constexpr std::size_t kSeenOfHello = 4096;
 }  // namespace
 
-Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload) {
+Status send_hello_packet(Connection& connection, PacketType type, const HelloPayload& payload) {
   WireHeader header = make_header(type);
   header.length = sizeof payload;
-  std::array<std::byte, kHeaderBytes + sizeof payload> frame;
+  std::array<std::byte, kHeaderBytes + sizeof payload> packet;
   const HeaderBytes bytes = encode_header(header);
-  std::memcpy(frame.data(), bytes.data(), kHeaderBytes);
-  std::memcpy(frame.data() + kHeaderBytes, &payload, sizeof payload);
-  const iovec part{frame.data(), frame.size()};
+  std::memcpy(packet.data(), bytes.data(), kHeaderBytes);
+  std::memcpy(packet.data() + kHeaderBytes, &payload, sizeof payload);
+  const iovec part{packet.data(), packet.size()};
   const Result<std::size_t> sent = connection.write({&part, 1});
   if (!sent.is_ok()) return sent.status();
-  if (*sent < frame.size()) return {StatusCode::Network, "a new connection takes no bytes"};
+  if (*sent < packet.size()) return {StatusCode::Network, "a new connection takes no bytes"};
   return Status::ok();
 }
 
 void send_refuse(Connection& connection, const Status& why) {
   const std::string reason = why.message().substr(0, kMaxRefuseBytes);
-  WireHeader header = make_header(FrameType::Refuse);
+  WireHeader header = make_header(PacketType::Refuse);
   header.code = static_cast<std::uint16_t>(why.code());
   header.length = static_cast<std::uint32_t>(reason.size());
   const HeaderBytes bytes = encode_header(header);
-  std::string frame(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  frame += reason;
-  const iovec part{frame.data(), frame.size()};
+  std::string packet(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  packet += reason;
+  const iovec part{packet.data(), packet.size()};
   // Who does not get it sees the connection end.
   if (connection.write({&part, 1}).is_ok()) (void)connection.finish();
 }
@@ -95,12 +95,12 @@ std::string short_id(const ProcessId& id) {
 }
 
 Result<std::size_t> opening_payload_bytes(const WireHeader& header) {
-  const auto type = static_cast<FrameType>(header.type);
-  if (type == FrameType::Refuse && header.length <= kMaxRefuseBytes) return std::size_t{header.length};
+  const auto type = static_cast<PacketType>(header.type);
+  if (type == PacketType::Refuse && header.length <= kMaxRefuseBytes) return std::size_t{header.length};
   // Of another version, what is needed for the refusal stands at its start.
   const bool same = header.version == kWireVersion;
   const bool fits = same ? header.length == sizeof(HelloPayload) : header.length >= kCommonHelloBytes;
-  if (type != FrameType::Hello || !fits) return core::corrupt("does not begin with Hello");
+  if (type != PacketType::Hello || !fits) return core::corrupt("does not begin with Hello");
   return same ? sizeof(HelloPayload) : kCommonHelloBytes;
 }
 
@@ -240,7 +240,7 @@ void HalfOpen::read_hello() {
     }
     const auto payload = std::span(std::as_const(bytes_)).subspan(kHeaderBytes, wanted_ - kHeaderBytes);
     // A dialer that does not accept this side's certificate.
-    if (static_cast<FrameType>(header_.type) == FrameType::Refuse)
+    if (static_cast<PacketType>(header_.type) == PacketType::Refuse)
       return finish(refusal_of(header_, payload));
     if (keys_ != nullptr && connection_->peer_name() == nullptr) {
       return finish(Status(StatusCode::Authentication,

@@ -24,7 +24,7 @@ namespace geocomm::transport {
 inline constexpr core::StatusCode kTryAgain = core::StatusCode::Timeout;
 
 // Sends Hello or Welcome on a new connection. Network if the kernel does not take all of it at once.
-core::Status send_hello_frame(Connection& connection, FrameType type, const HelloPayload& payload);
+core::Status send_hello_packet(Connection& connection, PacketType type, const HelloPayload& payload);
 // Sends Refuse, as well as it goes.
 void send_refuse(Connection& connection, const core::Status& why);
 // What a Refuse says: the peer's code and reason, fit to be shown.
@@ -48,7 +48,7 @@ struct ReceivedHello {
   HelloPayload payload{};  // of another version: its first kCommonHelloBytes, then zeros
 };
 
-// How much of the payload of a connection's first frame is of use, at most kMaxRefuseBytes. CorruptData
+// How much of the payload of a connection's first packet is of use, at most kMaxRefuseBytes. CorruptData
 // unless it is a Hello (of any version), or the Refuse of a dialer that does not trust this side.
 core::Result<std::size_t> opening_payload_bytes(const WireHeader& header);
 

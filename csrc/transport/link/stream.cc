@@ -18,7 +18,7 @@ using core::StatusCode;
 namespace {
 // Bytes that one stream reads before the others get their turn.
 constexpr std::size_t kReadBudgetBytes = 1024 * 1024;
-constexpr std::size_t kMaxFramesPerWrite = 16;
+constexpr std::size_t kMaxPacketsPerWrite = 16;
 // A stream that still has this much of its last segments to write pulls no others.
 constexpr std::size_t kPullBelowBytes = 64 * 1024;
 
@@ -33,7 +33,7 @@ Status lost(const std::string& what, const Status& why) {
 
 WireHeader segment_header(const OutSegment& segment) {
   const OutgoingChunk& chunk = segment.chunk->chunk;
-  WireHeader header = make_header(FrameType::Segment);
+  WireHeader header = make_header(PacketType::Segment);
   header.sequence = segment.number;
   header.group = chunk.key.group;
   header.op = chunk.key.op;
@@ -172,7 +172,7 @@ bool Stream::parse_staged() {
 }
 
 bool Stream::on_header(const WireHeader& header) {
-  if (static_cast<FrameType>(header.type) == FrameType::Segment && index() != 0) {
+  if (static_cast<PacketType>(header.type) == PacketType::Segment && index() != 0) {
     Result<SegmentCopy> copy = owner_.begin_segment(header);
     if (!is_open()) return false;
     if (!copy.is_ok()) {
@@ -185,16 +185,16 @@ bool Stream::on_header(const WireHeader& header) {
     return true;
   }
   if (index() != 0 || header.length != 0) {
-    violation(core::corrupt("stream ", index(), ": unexpected frame of type ", int{header.type}, " with ",
+    violation(core::corrupt("stream ", index(), ": unexpected packet of type ", int{header.type}, " with ",
                             header.length, " bytes"));
     return false;
   }
-  const Status status = owner_.on_frame(header);
+  const Status status = owner_.on_packet(header);
   if (!status.is_ok()) violation(status);
   return is_open();
 }
 
-void Stream::send_frames(std::span<const WireHeader> headers) {
+void Stream::send_packets(std::span<const WireHeader> headers) {
   if (!is_open() || headers.empty()) return;
   for (const WireHeader& header : headers) {
     out_.push_back({encode_header(header), {}});
@@ -217,7 +217,7 @@ void Stream::wake() {
   }
 }
 
-void Stream::pull_frames() {
+void Stream::pull_packets() {
   if (index() == 0 || pending_bytes() >= kPullBelowBytes) return;
   pulled_.clear();
   owner_.pull(carrier_, pulled_);
@@ -231,9 +231,9 @@ void Stream::pull_frames() {
 // One write per turn: when the kernel reports room again, it has taken most of what it had, and another
 // stream may be faster.
 void Stream::write() {
-  pull_frames();
+  pull_packets();
   if (!out_.empty()) {
-    std::array<iovec, 2 * kMaxFramesPerWrite> parts;
+    std::array<iovec, 2 * kMaxPacketsPerWrite> parts;
     std::size_t count = 0;
     std::size_t skip = out_written_;
     std::size_t total = 0;
@@ -244,7 +244,7 @@ void Stream::write() {
       parts[count++] = {const_cast<std::byte*>(data) + skipped, bytes - skipped};
       total += bytes - skipped;
     };
-    for (std::size_t i = 0; i < std::min(out_.size(), kMaxFramesPerWrite); ++i) {
+    for (std::size_t i = 0; i < std::min(out_.size(), kMaxPacketsPerWrite); ++i) {
       add(out_[i].header.data(), kHeaderBytes);
       const OutSegment& segment = out_[i].segment;
       if (segment.chunk) add(segment.chunk->chunk.payload.data() + segment.offset, segment.length);
@@ -264,11 +264,11 @@ void Stream::write() {
 void Stream::advance(std::size_t written) {
   out_written_ += written;
   while (is_open() && !out_.empty() && out_written_ >= out_.front().size()) {
-    const OutFrame frame = std::move(out_.front());
+    const OutPacket packet = std::move(out_.front());
     out_.pop_front();
-    out_written_ -= frame.size();
-    out_bytes_ -= frame.size();
-    if (frame.segment.chunk) owner_.on_segment_sent(frame.segment);
+    out_written_ -= packet.size();
+    out_bytes_ -= packet.size();
+    if (packet.segment.chunk) owner_.on_segment_sent(packet.segment);
   }
 }
 

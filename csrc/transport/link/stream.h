@@ -1,4 +1,4 @@
-// One connection of a channel: reads frames, and writes control frames and segments that it pulls from
+// One connection of a channel: reads packets, and writes control packets and segments that it pulls from
 // the channel's queue when the kernel has room.
 #pragma once
 
@@ -30,8 +30,8 @@ class StreamOwner {
   // Where the payload of a Segment goes. An error fails the channel.
   virtual core::Result<SegmentCopy> begin_segment(const WireHeader& header) = 0;
   virtual void finish_segment(SegmentCopy copy) = 0;
-  // A frame of the control stream, without payload. An error fails the channel.
-  virtual core::Status on_frame(const WireHeader& header) = 0;
+  // A packet of the control stream, without payload. An error fails the channel.
+  virtual core::Status on_packet(const WireHeader& header) = 0;
   virtual void pull(const Carrier& carrier, std::vector<OutSegment>& out) = 0;
   // pull() would give it some. Where it would not, room in the stream's socket is nothing to wait for.
   virtual bool has_ready(const Carrier& carrier) const = 0;
@@ -54,9 +54,9 @@ class Stream : public IoHandler {
   ~Stream() override;
   virtual core::Status start();
 
-  void send_frame(const WireHeader& header) { send_frames({&header, 1}); }
-  void send_frames(std::span<const WireHeader> headers);
-  // Of control frames and segments that the kernel has not taken.
+  void send_packet(const WireHeader& header) { send_packets({&header, 1}); }
+  void send_packets(std::span<const WireHeader> headers);
+  // Of control packets and segments that the kernel has not taken.
   std::size_t pending_bytes() const { return out_bytes_ - out_written_; }
   // The kernel has sent all that it was given.
   virtual bool is_idle() const;
@@ -86,9 +86,9 @@ class Stream : public IoHandler {
   void violation(const core::Status& why);
 
  private:
-  struct OutFrame {
+  struct OutPacket {
     HeaderBytes header;
-    OutSegment segment;  // no chunk: a control frame
+    OutSegment segment;  // no chunk: a control packet
     std::size_t size() const { return kHeaderBytes + (segment.chunk ? segment.length : 0); }
   };
 
@@ -99,7 +99,7 @@ class Stream : public IoHandler {
   bool parse_staged();
   bool on_header(const WireHeader& header);
   void write();
-  void pull_frames();
+  void pull_packets();
   void advance(std::size_t written);
   void watch_output(bool on);
 
@@ -118,9 +118,9 @@ class Stream : public IoHandler {
   SegmentCopy copy_;
   std::size_t payload_left_ = 0;
 
-  std::deque<OutFrame> out_;
+  std::deque<OutPacket> out_;
   std::size_t out_bytes_ = 0;    // in out_
-  std::size_t out_written_ = 0;  // of the first frame
+  std::size_t out_written_ = 0;  // of the first packet
   std::vector<OutSegment> pulled_;
 };
 

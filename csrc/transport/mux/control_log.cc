@@ -14,19 +14,19 @@ constexpr std::size_t kMaxUnacknowledged = 1U << 20;
 void ControlLog::push(WireHeader header) {
   std::lock_guard lock(mutex_);
   if (has_close_) return;
-  has_close_ = static_cast<FrameType>(header.type) == FrameType::Close;
-  header.sequence = first_ + frames_.size();
-  frames_.push_back(header);
+  has_close_ = static_cast<PacketType>(header.type) == PacketType::Close;
+  header.sequence = first_ + packets_.size();
+  packets_.push_back(header);
 }
 
 Status ControlLog::drop(std::uint64_t received) {
-  if (received >= first_ + frames_.size()) {
-    return core::corrupt("acknowledgement of control frame ", received,
-                         ", which was never sent (the last one is ", first_ + frames_.size() - 1, ")");
+  if (received >= first_ + packets_.size()) {
+    return core::corrupt("acknowledgement of control packet ", received,
+                         ", which was never sent (the last one is ", first_ + packets_.size() - 1, ")");
   }
   if (received < first_) return Status::ok();
   const auto count = static_cast<std::size_t>(received - first_ + 1);
-  frames_.erase(frames_.begin(), frames_.begin() + static_cast<std::ptrdiff_t>(count));
+  packets_.erase(packets_.begin(), packets_.begin() + static_cast<std::ptrdiff_t>(count));
   first_ += count;
   unsent_ -= std::min(unsent_, count);
   return Status::ok();
@@ -35,7 +35,7 @@ Status ControlLog::drop(std::uint64_t received) {
 Status ControlLog::restart(std::uint64_t received) {
   std::lock_guard lock(mutex_);
   if (received + 1 < first_) {
-    return core::corrupt("the peer has forgotten control frames: it has ", received, ", after it had ",
+    return core::corrupt("the peer has forgotten control packets: it has ", received, ", after it had ",
                          first_ - 1);
   }
   GEOCOMM_RETURN_IF_ERROR(drop(received));
@@ -45,8 +45,8 @@ Status ControlLog::restart(std::uint64_t received) {
 
 void ControlLog::take_unsent(std::vector<WireHeader>& out) {
   std::lock_guard lock(mutex_);
-  out.insert(out.end(), frames_.begin() + static_cast<std::ptrdiff_t>(unsent_), frames_.end());
-  unsent_ = frames_.size();
+  out.insert(out.end(), packets_.begin() + static_cast<std::ptrdiff_t>(unsent_), packets_.end());
+  unsent_ = packets_.size();
 }
 
 Status ControlLog::acknowledge(std::uint64_t received) {
@@ -56,17 +56,17 @@ Status ControlLog::acknowledge(std::uint64_t received) {
 
 bool ControlLog::all_acknowledged() const {
   std::lock_guard lock(mutex_);
-  return frames_.empty();
+  return packets_.empty();
 }
 
 bool ControlLog::overflows() const {
   std::lock_guard lock(mutex_);
-  return frames_.size() > kMaxUnacknowledged;
+  return packets_.size() > kMaxUnacknowledged;
 }
 
 Result<bool> ControlLog::receive(std::uint64_t number) {
   if (number == 0 || number > received_ + 1) {
-    return core::corrupt("control frame ", number, " after frame ", received_);
+    return core::corrupt("control packet ", number, " after packet ", received_);
   }
   if (number <= received_) return false;
   received_ = number;

@@ -1,4 +1,4 @@
-// The reliable control frames of a link (Grant, Close), both ways: numbered from 1, kept until the peer
+// The reliable control packets of a link (Grant, Close), both ways: numbered from 1, kept until the peer
 // has them, sent again in order on a new control stream, taken once.
 #pragma once
 
@@ -20,28 +20,28 @@ class ControlLog {
   // needs no grants any more.
   void push(WireHeader header);
 
-  // A new control stream, over which the peer has said that it has the first `received` frames: the others
+  // A new control stream, over which the peer has said that it has the first `received` packets: the others
   // are to be sent again. CorruptData if that cannot be.
   core::Status restart(std::uint64_t received);
-  // Adds the frames that this control stream has not been given yet.
+  // Adds the packets that this control stream has not been given yet.
   void take_unsent(std::vector<WireHeader>& out);
-  // The peer has the first `received` frames. CorruptData if that cannot be.
+  // The peer has the first `received` packets. CorruptData if that cannot be.
   core::Status acknowledge(std::uint64_t received);
   bool all_acknowledged() const;
   // A peer that acknowledges nothing must not take all memory.
   bool overflows() const;
 
-  // A frame came: true if it is new. CorruptData if one before it is missing.
+  // A packet came: true if it is new. CorruptData if one before it is missing.
   core::Result<bool> receive(std::uint64_t number);
   std::uint64_t received() const { return received_; }
 
  private:
   core::Status drop(std::uint64_t received);
 
-  mutable std::mutex mutex_;       // guards frames_, first_, unsent_, has_close_
-  std::deque<WireHeader> frames_;  // not acknowledged
-  std::uint64_t first_ = 1;        // number of frames_[0]
-  std::size_t unsent_ = 0;         // frames_ from here on wait for the control stream
+  mutable std::mutex mutex_;        // guards packets_, first_, unsent_, has_close_
+  std::deque<WireHeader> packets_;  // not acknowledged
+  std::uint64_t first_ = 1;         // number of packets_[0]
+  std::size_t unsent_ = 0;          // packets_ from here on wait for the control stream
   bool has_close_ = false;
   std::uint64_t received_ = 0;
 };

@@ -46,7 +46,7 @@ void ReceiveWindow::tell_all() {
   }
 }
 
-void ReceiveWindow::collect(std::vector<AckFrame>& out) {
+void ReceiveWindow::collect(std::vector<AckPacket>& out) {
   dirty_.erase(dirty_.begin(), dirty_.lower_bound(first_block()));
   if (dirty_.empty()) dirty_.insert(first_block());
   for (const std::uint64_t block : dirty_) {

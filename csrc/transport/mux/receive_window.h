@@ -28,9 +28,9 @@ class ReceiveWindow {
   std::uint64_t low() const { return low_; }
   // Everything is to be told again, to a peer that may have missed it.
   void tell_all();
-  // Adds what is to be told: a frame for each block of 64 numbers that changed, at least one. Their
+  // Adds what is to be told: a packet for each block of 64 numbers that changed, at least one. Their
   // control_received is left for the caller.
-  void collect(std::vector<AckFrame>& out);
+  void collect(std::vector<AckPacket>& out);
 
  private:
   std::uint64_t first_block() const { return low_ / 64; }

@@ -172,7 +172,7 @@ SentCallback SendQueue::count_written(OutChunk& chunk) {
   return std::move(chunk.on_sent);
 }
 
-Status SendQueue::acknowledge(const AckFrame& ack, std::vector<SentCallback>& callbacks,
+Status SendQueue::acknowledge(const AckPacket& ack, std::vector<SentCallback>& callbacks,
                               std::uint64_t& acked_bytes) {
   std::vector<UnackedSegments::Acked> freed;  // destroyed after the lock: the last owners of their bytes
   std::lock_guard lock(mutex_);

@@ -57,7 +57,7 @@ class SendQueue {
   SentCallback segment_sent(const OutSegment& segment);
   // The peer has segments: adds the callbacks of chunks that were not known to be written, and their bytes to
   // `acked_bytes`. CorruptData for segments that were never sent.
-  core::Status acknowledge(const AckFrame& ack, std::vector<SentCallback>& callbacks,
+  core::Status acknowledge(const AckPacket& ack, std::vector<SentCallback>& callbacks,
                            std::uint64_t& acked_bytes);
   // The connection is gone: what it carried and the peer has not acknowledged goes out again.
   void lose(const Carrier& carrier);

@@ -37,7 +37,7 @@ void UnackedSegments::take(std::uint64_t number, std::vector<Acked>& out) {
   ++acked_;
 }
 
-Status UnackedSegments::acknowledge(const AckFrame& ack, std::vector<Acked>& out) {
+Status UnackedSegments::acknowledge(const AckPacket& ack, std::vector<Acked>& out) {
   const std::uint64_t next = first_ + entries_.size();
   const auto top = static_cast<std::uint64_t>(std::bit_width(ack.bits));  // 0: no bit
   if (ack.low > next || (top > 0 && ack.base + top > next)) {

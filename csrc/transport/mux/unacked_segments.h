@@ -57,7 +57,7 @@ class UnackedSegments {
     Clock::time_point handed;  // to its stream, the last time
   };
   // Moves what `ack` says into `out`. CorruptData for numbers that were never given out.
-  core::Status acknowledge(const AckFrame& ack, std::vector<Acked>& out);
+  core::Status acknowledge(const AckPacket& ack, std::vector<Acked>& out);
 
   // The connection is gone: what it carried last must go out again.
   void lose(const Carrier& carrier);

@@ -57,7 +57,7 @@ Status RdmaStream::send_address() {
             core::str("the fabric's address has ", address.size(), " bytes, at most ", kMaxRdmaAddressBytes,
                       " are possible: name fewer devices in UCX_NET_DEVICES")};
   }
-  WireHeader header = make_header(FrameType::RdmaAddress);
+  WireHeader header = make_header(PacketType::RdmaAddress);
   header.op = token_;
   header.length = static_cast<std::uint32_t>(address.size());
   HeaderBytes head = encode_header(header);
@@ -117,9 +117,9 @@ void RdmaStream::on_address() {
   if (received_.size() < kHeaderBytes) return;
   const Result<WireHeader> header = parse_header(std::span(received_).first<kHeaderBytes>());
   if (!header.is_ok()) return violation(header.status());
-  if (static_cast<FrameType>(header->type) != FrameType::RdmaAddress || header->length == 0 ||
+  if (static_cast<PacketType>(header->type) != PacketType::RdmaAddress || header->length == 0 ||
       header->length > kMaxRdmaAddressBytes) {
-    return corrupt(core::str("frame of type ", int{header->type}, " with ", header->length,
+    return corrupt(core::str("packet of type ", int{header->type}, " with ", header->length,
                              " bytes, expected the fabric's address"));
   }
   const std::size_t whole = kHeaderBytes + header->length;
@@ -222,7 +222,7 @@ std::optional<RdmaIncoming> RdmaStream::on_message(std::span<const std::byte> he
   }
   const Result<WireHeader> header = parse_header(head.subspan<sizeof token_, kHeaderBytes>());
   Status broken = header.is_ok() ? Status::ok() : header.status();
-  if (broken.is_ok() && (static_cast<FrameType>(header->type) != FrameType::Segment ||
+  if (broken.is_ok() && (static_cast<PacketType>(header->type) != PacketType::Segment ||
                          header->length != payload_bytes || landing_.contains(header->sequence))) {
     broken = core::corrupt("message of type ", int{header->type}, ", number ", header->sequence, ", with ",
                            payload_bytes, " bytes where ", header->length, " are said");

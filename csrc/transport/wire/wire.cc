@@ -31,14 +31,14 @@ HeaderBytes encode_header(WireHeader header) {
   return bytes;
 }
 
-WireHeader make_header(FrameType type) {
+WireHeader make_header(PacketType type) {
   WireHeader header{};
   header.type = static_cast<std::uint8_t>(type);
   return header;
 }
 
-WireHeader make_ack(const AckFrame& ack) {
-  WireHeader header = make_header(FrameType::Ack);
+WireHeader make_ack(const AckPacket& ack) {
+  WireHeader header = make_header(PacketType::Ack);
   header.sequence = ack.control_received;
   header.op = ack.low;
   header.group = ack.base;
@@ -46,8 +46,8 @@ WireHeader make_ack(const AckFrame& ack) {
   return header;
 }
 
-Result<AckFrame> parse_ack(const WireHeader& header) {
-  const AckFrame ack{header.sequence, header.op, header.group, header.descriptor};
+Result<AckPacket> parse_ack(const WireHeader& header) {
+  const AckPacket ack{header.sequence, header.op, header.group, header.descriptor};
   const bool fits = ack.low >= 1 && ack.base % 64 == 0 && ack.base >= ack.low / 64 * 64 &&
                     ack.base - ack.low / 64 * 64 <= kMaxNumberSpan;
   if (!fits) return core::corrupt("acknowledgement of numbers from ", ack.base, ", low ", ack.low);

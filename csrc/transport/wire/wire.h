@@ -1,4 +1,4 @@
-// What travels on a stream: 64-byte headers, some followed by a payload. Little-endian. docs/spec/frames.md
+// What travels on a stream: 64-byte headers, some followed by a payload. Little-endian. docs/spec/packets.md
 // has the table.
 #pragma once
 
@@ -25,17 +25,17 @@ inline constexpr std::uint32_t kMinUnexpectedCharge = 4096;
 // How far the segment numbers under way may lie apart: the newest less the oldest that is not acknowledged.
 inline constexpr std::uint64_t kMaxNumberSpan = std::uint64_t{1} << 20;
 
-enum class FrameType : std::uint8_t {
+enum class PacketType : std::uint8_t {
   Hello = 1,    // dialer → acceptor, first on every stream; payload: HelloPayload
   Welcome = 2,  // acceptor → dialer; payload: HelloPayload of the acceptor
   Refuse = 3,   // acceptor → dialer, then close; code = StatusCode, payload: UTF-8 reason (at most 512 bytes)
   Segment = 4,  // a piece of a chunk; payload: `length` bytes at `offset` of the chunk
-  Grant = 5,    // the sender of this frame has posted the receive of (group, op): send without limit
+  Grant = 5,    // the sender of this packet has posted the receive of (group, op): send without limit
   Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same. `chunk`:
                   // data streams that the sender would like, 0 if it does not care
   HeartbeatReply = 7,
   Close = 8,         // orderly end: everything sent is acknowledged, nothing new will be posted or sent
-  Ack = 9,           // which segments and reliable control frames have arrived
+  Ack = 9,           // which segments and reliable control packets have arrived
   Reset = 10,        // the sender has given the link up; code = StatusCode of the reason
   RdmaAddress = 11,  // first, and only, on a data stream of an RDMA link; payload: the sender's address there
 };
@@ -43,9 +43,9 @@ enum class FrameType : std::uint8_t {
 struct WireHeader {
   std::uint32_t magic;
   std::uint8_t version;
-  std::uint8_t type;          // FrameType
+  std::uint8_t type;          // PacketType
   std::uint16_t code;         // Refuse, Reset: StatusCode; else 0
-  std::uint64_t sequence;     // Segment; Grant, Close: their number, from 1; Ack: see AckFrame; else 0
+  std::uint64_t sequence;     // Segment; Grant, Close: their number, from 1; Ack: see AckPacket; else 0
   std::uint64_t group;        // OpKey::group
   std::uint64_t op;           // OpKey::op; RdmaAddress: the token to put before each message
   std::uint64_t descriptor;   // opaque to transport: what the sender believes the operation is
@@ -72,7 +72,7 @@ struct HelloPayload {
   std::uint16_t stream;                   // 0: the control stream; 1 to stream_count: a data stream
   std::uint16_t stream_count;             // data streams of the channel, or more than there were
   std::uint32_t generation;               // which connection of this stream number: larger is newer
-  std::uint64_t control_received;         // reliable control frames that the sender has received
+  std::uint64_t control_received;         // reliable control packets that the sender has received
   std::array<std::uint8_t, 32> binding;   // TLS: ties a data stream to the control stream's session; else 0
   DataPath data_path;                     // the same in Welcome, and in all of a link's
   std::array<std::uint8_t, 7> reserved;   // 0
@@ -84,20 +84,20 @@ inline constexpr std::size_t kCommonHelloBytes = 48;
 
 // What an Ack says: all segments below `low` have arrived, and of those from `base` (a multiple of 64, not
 // below low rounded down) on, the ones whose bit is set.
-struct AckFrame {
-  std::uint64_t control_received = 0;  // reliable control frames, in order
+struct AckPacket {
+  std::uint64_t control_received = 0;  // reliable control packets, in order
   std::uint64_t low = 1;
   std::uint64_t base = 0;
   std::uint64_t bits = 0;
 };
-WireHeader make_ack(const AckFrame& ack);
+WireHeader make_ack(const AckPacket& ack);
 // CorruptData unless its fields agree with each other.
-core::Result<AckFrame> parse_ack(const WireHeader& header);
+core::Result<AckPacket> parse_ack(const WireHeader& header);
 
 // Fills in magic, version and checksum.
 HeaderBytes encode_header(WireHeader header);
 // A header of `type` and nothing else.
-WireHeader make_header(FrameType type);
+WireHeader make_header(PacketType type);
 // CorruptData for a wrong magic or checksum, VersionMismatch (naming both) for another version.
 core::Result<WireHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes);
 // Whether the first bytes of a connection, however few, can be a header. Cheap: drops strangers at once.

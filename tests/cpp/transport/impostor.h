@@ -24,7 +24,7 @@ namespace geocomm::transport::testing {
 
 enum class Forgery : std::uint8_t {
   Alert,               // a TLS alert: your certificate is of an unknown CA
-  LetterG,             // as geocomm's frames begin
+  LetterG,             // as geocomm's packets begin
   ForeignCertificate,  // TLS with a certificate of another CA
   NotYet,              // a Refuse in plaintext: another process
   WrongProcess,        // the same with another code
@@ -87,7 +87,7 @@ class Impostor {
     } else if (forgery_ == Forgery::LetterG) {
       (void)raw.send("G", 1);
     } else {
-      WireHeader header = make_header(FrameType::Refuse);
+      WireHeader header = make_header(PacketType::Refuse);
       const bool not_yet = forgery_ == Forgery::NotYet;
       header.code = static_cast<std::uint16_t>(not_yet ? StatusCode::Timeout : StatusCode::Network);
       header.length = 2;

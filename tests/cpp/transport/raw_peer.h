@@ -45,7 +45,7 @@ class RawConnection {
     return send(bytes.data(), bytes.size());
   }
   bool send(const HelloPayload& hello) {
-    WireHeader header = make_header(FrameType::Hello);
+    WireHeader header = make_header(PacketType::Hello);
     header.length = sizeof hello;
     return send(header) && send(&hello, sizeof hello);
   }
@@ -102,7 +102,7 @@ inline HelloPayload raw_hello(const Endpoint& to, std::uint16_t stream, std::uin
   return hello;
 }
 
-inline WireHeader control_header(FrameType type, std::uint64_t number) {
+inline WireHeader control_header(PacketType type, std::uint64_t number) {
   WireHeader header = make_header(type);
   header.sequence = number;
   return header;
@@ -113,7 +113,7 @@ inline RawConnection open_stream(const Endpoint& victim, const HelloPayload& hel
   RawConnection connection(victim.port());
   EXPECT_TRUE(connection.send(hello));
   const auto header = connection.read_header();
-  EXPECT_TRUE(header && header->type == static_cast<std::uint8_t>(FrameType::Welcome))
+  EXPECT_TRUE(header && header->type == static_cast<std::uint8_t>(PacketType::Welcome))
       << "not welcomed: "
       << (header ? core::to_string(static_cast<core::StatusCode>(header->code)) : "hung up");
   EXPECT_TRUE(connection.read(sizeof(HelloPayload)).has_value());
@@ -125,8 +125,8 @@ struct RawPeer {
   RawPeer(const Endpoint& victim, JobToken token, ProcessId id = id_of(0xFF))
       : control(open_stream(victim, raw_hello(victim, 0, 1, token, id))),
         data(open_stream(victim, raw_hello(victim, 1, 1, token, id))) {}
-  // The next frame of `type` on the control stream, whatever comes before; none if the stream ends.
-  std::optional<WireHeader> next_control(FrameType type) {
+  // The next packet of `type` on the control stream, whatever comes before; none if the stream ends.
+  std::optional<WireHeader> next_control(PacketType type) {
     for (;;) {
       const auto header = control.read_header();
       if (!header || header->type == static_cast<std::uint8_t>(type)) return header;
@@ -138,7 +138,7 @@ struct RawPeer {
 
 // A Segment header as an honest peer would send it, of the first segment of a chunk of one.
 inline WireHeader segment_header(std::uint64_t op, std::uint32_t chunk_bytes, std::uint64_t number = 1) {
-  WireHeader header = make_header(FrameType::Segment);
+  WireHeader header = make_header(PacketType::Segment);
   header.sequence = number;
   header.group = 1;
   header.op = op;

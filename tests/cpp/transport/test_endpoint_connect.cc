@@ -241,7 +241,7 @@ TEST(EndpointConnect, test_required_security_refuses_peers_from_other_addresses)
   ASSERT_TRUE(raw.send(raw_hello(*victim, 0, 1, token(1))));
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
-  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::Authentication));
 }
 
@@ -300,7 +300,7 @@ TEST(EndpointConnect, test_dialer_of_other_version_fails_on_both_sides) {
   victim->allow(token(1));
   const auto channel = *victim->connect({id_of(0xFF), "127.0.0.1", 1, "rank 1"}, token(1));
   RawConnection raw(victim->port());
-  WireHeader header = make_header(FrameType::Hello);
+  WireHeader header = make_header(PacketType::Hello);
   header.length = sizeof(HelloPayload);
   HeaderBytes bytes = encode_header(header);
   bytes[4] = std::byte{9};
@@ -310,7 +310,7 @@ TEST(EndpointConnect, test_dialer_of_other_version_fails_on_both_sides) {
   ASSERT_TRUE(raw.send(bytes.data(), bytes.size()) && raw.send(&hello, sizeof hello));
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
-  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::VersionMismatch));
   EXPECT_EQ(refuse->version, kWireVersion);
   EXPECT_TRUE(raw.closed_by_peer());
@@ -327,7 +327,7 @@ TEST(EndpointConnect, test_acceptor_of_other_version_fails_the_dialer) {
   while (!accepted.valid()) accepted = Fd(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
   RawConnection raw(std::move(accepted));
   ASSERT_TRUE(raw.read(kHeaderBytes + sizeof(HelloPayload)).has_value());
-  WireHeader header = make_header(FrameType::Refuse);
+  WireHeader header = make_header(PacketType::Refuse);
   header.code = static_cast<std::uint16_t>(StatusCode::VersionMismatch);
   header.length = 2;
   HeaderBytes bytes = encode_header(header);
@@ -366,7 +366,7 @@ TEST(EndpointConnect, test_descriptors_running_out_neither_spins_nor_ends_the_li
   ASSERT_TRUE(raw.send(raw_hello(*victim, 0, 1, token(1))));
   const auto welcome = raw.read_header();
   ASSERT_TRUE(welcome.has_value());
-  EXPECT_EQ(welcome->type, static_cast<std::uint8_t>(FrameType::Welcome));
+  EXPECT_EQ(welcome->type, static_cast<std::uint8_t>(PacketType::Welcome));
 }
 
 }  // namespace

@@ -196,7 +196,7 @@ TEST(ClosedGroups, test_only_the_latest_groups_are_remembered) {
 class ReceiveTableTest : public ::testing::Test {
  protected:
   static WireHeader first_segment(OpKey key, std::uint32_t chunk, std::uint32_t count, std::uint32_t bytes) {
-    WireHeader header = make_header(FrameType::Segment);
+    WireHeader header = make_header(PacketType::Segment);
     header.group = key.group;
     header.op = key.op;
     header.descriptor = 7;

@@ -35,7 +35,7 @@ class HostilePeer : public ::testing::Test {
   std::shared_ptr<Channel> channel() {
     return *victim().connect({id_of(0xFF), "127.0.0.1", 1, "hostile"}, token(1));
   }
-  // Frames on the data stream after a proper handshake must end the channel with CorruptData.
+  // Packets on the data stream after a proper handshake must end the channel with CorruptData.
   void expect_corrupt(const std::function<void(RawPeer&)>& attack) {
     RawPeer raw(victim(), token(1));
     const auto attacked = channel();
@@ -79,7 +79,7 @@ TEST_F(HostilePeer, test_http_request_is_dropped) {
 TEST_F(HostilePeer, test_half_open_connections_are_limited_and_the_oldest_go_first) {
   std::vector<RawConnection> idle;
   for (int i = 0; i < 1025; ++i) idle.emplace_back(victim().port());
-  const HeaderBytes hello = encode_header(make_header(FrameType::Hello));
+  const HeaderBytes hello = encode_header(make_header(PacketType::Hello));
   EXPECT_TRUE(idle.back().send(hello.data(), 10));  // half a header
   EXPECT_TRUE(idle.front().closed_by_peer());
   RawPeer honest(victim(), token(1));
@@ -89,7 +89,7 @@ TEST_F(HostilePeer, test_half_open_connections_are_limited_and_the_oldest_go_fir
 TEST_F(HostilePeer, test_hello_with_wrong_length_is_dropped) {
   for (const std::uint32_t length : {0U, 127U, 129U, 0xFFFFFFFFU}) {
     RawConnection raw(victim().port());
-    WireHeader header = make_header(FrameType::Hello);
+    WireHeader header = make_header(PacketType::Hello);
     header.length = length;
     ASSERT_TRUE(raw.send(header));
     EXPECT_TRUE(raw.closed_by_peer()) << length;
@@ -98,7 +98,7 @@ TEST_F(HostilePeer, test_hello_with_wrong_length_is_dropped) {
 
 TEST_F(HostilePeer, test_hello_with_wrong_checksum_is_dropped) {
   RawConnection raw(victim().port());
-  HeaderBytes bytes = encode_header(make_header(FrameType::Hello));
+  HeaderBytes bytes = encode_header(make_header(PacketType::Hello));
   bytes[40] ^= std::byte{1};
   ASSERT_TRUE(raw.send(bytes.data(), bytes.size()));
   EXPECT_TRUE(raw.closed_by_peer());
@@ -112,7 +112,7 @@ TEST_F(HostilePeer, test_stream_numbers_that_do_not_fit_are_refused) {
                                    static_cast<std::uint16_t>(count), token(1))));
     const auto refuse = raw.read_header();
     ASSERT_TRUE(refuse.has_value());
-    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse)) << stream << " of " << count;
+    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse)) << stream << " of " << count;
     EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::InvalidArgument));
   }
 }
@@ -124,7 +124,7 @@ TEST_F(HostilePeer, test_same_stream_twice_is_refused_and_harms_nothing) {
   ASSERT_TRUE(again.send(raw_hello(victim(), 1, 1, token(1))));
   const auto refuse = again.read_header();
   ASSERT_TRUE(refuse.has_value());
-  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_TRUE(channel()->status().is_ok());
 }
 
@@ -133,7 +133,7 @@ TEST_F(HostilePeer, test_unknown_token_is_told_to_try_again) {
   ASSERT_TRUE(raw.send(raw_hello(victim(), 0, 1, token(77))));
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
-  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::Timeout));
 }
 
@@ -234,20 +234,20 @@ TEST_F(HostilePeer, test_operation_that_changes_its_descriptor_fails_the_channel
   });
 }
 
-TEST_F(HostilePeer, test_unknown_frame_types_fail_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.control.send(make_header(static_cast<FrameType>(200))); });
+TEST_F(HostilePeer, test_unknown_packet_types_fail_the_channel) {
+  expect_corrupt([](RawPeer& raw) { (void)raw.control.send(make_header(static_cast<PacketType>(200))); });
 }
 
 TEST_F(HostilePeer, test_segment_on_the_control_stream_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) { (void)raw.control.send(segment_header(1, 10)); });
 }
 
-TEST_F(HostilePeer, test_control_frame_on_a_data_stream_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Grant, 1)); });
+TEST_F(HostilePeer, test_control_packet_on_a_data_stream_fails_the_channel) {
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(PacketType::Grant, 1)); });
 }
 
 TEST_F(HostilePeer, test_close_on_a_data_stream_fails_the_channel) {
-  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(FrameType::Close, 1)); });
+  expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(PacketType::Close, 1)); });
 }
 
 TEST_F(HostilePeer, test_segment_or_grant_after_close_ends_the_connections) {
@@ -255,11 +255,11 @@ TEST_F(HostilePeer, test_segment_or_grant_after_close_ends_the_connections) {
     ProcessId id = id_of(0xFF);  // larger than the victim's, whatever that is: the larger one dials
     id.back() -= segment ? 1 : 2;
     RawPeer raw(victim(), token(1), id);
-    ASSERT_TRUE(raw.control.send(control_header(FrameType::Close, 1)));
-    const auto close = raw.next_control(FrameType::Close);  // the victim's, after it has taken ours
+    ASSERT_TRUE(raw.control.send(control_header(PacketType::Close, 1)));
+    const auto close = raw.next_control(PacketType::Close);  // the victim's, after it has taken ours
     ASSERT_TRUE(close.has_value());
     (void)(segment ? raw.data.send(segment_header(1, 0))
-                   : raw.control.send(control_header(FrameType::Grant, 2)));
+                   : raw.control.send(control_header(PacketType::Grant, 2)));
     EXPECT_TRUE(raw.control.closed_by_peer());
     EXPECT_TRUE(raw.data.closed_by_peer());
   }
@@ -294,16 +294,16 @@ TEST_F(HostilePeer, test_flood_of_empty_operations_fails_the_channel) {
 
 TEST_F(HostilePeer, test_flood_of_grants_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) {
-    std::vector<HeaderBytes> frames(1024);
-    for (std::uint64_t op = 0; op <= (1U << 18); op += frames.size()) {
-      for (std::size_t i = 0; i < frames.size(); ++i) {
-        WireHeader header = make_header(FrameType::Grant);
+    std::vector<HeaderBytes> packets(1024);
+    for (std::uint64_t op = 0; op <= (1U << 18); op += packets.size()) {
+      for (std::size_t i = 0; i < packets.size(); ++i) {
+        WireHeader header = make_header(PacketType::Grant);
         header.sequence = op + i + 1;
         header.group = 1;
         header.op = op + i;
-        frames[i] = encode_header(header);
+        packets[i] = encode_header(header);
       }
-      if (!raw.control.send(frames.data(), frames.size() * kHeaderBytes)) return;
+      if (!raw.control.send(packets.data(), packets.size() * kHeaderBytes)) return;
     }
   });
 }
@@ -311,11 +311,11 @@ TEST_F(HostilePeer, test_flood_of_grants_fails_the_channel) {
 TEST_F(HostilePeer, test_peer_that_never_reads_replies_takes_bounded_memory) {
   RawPeer raw(victim(), token(1));
   ASSERT_TRUE(channel()->wait_ready(patience()).is_ok());
-  std::vector<HeaderBytes> frames(1024);
-  WireHeader header = make_header(FrameType::Heartbeat);
+  std::vector<HeaderBytes> packets(1024);
+  WireHeader header = make_header(PacketType::Heartbeat);
   header.op = 1;
-  for (auto& frame : frames) frame = encode_header(header);
-  for (int i = 0; i < 300; ++i) ASSERT_TRUE(raw.control.send(frames.data(), frames.size() * kHeaderBytes));
+  for (auto& packet : packets) packet = encode_header(header);
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(raw.control.send(packets.data(), packets.size() * kHeaderBytes));
   EXPECT_TRUE(channel()->status().is_ok());
 }
 

@@ -36,7 +36,7 @@ class LinkCopies : public ::testing::Test {
     ASSERT_TRUE(raw.send(hello));
     const auto refuse = raw.read_header();
     ASSERT_TRUE(refuse.has_value());
-    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
     EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(code));
     EXPECT_TRUE(channel_->status().is_ok()) << channel_->status().to_string();
   }
@@ -49,7 +49,7 @@ class LinkCopies : public ::testing::Test {
     for (;;) {
       const auto header = control.read_header();
       ASSERT_TRUE(header.has_value());
-      if (header->type == static_cast<std::uint8_t>(FrameType::Ack) && header->op >= low) return;
+      if (header->type == static_cast<std::uint8_t>(PacketType::Ack) && header->op >= low) return;
     }
   }
   std::shared_ptr<CollectingSink> post(std::uint64_t op) {
@@ -147,12 +147,12 @@ TEST_F(LinkCopies, test_connections_that_do_not_fit_the_link_are_refused_and_har
     expect_refused(1, generation, 0, StatusCode::InvalidArgument);
   }
   expect_refused(3, 6, 0, StatusCode::InvalidArgument);
-  expect_refused(0, 6, 99, StatusCode::CorruptData);  // never got so many control frames
-  ASSERT_TRUE(control.send(make_header(FrameType::Heartbeat)));
+  expect_refused(0, 6, 99, StatusCode::CorruptData);  // never got so many control packets
+  ASSERT_TRUE(control.send(make_header(PacketType::Heartbeat)));
   EXPECT_TRUE(control.read_header().has_value());
 }
 
-TEST_F(LinkCopies, test_control_frames_are_resent_on_the_next_control_stream) {
+TEST_F(LinkCopies, test_control_packets_are_resent_on_the_next_control_stream) {
   auto control = std::make_unique<RawConnection>(open(0));
   RawConnection one = open(1);
   RawConnection two = open(2);
@@ -163,7 +163,7 @@ TEST_F(LinkCopies, test_control_frames_are_resent_on_the_next_control_stream) {
   for (;;) {
     const auto header = again.read_header();
     ASSERT_TRUE(header.has_value());
-    if (header->type != static_cast<std::uint8_t>(FrameType::Grant)) continue;
+    if (header->type != static_cast<std::uint8_t>(PacketType::Grant)) continue;
     EXPECT_EQ(header->sequence, 2U);
     EXPECT_EQ(header->op, 2U);
     return;
@@ -175,19 +175,19 @@ TEST_F(LinkCopies, test_numbers_that_cannot_be_fail_the_channel) {
     const char* what;
     std::function<void(RawConnection& control, RawConnection& data)> attack;
   };
-  const auto ack = [](const AckFrame& frame) { return make_ack(frame); };
+  const auto ack = [](const AckPacket& packet) { return make_ack(packet); };
   const std::vector<Case> cases = {
       {"segment 0", [](auto&, auto& data) { (void)data.send(segment_header(1, 10, 0)); }},
       {"segment far ahead",
        [](auto&, auto& data) { (void)data.send(segment_header(1, 10, kMaxNumberSpan + 1)); }},
       {"segment at the end",
        [](auto&, auto& data) { (void)data.send(segment_header(1, 10, ~std::uint64_t{0})); }},
-      {"control gap", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Grant, 2)); }},
-      {"control 0", [](auto& control, auto&) { (void)control.send(control_header(FrameType::Close, 0)); }},
+      {"control gap", [](auto& control, auto&) { (void)control.send(control_header(PacketType::Grant, 2)); }},
+      {"control 0", [](auto& control, auto&) { (void)control.send(control_header(PacketType::Close, 0)); }},
       {"ack ahead", [&](auto& control, auto&) { (void)control.send(ack({.low = 2})); }},
       {"ack bit ahead", [&](auto& control, auto&) { (void)control.send(ack({.bits = 2})); }},
       {"ack of control", [&](auto& control, auto&) { (void)control.send(ack({.control_received = 1})); }},
-      {"ack of nothing", [](auto& control, auto&) { (void)control.send(make_header(FrameType::Ack)); }},
+      {"ack of nothing", [](auto& control, auto&) { (void)control.send(make_header(PacketType::Ack)); }},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(one.what);
@@ -207,7 +207,7 @@ TEST_F(LinkCopies, test_reset_ends_the_channel_at_once) {
   RawConnection one = open(1);
   RawConnection two = open(2);
   const auto sink = post(1);
-  WireHeader reset = make_header(FrameType::Reset);
+  WireHeader reset = make_header(PacketType::Reset);
   reset.code = 60000;
   ASSERT_TRUE(control.send(reset));
   EXPECT_EQ(sink->wait(Deadline::after(5s)).code(), StatusCode::PeerLost);

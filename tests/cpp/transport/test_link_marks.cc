@@ -130,7 +130,7 @@ class HandDialer {
       if (!step.is_ok()) return false;
       is_done_ = *step;
     }
-    if (!send_hello_frame(*connection_, FrameType::Hello, hello).is_ok()) return false;
+    if (!send_hello_packet(*connection_, PacketType::Hello, hello).is_ok()) return false;
     HeaderBytes header{};
     for (std::size_t got = 0; got < header.size();) {
       const iovec part{header.data() + got, header.size() - got};
@@ -140,7 +140,7 @@ class HandDialer {
       if (received->bytes == 0 && !is_answered()) return false;
     }
     const auto parsed = parse_header_of_any_version(header);
-    return parsed.is_ok() && parsed->type == static_cast<std::uint8_t>(FrameType::Welcome);
+    return parsed.is_ok() && parsed->type == static_cast<std::uint8_t>(PacketType::Welcome);
   }
   const Connection& connection() const { return *connection_; }
 

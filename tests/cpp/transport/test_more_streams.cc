@@ -238,7 +238,7 @@ TEST(MoreStreams, test_acceptor_refuses_more_than_64_streams) {
   ASSERT_TRUE(stranger.send(raw_hello(*victim, 2, 65, token(1))));
   const auto header = stranger.read_header();
   ASSERT_TRUE(header.has_value());
-  EXPECT_EQ(header->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(header->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_TRUE(victim->channels()[0]->status().is_ok());
 }
 
@@ -246,7 +246,7 @@ TEST(MoreStreams, test_peer_that_asks_for_more_than_64_streams_is_corrupt) {
   auto victim = make_endpoint();
   victim->allow(token(1));
   RawPeer peer(*victim, token(1));
-  WireHeader heartbeat = make_header(FrameType::Heartbeat);
+  WireHeader heartbeat = make_header(PacketType::Heartbeat);
   heartbeat.chunk = 65;
   ASSERT_TRUE(peer.control.send(heartbeat));
   EXPECT_TRUE(peer.control.closed_by_peer());

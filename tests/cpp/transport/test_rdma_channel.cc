@@ -207,7 +207,7 @@ class HostileRdmaPeer : public RdmaChannel, public RdmaLinkOwner {
   // Tells the victim our address and connects to its.
   void meet() {
     const auto reply = data_->read_header();
-    ASSERT_TRUE(reply && reply->type == static_cast<std::uint8_t>(FrameType::RdmaAddress));
+    ASSERT_TRUE(reply && reply->type == static_cast<std::uint8_t>(PacketType::RdmaAddress));
     token_ = reply->op;
     const auto address = data_->read(reply->length);
     ASSERT_TRUE(address.has_value());
@@ -215,7 +215,7 @@ class HostileRdmaPeer : public RdmaChannel, public RdmaLinkOwner {
     send_address(link_->address());
   }
   void send_address(std::span<const std::byte> address) {
-    WireHeader header = make_header(FrameType::RdmaAddress);
+    WireHeader header = make_header(PacketType::RdmaAddress);
     header.length = static_cast<std::uint32_t>(address.size());
     ASSERT_TRUE(data_->send(header));
     (void)data_->send(address.data(), address.size());
@@ -270,9 +270,9 @@ TEST_F(HostileRdmaPeer, test_damaged_header_is_corrupt) {
   expect_corrupt();
 }
 
-TEST_F(HostileRdmaPeer, test_control_frame_over_the_fabric_is_corrupt) {
+TEST_F(HostileRdmaPeer, test_control_packet_over_the_fabric_is_corrupt) {
   meet();
-  send(control_header(FrameType::Grant, 1), 0, token_);
+  send(control_header(PacketType::Grant, 1), 0, token_);
   expect_corrupt();
 }
 
@@ -292,7 +292,7 @@ TEST_F(HostileRdmaPeer, test_segment_over_tcp_is_corrupt) {
 }
 
 TEST_F(HostileRdmaPeer, test_address_that_is_too_long_is_corrupt) {
-  WireHeader header = make_header(FrameType::RdmaAddress);
+  WireHeader header = make_header(PacketType::RdmaAddress);
   header.length = kMaxRdmaAddressBytes + 1;
   ASSERT_TRUE(data_->send(header));
   expect_corrupt();
@@ -324,12 +324,12 @@ TEST_F(HostileRdmaPeer, test_fabric_that_never_works_is_a_lost_peer_after_the_de
   const auto deadline = patience();
   hello.stream = 1;
   for (hello.generation = 1; channel->status().is_ok() && !deadline.expired(); ++hello.generation) {
-    (void)control.send(make_header(FrameType::Heartbeat));
+    (void)control.send(make_header(PacketType::Heartbeat));
     RawConnection data(victim->port());
     ASSERT_TRUE(data.send(hello));
     const auto welcome = data.read_header();
-    if (!welcome || welcome->type != static_cast<std::uint8_t>(FrameType::Welcome)) break;
-    WireHeader header = make_header(FrameType::RdmaAddress);
+    if (!welcome || welcome->type != static_cast<std::uint8_t>(PacketType::Welcome)) break;
+    WireHeader header = make_header(PacketType::RdmaAddress);
     header.length = static_cast<std::uint32_t>(nowhere.size());
     ASSERT_TRUE(data.send(header));
     ASSERT_TRUE(data.send(nowhere.data(), nowhere.size()));
@@ -348,7 +348,7 @@ TEST_F(HostileRdmaPeer, test_second_data_stream_is_refused) {
   ASSERT_TRUE(connection.send(hello));
   const auto answer = connection.read_header();
   ASSERT_TRUE(answer.has_value());
-  EXPECT_EQ(answer->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(answer->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(answer->code, static_cast<std::uint16_t>(StatusCode::InvalidArgument));
 }
 

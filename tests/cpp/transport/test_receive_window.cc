@@ -24,10 +24,10 @@ TEST(ReceiveWindow, test_shuffled_numbers_arrive_once_and_are_told_completely) {
     std::set<std::uint64_t> arrived;
     std::set<std::uint64_t> told;
     const auto collect = [&] {
-      std::vector<AckFrame> acks;
+      std::vector<AckPacket> acks;
       window.collect(acks);
       EXPECT_FALSE(acks.empty());
-      for (const AckFrame& ack : acks) {
+      for (const AckPacket& ack : acks) {
         EXPECT_TRUE(parse_ack(make_ack(ack)).is_ok());
         for (std::uint64_t number = 1; number < ack.low; ++number) told.insert(number);
         for (std::uint64_t i = 0; i < 64; ++i) {
@@ -71,7 +71,7 @@ TEST(ReceiveWindow, test_numbers_too_far_ahead_are_corrupt) {
 
 TEST(ReceiveWindow, test_nothing_new_is_still_an_acknowledgement) {
   ReceiveWindow window;
-  std::vector<AckFrame> acks;
+  std::vector<AckPacket> acks;
   window.collect(acks);
   ASSERT_EQ(acks.size(), 1U);
   EXPECT_EQ(acks[0].low, 1U);

@@ -170,7 +170,7 @@ TEST_F(SendQueueTest, test_numbers_do_not_run_away_from_the_oldest_one) {
   EXPECT_EQ(numbers(pull(kFirst)), Numbers{kMaxNumberSpan + 1});
 }
 
-TEST(ControlLog, test_frames_are_sent_again_on_a_new_stream_until_acknowledged) {
+TEST(ControlLog, test_packets_are_sent_again_on_a_new_stream_until_acknowledged) {
   ControlLog log;
   std::vector<WireHeader> out;
   const auto take = [&] {
@@ -181,11 +181,11 @@ TEST(ControlLog, test_frames_are_sent_again_on_a_new_stream_until_acknowledged) 
     return numbers;
   };
   using Numbers = std::vector<std::uint64_t>;
-  for (int i = 0; i < 3; ++i) log.push(make_header(FrameType::Grant));
+  for (int i = 0; i < 3; ++i) log.push(make_header(PacketType::Grant));
   EXPECT_EQ(take(), (Numbers{1, 2, 3}));
   EXPECT_EQ(take(), Numbers{});
   ASSERT_TRUE(log.acknowledge(1).is_ok());
-  log.push(make_header(FrameType::Grant));
+  log.push(make_header(PacketType::Grant));
   ASSERT_TRUE(log.restart(2).is_ok());
   EXPECT_EQ(take(), (Numbers{3, 4}));
   EXPECT_EQ(log.acknowledge(5).code(), StatusCode::CorruptData);
@@ -197,7 +197,7 @@ TEST(ControlLog, test_frames_are_sent_again_on_a_new_stream_until_acknowledged) 
   EXPECT_TRUE(log.all_acknowledged());
 }
 
-TEST(ControlLog, test_frames_are_taken_once_and_without_gaps) {
+TEST(ControlLog, test_packets_are_taken_once_and_without_gaps) {
   ControlLog log;
   EXPECT_EQ(log.receive(0).status().code(), StatusCode::CorruptData);
   EXPECT_EQ(log.receive(2).status().code(), StatusCode::CorruptData);

@@ -142,7 +142,7 @@ TEST(StrangerShares, test_source_with_the_most_loses_its_oldest) {
   ASSERT_TRUE(patient.send(raw_hello(*victim, 0, 1, token(1))));
   const auto welcome = patient.read_header();
   ASSERT_TRUE(welcome.has_value());
-  EXPECT_EQ(welcome->type, static_cast<std::uint8_t>(FrameType::Welcome));
+  EXPECT_EQ(welcome->type, static_cast<std::uint8_t>(PacketType::Welcome));
 }
 
 // Strangers of very many addresses take each other's places, not those of a peer's address.
@@ -167,7 +167,7 @@ TEST(StrangerShares, test_address_of_a_peer_keeps_its_place) {
     ASSERT_TRUE(peer.send(raw_hello(*victim, 0, 1, token(77)))) << i;
     const auto refuse = peer.read_header();
     ASSERT_TRUE(refuse.has_value()) << i;
-    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+    EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   }
 }
 

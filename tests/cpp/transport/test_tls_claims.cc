@@ -37,7 +37,7 @@ class TlsClaims : public ::testing::Test {
   void expect_refused(TlsStranger& stranger, StatusCode code, const std::string& words) {
     const auto answer = stranger.answer();
     ASSERT_TRUE(answer.has_value()) << "closed without a word";
-    EXPECT_EQ(answer->type, FrameType::Refuse);
+    EXPECT_EQ(answer->type, PacketType::Refuse);
     EXPECT_EQ(answer->code, code);
     EXPECT_NE(answer->text.find(words), std::string::npos) << answer->text;
   }

@@ -80,7 +80,7 @@ TEST_F(TlsHostile, test_plaintext_hello_with_the_token_is_refused) {
   ASSERT_TRUE(raw.send(raw_hello(victim(), 0, 1, token(1))));
   const auto refuse = raw.read_header();
   ASSERT_TRUE(refuse.has_value());
-  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(FrameType::Refuse));
+  EXPECT_EQ(refuse->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(refuse->code, static_cast<std::uint16_t>(StatusCode::Authentication));
 }
 

@@ -14,7 +14,7 @@ namespace {
 using core::StatusCode;
 
 WireHeader sample() {
-  WireHeader header = make_header(FrameType::Segment);
+  WireHeader header = make_header(PacketType::Segment);
   header.sequence = 0xA1A2A3A4A5A6A7A8;
   header.group = 0x1122334455667788;
   header.op = 42;
@@ -85,7 +85,7 @@ TEST(Wire, test_prefix_of_a_header_may_be_one_and_noise_may_not) {
 }
 
 TEST(Wire, test_ack_round_trip_keeps_every_field) {
-  const AckFrame sent{.control_received = 9, .low = 130, .base = 192, .bits = 0x8000000000000001};
+  const AckPacket sent{.control_received = 9, .low = 130, .base = 192, .bits = 0x8000000000000001};
   const auto ack = parse_ack(make_ack(sent));
   ASSERT_TRUE(ack.is_ok());
   EXPECT_EQ(ack->control_received, 9U);
@@ -96,9 +96,9 @@ TEST(Wire, test_ack_round_trip_keeps_every_field) {
 
 TEST(Wire, test_ack_fields_that_contradict_are_corrupt) {
   const std::uint64_t all = ~std::uint64_t{0};
-  for (const AckFrame& bad :
-       {AckFrame{0, 0, 0, 0}, AckFrame{0, 1, 1, 0}, AckFrame{0, 130, 64, 0}, AckFrame{0, all, 0, 0},
-        AckFrame{0, 1, kMaxNumberSpan + 64, 1}, AckFrame{0, 1, all - 63, all}}) {
+  for (const AckPacket& bad :
+       {AckPacket{0, 0, 0, 0}, AckPacket{0, 1, 1, 0}, AckPacket{0, 130, 64, 0}, AckPacket{0, all, 0, 0},
+        AckPacket{0, 1, kMaxNumberSpan + 64, 1}, AckPacket{0, 1, all - 63, all}}) {
     EXPECT_EQ(parse_ack(make_ack(bad)).status().code(), StatusCode::CorruptData)
         << bad.low << " " << bad.base;
   }
@@ -109,7 +109,7 @@ TEST(Wire, test_segments_cover_every_chunk_exactly) {
                                     3 * kMaxSegmentBytes, kMaxChunkBytes}) {
     std::uint32_t offset = 0;
     for (std::uint32_t i = 0; i < segment_count(bytes); ++i) {
-      WireHeader header = make_header(FrameType::Segment);
+      WireHeader header = make_header(PacketType::Segment);
       header.chunk_count = 1;
       header.chunk_bytes = bytes;
       header.offset = offset;

@@ -61,14 +61,14 @@ class TlsStranger {
   }
 
   void say(const HelloPayload& hello) {
-    WireHeader header = make_header(FrameType::Hello);
+    WireHeader header = make_header(PacketType::Hello);
     header.length = sizeof hello;
     const HeaderBytes bytes = encode_header(header);
     EXPECT_GT(SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())), 0);
     EXPECT_GT(SSL_write(ssl_.get(), &hello, sizeof hello), 0);
   }
   struct Answer {
-    FrameType type;
+    PacketType type;
     StatusCode code;
     std::string text;
   };
@@ -81,7 +81,7 @@ class TlsStranger {
     const auto header = parse_header_of_any_version(head);
     EXPECT_TRUE(header.is_ok());
     if (!header.is_ok()) return std::nullopt;
-    Answer answer{static_cast<FrameType>(header->type), static_cast<StatusCode>(header->code), ""};
+    Answer answer{static_cast<PacketType>(header->type), static_cast<StatusCode>(header->code), ""};
     EXPECT_TRUE(read(header->length, answer.text));
     return answer;
   }

@@ -70,10 +70,10 @@ async def site_with_a_bad_greeting(place: Place, keys: dict[str, Keys]) -> None:
             writer.close()
 
 
-async def site_with_bad_frames(place: Place, keys: dict[str, Keys]) -> None:
+async def site_with_bad_packets(place: Place, keys: dict[str, Keys]) -> None:
     for content in (
         b"\x04\x08\x00\x00\x00" + b"\xff" * 8,  # acknowledges what was never sent
-        b"\x03\xff\xff\xff\xff",  # more than a frame may have
+        b"\x03\xff\xff\xff\xff",  # more than a packet may have
         b"\x03\x01\x00\x01\x00",
         b"\x00\x00\x00\x00\x00",
         b"\x01\x08\x00\x00\x00" + bytes(8),
@@ -93,7 +93,7 @@ async def site_with_bad_frames(place: Place, keys: dict[str, Keys]) -> None:
         stranger_with_random_bytes,
         stranger_who_speaks_http,
         site_with_a_bad_greeting,
-        site_with_bad_frames,
+        site_with_bad_packets,
     ],
 )
 def test_attack_reaches_no_store_and_disturbs_nobody(
