@@ -56,9 +56,9 @@ std::uint32_t update_portable(std::uint32_t state, const std::byte* data, std::s
 }
 
 #if defined(__x86_64__)
-// The instruction has a latency of three cycles and a throughput of one, so three lanes run side by side. A
-// lane's state is moved over the lanes behind it by linear maps, one table lookup per byte of state.
-constexpr std::size_t kLane = 1024;
+// The instruction has a latency of three cycles and a throughput of one, so three chains run side by side. A
+// chain's state is moved over the chains behind it by linear maps, one table lookup per byte of state.
+constexpr std::size_t kChainBytes = 1024;
 using ShiftMap = std::array<Table, 4>;
 
 constexpr ShiftMap make_shift(std::size_t zero_bytes) {
@@ -78,27 +78,27 @@ constexpr ShiftMap make_shift(std::size_t zero_bytes) {
   }
   return map;
 }
-constexpr ShiftMap kShiftOneLane = make_shift(kLane);
+constexpr ShiftMap kShiftOneChain = make_shift(kChainBytes);
 
-std::uint32_t shift_one_lane(std::uint32_t state) {
-  return kShiftOneLane[0][state & 0xFF] ^ kShiftOneLane[1][(state >> 8) & 0xFF] ^
-         kShiftOneLane[2][(state >> 16) & 0xFF] ^ kShiftOneLane[3][state >> 24];
+std::uint32_t shift_one_chain(std::uint32_t state) {
+  return kShiftOneChain[0][state & 0xFF] ^ kShiftOneChain[1][(state >> 8) & 0xFF] ^
+         kShiftOneChain[2][(state >> 16) & 0xFF] ^ kShiftOneChain[3][state >> 24];
 }
 
 __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state, const std::byte* data,
                                                              std::size_t size) {
   std::uint64_t first = state;
-  for (; size >= 3 * kLane; data += 3 * kLane, size -= 3 * kLane) {
+  for (; size >= 3 * kChainBytes; data += 3 * kChainBytes, size -= 3 * kChainBytes) {
     std::uint64_t second = 0;
     std::uint64_t third = 0;
-    for (std::size_t i = 0; i < kLane; i += 8) {
+    for (std::size_t i = 0; i < kChainBytes; i += 8) {
       first = _mm_crc32_u64(first, load64(data + i));
-      second = _mm_crc32_u64(second, load64(data + kLane + i));
-      third = _mm_crc32_u64(third, load64(data + 2 * kLane + i));
+      second = _mm_crc32_u64(second, load64(data + kChainBytes + i));
+      third = _mm_crc32_u64(third, load64(data + 2 * kChainBytes + i));
     }
     const std::uint32_t two =
-        shift_one_lane(static_cast<std::uint32_t>(first)) ^ static_cast<std::uint32_t>(second);
-    first = shift_one_lane(two) ^ static_cast<std::uint32_t>(third);
+        shift_one_chain(static_cast<std::uint32_t>(first)) ^ static_cast<std::uint32_t>(second);
+    first = shift_one_chain(two) ^ static_cast<std::uint32_t>(third);
   }
   for (; size >= 8; data += 8, size -= 8) first = _mm_crc32_u64(first, load64(data));
   auto last = static_cast<std::uint32_t>(first);

@@ -14,17 +14,17 @@ namespace geocomm::core {
 namespace {
 
 // The crc32 instruction and the carry-less multiplier are different units, so both run at once, each on its
-// part of a stripe: first three lanes for crc32 (three cycles of latency), then one part for four
+// part of a batch: first three chains for crc32 (three cycles of latency), then one part for four
 // accumulators of 16 bytes that fold 64 bytes ahead. A step takes 64 bytes there and kWords words of each
-// lane.
+// chain.
 constexpr std::size_t kFold = 64;
 constexpr std::size_t kWords = 6;
 
 template <std::size_t Steps>
-struct Stripe {
-  static constexpr std::size_t kLane = Steps * kWords * 8;
+struct Batch {
+  static constexpr std::size_t kChainBytes = Steps * kWords * 8;
   static constexpr std::size_t kFolded = Steps * kFold;
-  static constexpr std::size_t kBytes = 3 * kLane + kFolded;
+  static constexpr std::size_t kBytes = 3 * kChainBytes + kFolded;
 };
 
 std::uint64_t load64(const std::byte* from) {
@@ -57,10 +57,10 @@ std::uint64_t shifted(std::uint64_t state) {
 }
 
 template <std::size_t Steps>
-std::uint64_t update_stripe(std::uint64_t state, const std::byte* data) {
-  using S = Stripe<Steps>;
-  std::uint64_t lanes[3] = {state, 0, 0};
-  const std::byte* const folded = data + 3 * S::kLane;
+std::uint64_t update_batch(std::uint64_t state, const std::byte* data) {
+  using S = Batch<Steps>;
+  std::uint64_t chains[3] = {state, 0, 0};
+  const std::byte* const folded = data + 3 * S::kChainBytes;
   __m128i accumulators[4];
   for (std::size_t j = 0; j < 4; ++j) accumulators[j] = load128(folded + 16 * j);
   for (std::size_t step = 0; step < Steps; ++step) {
@@ -71,31 +71,32 @@ std::uint64_t update_stripe(std::uint64_t state, const std::byte* data) {
     }
     const std::byte* const words = data + step * kWords * 8;
     for (std::size_t i = 0; i < kWords; ++i) {
-      for (std::size_t lane = 0; lane < 3; ++lane) {
-        lanes[lane] = _mm_crc32_u64(lanes[lane], load64(words + lane * S::kLane + 8 * i));
+      for (std::size_t chain = 0; chain < 3; ++chain) {
+        chains[chain] = _mm_crc32_u64(chains[chain], load64(words + chain * S::kChainBytes + 8 * i));
       }
     }
   }
   __m128i sum = fold<16>(accumulators[0], accumulators[1]);
   sum = fold<16>(sum, accumulators[2]);
   sum = fold<16>(sum, accumulators[3]);
-  const std::uint64_t ahead = shifted<2 * S::kLane + S::kFolded>(lanes[0]) ^
-                              shifted<S::kLane + S::kFolded>(lanes[1]) ^ shifted<S::kFolded>(lanes[2]);
+  const std::uint64_t ahead = shifted<2 * S::kChainBytes + S::kFolded>(chains[0]) ^
+                              shifted<S::kChainBytes + S::kFolded>(chains[1]) ^
+                              shifted<S::kFolded>(chains[2]);
   const std::uint64_t half = _mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_cvtsi128_si64(sum)));
   const std::uint64_t last = _mm_crc32_u64(half, static_cast<std::uint64_t>(_mm_extract_epi64(sum, 1)));
   return _mm_crc32_u64(0, ahead) ^ last;
 }
 
 template <std::size_t Steps>
-void update_stripes(std::uint64_t& state, const std::byte*& data, std::size_t& size) {
-  constexpr std::size_t kBytes = Stripe<Steps>::kBytes;
-  for (; size >= kBytes; data += kBytes, size -= kBytes) state = update_stripe<Steps>(state, data);
+void update_batches(std::uint64_t& state, const std::byte*& data, std::size_t& size) {
+  constexpr std::size_t kBytes = Batch<Steps>::kBytes;
+  for (; size >= kBytes; data += kBytes, size -= kBytes) state = update_batch<Steps>(state, data);
 }
 
 std::uint32_t update_avx2(std::uint32_t initial, const std::byte* data, std::size_t size) {
   std::uint64_t state = initial;
-  update_stripes<64>(state, data, size);
-  update_stripes<8>(state, data, size);
+  update_batches<64>(state, data, size);
+  update_batches<8>(state, data, size);
   return crc32c_sse42()(static_cast<std::uint32_t>(state), data, size);
 }
 

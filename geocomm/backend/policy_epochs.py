@@ -49,8 +49,8 @@ def note(group: Group, policy: Policy) -> None:
 def channel_rates(links: Links, infos: Sequence[RankInfo], rank: int) -> Mapping[str, float]:
     """The bytes per second that the connections of `rank` should carry, by the description of each peer elsewhere.
 
-    It is the link's rate, in the better direction, shared by the lanes between the two sites. Empty if the rates are
-    only assumed.
+    It is the link's rate, in the better direction, shared by the channels that an operation uses between the two sites.
+    Empty if the rates are only assumed.
     """
     if links.source == "assumed":
         return {}

@@ -65,14 +65,14 @@ def _who(records: list[Record]) -> str:
     return f"{ranks_text([record.rank for record in records])} (site {sites})"
 
 
-def lane_peers(own: Record, records: list[Record]) -> list[Record]:
+def place_peers(own: Record, records: list[Record]) -> list[Record]:
     """The ranks that `own` will exchange data with: those of its place at every other site."""
     return [other for other in records if other.site != own.site and other.local_rank == own.local_rank]
 
 
 def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
     """Findings on the ways from `own` to the peers that it will exchange data with, as far as it can dial them."""
-    for other in lane_peers(own, records):
+    for other in place_peers(own, records):
         name = f"to rank {other.rank} (site {other.site}, {other.host})"
         if other.outbound_only:
             value = "not tried: that site only dials out, and looks at this way itself"

@@ -44,21 +44,21 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Lane:
+class RankPair:
     """Two ranks that measure the link between their sites; the first sends."""
 
     sender: int
     receiver: int
 
 
-def lanes_between(ranks_of_site: Sequence[Sequence[int]], src: int, dst: int, most: int) -> list[Lane]:
+def rank_pairs(ranks_of_site: Sequence[Sequence[int]], src: int, dst: int, most: int) -> list[RankPair]:
     """The ranks of both sites in pairs, as collectives pair them."""
     pairs = list(zip(ranks_of_site[src], ranks_of_site[dst], strict=False))[:most]
-    return [Lane(sender, receiver) for sender, receiver in pairs]
+    return [RankPair(sender, receiver) for sender, receiver in pairs]
 
 
 def next_bytes(sent: int, seconds: float, wanted_s: float) -> int:
-    """What to send next over a lane that took `seconds` for `sent` bytes; 0: it was measured long enough."""
+    """What to send next between two ranks that took `seconds` for `sent` bytes; 0: it was measured long enough."""
     if seconds >= 0.5 * wanted_s or sent >= _MOST_BYTES:
         return 0
     growth = min(max(wanted_s / max(seconds, 1e-6), 2.0), _GROWTH)
@@ -142,8 +142,8 @@ class LinkProbe:
             source="measured",
         )
 
-    def _lanes(self, pairs: Sequence[Pair]) -> list[tuple[Pair, Lane]]:
-        return [((src, dst), lane) for src, dst in pairs for lane in lanes_between(self._ranks, src, dst, self._most)]
+    def _rank_pairs(self, pairs: Sequence[Pair]) -> list[tuple[Pair, RankPair]]:
+        return [((src, dst), ranks) for src, dst in pairs for ranks in rank_pairs(self._ranks, src, dst, self._most)]
 
     def _gather(self, values: Sequence[float]) -> list[list[float]]:
         """The rows of all ranks."""
@@ -180,40 +180,40 @@ class LinkProbe:
 
     def _fill(self, pairs: Sequence[Pair]) -> None:
         """Rates and losses of links that do not meet."""
-        lanes = self._lanes(pairs)
-        amounts = {lane: _FIRST_BYTES for _, lane in lanes}
-        rates: dict[Lane, float] = {}
+        rank_pairs = self._rank_pairs(pairs)
+        amounts = {ranks: _FIRST_BYTES for _, ranks in rank_pairs}
+        rates: dict[RankPair, float] = {}
         before = self._counters()
         for _ in range(_STEPS):
             results = self._transfer(amounts)
-            for lane, amount in list(amounts.items()):
-                seconds, rates[lane] = results[lane]
-                amounts[lane] = next_bytes(amount, seconds, self._seconds)
-            amounts = {lane: amount for lane, amount in amounts.items() if amount > 0}
+            for ranks, amount in list(amounts.items()):
+                seconds, rates[ranks] = results[ranks]
+                amounts[ranks] = next_bytes(amount, seconds, self._seconds)
+            amounts = {ranks: amount for ranks, amount in amounts.items() if amount > 0}
             if not amounts:
                 break
-        for pair, lane in lanes:
-            self._rates[pair] = self._rates.get(pair, 0.0) + rates[lane]
+        for pair, ranks in rank_pairs:
+            self._rates[pair] = self._rates.get(pair, 0.0) + rates[ranks]
         self._note_resent(pairs, before, self.overflow)
 
     def _send_sparsely(self, pairs: Sequence[Pair]) -> None:
         """Losses of links whose queues stay empty."""
-        lanes = self._lanes(pairs)
-        share = {pair: sum(1 for other, _ in lanes if other == pair) for pair, _ in lanes}
+        rank_pairs = self._rank_pairs(pairs)
+        share = {pair: sum(1 for other, _ in rank_pairs if other == pair) for pair, _ in rank_pairs}
         before = self._counters()
         dist.barrier()
         works: list[dist.Work | None] = []
         sends: list[tuple[int, float, int]] = []  # to, seconds from one message to the next, how many
-        for pair, lane in lanes:
+        for pair, ranks in rank_pairs:
             pause_s = 8 * _SPARSE_BYTES * share[pair] / max(_SPARSE_SHARE * self._rates[pair], 1.0)
             count = max(1, min(int(self._seconds / pause_s), _MOST_SPARSE))
-            if lane.sender == self._rank:
-                sends.append((lane.receiver, pause_s, count))
-            elif lane.receiver == self._rank:
+            if ranks.sender == self._rank:
+                sends.append((ranks.receiver, pause_s, count))
+            elif ranks.receiver == self._rank:
                 room = torch.empty(_SPARSE_BYTES, dtype=torch.uint8)
-                works += [dist.irecv(room.clone(), lane.sender, tag=_SPARSE) for _ in range(count)]
+                works += [dist.irecv(room.clone(), ranks.sender, tag=_SPARSE) for _ in range(count)]
         message = torch.zeros(_SPARSE_BYTES, dtype=torch.uint8)
-        for receiver, pause_s, count in sends:  # a rank sends in one lane only: each round is a shift of the sites
+        for receiver, pause_s, count in sends:  # a rank sends to one other only: each round is a shift of the sites
             for _ in range(count):
                 works.append(dist.isend(message, receiver, tag=_SPARSE))
                 time.sleep(pause_s)
@@ -227,30 +227,30 @@ class LinkProbe:
     def _together(self) -> dict[Pair, float]:
         """Rates of all links at once."""
         sites = len(self.names)
-        lanes = self._lanes([(src, dst) for src in range(sites) for dst in range(sites) if src != dst])
-        share = {pair: sum(1 for other, _ in lanes if other == pair) for pair, _ in lanes}
+        rank_pairs = self._rank_pairs([(src, dst) for src in range(sites) for dst in range(sites) if src != dst])
+        share = {pair: sum(1 for other, _ in rank_pairs if other == pair) for pair, _ in rank_pairs}
         amounts = {
-            lane: min(max(int(self._rates[pair] / 8 * self._seconds / share[pair]), MESSAGES), _MOST_BYTES)
-            for pair, lane in lanes
+            ranks: min(max(int(self._rates[pair] / 8 * self._seconds / share[pair]), MESSAGES), _MOST_BYTES)
+            for pair, ranks in rank_pairs
         }
         results = self._transfer(amounts)
         rates: dict[Pair, float] = {}
-        for pair, lane in lanes:
-            rates[pair] = rates.get(pair, 0.0) + results[lane][1]
+        for pair, ranks in rank_pairs:
+            rates[pair] = rates.get(pair, 0.0) + results[ranks][1]
         return rates
 
-    def _transfer(self, amounts: Mapping[Lane, int]) -> dict[Lane, tuple[float, float]]:
-        """All lanes at once; seconds and rates, as the receivers saw them (`rate_of`)."""
+    def _transfer(self, amounts: Mapping[RankPair, int]) -> dict[RankPair, tuple[float, float]]:
+        """All pairs of ranks at once; seconds and rates, as the receivers saw them (`rate_of`)."""
         dist.barrier()
         works: list[dist.Work | None] = []
-        samples: dict[Lane, list[tuple[float, float]]] = {}
-        for lane, amount in amounts.items():
+        samples: dict[RankPair, list[tuple[float, float]]] = {}
+        for ranks, amount in amounts.items():
             message = torch.zeros(max(amount // MESSAGES, 1), dtype=torch.uint8)
-            if lane.receiver == self._rank:
-                samples[lane] = []
-                works += [dist.irecv(torch.empty_like(message), lane.sender, tag=_DATA) for _ in range(MESSAGES)]
-            elif lane.sender == self._rank:
-                works += [dist.isend(message, lane.receiver, tag=_DATA) for _ in range(MESSAGES)]
+            if ranks.receiver == self._rank:
+                samples[ranks] = []
+                works += [dist.irecv(torch.empty_like(message), ranks.sender, tag=_DATA) for _ in range(MESSAGES)]
+            elif ranks.sender == self._rank:
+                works += [dist.isend(message, ranks.receiver, tag=_DATA) for _ in range(MESSAGES)]
         done = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(samples, done))
         sampler.start()
@@ -262,23 +262,23 @@ class LinkProbe:
             done.set()
             sampler.join()
         order = list(amounts)
-        own = [number for lane in order for number in (rate_of(samples[lane]) if lane in samples else (0.0, 0.0))]
+        own = [number for ranks in order for number in (rate_of(samples[ranks]) if ranks in samples else (0.0, 0.0))]
         rows = self._gather(own)
         return {
-            lane: (rows[lane.receiver][2 * index], rows[lane.receiver][2 * index + 1])
-            for index, lane in enumerate(order)
+            ranks: (rows[ranks.receiver][2 * index], rows[ranks.receiver][2 * index + 1])
+            for index, ranks in enumerate(order)
         }
 
-    def _sample(self, samples: Mapping[Lane, list[tuple[float, float]]], done: threading.Event) -> None:
-        """(time, bytes received) of each lane that ends here, until all is done, and once after that."""
-        names = {self._world.infos[lane.sender].description: lane for lane in samples}
+    def _sample(self, samples: Mapping[RankPair, list[tuple[float, float]]], done: threading.Event) -> None:
+        """(time, bytes received) of each pair whose receiver this rank is, until all is done, and once after that."""
+        names = {self._world.infos[ranks.sender].description: ranks for ranks in samples}
         last = False
         while samples and not last:
             last = done.wait(_SAMPLE_S)
             at = time.perf_counter()
             for channel in runtime.channel_stats():
-                if lane := names.get(channel["peer"]):
-                    samples[lane].append((at, float(channel["bytes_received"])))
+                if ranks := names.get(channel["peer"]):
+                    samples[ranks].append((at, float(channel["bytes_received"])))
 
     def _counters(self) -> dict[int, tuple[float, float]]:
         """Segments that were sent again and bytes sent, by peer rank."""
@@ -299,10 +299,10 @@ class LinkProbe:
             old = before.get(peer, (0.0, 0.0))
             again[peer], sent[peer] = segments - old[0], moved - old[1]
         rows = self._gather(again + sent)
-        for pair, lane in self._lanes(pairs):
-            row = rows[lane.sender]
-            segments = max(row[self._size + lane.receiver] / _SEGMENT_BYTES, 1.0)
-            shares[pair] = max(shares.get(pair, 0.0), min(row[lane.receiver] / segments, 1.0))
+        for pair, ranks in self._rank_pairs(pairs):
+            row = rows[ranks.sender]
+            segments = max(row[self._size + ranks.receiver] / _SEGMENT_BYTES, 1.0)
+            shares[pair] = max(shares.get(pair, 0.0), min(row[ranks.receiver] / segments, 1.0))
 
 
 def _known(limits: Sequence[float]) -> tuple[float, ...] | None:

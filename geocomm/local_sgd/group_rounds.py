@@ -33,10 +33,10 @@ _AGREE_S = 300.0
 class GroupRounds(Rounds):
     """The rounds of one rank. Every rank of the default process group makes one, in the same order.
 
-    The ranks of a site train one model. Lane i has the i-th rank of every site, as far as all sites have one. Fragment
-    f takes lane f % lanes, whose ranks own it: so the ranks of a site share the work and the memory.
+    The ranks of a site train one model. With p places that every site has, the rank at place f % p of each site owns
+    fragment f: so the ranks of a site share the work and the memory.
 
-    One thread exchanges the frames of all sites, so that a round holds up no step; many rounds of a lane are under way
+    One thread exchanges the frames of all sites, so that a round holds up no step; many rounds of a rank are under way
     at a time (`RoundExchange`). Every site decodes the same frames in the same order: averages have equal bits
     everywhere, and equal those of SimulatedSites. Each site sends its frame to every other one, which suits a few
     sites. Where the links between two sites are slow, a third one passes frames on (`Links.relays`).
@@ -119,16 +119,18 @@ class GroupRounds(Rounds):
     @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
-    ) -> LaneReduction:
-        exchange = self._lane().begin(self._offers.pop(number), self._digests.latest, fragment, delta, residual, coding)
-        return LaneReduction(number, exchange)
+    ) -> RoundUnderWay:
+        exchange = self._owned().begin(
+            self._offers.pop(number), self._digests.latest, fragment, delta, residual, coding
+        )
+        return RoundUnderWay(number, exchange)
 
     @override
     def furthest(self, number: int) -> int:
         said = None
         if self._sites.is_first:
             try:
-                said = [_result(self._lane().ask(number), "the exchange of where the sites are")]
+                said = [_result(self._owned().ask(number), "the exchange of where the sites are")]
             except Exception as error:  # every rank of the site has to hear of it
                 self.ranks.tell(_FIRST, [-1], 1)
                 self.ranks.tell_failure(_FIRST, error)
@@ -151,7 +153,7 @@ class GroupRounds(Rounds):
             finally:
                 self._exchange.stop()
 
-    def _lane(self) -> RoundExchange:
+    def _owned(self) -> RoundExchange:
         if self._exchange is None:
             raise InvalidArgumentError(
                 f"local steps: {self._sites.describe(self._sites.rank)} has no counterpart at every site, so it owns "
@@ -195,7 +197,7 @@ class GroupRounds(Rounds):
         return site if alone else f"{site} (rank {rank})"
 
 
-class LaneReduction(Reduction):
+class RoundUnderWay(Reduction):
     """A round that is under way."""
 
     def __init__(self, number: int, exchange: Awaited) -> None:

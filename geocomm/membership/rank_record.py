@@ -94,6 +94,6 @@ def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
 
 
 def path_channels(site_of_rank: Sequence[int], rank: int) -> list[int]:
-    """The lanes of an operation, and so the busy channels, between the sites of `rank` and each peer."""
+    """The channels that an operation keeps busy between the sites of `rank` and each peer."""
     sizes = Counter(site_of_rank)
     return [max(sizes[site_of_rank[rank]], sizes[site]) for site in site_of_rank]

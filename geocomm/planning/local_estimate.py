@@ -2,7 +2,7 @@
 
 The numbers of `geocomm.local_steps` (every, fragments, overlap) follow from how long a round takes. A round is planned
 as `GroupRounds` carries it out: two exchanges, each site's frame to every other site, and coding by one thread of the
-rank that has the fragment's lane.
+rank that owns the fragment.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class CallerFeedback {
   }
 
   // `first`: the element of the tensor that the residual begins with.
-  OnHost lend(std::vector<collective::LaneData>& lanes, std::uint64_t first) {
+  OnHost lend(std::vector<collective::StripeData>& stripes, std::uint64_t first) {
     OnHost host;
     if (!residual_) return host;
     lent_ = true;
@@ -71,8 +71,8 @@ class CallerFeedback {
     }
     const collective::FeedbackSpans all{floats_of(host.residual), floats_of(host.next),
                                         scale_ ? floats_of(host.scale) : std::span<float>{}};
-    for (collective::LaneData& lane : lanes) {
-      lane.feedback = all.part(lane.lane.range.begin - first, lane.lane.range.size());
+    for (collective::StripeData& stripe : stripes) {
+      stripe.feedback = all.part(stripe.stripe.range.begin - first, stripe.stripe.range.size());
     }
     return host;
   }

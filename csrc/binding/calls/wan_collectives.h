@@ -121,11 +121,11 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   ReduceTarget all_receive(const at::Tensor& tensor) const;
   BackendPtr inner(const at::Device& device, bool post) const;
   bool alone_in_site() const { return topology().local_size() == 1; }
-  // all_reduce and reduce: scatter the reduction over the site, reduce lanes over the WAN, gather in the
+  // all_reduce and reduce: scatter the reduction over the site, reduce stripes over the WAN, gather in the
   // site.
-  WorkPtr reduce_lanes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
-                       const ReduceTarget& target, Milliseconds timeout,
-                       std::shared_ptr<CallerFeedback> feedback = nullptr);
+  WorkPtr reduce_stripes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
+                         const ReduceTarget& target, Milliseconds timeout,
+                         std::shared_ptr<CallerFeedback> feedback = nullptr);
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
   // The group is over: the others are told `said`, and the transport lets go of it. The first call counts.

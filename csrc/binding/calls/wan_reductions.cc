@@ -7,8 +7,8 @@
 
 namespace geocomm::binding {
 
-using collective::LaneData;
 using collective::OpKind;
+using collective::StripeData;
 using core::StatusCode;
 
 // How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
@@ -91,25 +91,25 @@ struct ReduceState {
   at::Tensor input;  // one-dimensional, padded to the site's parts
   at::Tensor part;   // this rank's part on its device
   at::Tensor host;   // the same where the WAN can reach it
-  std::vector<LaneData> lanes;
+  std::vector<StripeData> stripes;
   std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
   std::shared_ptr<CallerFeedback> feedback;    // or nullptr
   CallerFeedback::OnHost lent;
 };
 
 // `part` holds `mine` at its beginning.
-std::vector<LaneData> lane_data(const collective::Topology& topology, std::uint64_t elements,
-                                std::span<std::byte> part, std::size_t element_bytes,
-                                const std::vector<bool>& receives) {
+std::vector<StripeData> stripe_data(const collective::Topology& topology, std::uint64_t elements,
+                                    std::span<std::byte> part, std::size_t element_bytes,
+                                    const std::vector<bool>& receives) {
   const auto mine = collective::part_of(elements, topology.local_size(), topology.local_rank());
-  std::vector<LaneData> lanes;
-  for (auto& lane : collective::lanes_of(topology, elements)) {
-    if (lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) continue;
+  std::vector<StripeData> stripes;
+  for (auto& stripe : collective::stripes_of(topology, elements)) {
+    if (stripe.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) continue;
     const auto data =
-        part.subspan((lane.range.begin - mine.begin) * element_bytes, lane.range.size() * element_bytes);
-    lanes.push_back({std::move(lane), receives, data});
+        part.subspan((stripe.range.begin - mine.begin) * element_bytes, stripe.range.size() * element_bytes);
+    stripes.push_back({std::move(stripe), receives, data});
   }
-  return lanes;
+  return stripes;
 }
 
 at::Tensor padded(const at::Tensor& flat_tensor, std::uint64_t elements) {
@@ -131,7 +131,7 @@ WorkPtr WanCollectives::all_reduce(const at::Tensor& tensor, const c10d::ReduceO
   const Reduction reduction = reduction_of(tensor, op);
   const Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
                   static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
-  return reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout);
+  return reduce_stripes(call, tensor, reduction, all_receive(tensor), timeout);
 }
 
 WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
@@ -145,7 +145,7 @@ WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const co
   Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
             static_cast<std::uint64_t>(tensor.numel()), reduction.dtype);
   call.use_codec(feedback->caller());
-  auto work = reduce_lanes(call, tensor, reduction, all_receive(tensor), timeout, feedback);
+  auto work = reduce_stripes(call, tensor, reduction, all_receive(tensor), timeout, feedback);
   return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
 }
 
@@ -156,14 +156,14 @@ WorkPtr WanCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& o
                   static_cast<std::uint64_t>(reals_of(tensor).numel()), reduction.dtype);
   std::vector<bool> root_only(static_cast<std::size_t>(topology().site_count()), false);
   root_only[static_cast<std::size_t>(topology().site_of(root))] = true;
-  return reduce_lanes(
+  return reduce_stripes(
       call, tensor, reduction,
       {.receives = std::move(root_only), .writes = topology().rank() == root, .in_place = false}, timeout);
 }
 
-WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, const Reduction& reduction,
-                                     const ReduceTarget& target, Milliseconds timeout,
-                                     std::shared_ptr<CallerFeedback> feedback) {
+WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given, const Reduction& reduction,
+                                       const ReduceTarget& target, Milliseconds timeout,
+                                       std::shared_ptr<CallerFeedback> feedback) {
   const auto tensor = reals_of(given);
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
   if (elements == 0) {
@@ -191,21 +191,21 @@ WorkPtr WanCollectives::reduce_lanes(const Call& call, const at::Tensor& given, 
     if (!state->feedback || !state->feedback->has_residual()) {
       state->on_device = DeviceReduction::create(
           *exchange_, call_context, reduction.op,
-          lane_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+          stripe_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
     }
     if (state->on_device) {
       state->on_device->enqueue_contributions();
       return;
     }
     state->host = to_host(state->part);
-    state->lanes =
-        lane_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
-    if (state->feedback) state->lent = state->feedback->lend(state->lanes, encoded_range(elements).begin);
+    state->stripes =
+        stripe_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
+    if (state->feedback) state->lent = state->feedback->lend(state->stripes, encoded_range(elements).begin);
   };
   const bool on_cpu = tensor.device().is_cpu();
   auto exchange = [=, this, context = call.context(state)] {
     auto status = state->on_device ? state->on_device->exchange()
-                                   : exchange_->reduce(context, reduction.op, state->lanes);
+                                   : exchange_->reduce(context, reduction.op, state->stripes);
     if (state->feedback && !on_cpu) state->feedback->settle_on_host(state->lent, status.is_ok());
     return status;
   };
@@ -292,7 +292,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
   if (shard == 0) return call.issue(given_inputs, {given_output}, nullptr, nullptr, nullptr);
   struct State {
     at::Tensor staging, block, host;
-    std::vector<LaneData> lanes;
+    std::vector<StripeData> stripes;
     std::shared_ptr<DeviceReduction> on_device;
   };
   auto state = std::make_shared<State>();
@@ -312,30 +312,31 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
       state->block = at::empty({signed_size(layout.block)}, input.options());
       reduce_scatter_in_site(inner_pre, state->block, state->staging, reduction.inner, timeout);
     }
-    const auto lanes_in = [&](std::span<std::byte> bytes) {
+    const auto stripes_in = [&](std::span<std::byte> bytes) {
       const std::size_t element_bytes = output.element_size();
-      std::vector<LaneData> lanes;
-      for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
-        const auto& lane = layout.lanes[i];
+      std::vector<StripeData> stripes;
+      for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
+        const auto& stripe = layout.stripes[i];
         std::vector<bool> receives(static_cast<std::size_t>(topology().site_count()), false);
         receives[static_cast<std::size_t>(topology().site_of(layout.receiver[i]))] = true;
-        const auto data = bytes.subspan(layout.offset[i] * element_bytes, lane.range.size() * element_bytes);
-        lanes.push_back({lane, std::move(receives), data});
+        const auto data =
+            bytes.subspan(layout.offset[i] * element_bytes, stripe.range.size() * element_bytes);
+        stripes.push_back({stripe, std::move(receives), data});
       }
-      return lanes;
+      return stripes;
     };
     state->on_device =
-        DeviceReduction::create(*exchange_, call_context, reduction.op, lanes_in(bytes_of(state->block)));
+        DeviceReduction::create(*exchange_, call_context, reduction.op, stripes_in(bytes_of(state->block)));
     if (state->on_device) {
       state->on_device->enqueue_contributions();
       return;
     }
     state->host = to_host(state->block);
-    state->lanes = lanes_in(bytes_of(state->host));
+    state->stripes = stripes_in(bytes_of(state->host));
   };
   auto exchange = [=, this, context = call.context(state)] {
     return state->on_device ? state->on_device->exchange()
-                            : exchange_->reduce(context, reduction.op, state->lanes);
+                            : exchange_->reduce(context, reduction.op, state->stripes);
   };
   // This rank's own shard stands at the beginning of its block.
   auto post = [=] {

@@ -137,15 +137,16 @@ class WanCollectives::SparseSum {
       const auto entries = static_cast<std::uint64_t>(summaries_[index(site)].entries);
       const auto part = collective::part_of(entries, topology_.local_size(), topology_.local_rank());
       if (!is_own) parts_[index(site)] = SparseRows::room_for(tensor_, signed_size(part.size()));
-      for (const auto& lane : collective::lanes_of(topology_, entries)) {
-        if (lane.rank_of_site[index(topology_.site())] != topology_.rank()) continue;
-        const auto rows = is_own ? own_.slice(signed_size(lane.range.begin), signed_size(lane.range.size()))
-                                 : parts_[index(site)].slice(signed_size(lane.range.begin - part.begin),
-                                                             signed_size(lane.range.size()));
+      for (const auto& stripe : collective::stripes_of(topology_, entries)) {
+        if (stripe.rank_of_site[index(topology_.site())] != topology_.rank()) continue;
+        const auto rows = is_own
+                              ? own_.slice(signed_size(stripe.range.begin), signed_size(stripe.range.size()))
+                              : parts_[index(site)].slice(signed_size(stripe.range.begin - part.begin),
+                                                          signed_size(stripe.range.size()));
         for (const auto& column : {rows.indices, rows.values}) {
-          if (!is_own) receives.push_back({lane.rank_of_site[index(site)], bytes_of(column)});
+          if (!is_own) receives.push_back({stripe.rank_of_site[index(site)], bytes_of(column)});
           for (int other = 0; is_own && other < topology_.site_count(); ++other) {
-            if (other != site) sends.push_back({lane.rank_of_site[index(other)], bytes_of(column)});
+            if (other != site) sends.push_back({stripe.rank_of_site[index(other)], bytes_of(column)});
           }
         }
       }

@@ -119,17 +119,17 @@ class DeviceReduction::Kernels {
 std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& exchange,
                                                          const collective::OpContext& context,
                                                          collective::ReduceOp op,
-                                                         std::vector<collective::LaneData> lanes) {
+                                                         std::vector<collective::StripeData> stripes) {
   StreamOperation* const stream = StreamOperation::current();
   if (stream == nullptr) return nullptr;
-  auto plan = exchange.plan_frames(context, op, lanes, pinned_buffers());
+  auto plan = exchange.plan_frames(context, op, stripes, pinned_buffers());
   if (!plan.is_ok()) {
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
   }
   if (!codec::cuda::is_supported(plan->codec, context.dtype)) return nullptr;
   std::shared_ptr<DeviceReduction> self(
-      new DeviceReduction(exchange, context, op, std::move(lanes), *stream));
+      new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
   self->kernels_ = std::make_shared<Kernels>(self->plan_, context.dtype, device, stream->stream());
@@ -140,9 +140,9 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
 }
 
 DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
-                                 collective::ReduceOp op, std::vector<collective::LaneData> lanes,
+                                 collective::ReduceOp op, std::vector<collective::StripeData> stripes,
                                  StreamOperation& stream)
-    : exchange_(exchange), context_(context), op_(op), lanes_(std::move(lanes)), stream_(stream) {}
+    : exchange_(exchange), context_(context), op_(op), stripes_(std::move(stripes)), stream_(stream) {}
 
 void DeviceReduction::enqueue_contributions() {
   for (const FrameChunk& chunk : plan_.chunks) {
@@ -153,7 +153,7 @@ void DeviceReduction::enqueue_contributions() {
 }
 
 Status DeviceReduction::exchange() {
-  return exchange_.exchange_frames(context_, op_, lanes_, plan_, *this);
+  return exchange_.exchange_frames(context_, op_, stripes_, plan_, *this);
 }
 
 void DeviceReduction::enqueue_sums() {
@@ -224,7 +224,7 @@ Status DeviceReduction::wait_for_results(core::Deadline deadline) {
 
 std::span<std::byte> DeviceReduction::data_of(const FrameChunk& chunk) const {
   const std::size_t size = core::size_of(context_.dtype);
-  return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+  return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
 }
 
 }  // namespace geocomm::binding
@@ -237,7 +237,7 @@ class DeviceReduction::Kernels {};
 
 std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange&, const collective::OpContext&,
                                                          collective::ReduceOp,
-                                                         std::vector<collective::LaneData>) {
+                                                         std::vector<collective::StripeData>) {
   return nullptr;
 }
 void DeviceReduction::enqueue_contributions() {}

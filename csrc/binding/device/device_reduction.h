@@ -16,12 +16,12 @@ class DeviceReduction final : public collective::FrameMaker,
                               public std::enable_shared_from_this<DeviceReduction> {
  public:
   // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
-  // belongs to. `lanes` hold addresses of device memory, which outlives the operation. nullptr: the host has
-  // to do it (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
+  // belongs to. `stripes` hold addresses of device memory, which outlives the operation. nullptr: the host
+  // has to do it (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,
-                                                 std::vector<collective::LaneData> lanes);
+                                                 std::vector<collective::StripeData> stripes);
 
   // Stage `pre`: encodes.
   void enqueue_contributions();
@@ -38,7 +38,8 @@ class DeviceReduction final : public collective::FrameMaker,
   class Kernels;
 
   DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
-                  collective::ReduceOp op, std::vector<collective::LaneData> lanes, StreamOperation& stream);
+                  collective::ReduceOp op, std::vector<collective::StripeData> stripes,
+                  StreamOperation& stream);
 
   void enqueue_sums();
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
@@ -46,7 +47,7 @@ class DeviceReduction final : public collective::FrameMaker,
   collective::Exchange& exchange_;
   const collective::OpContext context_;
   const collective::ReduceOp op_;
-  const std::vector<collective::LaneData> lanes_;
+  const std::vector<collective::StripeData> stripes_;
   StreamOperation& stream_;  // owns this, by way of its stages
   collective::FramePlan plan_;
   std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32

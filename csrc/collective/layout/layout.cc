@@ -100,28 +100,28 @@ Interval part_of(std::uint64_t elements, int parts, int index) {
   return {std::min(elements, at * size), std::min(elements, (at + 1) * size)};
 }
 
-std::vector<Lane> lanes_of(const Topology& topology, std::uint64_t elements) {
-  std::vector<Lane> lanes;
+std::vector<Stripe> stripes_of(const Topology& topology, std::uint64_t elements) {
+  std::vector<Stripe> stripes;
   std::uint64_t begin = 0;
   while (begin < elements) {
-    Lane lane;
+    Stripe stripe;
     std::uint64_t end = elements;
     for (int site = 0; site < topology.site_count(); ++site) {
       const std::uint64_t size = part_size(elements, topology.site_size(site));
       const std::uint64_t part = begin / size;
       end = std::min(end, (part + 1) * size);
-      lane.rank_of_site.push_back(topology.ranks_of(site)[static_cast<std::size_t>(part)]);
+      stripe.rank_of_site.push_back(topology.ranks_of(site)[static_cast<std::size_t>(part)]);
     }
-    lane.range = {begin, end};
-    lanes.push_back(std::move(lane));
+    stripe.range = {begin, end};
+    stripes.push_back(std::move(stripe));
     begin = end;
   }
-  return lanes;
+  return stripes;
 }
 
 // The shards of each receiving site, as one vector, are cut at the shards' ends and at the ends of all other
-// sites' parts; a lane lies in one shard, so that it is a plain range of the input whatever the order of the
-// ranks.
+// sites' parts; a stripe lies in one shard, so that it is a plain range of the input whatever the order of
+// the ranks.
 ReduceScatterLayout reduce_scatter_layout(const Topology& topology, std::uint64_t shard) {
   ReduceScatterLayout layout;
   const std::vector<std::uint64_t> bases = block_bases(topology, shard);
@@ -149,7 +149,7 @@ ReduceScatterLayout reduce_scatter_layout(const Topology& topology, std::uint64_
       }
       if (ranks[static_cast<std::size_t>(topology.site())] == topology.rank()) {
         const std::uint64_t first = static_cast<std::uint64_t>(receiver) * shard + begin - position * shard;
-        layout.lanes.push_back({{first, first + end - begin}, std::move(ranks)});
+        layout.stripes.push_back({{first, first + end - begin}, std::move(ranks)});
         layout.receiver.push_back(receiver);
         layout.offset.push_back(bases[static_cast<std::size_t>(target)] + begin - own_part_begin);
       }

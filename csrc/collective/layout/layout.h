@@ -3,8 +3,8 @@
 //
 // Inside a site a vector of `elements` is split in parts of equal size, one per rank (the last ones may be
 // short or empty): what an inner reduce-scatter leaves on each rank. Sites of different sizes split
-// differently; the boundaries of all sites together cut the vector into lanes, and within a lane one rank per
-// site holds the data.
+// differently; the boundaries of all sites together cut the vector into stripes, and within a stripe one rank
+// per site holds the data.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,14 @@ std::uint64_t part_size(std::uint64_t elements, int parts);
 Interval part_of(std::uint64_t elements, int parts, int index);
 
 // A range that one rank of every site holds.
-struct Lane {
+struct Stripe {
   Interval range;                 // in the vector
   std::vector<int> rank_of_site;  // group rank, one per site
 };
 
-// The lanes of an all-reduce (or reduce) of `elements`, in order, none empty; all of them, whoever takes
+// The stripes of an all-reduce (or reduce) of `elements`, in order, none empty; all of them, whoever takes
 // part.
-std::vector<Lane> lanes_of(const Topology& topology, std::uint64_t elements);
+std::vector<Stripe> stripes_of(const Topology& topology, std::uint64_t elements);
 
 // A run of elements to copy between a user's tensor and a staging buffer.
 struct CopyRun {
@@ -58,10 +58,11 @@ struct ReduceScatterLayout {
   std::uint64_t block = 0;  // elements that each local rank is left with, padding included
   std::vector<CopyRun>
       pack;  // input → staging of block * local_size elements; staging not named is padding (zero)
-  std::vector<Lane> lanes;  // those in which this rank takes part, none empty, ordered by the receiving site
-                            // and the place in it; range: in the *whole* input (shard * size elements)
-  std::vector<int> receiver;          // per lane: the group rank that ends with the sum
-  std::vector<std::uint64_t> offset;  // per lane: where this rank's elements of it start in its block
+  std::vector<Stripe>
+      stripes;  // those in which this rank takes part, none empty, ordered by the receiving site
+                // and the place in it; range: in the *whole* input (shard * size elements)
+  std::vector<int> receiver;          // per stripe: the group rank that ends with the sum
+  std::vector<std::uint64_t> offset;  // per stripe: where this rank's elements of it start in its block
 };
 ReduceScatterLayout reduce_scatter_layout(const Topology& topology, std::uint64_t shard);
 

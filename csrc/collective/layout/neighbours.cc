@@ -8,10 +8,10 @@
 namespace geocomm::collective {
 
 std::set<int> neighbours_of(const Topology& topology) {
-  constexpr std::uint64_t kManyElements = std::uint64_t{1} << 30;  // so that no lane is empty
+  constexpr std::uint64_t kManyElements = std::uint64_t{1} << 30;  // so that no stripe is empty
   std::set<int> result;
-  for (const Lane& lane : lanes_of(topology, kManyElements)) {
-    const auto& ranks = lane.rank_of_site;
+  for (const Stripe& stripe : stripes_of(topology, kManyElements)) {
+    const auto& ranks = stripe.rank_of_site;
     if (ranks[static_cast<std::size_t>(topology.site())] == topology.rank())
       result.insert(ranks.begin(), ranks.end());
   }

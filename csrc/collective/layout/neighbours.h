@@ -7,7 +7,7 @@
 
 namespace geocomm::collective {
 
-// The other ranks of the lanes that this rank is in, and those before and after it at its own site (in a
+// The other ranks of the stripes that this rank is in, and those before and after it at its own site (in a
 // ring): so every rank hears of a failure from somebody.
 std::set<int> neighbours_of(const Topology& topology);
 

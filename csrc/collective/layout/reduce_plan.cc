@@ -8,7 +8,7 @@ namespace geocomm::collective {
 
 namespace {
 
-// Lanes are cut in several chunks so that encoding, the wire and decoding overlap, unless the chunks became
+// Stripes are cut in several chunks so that encoding, the wire and decoding overlap, unless the chunks became
 // smaller than is worth a frame.
 constexpr std::uint64_t kPipelineChunks = 4;
 constexpr std::uint64_t kMinChunkBytes = 64 * 1024;
@@ -18,7 +18,7 @@ constexpr std::uint64_t kChunkAlignment = 256;  // elements
 // Chunks per owner from which on a chunk more or less does not matter.
 constexpr std::uint64_t kChunksThatAreFair = 16;
 
-Flow flow_of(const PlannedLane& planned, const PlanSettings& settings) {
+Flow flow_of(const PlannedStripe& planned, const PlanSettings& settings) {
   const auto receivers = std::count(planned.receives.begin(), planned.receives.end(), true);
   if (receivers == 1) return Flow::ToReceiver;
   const bool has_owners = settings.scheme != nullptr && settings.scheme->has_owners();
@@ -28,7 +28,7 @@ Flow flow_of(const PlannedLane& planned, const PlanSettings& settings) {
 using Shares = std::vector<std::uint32_t>;
 
 // The owner of each of `count` chunks: always the site that has least of its share so far, so that owners
-// take turns and the first chunks of a lane are spread as all of them are.
+// take turns and the first chunks of a stripe are spread as all of them are.
 std::vector<int> owners_of(std::uint64_t count, const Shares& shares) {
   std::vector<int> owners;
   std::vector<std::int64_t> owned(shares.size(), 0);
@@ -139,16 +139,16 @@ const RelayPaths& relays_of(Flow flow, const PlanSettings& settings) {
 
 }  // namespace
 
-ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> lanes,
+ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> stripes,
                        const PlanSettings& settings) {
   ReducePlan plan;
   std::map<int, PeerPlan> peers;
-  for (std::size_t l = 0; l < lanes.size(); ++l) {
-    const PlannedLane& planned = lanes[l];
+  for (std::size_t l = 0; l < stripes.size(); ++l) {
+    const PlannedStripe& planned = stripes[l];
     const auto first_receiver = std::find(planned.receives.begin(), planned.receives.end(), true);
     if (first_receiver == planned.receives.end()) continue;
     const Flow flow = flow_of(planned, settings);
-    const std::uint64_t elements = planned.lane.range.size();
+    const std::uint64_t elements = planned.stripe.range.size();
     const std::uint64_t step = chunk_elements(elements, flow, settings);
     std::vector<int> owners;
     if (flow == Flow::OwnerReduces) owners = owners_of((elements + step - 1) / step, settings.scheme->shares);
@@ -165,7 +165,7 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> la
                          if (from != topology.site() && to != topology.site()) return;
                          const bool sends = from == topology.site();
                          const int rank =
-                             planned.lane.rank_of_site[static_cast<std::size_t>(sends ? to : from)];
+                             planned.stripe.rank_of_site[static_cast<std::size_t>(sends ? to : from)];
                          PeerPlan& peer = peers[rank];
                          (sends ? peer.sends : peer.receives).push_back(message);
                        });

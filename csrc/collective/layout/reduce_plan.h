@@ -19,15 +19,15 @@ enum class Flow : std::uint8_t {
   OwnerReduces,  // everyone sends to the chunk's owner, which reduces and sends the result to the receivers
 };
 
-struct PlannedLane {
-  Lane lane;
+struct PlannedStripe {
+  Stripe stripe;
   std::vector<bool> receives;  // per site
 };
 
 struct PlannedChunk {
-  std::size_t lane = 0;     // index in the list of lanes
-  std::uint32_t index = 0;  // in the lane
-  Interval range;           // elements, from the start of the lane
+  std::size_t stripe = 0;   // index in the list of stripes
+  std::uint32_t index = 0;  // in the stripe
+  Interval range;           // elements, from the start of the stripe
   Flow flow = Flow::BroadcastAll;
   int reducer = -1;  // the site that reduces; -1: every receiver
 };
@@ -51,18 +51,18 @@ struct PeerPlan {
 struct PlanSettings {
   std::size_t element_bytes = 4;
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  const ReduceScheme* scheme = nullptr;  // of lanes with several receivers; null: broadcast-all
-  const RelayPaths* relays = nullptr;    // of lanes with one receiver; null: all send to it straight
+  const ReduceScheme* scheme = nullptr;  // of stripes with several receivers; null: broadcast-all
+  const RelayPaths* relays = nullptr;    // of stripes with one receiver; null: all send to it straight
 };
 
 struct ReducePlan {
-  std::vector<PlannedChunk> chunks;  // lane by lane
+  std::vector<PlannedChunk> chunks;  // stripe by stripe
   std::vector<PeerPlan> peers;       // those with messages, by rank
 };
 
-// `lanes`: those in which this rank takes part, in the order of the layout. A lane that nobody receives has
-// no chunks.
-ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedLane> lanes,
+// `stripes`: those in which this rank takes part, in the order of the layout. A stripe that nobody receives
+// has no chunks.
+ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> stripes,
                        const PlanSettings& settings);
 
 }  // namespace geocomm::collective

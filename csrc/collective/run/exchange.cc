@@ -30,56 +30,56 @@ Status invalid(std::string message) {
   return {StatusCode::InvalidArgument, std::move(message)};
 }
 
-Status check_lane(const Topology& topology, const LaneData& lane) {
+Status check_stripe(const Topology& topology, const StripeData& stripe) {
   const auto sites = static_cast<std::size_t>(topology.site_count());
-  if (lane.lane.rank_of_site.size() != sites || lane.receives.size() != sites) {
-    return invalid(str("a lane names ", lane.lane.rank_of_site.size(), " ranks and ", lane.receives.size(),
-                       " receivers, but there are ", sites, " sites"));
+  if (stripe.stripe.rank_of_site.size() != sites || stripe.receives.size() != sites) {
+    return invalid(str("a stripe names ", stripe.stripe.rank_of_site.size(), " ranks and ",
+                       stripe.receives.size(), " receivers, but there are ", sites, " sites"));
   }
   for (std::size_t site = 0; site < sites; ++site) {
-    const int rank = lane.lane.rank_of_site[site];
+    const int rank = stripe.stripe.rank_of_site[site];
     if (rank < 0 || rank >= topology.size() || topology.site_of(rank) != static_cast<int>(site)) {
-      return invalid(str("a lane names rank ", rank, " for site ", topology.site_name(static_cast<int>(site)),
-                         ", where it is not"));
+      return invalid(str("a stripe names rank ", rank, " for site ",
+                         topology.site_name(static_cast<int>(site)), ", where it is not"));
     }
   }
-  if (lane.lane.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) {
-    return invalid(str("rank ", topology.rank(), " was given a lane in which it takes no part"));
+  if (stripe.stripe.rank_of_site[static_cast<std::size_t>(topology.site())] != topology.rank()) {
+    return invalid(str("rank ", topology.rank(), " was given a stripe in which it takes no part"));
   }
-  if (lane.lane.range.end < lane.lane.range.begin) return invalid("a lane ends before it begins");
+  if (stripe.stripe.range.end < stripe.stripe.range.begin) return invalid("a stripe ends before it begins");
   return Status::ok();
 }
 
-Status check_data(const LaneData& lane, core::DType dtype) {
+Status check_data(const StripeData& stripe, core::DType dtype) {
   const std::size_t element_bytes = core::size_of(dtype);
-  if (lane.data.size() != lane.lane.range.size() * element_bytes) {
-    return invalid(str("a lane of ", lane.lane.range.size(), " elements of ", core::to_string(dtype),
-                       " was given ", lane.data.size(), " bytes of data"));
+  if (stripe.data.size() != stripe.stripe.range.size() * element_bytes) {
+    return invalid(str("a stripe of ", stripe.stripe.range.size(), " elements of ", core::to_string(dtype),
+                       " was given ", stripe.data.size(), " bytes of data"));
   }
-  if (reinterpret_cast<std::uintptr_t>(lane.data.data()) % element_bytes != 0) {
-    return invalid(str("a lane's data is not aligned to its elements of ", element_bytes, " bytes"));
+  if (reinterpret_cast<std::uintptr_t>(stripe.data.data()) % element_bytes != 0) {
+    return invalid(str("a stripe's data is not aligned to its elements of ", element_bytes, " bytes"));
   }
   return Status::ok();
 }
 
-Status check_feedback(const OpContext& context, const LaneData& lane) {
-  const FeedbackSpans& feedback = lane.feedback;
-  const std::size_t elements = lane.lane.range.size();
+Status check_feedback(const OpContext& context, const StripeData& stripe) {
+  const FeedbackSpans& feedback = stripe.feedback;
+  const std::size_t elements = stripe.stripe.range.size();
   const std::size_t residuals = feedback.residual.size();
   const bool fits = (residuals == elements && context.caller) || residuals == 0;
   const bool scale_fits = feedback.scale.empty() || feedback.scale.size() == residuals;
   if (fits && feedback.next.size() == residuals && scale_fits) return Status::ok();
-  return invalid(str("a lane of ", elements, " elements was given a residual of ", residuals, " to ",
+  return invalid(str("a stripe of ", elements, " elements was given a residual of ", residuals, " to ",
                      feedback.next.size(), " with ", feedback.scale.size(), " scales",
                      context.caller ? "" : " and no codec of its caller"));
 }
 
-// `lanes`: with their residuals.
-Status check_caller(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) {
-  bool all = true;  // lanes have residuals
-  for (const LaneData& lane : lanes) {
-    GEOCOMM_RETURN_IF_ERROR(check_feedback(context, lane));
-    all &= !lane.feedback.residual.empty() || lane.lane.range.size() == 0;
+// `stripes`: with their residuals.
+Status check_caller(const OpContext& context, ReduceOp op, std::span<const StripeData> stripes) {
+  bool all = true;  // stripes have residuals
+  for (const StripeData& stripe : stripes) {
+    GEOCOMM_RETURN_IF_ERROR(check_feedback(context, stripe));
+    all &= !stripe.feedback.residual.empty() || stripe.stripe.range.size() == 0;
   }
   if (!context.caller) return Status::ok();
   if (!core::is_compressible(context.dtype) || (op != ReduceOp::Sum && op != ReduceOp::Avg)) {
@@ -109,35 +109,36 @@ class ExchangeImpl final : public Exchange {
   ExchangeImpl(ExchangeConfig config, std::shared_ptr<const WanPolicy> policy)
       : shared_(std::make_shared<ExchangeShared>(std::move(config))), policy_(std::move(policy)) {}
 
-  Status reduce(const OpContext& given, ReduceOp op, std::span<LaneData> lanes) override {
+  Status reduce(const OpContext& given, ReduceOp op, std::span<StripeData> stripes) override {
     const OpContext context = with_policy(given);
-    Status status = check(context, op, lanes);
-    for (const LaneData& lane : lanes) {
-      if (status.is_ok()) status = check_lane(topology(), lane);
-      if (status.is_ok()) status = check_data(lane, context.dtype);
+    Status status = check(context, op, stripes);
+    for (const StripeData& stripe : stripes) {
+      if (status.is_ok()) status = check_stripe(topology(), stripe);
+      if (status.is_ok()) status = check_data(stripe, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    const auto operation = std::make_shared<ReduceOperation>(shared_, context, op, lanes);
+    const auto operation = std::make_shared<ReduceOperation>(shared_, context, op, stripes);
     GEOCOMM_RETURN_IF_ERROR(run(context, operation));
     if (context.caller && context.caller->report != nullptr) *context.caller->report = operation->report();
     return Status::ok();
   }
 
-  core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
+  core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op,
+                                      std::span<const StripeData> stripes,
                                       core::BufferPool& memory) override {
     const OpContext context = with_policy(given);
-    Status status = check(context, op, lanes);
-    for (const LaneData& lane : lanes) {
-      if (status.is_ok()) status = check_lane(topology(), lane);
+    Status status = check(context, op, stripes);
+    for (const StripeData& stripe : stripes) {
+      if (status.is_ok()) status = check_stripe(topology(), stripe);
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    return collective::plan_frames(shared_->config, context, op, lanes, memory);
+    return collective::plan_frames(shared_->config, context, op, stripes, memory);
   }
 
-  Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const LaneData> lanes,
+  Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
                          FramePlan& plan, FrameMaker& maker) override {
     const OpContext context = with_policy(given);
-    return run(context, std::make_shared<FrameOperation>(shared_, context, op, lanes, plan, maker));
+    return run(context, std::make_shared<FrameOperation>(shared_, context, op, stripes, plan, maker));
   }
 
   Status move(const OpContext& context, std::span<const SendPiece> sends,
@@ -210,10 +211,10 @@ class ExchangeImpl final : public Exchange {
     return context;
   }
 
-  Status check(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes) const {
+  Status check(const OpContext& context, ReduceOp op, std::span<const StripeData> stripes) const {
     GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), context.policy.get()));
     GEOCOMM_RETURN_IF_ERROR(check_reduction(context.dtype, op));
-    return check_caller(context, op, lanes);
+    return check_caller(context, op, stripes);
   }
 
   Status run(const OpContext& context, const std::shared_ptr<Operation>& operation) {

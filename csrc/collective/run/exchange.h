@@ -1,4 +1,4 @@
-// The WAN stage of every collective: ranks of different sites reduce lanes together, or move bytes.
+// The WAN stage of every collective: ranks of different sites reduce stripes together, or move bytes.
 //
 // One Exchange per process group and rank. Calls block their thread until done, failed, or the deadline; many
 // may run at once (each on its own thread) and may be issued in any order, since messages are tagged with the
@@ -49,13 +49,13 @@ struct OpContext {
 // Numbers for point-to-point messages: apart from collectives, per tag in order of issue. counter < 2^24.
 std::uint64_t p2p_seq(std::int32_t tag, std::uint32_t counter);
 
-// A lane in which this rank takes part, with its data: on entry this site's partial result, on exit (for
+// A stripe in which this rank takes part, with its data: on entry this site's partial result, on exit (for
 // receivers) the result.
-struct LaneData {
-  Lane lane;
-  std::vector<bool> receives;  // per site: whether its rank of the lane wants the result
-  std::span<std::byte> data;   // lane.range.size() elements
-  // What was lost before, and where what is lost now goes; only with OpContext::caller. The lanes of an
+struct StripeData {
+  Stripe stripe;
+  std::vector<bool> receives;  // per site: whether its rank of the stripe wants the result
+  std::span<std::byte> data;   // stripe.range.size() elements
+  // What was lost before, and where what is lost now goes; only with OpContext::caller. The stripes of an
   // operation have scales or none has. On error `data` and the new residual are unspecified.
   FeedbackSpans feedback = {};
 };
@@ -84,8 +84,8 @@ struct ReceivePiece {
 //      rounded to the dtype
 // Frames are written without crcs (codec::seal_frame()). A frame of codec None may come in place of any.
 struct FrameChunk {
-  std::size_t lane = 0;  // index in the list of lanes
-  Interval range;        // elements, from the start of the lane
+  std::size_t stripe = 0;  // index in the list of stripes
+  Interval range;          // elements, from the start of the stripe
   bool contributes = false;
   bool reduces = false;
   bool owns = false;
@@ -143,26 +143,28 @@ class Exchange {
   static core::Result<std::unique_ptr<Exchange>> create(ExchangeConfig config);
   virtual ~Exchange() = default;
 
-  // Reduces `lanes` (in the order of the layout) over the sites. All receivers end with bit-identical
+  // Reduces `stripes` (in the order of the layout) over the sites. All receivers end with bit-identical
   // results: the sum, in site order, of the decoded bytes that everyone got. 16-bit floats accumulate in
   // float and round once; Float64 in double; Avg divides the sum once by topology.size(). Floats take Sum,
   // Avg, Product, Min, Max; integers all but Avg (and wrap around); Bool takes Sum and Max as or, Product and
-  // Min as and, and the bitwise ones. Cost per rank, S = compressed bytes of its lanes, N sites:
+  // Min as and, and the bitwise ones. Cost per rank, S = compressed bytes of its stripes, N sites:
   // broadcast-all (N-1)S bytes out, one latency; owner-reduces 2S(N-1)/N bytes out, two latencies, one
-  // requantization; the policy's cost model chooses. Where it relays between two sites, the lane's rank at
+  // requantization; the policy's cost model chooses. Where it relays between two sites, the stripe's rank at
   // the site between them passes frames on unread, out of memory of its own: at most what the two send each
   // other in the operation.
-  virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<LaneData> lanes) = 0;
+  virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<StripeData> stripes) = 0;
 
-  // The same for data on an accelerator. plan_frames() takes lanes without data and acquires the frames'
+  // The same for data on an accelerator. plan_frames() takes stripes without data and acquires the frames'
   // memory from `memory`; Unsupported: the operation is exact or has residuals (Exchange::reduce() on host
   // memory carries it out). exchange_frames() takes step 1 as done, and returns when `frames` and the results
   // of others have come; they were checked against crc and header, but may still not decode. Ranks that call
   // reduce() and ranks that call exchange_frames() work together.
   virtual core::Result<FramePlan> plan_frames(const OpContext& context, ReduceOp op,
-                                              std::span<const LaneData> lanes, core::BufferPool& memory) = 0;
-  virtual core::Status exchange_frames(const OpContext& context, ReduceOp op, std::span<const LaneData> lanes,
-                                       FramePlan& plan, FrameMaker& maker) = 0;
+                                              std::span<const StripeData> stripes,
+                                              core::BufferPool& memory) = 0;
+  virtual core::Status exchange_frames(const OpContext& context, ReduceOp op,
+                                       std::span<const StripeData> stripes, FramePlan& plan,
+                                       FrameMaker& maker) = 0;
 
   // Sends and receives bytes, exactly, all at once. The pieces between two ranks are matched in order, and
   // the sizes must agree. Pieces of this rank itself are not allowed. What is forwarded is copied: at most as

@@ -16,25 +16,25 @@ using core::StatusCode;
 using core::str;
 
 Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
-                              std::span<const LaneData> lanes, core::BufferPool& memory) {
+                              std::span<const StripeData> stripes, core::BufferPool& memory) {
   FramePlan plan;
   plan.codec = reduction_codec(config, context, op);
   if (plan.codec.is_exact()) {
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
   }
-  for (const LaneData& lane : lanes) {
-    if (!lane.feedback.residual.empty())
+  for (const StripeData& stripe : stripes) {
+    if (!stripe.feedback.residual.empty())
       return Status(StatusCode::Unsupported, "residuals are in host memory");
   }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   const int own_site = config.topology.site();
   const auto sites = static_cast<std::size_t>(config.topology.site_count());
-  for (const PlannedChunk& planned : plan_of(config, context, plan.codec, lanes).chunks) {
-    const LaneData& lane = lanes[planned.lane];
+  for (const PlannedChunk& planned : plan_of(config, context, plan.codec, stripes).chunks) {
+    const StripeData& stripe = stripes[planned.stripe];
     FrameChunk chunk;
-    chunk.lane = planned.lane;
+    chunk.stripe = planned.stripe;
     chunk.range = planned.range;
-    chunk.receives = lane.receives[static_cast<std::size_t>(own_site)];
+    chunk.receives = stripe.receives[static_cast<std::size_t>(own_site)];
     chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == own_site;
     chunk.owns = chunk.reduces && planned.flow == Flow::OwnerReduces;
     // Somebody else reduces.
@@ -44,7 +44,7 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
     if (chunk.contributes) {
       chunk.contribution = memory.acquire(bound);
       chunk.contribution_options =
-          encode_options(config, context, lane, planned, Message::Kind::Contribution);
+          encode_options(config, context, stripe, planned, Message::Kind::Contribution);
     }
     if (chunk.reduces) {
       chunk.frames.resize(sites);
@@ -58,7 +58,7 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
       plan.has_results = true;
       chunk.result = memory.acquire(
           codec::compress_bound(plan.codec, DType::Float32, static_cast<std::size_t>(chunk.range.size())));
-      chunk.result_options = encode_options(config, context, lane, planned, Message::Kind::Result);
+      chunk.result_options = encode_options(config, context, stripe, planned, Message::Kind::Result);
     }
     plan.chunks.push_back(std::move(chunk));
   }
@@ -66,15 +66,15 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
 }
 
 FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                               std::span<const LaneData> lanes, FramePlan& plan, FrameMaker& maker)
-    : PlannedReduction(std::move(shared), context, op, lanes), frames_(plan), maker_(maker) {
+                               std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker)
+    : PlannedReduction(std::move(shared), context, op, stripes), frames_(plan), maker_(maker) {
   std::size_t arrivals = 0;
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     const Route& route = routes_[c];
     if (!route.contributions.empty()) jobs_.push_back({c, Message::Kind::Contribution});
     awaited_contributions_ += route.contributions_awaited;
   }
-  // Lanes have different peers: their chunks take turns, so that all links are busy.
+  // Stripes have different peers: their chunks take turns, so that all links are busy.
   std::ranges::stable_sort(jobs_, {}, [&](const Job& job) { return plan_.chunks[job.chunk].index; });
   contributions_ = jobs_.size();
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {

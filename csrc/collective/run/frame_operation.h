@@ -10,15 +10,15 @@
 
 namespace geocomm::collective {
 
-// As Exchange::plan_frames(); `lanes` are checked.
+// As Exchange::plan_frames(); `stripes` are checked.
 core::Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
-                                    std::span<const LaneData> lanes, core::BufferPool& memory);
+                                    std::span<const StripeData> stripes, core::BufferPool& memory);
 
 class FrameOperation final : public PlannedReduction {
  public:
   // `plan` is plan_frames()'s for the same arguments. It and `maker` outlive run().
   FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                 std::span<const LaneData> lanes, FramePlan& plan, FrameMaker& maker);
+                 std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker);
 
  private:
   struct Job {

@@ -40,9 +40,9 @@ DType result_dtype(const codec::CodecSpec& codec, DType dtype) {
 }
 
 ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
-                   std::span<const LaneData> lanes) {
-  std::vector<PlannedLane> shapes;
-  for (const LaneData& lane : lanes) shapes.push_back({lane.lane, lane.receives});
+                   std::span<const StripeData> stripes) {
+  std::vector<PlannedStripe> shapes;
+  for (const StripeData& stripe : stripes) shapes.push_back({stripe.stripe, stripe.receives});
   return plan_reduce(
       config.topology, shapes,
       {core::size_of(context.dtype), config.chunk_bytes,
@@ -50,12 +50,12 @@ ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const
 }
 
 PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
-                                   ReduceOp op, std::span<const LaneData> lanes)
+                                   ReduceOp op, std::span<const StripeData> stripes)
     : Operation(std::move(shared), context),
       op_(op),
-      lanes_(lanes.begin(), lanes.end()),
+      stripes_(stripes.begin(), stripes.end()),
       codec_(reduction_codec(config(), context, op)),
-      plan_(plan_of(config(), context, codec_, lanes)),
+      plan_(plan_of(config(), context, codec_, stripes)),
       routes_(plan_.chunks.size()) {
   std::map<std::tuple<std::size_t, Message::Kind, int>, std::vector<Send>> onward;
   for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
@@ -168,24 +168,25 @@ std::uint64_t PlannedReduction::raw_bytes(const PlannedChunk& chunk) const {
 }
 
 codec::CompressOptions PlannedReduction::encode_options(const PlannedChunk& chunk, Message::Kind kind) const {
-  return collective::encode_options(config(), context(), lanes_[chunk.lane], chunk, kind);
+  return collective::encode_options(config(), context(), stripes_[chunk.stripe], chunk, kind);
 }
 
 codec::CompressOptions encode_options(const ExchangeConfig& config, const OpContext& context,
-                                      const LaneData& lane, const PlannedChunk& chunk, Message::Kind kind) {
+                                      const StripeData& stripe, const PlannedChunk& chunk,
+                                      Message::Kind kind) {
   codec::CompressOptions options;
   const auto rank = static_cast<std::uint64_t>(config.topology.rank());
   options.seed = mix(mix(mix(config.group, context.seq), rank), static_cast<std::uint64_t>(kind));
-  options.first_element = lane.lane.range.begin + chunk.range.begin;
+  options.first_element = stripe.stripe.range.begin + chunk.range.begin;
   return options;
 }
 
 bool PlannedReduction::receives(const PlannedChunk& chunk) const {
-  return lanes_[chunk.lane].receives[static_cast<std::size_t>(own_site())];
+  return stripes_[chunk.stripe].receives[static_cast<std::size_t>(own_site())];
 }
 
 std::string PlannedReduction::site_peer_name(const PlannedChunk& chunk, int site) const {
-  const int rank = lanes_[chunk.lane].lane.rank_of_site[static_cast<std::size_t>(site)];
+  const int rank = stripes_[chunk.stripe].stripe.rank_of_site[static_cast<std::size_t>(site)];
   for (std::size_t i = 0; i < peers().size(); ++i) {
     if (peers()[i].rank == rank) return peer_name(i);
   }

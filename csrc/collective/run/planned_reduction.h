@@ -25,13 +25,14 @@ codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& 
 // What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
 core::DType result_dtype(const codec::CodecSpec& codec, core::DType dtype);
 
-// `lanes` are checked (Exchange::reduce()); their data is not looked at. `codec`: that of the operation.
+// `stripes` are checked (Exchange::reduce()); their data is not looked at. `codec`: that of the operation.
 ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
-                   std::span<const LaneData> lanes);
+                   std::span<const StripeData> stripes);
 
-// How this rank encodes a chunk of `lane`: seeds differ between ranks, operations and kinds.
+// How this rank encodes a chunk of `stripe`: seeds differ between ranks, operations and kinds.
 codec::CompressOptions encode_options(const ExchangeConfig& config, const OpContext& context,
-                                      const LaneData& lane, const PlannedChunk& chunk, Message::Kind kind);
+                                      const StripeData& stripe, const PlannedChunk& chunk,
+                                      Message::Kind kind);
 
 class PlannedReduction : public Operation {
  protected:
@@ -48,7 +49,7 @@ class PlannedReduction : public Operation {
   };
 
   PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                   std::span<const LaneData> lanes);
+                   std::span<const StripeData> stripes);
 
   // The peers for plan().
   std::vector<Peer> make_peers() const;
@@ -84,7 +85,7 @@ class PlannedReduction : public Operation {
   std::string site_peer_name(const PlannedChunk& chunk, int site) const;
 
   const ReduceOp op_;
-  const std::vector<LaneData> lanes_;
+  const std::vector<StripeData> stripes_;
   const codec::CodecSpec codec_;
   const ReducePlan plan_;
   std::vector<Route> routes_;  // per chunk

@@ -30,8 +30,8 @@ codec::ErrorFeedback in_place(std::span<float> residual, float decay) {
 }  // namespace
 
 ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
-                                 ReduceOp op, std::span<const LaneData> lanes)
-    : PlannedReduction(std::move(shared), context, op, lanes), states_(plan_.chunks.size()) {
+                                 ReduceOp op, std::span<const StripeData> stripes)
+    : PlannedReduction(std::move(shared), context, op, stripes), states_(plan_.chunks.size()) {
   std::size_t finishes = 0;
   for (std::size_t c = 0; c < states_.size(); ++c) {
     const PlannedChunk& chunk = plan_.chunks[c];
@@ -41,7 +41,7 @@ ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const O
     state.awaited = route.contributions_awaited + route.results_awaited;
     if (state.finishes) {
       ++finishes;
-      state.frames.resize(lanes_[chunk.lane].lane.rank_of_site.size());
+      state.frames.resize(stripes_[chunk.stripe].stripe.rank_of_site.size());
     }
     // The data is overwritten only once it has been encoded.
     if (!route.contributions.empty()) {
@@ -50,7 +50,7 @@ ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const O
     }
     if (state.finishes && state.awaited == 0) ready_.push_back(c);
   }
-  // Lanes have different peers: their chunks take turns, so that all links are busy.
+  // Stripes have different peers: their chunks take turns, so that all links are busy.
   std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
     return plan_.chunks[a].index < plan_.chunks[b].index;
   });
@@ -359,11 +359,11 @@ FeedbackReport ReduceOperation::report() const {
 
 std::span<std::byte> ReduceOperation::data_of(const PlannedChunk& chunk) const {
   const std::size_t size = core::size_of(context().dtype);
-  return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+  return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
 }
 
 FeedbackSpans ReduceOperation::feedback_of(const PlannedChunk& chunk) const {
-  return lanes_[chunk.lane].feedback.part(chunk.range.begin, chunk.range.size());
+  return stripes_[chunk.stripe].feedback.part(chunk.range.begin, chunk.range.size());
 }
 
 int ReduceOperation::divisor() const {

@@ -11,9 +11,9 @@ namespace geocomm::collective {
 
 class ReduceOperation final : public PlannedReduction {
  public:
-  // `lanes` are checked (Exchange::reduce()).
+  // `stripes` are checked (Exchange::reduce()).
   ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                  std::span<const LaneData> lanes);
+                  std::span<const StripeData> stripes);
 
   // After a run() that succeeded.
   FeedbackReport report() const;

@@ -1,7 +1,8 @@
 // Error feedback of a reduction: a caller who knows its data from operation to operation has a codec of its
 // own, and keeps what the codec lost for the next time (codec::ErrorFeedback). A rank encodes every element
-// of its lanes once: in broadcast-all its site's, in owner-reduces its site's for others and the sum where it
-// is the owner. So one residual per element serves both, also when owners change: it is added the next time.
+// of its stripes once: in broadcast-all its site's, in owner-reduces its site's for others and the sum where
+// it is the owner. So one residual per element serves both, also when owners change: it is added the next
+// time.
 //
 // With scales, what is encoded and summed is in units of them: elements and residuals are divided before a
 // chunk is encoded, and multiplied when it is done.
@@ -21,7 +22,7 @@ namespace geocomm::collective {
 struct FeedbackReport {
   double input_square = 0;       // squared L2 norm of elements + decay * residual; 0 without residuals
   double residual_square = 0;    // of the new residual
-  double scaled_square = 0;      // of the result in this rank's lanes, in units of the scales; 0: no scales
+  double scaled_square = 0;      // of the result in this rank's stripes, in units of the scales; 0: no scales
   double result_square = 0;      // the same as it is. Finite if and only if that is.
   std::uint64_t wire_bytes = 0;  // frames that this rank made, once for each rank they were sent to
 };

@@ -145,19 +145,20 @@ class SiteVectors {
     outputs_ = inputs_;
   }
 
-  // The lanes of `rank`, over the outputs (in place). `receives` as in LaneData.
-  std::vector<LaneData> lanes(int rank, const std::vector<bool>& receives) {
-    std::vector<LaneData> mine;
+  // The stripes of `rank`, over the outputs (in place). `receives` as in StripeData.
+  std::vector<StripeData> stripes(int rank, const std::vector<bool>& receives) {
+    std::vector<StripeData> mine;
     const auto site = static_cast<std::size_t>(topology_.site_of(rank));
     const std::size_t size = core::size_of(dtype_);
-    for (const Lane& lane : lanes_of(topology_, elements_)) {
-      if (lane.rank_of_site[site] != rank) continue;
-      mine.push_back({lane, receives,
-                      std::span(outputs_[site]).subspan(lane.range.begin * size, lane.range.size() * size)});
+    for (const Stripe& stripe : stripes_of(topology_, elements_)) {
+      if (stripe.rank_of_site[site] != rank) continue;
+      mine.push_back(
+          {stripe, receives,
+           std::span(outputs_[site]).subspan(stripe.range.begin * size, stripe.range.size() * size)});
     }
     return mine;
   }
-  std::vector<LaneData> lanes(int rank) { return lanes(rank, std::vector<bool>(inputs_.size(), true)); }
+  std::vector<StripeData> stripes(int rank) { return stripes(rank, std::vector<bool>(inputs_.size(), true)); }
 
   std::vector<Bytes>& inputs() { return inputs_; }
   std::vector<Bytes>& outputs() { return outputs_; }

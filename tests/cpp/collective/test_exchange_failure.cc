@@ -16,8 +16,8 @@ constexpr std::size_t kFailureElements = 4096;
 
 Status reduce_on(ExchangeGroup& group, int rank, const OpContext& context, ReduceOp op = ReduceOp::Sum) {
   SiteVectors data(group.topology(0), context.dtype, context.elements, 1);
-  auto lanes = data.lanes(rank);
-  return group.exchange(rank).reduce(context, op, lanes);
+  auto stripes = data.stripes(rank);
+  return group.exchange(rank).reduce(context, op, stripes);
 }
 
 OpContext all_reduce_context(std::uint64_t seq, Deadline deadline = Deadline::after(30s)) {

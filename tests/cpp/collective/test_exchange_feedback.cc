@@ -30,22 +30,22 @@ class FeedbackGroup {
         residuals_(site_sizes.size(), std::vector<float>(kElements)),
         reports_(static_cast<std::size_t>(group_.size())) {}
 
-  std::vector<LaneData> lanes(SiteVectors& data, int rank) {
-    auto lanes = data.lanes(rank);
+  std::vector<StripeData> stripes(SiteVectors& data, int rank) {
+    auto stripes = data.stripes(rank);
     const auto site = static_cast<std::size_t>(group_.topology(0).site_of(rank));
-    for (LaneData& lane : lanes) {
+    for (StripeData& stripe : stripes) {
       const std::span<float> residual(residuals_[site]);
       const FeedbackSpans all{residual, residual, scale_};
-      lane.feedback = all.part(lane.lane.range.begin, lane.lane.range.size());
+      stripe.feedback = all.part(stripe.stripe.range.begin, stripe.stripe.range.size());
     }
-    return lanes;
+    return stripes;
   }
 
   std::vector<Status> all_reduce(SiteVectors& data, DType dtype, ReduceOp op, const CodecSpec& codec,
                                  float decay = 1.0f) {
     ++seq_;
     return group_.run([&](int rank) {
-      auto own = lanes(data, rank);
+      auto own = stripes(data, rank);
       OpContext context = context_of(OpKind::AllReduce, seq_, dtype, kElements);
       context.caller = {codec, decay, &reports_[static_cast<std::size_t>(rank)]};
       return group_.exchange(rank).reduce(context, op, own);
@@ -180,14 +180,14 @@ TEST_P(ExchangeFeedback, new_residual_goes_to_memory_of_its_own) {
     expect_all_ok(in_place.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of(text)));
     std::vector<std::vector<float>> next(3, std::vector<float>(kElements, NAN));
     expect_all_ok(apart.group().run([&](int rank) {
-      auto lanes = apart.lanes(same, rank);
-      for (LaneData& lane : lanes) {
-        lane.feedback.next = std::span(next[static_cast<std::size_t>(rank)])
-                                 .subspan(lane.lane.range.begin, lane.lane.range.size());
+      auto stripes = apart.stripes(same, rank);
+      for (StripeData& stripe : stripes) {
+        stripe.feedback.next = std::span(next[static_cast<std::size_t>(rank)])
+                                   .subspan(stripe.stripe.range.begin, stripe.stripe.range.size());
       }
       OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
       context.caller = {.codec = spec_of(text)};
-      return apart.group().exchange(rank).reduce(context, ReduceOp::Avg, lanes);
+      return apart.group().exchange(rank).reduce(context, ReduceOp::Avg, stripes);
     }));
     EXPECT_EQ(data.outputs(), same.outputs()) << text;
     EXPECT_EQ(next, in_place.residuals()) << text;
@@ -289,13 +289,13 @@ INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeFeedback,
 TEST(ExchangeFeedbackRefused, what_it_is_not_for) {
   FeedbackGroup feedback({1, 1}, Way::BroadcastAll);
   SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
-  const auto reduce = [&](std::vector<LaneData> lanes, const std::optional<CallerCodec>& caller,
+  const auto reduce = [&](std::vector<StripeData> stripes, const std::optional<CallerCodec>& caller,
                           ReduceOp op = ReduceOp::Sum, DType dtype = DType::Float32) {
     OpContext context = context_of(OpKind::AllReduce, 1, dtype, kElements);
     context.caller = caller;
-    return feedback.group().exchange(0).reduce(context, op, lanes).code();
+    return feedback.group().exchange(0).reduce(context, op, stripes).code();
   };
-  const auto with = feedback.lanes(data, 0);
+  const auto with = feedback.stripes(data, 0);
   const CallerCodec int8 = {.codec = spec_of("int8")};
   auto shorter = with;
   shorter[0].feedback = with[0].feedback.part(0, kElements - 1);
@@ -306,13 +306,13 @@ TEST(ExchangeFeedbackRefused, what_it_is_not_for) {
   auto scaled = with;
   scaled[0].feedback.scale = with[0].feedback.residual.first(kElements - 1);
   EXPECT_EQ(reduce(scaled, int8), StatusCode::InvalidArgument);
-  scaled = data.lanes(0);
+  scaled = data.stripes(0);
   scaled[0].feedback.scale = with[0].feedback.residual;
   EXPECT_EQ(reduce(scaled, int8), StatusCode::InvalidArgument);
   EXPECT_EQ(reduce(with, std::nullopt), StatusCode::InvalidArgument);
   EXPECT_EQ(reduce(with, CallerCodec{.codec = spec_of("int8"), .decay = INFINITY}),
             StatusCode::InvalidArgument);
-  EXPECT_EQ(reduce(data.lanes(0), CallerCodec{.codec = spec_of("tiny")}), StatusCode::Unsupported);
+  EXPECT_EQ(reduce(data.stripes(0), CallerCodec{.codec = spec_of("tiny")}), StatusCode::Unsupported);
   EXPECT_EQ(reduce(with, int8, ReduceOp::Max), StatusCode::Unsupported);
   EXPECT_EQ(reduce(with, int8, ReduceOp::Sum, DType::Int32), StatusCode::Unsupported);
 }
@@ -321,10 +321,10 @@ TEST(ExchangeFeedbackMismatch, another_codec_is_an_error_on_both) {
   FeedbackGroup feedback({1, 1}, Way::BroadcastAll);
   SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
   const auto results = feedback.group().run([&](int rank) {
-    auto lanes = feedback.lanes(data, rank);
+    auto stripes = feedback.stripes(data, rank);
     OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
     context.caller = {.codec = spec_of(rank == 0 ? "int8" : "int4")};
-    return feedback.group().exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+    return feedback.group().exchange(rank).reduce(context, ReduceOp::Sum, stripes);
   });
   for (const Status& status : results) EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
 }

@@ -15,8 +15,8 @@ using codec::Accumulate;
 // Does what FrameChunk says, by the host's codecs.
 class Accelerator final : public FrameMaker {
  public:
-  Accelerator(FramePlan& plan, std::vector<LaneData>& lanes, DType dtype)
-      : plan_(plan), lanes_(lanes), dtype_(dtype) {
+  Accelerator(FramePlan& plan, std::vector<StripeData>& stripes, DType dtype)
+      : plan_(plan), stripes_(stripes), dtype_(dtype) {
     for (FrameChunk& chunk : plan_.chunks) {
       Bytes& own = own_frames_.emplace_back();
       if (!chunk.contributes) continue;
@@ -109,11 +109,11 @@ class Accelerator final : public FrameMaker {
 
   std::span<std::byte> data_of(const FrameChunk& chunk) {
     const std::size_t size = core::size_of(dtype_);
-    return lanes_[chunk.lane].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
+    return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
   }
 
   FramePlan& plan_;
-  std::vector<LaneData>& lanes_;
+  std::vector<StripeData>& stripes_;
   const DType dtype_;
   std::vector<Bytes> own_frames_;
   std::vector<std::vector<float>> sums_;
@@ -126,12 +126,12 @@ class Accelerator final : public FrameMaker {
 };
 
 Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp op,
-                        std::vector<LaneData>& lanes) {
+                        std::vector<StripeData>& stripes) {
   core::BufferPool memory;
-  auto plan = exchange.plan_frames(context, op, lanes, memory);
+  auto plan = exchange.plan_frames(context, op, stripes, memory);
   if (!plan.is_ok()) return plan.status();
-  Accelerator accelerator(*plan, lanes, context.dtype);
-  GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, lanes, *plan, accelerator));
+  Accelerator accelerator(*plan, stripes, context.dtype);
+  GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, stripes, *plan, accelerator));
   accelerator.finish();
   return Status::ok();
 }
@@ -160,11 +160,11 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
             SiteVectors data(group.topology(0), dtype, 9001, 7);
             const std::uint64_t number = ++seq;
             expect_all_ok(group.run([&](int rank) {
-              auto lanes = data.lanes(rank);
+              auto stripes = data.stripes(rank);
               const auto context = context_of(OpKind::AllReduce, number, dtype, data.elements());
               const bool by_frames = which == 2 || (which == 1 && rank % 2 == 1);
-              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, lanes)
-                               : group.exchange(rank).reduce(context, op, lanes);
+              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes)
+                               : group.exchange(rank).reduce(context, op, stripes);
             }));
             for (const Bytes& output : data.outputs()) ASSERT_TRUE(output == data.outputs()[0]) << text;
             if (std::string_view(text).find("stochastic") == std::string_view::npos) {
@@ -188,21 +188,21 @@ TEST(ExchangeFramesErrors, exact_reductions_are_refused_and_a_lost_peer_ends_it)
   ExchangeGroup group({1, 1}, with_codec("int8", Way::EqualOwners));
   core::BufferPool memory;
   SiteVectors data(group.topology(0), DType::Float32, 5000, 1);
-  auto lanes = data.lanes(0);
+  auto stripes = data.stripes(0);
   const auto minimum = context_of(OpKind::AllReduce, 1, DType::Float32, 5000);
-  EXPECT_EQ(group.exchange(0).plan_frames(minimum, ReduceOp::Min, lanes, memory).status().code(),
+  EXPECT_EQ(group.exchange(0).plan_frames(minimum, ReduceOp::Min, stripes, memory).status().code(),
             StatusCode::Unsupported);
 
   expect_all_ok(group.run([&](int rank) {
-    auto mine = data.lanes(rank);
+    auto mine = data.stripes(rank);
     const auto context = context_of(OpKind::AllReduce, 2, DType::Float32, 5000);
     return reduce_by_frames(group.exchange(rank), context, ReduceOp::Sum, mine);
   }));
   const auto late = context_of(OpKind::AllReduce, 3, DType::Float32, 5000, Deadline::after(200ms));
-  EXPECT_EQ(reduce_by_frames(group.exchange(0), late, ReduceOp::Sum, lanes).code(), StatusCode::Timeout);
+  EXPECT_EQ(reduce_by_frames(group.exchange(0), late, ReduceOp::Sum, stripes).code(), StatusCode::Timeout);
   group.at(1).endpoint->abort(Status(StatusCode::Aborted, "gone"));
   const auto lost = context_of(OpKind::AllReduce, 4, DType::Float32, 5000);
-  EXPECT_EQ(reduce_by_frames(group.exchange(0), lost, ReduceOp::Sum, lanes).code(), StatusCode::PeerLost);
+  EXPECT_EQ(reduce_by_frames(group.exchange(0), lost, ReduceOp::Sum, stripes).code(), StatusCode::PeerLost);
 }
 
 }  // namespace

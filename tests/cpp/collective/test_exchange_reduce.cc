@@ -31,8 +31,9 @@ ExchangeGroup::Tune tune_to(const Settings& settings) {
 std::vector<Status> all_reduce(ExchangeGroup& group, std::uint64_t seq, DType dtype, ReduceOp op,
                                SiteVectors& data) {
   return group.run([&](int rank) {
-    auto lanes = data.lanes(rank);
-    return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, dtype, data.elements()), op, lanes);
+    auto stripes = data.stripes(rank);
+    return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, dtype, data.elements()), op,
+                                       stripes);
   });
 }
 
@@ -154,9 +155,9 @@ TEST_P(ExchangeAlgorithms, reduce_to_one_site_leaves_the_other_sites_data_alone)
       std::vector<bool> receives(sizes.size(), false);
       receives[root] = true;
       expect_all_ok(group.run([&](int rank) {
-        auto lanes = data.lanes(rank, receives);
+        auto stripes = data.stripes(rank, receives);
         return group.exchange(rank).reduce(context_of(OpKind::Reduce, root, DType::Float32, 4001),
-                                           ReduceOp::Sum, lanes);
+                                           ReduceOp::Sum, stripes);
       }));
       for (std::size_t site = 0; site < sizes.size(); ++site) {
         if (site == root) continue;
@@ -182,9 +183,9 @@ TEST_P(ExchangeAlgorithms, some_sites_receive_and_the_owner_may_be_none_of_them)
   SiteVectors data(group.topology(0), DType::BFloat16, 4001, 3);
   const std::vector<bool> receives = {false, true, false, true};
   expect_all_ok(group.run([&](int rank) {
-    auto lanes = data.lanes(rank, receives);
+    auto stripes = data.stripes(rank, receives);
     return group.exchange(rank).reduce(context_of(OpKind::Reduce, 1, DType::BFloat16, 4001), ReduceOp::Sum,
-                                       lanes);
+                                       stripes);
   }));
   EXPECT_EQ(data.outputs()[0], data.inputs()[0]);
   EXPECT_EQ(data.outputs()[2], data.inputs()[2]);
@@ -224,9 +225,9 @@ TEST_P(ExchangeAlgorithms, many_operations_issued_in_different_orders_all_comple
     std::vector<std::thread> threads;
     for (std::uint64_t seq : order) {
       threads.emplace_back([&, seq] {
-        auto lanes = data[seq].lanes(rank);
+        auto stripes = data[seq].stripes(rank);
         results[seq] = group.exchange(rank).reduce(
-            context_of(OpKind::AllReduce, seq, DType::Float32, data[seq].elements()), ReduceOp::Sum, lanes);
+            context_of(OpKind::AllReduce, seq, DType::Float32, data[seq].elements()), ReduceOp::Sum, stripes);
       });
     }
     for (auto& thread : threads) thread.join();
@@ -296,15 +297,15 @@ TEST(ExchangeReduce, reduce_scatter_layout_played_through_gives_each_rank_its_sh
         std::memcpy(block.data() + (run.to - begin + i) * 4, &sum, 4);
       }
     }
-    std::vector<LaneData> lanes;
-    for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
+    std::vector<StripeData> stripes;
+    for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
       std::vector<bool> receives(static_cast<std::size_t>(topology.site_count()), false);
       receives[static_cast<std::size_t>(topology.site_of(layout.receiver[i]))] = true;
-      lanes.push_back({layout.lanes[i], receives,
-                       std::span(block).subspan(layout.offset[i] * 4, layout.lanes[i].range.size() * 4)});
+      stripes.push_back({layout.stripes[i], receives,
+                         std::span(block).subspan(layout.offset[i] * 4, layout.stripes[i].range.size() * 4)});
     }
     Status status = group.exchange(rank).reduce(context_of(OpKind::ReduceScatter, 1, DType::Int32, elements),
-                                                ReduceOp::Sum, lanes);
+                                                ReduceOp::Sum, stripes);
     block.resize(kShard * 4);
     shards[static_cast<std::size_t>(rank)] = block;
     return status;
@@ -325,10 +326,10 @@ TEST(ExchangeReduce, a_new_policy_holds_from_the_next_operation_and_an_operation
   const auto reduced = [&](std::uint64_t seq, const std::shared_ptr<const WanPolicy>& own) {
     SiteVectors data(group.topology(0), DType::Float32, 20'000, 1);
     expect_all_ok(group.run([&](int rank) {
-      auto lanes = data.lanes(rank);
+      auto stripes = data.stripes(rank);
       OpContext context = context_of(OpKind::AllReduce, seq, DType::Float32, data.elements());
       context.policy = own;
-      return group.exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+      return group.exchange(rank).reduce(context, ReduceOp::Sum, stripes);
     }));
     for (const Bytes& output : data.outputs()) EXPECT_EQ(output, data.outputs()[0]);
     return data.outputs()[0];
@@ -348,10 +349,10 @@ TEST(ExchangeReduce, a_policy_that_ranks_do_not_share_is_an_error_not_a_wrong_su
   ExchangeGroup group({1, 1}, tune_to({}));
   SiteVectors data(group.topology(0), DType::Float32, 20'000, 1);
   const auto results = group.run([&](int rank) {
-    auto lanes = data.lanes(rank);
+    auto stripes = data.stripes(rank);
     OpContext context = context_of(OpKind::AllReduce, 1, DType::Float32, data.elements());
     context.policy = policy_with(rank == 1 ? "int8" : "int4", 2);
-    return group.exchange(rank).reduce(context, ReduceOp::Sum, lanes);
+    return group.exchange(rank).reduce(context, ReduceOp::Sum, stripes);
   });
   for (const Status& status : results) EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
 }
@@ -408,20 +409,20 @@ TEST(ExchangeReduce, bad_arguments_are_refused) {
   ExchangeGroup group({1, 1}, tune_to({}));
   Exchange& exchange = group.exchange(0);
   Bytes data(400);
-  const auto code_of = [&](const std::function<void(LaneData&)>& spoil, ReduceOp op = ReduceOp::Sum) {
-    std::vector<LaneData> lanes(1);
-    lanes[0].lane.range = {0, 100};
-    lanes[0].lane.rank_of_site = {0, 1};
-    lanes[0].receives = {true, true};
-    lanes[0].data = data;
-    spoil(lanes[0]);
-    return exchange.reduce(context_of(OpKind::AllReduce, 1, DType::Float32, 100), op, lanes).code();
+  const auto code_of = [&](const std::function<void(StripeData&)>& spoil, ReduceOp op = ReduceOp::Sum) {
+    std::vector<StripeData> stripes(1);
+    stripes[0].stripe.range = {0, 100};
+    stripes[0].stripe.rank_of_site = {0, 1};
+    stripes[0].receives = {true, true};
+    stripes[0].data = data;
+    spoil(stripes[0]);
+    return exchange.reduce(context_of(OpKind::AllReduce, 1, DType::Float32, 100), op, stripes).code();
   };
-  const auto nothing = [](LaneData&) {};
-  EXPECT_EQ(code_of([&](LaneData& l) { l.data = l.data.first(396); }), StatusCode::InvalidArgument);
-  EXPECT_EQ(code_of([](LaneData& l) { l.receives = {true}; }), StatusCode::InvalidArgument);
-  EXPECT_EQ(code_of([](LaneData& l) { l.lane.rank_of_site = {1, 0}; }), StatusCode::InvalidArgument);
-  EXPECT_EQ(code_of([](LaneData& l) { l.lane.rank_of_site = {0, 7}; }), StatusCode::InvalidArgument);
+  const auto nothing = [](StripeData&) {};
+  EXPECT_EQ(code_of([&](StripeData& l) { l.data = l.data.first(396); }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](StripeData& l) { l.receives = {true}; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](StripeData& l) { l.stripe.rank_of_site = {1, 0}; }), StatusCode::InvalidArgument);
+  EXPECT_EQ(code_of([](StripeData& l) { l.stripe.rank_of_site = {0, 7}; }), StatusCode::InvalidArgument);
   EXPECT_EQ(code_of(nothing, ReduceOp::BitXor), StatusCode::InvalidArgument);
 }
 

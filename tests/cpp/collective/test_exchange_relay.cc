@@ -21,9 +21,9 @@ ExchangeGroup::Tune tune_to(Way way, std::string_view codec = "none") {
 
 Status reduce_on(ExchangeGroup& group, int rank, std::uint64_t seq, SiteVectors& data,
                  const std::vector<bool>& receives) {
-  auto lanes = data.lanes(rank, receives);
+  auto stripes = data.stripes(rank, receives);
   return group.exchange(rank).reduce(context_of(OpKind::AllReduce, seq, DType::Float32, kRelayElements),
-                                     ReduceOp::Sum, lanes);
+                                     ReduceOp::Sum, stripes);
 }
 
 std::vector<Bytes> reduced(ExchangeGroup& group, const std::vector<bool>& receives) {

@@ -55,22 +55,22 @@ TEST(PartOf, any_count_covers_every_element_once) {
   }
 }
 
-TEST(LanesOf, every_shape_covers_each_element_once_by_the_ranks_that_hold_it) {
+TEST(StripesOf, every_shape_covers_each_element_once_by_the_ranks_that_hold_it) {
   for (const auto& sizes : testing::all_site_sizes(5, 4)) {
     for (std::uint64_t elements : {0u, 1u, 5u, 257u, 1021u, 2500u, 5003u}) {
       const Topology topology = testing::topologies_of(sizes, true).front();
       std::uint64_t next = 0;
-      for (const Lane& lane : lanes_of(topology, elements)) {
-        ASSERT_EQ(lane.range.begin, next);
-        ASSERT_FALSE(lane.range.empty());
-        next = lane.range.end;
-        ASSERT_EQ(lane.rank_of_site.size(), sizes.size());
+      for (const Stripe& stripe : stripes_of(topology, elements)) {
+        ASSERT_EQ(stripe.range.begin, next);
+        ASSERT_FALSE(stripe.range.empty());
+        next = stripe.range.end;
+        ASSERT_EQ(stripe.rank_of_site.size(), sizes.size());
         for (int site = 0; site < topology.site_count(); ++site) {
-          const int rank = lane.rank_of_site[static_cast<std::size_t>(site)];
+          const int rank = stripe.rank_of_site[static_cast<std::size_t>(site)];
           ASSERT_EQ(topology.site_of(rank), site);
           const Interval part = part_of(elements, topology.site_size(site), topology.local_rank_of(rank));
-          ASSERT_LE(part.begin, lane.range.begin);
-          ASSERT_GE(part.end, lane.range.end);
+          ASSERT_LE(part.begin, stripe.range.begin);
+          ASSERT_GE(part.end, stripe.range.end);
         }
       }
       ASSERT_EQ(next, elements);
@@ -78,7 +78,7 @@ TEST(LanesOf, every_shape_covers_each_element_once_by_the_ranks_that_hold_it) {
   }
 }
 
-// Pack, an inner reduce-scatter, the lanes' sums, and what each receiver then holds.
+// Pack, an inner reduce-scatter, the stripes' sums, and what each receiver then holds.
 void check_reduce_scatter(const std::vector<Topology>& topologies, std::uint64_t shard) {
   const int size = topologies.front().size();
   const std::uint64_t elements = shard * static_cast<std::uint64_t>(size);
@@ -108,31 +108,31 @@ void check_reduce_scatter(const std::vector<Topology>& topologies, std::uint64_t
     }
   }
 
-  // Each lane as its ranks see it: by (receiver, begin), the same ranges and partners everywhere.
+  // Each stripe as its ranks see it: by (receiver, begin), the same ranges and partners everywhere.
   std::map<std::pair<int, std::uint64_t>, std::vector<std::size_t>> members;
   Vector covered(elements, 0);
   for (std::size_t rank = 0; rank < layouts.size(); ++rank) {
     const ReduceScatterLayout& layout = layouts[rank];
-    ASSERT_EQ(layout.lanes.size(), layout.receiver.size());
-    ASSERT_EQ(layout.lanes.size(), layout.offset.size());
-    for (std::size_t i = 0; i < layout.lanes.size(); ++i) {
-      const Lane& lane = layout.lanes[i];
-      ASSERT_FALSE(lane.range.empty());
-      members[{layout.receiver[i], lane.range.begin}].push_back(rank);
+    ASSERT_EQ(layout.stripes.size(), layout.receiver.size());
+    ASSERT_EQ(layout.stripes.size(), layout.offset.size());
+    for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
+      const Stripe& stripe = layout.stripes[i];
+      ASSERT_FALSE(stripe.range.empty());
+      members[{layout.receiver[i], stripe.range.begin}].push_back(rank);
       if (layout.receiver[i] != static_cast<int>(rank)) continue;
-      ASSERT_EQ(layout.offset[i], lane.range.begin - rank * shard);
-      for (std::uint64_t e = lane.range.begin; e < lane.range.end; ++e) {
+      ASSERT_EQ(layout.offset[i], stripe.range.begin - rank * shard);
+      for (std::uint64_t e = stripe.range.begin; e < stripe.range.end; ++e) {
         ++covered[e];
         std::uint64_t sum = 0;
-        for (int partner : lane.rank_of_site) {
+        for (int partner : stripe.rank_of_site) {
           const ReduceScatterLayout& other = layouts[static_cast<std::size_t>(partner)];
-          const auto at = std::find_if(other.lanes.begin(), other.lanes.end(),
-                                       [&](const Lane& l) { return l.range == lane.range; });
-          ASSERT_NE(at, other.lanes.end());
-          ASSERT_EQ(at->rank_of_site, lane.rank_of_site);
-          const auto index = static_cast<std::size_t>(at - other.lanes.begin());
+          const auto at = std::find_if(other.stripes.begin(), other.stripes.end(),
+                                       [&](const Stripe& l) { return l.range == stripe.range; });
+          ASSERT_NE(at, other.stripes.end());
+          ASSERT_EQ(at->rank_of_site, stripe.rank_of_site);
+          const auto index = static_cast<std::size_t>(at - other.stripes.begin());
           ASSERT_EQ(other.receiver[index], static_cast<int>(rank));
-          sum += blocks[static_cast<std::size_t>(partner)][other.offset[index] + e - lane.range.begin];
+          sum += blocks[static_cast<std::size_t>(partner)][other.offset[index] + e - stripe.range.begin];
         }
         ASSERT_EQ(sum, sum_over_all(size, e));
       }

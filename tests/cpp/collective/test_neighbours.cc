@@ -10,13 +10,13 @@ namespace {
 using testing::all_site_sizes;
 using testing::topologies_of;
 
-TEST(Neighbours, test_neighbours_of_equal_sites_are_those_of_the_lane_and_both_beside) {
+TEST(Neighbours, test_neighbours_of_equal_sites_are_those_of_the_stripe_and_both_beside) {
   const auto topologies = topologies_of({4, 4}, /*dealt_out=*/false);
   EXPECT_EQ(neighbours_of(topologies[0]), (std::set<int>{1, 3, 4}));
   EXPECT_EQ(neighbours_of(topologies[6]), (std::set<int>{2, 5, 7}));
 }
 
-TEST(Neighbours, test_neighbours_of_unequal_sites_are_those_of_all_lanes_of_the_rank) {
+TEST(Neighbours, test_neighbours_of_unequal_sites_are_those_of_all_stripes_of_the_rank) {
   const auto topologies = topologies_of({1, 3}, /*dealt_out=*/false);
   EXPECT_EQ(neighbours_of(topologies[0]), (std::set<int>{1, 2, 3}));
   EXPECT_EQ(neighbours_of(topologies[2]), (std::set<int>{0, 1, 3}));

@@ -10,12 +10,12 @@
 namespace geocomm::collective {
 namespace {
 
-std::vector<PlannedLane> lanes_for(const Topology& topology, std::uint64_t elements,
-                                   const std::vector<bool>& receives) {
-  std::vector<PlannedLane> mine;
-  for (const Lane& lane : lanes_of(topology, elements)) {
-    if (lane.rank_of_site[static_cast<std::size_t>(topology.site())] == topology.rank()) {
-      mine.push_back({lane, receives});
+std::vector<PlannedStripe> stripes_for(const Topology& topology, std::uint64_t elements,
+                                       const std::vector<bool>& receives) {
+  std::vector<PlannedStripe> mine;
+  for (const Stripe& stripe : stripes_of(topology, elements)) {
+    if (stripe.rank_of_site[static_cast<std::size_t>(topology.site())] == topology.rank()) {
+      mine.push_back({stripe, receives});
     }
   }
   return mine;
@@ -32,27 +32,27 @@ const PeerPlan* peer_of(const ReducePlan& plan, int rank) {
 void check_plans(const std::vector<int>& sizes, std::uint64_t elements, const std::vector<bool>& receives,
                  const PlanSettings& settings) {
   const auto topologies = testing::topologies_of(sizes, true);
-  std::vector<std::vector<PlannedLane>> lanes;
+  std::vector<std::vector<PlannedStripe>> stripes;
   std::vector<ReducePlan> plans;
   for (const Topology& topology : topologies) {
-    lanes.push_back(lanes_for(topology, elements, receives));
-    plans.push_back(plan_reduce(topology, lanes.back(), settings));
+    stripes.push_back(stripes_for(topology, elements, receives));
+    plans.push_back(plan_reduce(topology, stripes.back(), settings));
   }
   const auto place = [&](std::size_t rank, const Message& message) {
     const PlannedChunk& chunk = plans[rank].chunks[message.chunk];
-    const std::uint64_t begin = lanes[rank][chunk.lane].lane.range.begin;
+    const std::uint64_t begin = stripes[rank][chunk.stripe].stripe.range.begin;
     return std::tuple(begin + chunk.range.begin, chunk.range.size(), chunk.flow, chunk.reducer, message.kind,
                       message.origin, message.delivers);
   };
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    std::vector<std::uint64_t> next(lanes[rank].size(), 0);
+    std::vector<std::uint64_t> next(stripes[rank].size(), 0);
     for (const PlannedChunk& chunk : plans[rank].chunks) {
-      ASSERT_EQ(chunk.range.begin, next[chunk.lane]);
+      ASSERT_EQ(chunk.range.begin, next[chunk.stripe]);
       ASSERT_LE(chunk.range.size(),
                 std::max<std::uint64_t>(settings.chunk_bytes / settings.element_bytes, 256));
-      next[chunk.lane] = chunk.range.end;
+      next[chunk.stripe] = chunk.range.end;
     }
-    for (std::size_t l = 0; l < next.size(); ++l) ASSERT_EQ(next[l], lanes[rank][l].lane.range.size());
+    for (std::size_t l = 0; l < next.size(); ++l) ASSERT_EQ(next[l], stripes[rank][l].stripe.range.size());
     for (const PeerPlan& peer : plans[rank].peers) {
       const auto other = static_cast<std::size_t>(peer.rank);
       const PeerPlan* back = peer_of(plans[other], static_cast<int>(rank));
@@ -86,7 +86,7 @@ std::vector<std::tuple<int, int, Message>> hops_of(std::size_t sites, const std:
                                                    const PlanSettings& settings) {
   std::vector<std::tuple<int, int, Message>> hops;
   for (const Topology& topology : testing::topologies_of(std::vector<int>(sites, 1), false)) {
-    const ReducePlan plan = plan_reduce(topology, lanes_for(topology, 100, receives), settings);
+    const ReducePlan plan = plan_reduce(topology, stripes_for(topology, 100, receives), settings);
     EXPECT_EQ(plan.chunks.size(), 1u);
     for (const PeerPlan& peer : plan.peers) {
       for (const Message& message : peer.sends) {
@@ -180,11 +180,11 @@ TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
   }
 }
 
-// Elements that each site owns, of one lane.
+// Elements that each site owns, of one stripe.
 std::vector<double> owned_parts(std::size_t sites, std::uint64_t elements, const ReduceScheme& scheme) {
   const auto topologies = testing::topologies_of(std::vector<int>(sites, 1), false);
-  const auto lanes = lanes_for(topologies[0], elements, std::vector<bool>(sites, true));
-  const ReducePlan plan = plan_reduce(topologies[0], lanes, {.scheme = &scheme});
+  const auto stripes = stripes_for(topologies[0], elements, std::vector<bool>(sites, true));
+  const ReducePlan plan = plan_reduce(topologies[0], stripes, {.scheme = &scheme});
   std::vector<double> owned(sites, 0.0);
   for (const PlannedChunk& chunk : plan.chunks) {
     EXPECT_EQ(chunk.flow, Flow::OwnerReduces);
@@ -213,9 +213,9 @@ TEST(ReducePlan, owners_get_their_shares) {
 
 TEST(ReducePlan, owners_take_turns) {
   const auto topologies = testing::topologies_of({1, 1, 1}, false);
-  const auto lanes = lanes_for(topologies[0], 1u << 22, {true, true, true});
+  const auto stripes = stripes_for(topologies[0], 1u << 22, {true, true, true});
   const ReduceScheme scheme = equal_owners(3);
-  const ReducePlan plan = plan_reduce(topologies[0], lanes, {.scheme = &scheme});
+  const ReducePlan plan = plan_reduce(topologies[0], stripes, {.scheme = &scheme});
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
     EXPECT_EQ(plan.chunks[c].reducer, static_cast<int>(c % 3));
   }
@@ -223,9 +223,9 @@ TEST(ReducePlan, owners_take_turns) {
 
 TEST(ReducePlan, few_bytes_are_one_chunk_and_nobody_receiving_is_none) {
   const auto topologies = testing::topologies_of({1, 1}, false);
-  const auto small = lanes_for(topologies[0], 1000, {true, true});
+  const auto small = stripes_for(topologies[0], 1000, {true, true});
   EXPECT_EQ(plan_reduce(topologies[0], small, PlanSettings{}).chunks.size(), 1u);
-  const auto unwanted = lanes_for(topologies[0], 1000, {false, false});
+  const auto unwanted = stripes_for(topologies[0], 1000, {false, false});
   EXPECT_TRUE(plan_reduce(topologies[0], unwanted, PlanSettings{}).chunks.empty());
   EXPECT_TRUE(plan_reduce(topologies[0], unwanted, PlanSettings{}).peers.empty());
 }

@@ -26,7 +26,7 @@ class DeviceModel final : public StreamDriver {
 
   Stream create_stream() override {
     std::lock_guard lock(mutex_);
-    streams_.push_back(std::make_unique<Lane>(Lane{streams_.size() % queues_.size(), {}}));
+    streams_.push_back(std::make_unique<FakeStream>(FakeStream{streams_.size() % queues_.size(), {}}));
     return streams_.back().get();
   }
   std::uint32_t* allocate_words(std::size_t count) override {
@@ -92,12 +92,12 @@ class DeviceModel final : public StreamDriver {
   bool is_broken = false;
 
  private:
-  struct Lane {
+  struct FakeStream {
     std::size_t queue;
     Done running;  // nullptr: nothing is
   };
   struct Entry {
-    Lane* stream;
+    FakeStream* stream;
     std::function<bool()> condition;
     std::function<void()> run;
     Done done;
@@ -112,13 +112,13 @@ class DeviceModel final : public StreamDriver {
   }
   void push(Stream stream, Entry entry) {
     std::lock_guard lock(mutex_);
-    entry.stream = static_cast<Lane*>(stream);
+    entry.stream = static_cast<FakeStream*>(stream);
     queues_[entry.stream->queue].push_back(std::move(entry));
   }
 
   std::mutex mutex_;  // guards all below
   std::vector<std::deque<Entry>> queues_;
-  std::vector<std::unique_ptr<Lane>> streams_;
+  std::vector<std::unique_ptr<FakeStream>> streams_;
   std::vector<std::unique_ptr<std::uint32_t[]>> words_;
 };
 

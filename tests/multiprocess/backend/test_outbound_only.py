@@ -16,7 +16,7 @@ def _collectives() -> tuple[float, list[float], float]:
     dist.all_reduce(total)
     gathered = [torch.zeros(3) for _ in range(size)]
     dist.all_gather(gathered, torch.full((3,), float(rank)))
-    # Every pair, also those that exchange no lanes.
+    # Every pair, also those that exchange no stripes.
     around = torch.zeros(1)
     for step in range(1, size):
         sent = dist.isend(torch.tensor([float(rank)]), (rank + step) % size)

@@ -74,7 +74,7 @@ def test_sites_have_the_bits_of_simulated_ones(ranks: Ranks, settings: dict[str,
         assert (before, after) == simulated[0][:2]
         assert stats["rounds"] == simulated[0][2]["rounds"] > 4
         assert stats["in_flight"] == 0
-    # Nobody but the ranks that have a lane sends anything between sites.
+    # Nobody but the ranks that own fragments sends anything between sites.
     sent = [stats["wire_bytes"] for _, _, stats in ranks.run(_run, ranks.sites, settings)]
     for site, (_, _, expected) in zip(names, simulated, strict=True):
         assert sum(b for name, b in zip(ranks.sites, sent, strict=True) if name == site) == expected["wire_bytes"]

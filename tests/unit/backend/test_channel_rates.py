@@ -13,7 +13,7 @@ LINKS = Links(
 )
 
 
-def test_channel_rates_are_the_better_direction_shared_by_the_lanes() -> None:
+def test_channel_rates_are_the_better_direction_shared_by_the_channels() -> None:
     rates = channel_rates(LINKS, INFOS, rank=1)
     assert rates == {
         INFOS[2].description: 10e6 / 2,  # b → a, over two ranks of a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geocomm.diagnostics.link_probe import access_limits, lanes_between, next_bytes, rate_of
+from geocomm.diagnostics.link_probe import access_limits, next_bytes, rank_pairs, rate_of
 
 
 def test_next_bytes_grows_until_the_link_was_filled_long_enough() -> None:
@@ -30,10 +30,10 @@ def test_rate_of_too_few_samples_is_that_of_all_or_nothing() -> None:
     assert rate_of([(0.0, 0.0), (1.0, 1e6), (2.0, 2e6)]) == (1.0, 8e6)
 
 
-def test_lanes_pair_ranks_as_far_as_both_sites_have_them() -> None:
-    lanes = lanes_between([[0, 2, 4], [1, 3]], 1, 0, most=4)
-    assert [(lane.sender, lane.receiver) for lane in lanes] == [(1, 0), (3, 2)]
-    assert len(lanes_between([[0, 2, 4], [1, 3]], 1, 0, most=1)) == 1
+def test_rank_pairs_go_as_far_as_both_sites_have_them() -> None:
+    found = rank_pairs([[0, 2, 4], [1, 3]], 1, 0, most=4)
+    assert [(ranks.sender, ranks.receiver) for ranks in found] == [(1, 0), (3, 2)]
+    assert len(rank_pairs([[0, 2, 4], [1, 3]], 1, 0, most=1)) == 1
 
 
 def test_access_limit_is_of_the_site_that_cannot_send_all_at_once() -> None:
