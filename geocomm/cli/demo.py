@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
 from geocomm.core.extras import install_command
+
+if TYPE_CHECKING:
+    from geocomm.emulator.emulated_links import EmulatedLink
 
 
 def register(app: typer.Typer) -> None:
@@ -23,13 +27,18 @@ def demo(
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
-    steps: Annotated[int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="10")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="10; with --elastic 160")
+    ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run. Gloo has no encryption.")
     ] = False,
     keys: Annotated[
         Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keys, for site0 and site1.")
     ] = None,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Three sites, of which one is killed and comes back. Always over TLS.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
     ] = None,
@@ -38,13 +47,16 @@ def demo(
 
     The ways of geocomm: exact, int8, balanced with error feedback, and local steps.
 
-    Ends in a table and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed; 2 for a wrong option or a
-    missing package; 125 where no WAN can be emulated.
+    With --elastic: train it over three sites with local steps, kill one of them in the middle and start it again.
+
+    Ends in a table, with --elastic in some lines, and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed;
+    2 for a wrong option or a missing package; 125 where no WAN can be emulated.
 
     Example:
 
         geocomm demo
         geocomm demo --rtt 30ms --rate 500mbit --secure
+        geocomm demo --elastic
     """
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
@@ -53,11 +65,13 @@ def demo(
     from geocomm.demo.demo_progress import DemoView
     from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant
     from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
+    from geocomm.demo.elastic_run import LEAST_STEPS
     from geocomm.emulator.emulated_keys import site_keys
     from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
     from geocomm.emulator.emulated_wan import check_wan
 
-    steps = steps or DEFAULT_STEPS
+    if elastic and steps is not None and steps < LEAST_STEPS:
+        fail("demo", f"--steps {steps}: --elastic takes {LEAST_STEPS} or more")
     folder = (out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     try:
         link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
@@ -68,8 +82,12 @@ def demo(
     except (WanError, OSError) as error:
         fail("demo", str(error), 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2)
 
-    conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     output = Console()
+    if elastic:
+        _elastic(folder, link, steps, keys, output)
+        return
+    steps = steps or DEFAULT_STEPS
+    conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     outcomes: list[Outcome] = []
     try:
         with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
@@ -98,6 +116,44 @@ def demo(
     output.print(summary_table(outcomes))
     output.print(conditions, highlight=False, soft_wrap=True)
     note = lateness_note(outcomes)
+    if note is not None:
+        output.print(note, style="bold yellow", soft_wrap=True)
+    output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)
+
+
+def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, output: Console) -> None:
+    """The demo of an elastic run, in a folder that is there."""
+    from geocomm.bench.wan_bench import describe_link
+    from geocomm.demo.demo_run import DemoError
+    from geocomm.demo.demo_table import lateness_text
+    from geocomm.demo.elastic_picture import draw_elastic, told, write_elastic_summary
+    from geocomm.demo.elastic_run import DEFAULT_STEPS, SITE_NAMES, STEP_S, run_elastic_demo
+    from geocomm.emulator.emulated_keys import site_keys
+    from geocomm.emulator.emulated_links import WanConfigError, WanError
+
+    begun = time.monotonic()
+    conditions = f"three sites, {describe_link(link)}, TLS; a step each {STEP_S:g} s"
+    output.print(conditions, highlight=False, soft_wrap=True)
+
+    def say(event: str) -> None:
+        output.print(f"{time.monotonic() - begun:5.0f} s  {event}", highlight=False, soft_wrap=True)
+
+    try:
+        with site_keys(SITE_NAMES, keys, secure=True) as made:
+            if made is None:
+                raise WanConfigError("keys: none were made")
+            run = run_elastic_demo(folder, link, steps or DEFAULT_STEPS, made, say)
+    except (DemoError, WanError) as error:
+        status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
+        fail("demo", str(error), status)
+    conditions += f"; {run.parameters / 1e6:.1f}M-parameter DeepSeek-V3 architecture, CPU"
+    write_elastic_summary(run, conditions, folder / "summary.json")
+    draw_elastic(run, conditions, folder / "demo.png")
+    output.print()
+    for line in told(run):
+        output.print(line, highlight=False, soft_wrap=True)
+    output.print(conditions, highlight=False, soft_wrap=True)
+    note = lateness_text([run.wan])
     if note is not None:
         output.print(note, style="bold yellow", soft_wrap=True)
     output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)

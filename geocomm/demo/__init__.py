@@ -1,1 +1,1 @@
-"""The demo: a small model trained over two emulated sites, on Gloo and on geocomm, and a table."""
+"""The demo: a small model trained over emulated sites, on Gloo and on geocomm, or while a site dies and returns."""

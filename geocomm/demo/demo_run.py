@@ -182,7 +182,7 @@ def run_variant(
         WanRun(
             EmulatedWan.uniform(SITE_NAMES, link),
             command,
-            environment=site_environment(_environment(), keys),
+            environment=site_environment(demo_environment(), keys),
             keys=keys,
             stdout=log,
             stderr=log,
@@ -201,13 +201,13 @@ def run_variant(
         status, report = run.wait(), run.report()
     if status != 0 or report is None:
         raise DemoError(
-            f"{variant.name}: the run ended with status {status}; the end of {log_path}:\n{_tail(log_path)}"
+            f"{variant.name}: the run ended with status {status}; the end of {log_path}:\n{log_tail(log_path)}"
         )
     try:
         samples_read = read_entries(folder / "wan.jsonl")
         outcome = read_outcome(variant, read_entries(metrics), samples_read, steps, report)
     except DemoError as error:
-        raise DemoError(f"{variant.name}: {error}; the end of {log_path}:\n{_tail(log_path)}") from error
+        raise DemoError(f"{variant.name}: {error}; the end of {log_path}:\n{log_tail(log_path)}") from error
     _update(progress, read_entries(metrics))
     progress.state = "done"
     on_progress(progress)
@@ -287,13 +287,13 @@ def _update(progress: Progress, entries: Iterable[dict[str, Any]]) -> None:
             progress.tokens_per_s = _tokens_of_all(entry, ranks) / progress.step_s
 
 
-def _environment() -> dict[str, str]:
+def demo_environment() -> dict[str, str]:
     """The sites': this process's, without what would change the comparison; the machine's cores are shared."""
     threads = max(1, len(os.sched_getaffinity(0)) // len(SITE_NAMES))
     return bare_environment() | {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def _tail(path: Path) -> str:
+def log_tail(path: Path) -> str:
     """The last lines of each site and of the emulator: the site that failed first may not have had the last word."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     by_site: dict[str, list[str]] = {}

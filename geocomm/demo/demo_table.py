@@ -11,19 +11,33 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.demo.demo_run import Outcome
-from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S
+from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
 
 _COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e", "#8a7a2d")
-_INK = "#333333"
+INK = "#333333"
+PICTURE_STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
     """What to say where the machine was too busy to emulate the link in time; None where it was not."""
-    if all(outcome.wan.reliable for outcome in outcomes):
+    return lateness_text([outcome.wan for outcome in outcomes])
+
+
+def lateness_text(reports: Sequence[WanReport]) -> str | None:
+    """The same, of some runs."""
+    if all(report.reliable for report in reports):
         return None
-    late = sum(outcome.wan.late_frames for outcome in outcomes)
-    frames = sum(link.frames for outcome in outcomes for link in outcome.wan.links)
-    worst = max(outcome.wan.max_lateness_s for outcome in outcomes)
+    late = sum(report.late_frames for report in reports)
+    frames = sum(link.frames for report in reports for link in report.links)
+    worst = max(report.max_lateness_s for report in reports)
     limit = f"{LATENESS_LIMIT_S * 1e3:g} ms"
     counted = f"{late:,} of {frames:,} emulated frames"
     return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
@@ -63,23 +77,14 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: dict[Any, Any] = {
-        "font.size": 11,
-        "axes.edgecolor": "#999999",
-        "axes.labelcolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(PICTURE_STYLE):
         figure, axes = pyplot.subplot_mosaic(
             [["loss", "time"], ["loss", "bytes"]], figsize=(12, 6.2), width_ratios=(1.7, 1), layout="constrained"
         )
         layout: Any = figure.get_layout_engine()  # the one of layout="constrained"
         layout.set(w_pad=0.12, h_pad=0.1, hspace=0.06)
         title = f"geocomm demo: {conditions}"
-        figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=_INK)
+        figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=INK)
         _draw_losses(axes["loss"], outcomes)
         base = outcomes[0]
         _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step, median")
@@ -90,10 +95,8 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
             "MB",
             "Sent per step, by both sites",
         )
-        axes["loss"].set_title(
-            f"The same {len(base.losses)} steps: loss over time", loc="left", color=_INK, fontsize=12
-        )
-        figure.supxlabel(_caption(outcomes), fontsize=10, color=_INK)
+        axes["loss"].set_title(f"The same {len(base.losses)} steps: loss over time", loc="left", color=INK, fontsize=12)
+        figure.supxlabel(_caption(outcomes), fontsize=10, color=INK)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
@@ -112,7 +115,7 @@ def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
         seconds = list(itertools.accumulate(outcome.step_s))
         label = f"{outcome.variant.name}: {seconds[-1]:.0f} s in all"
         axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
-    axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
+    axes.legend(frameon=False, loc="upper right", labelcolor=INK)
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("training loss")
@@ -127,11 +130,11 @@ def _draw_bars(axes: Any, outcomes: Sequence[Outcome], values: Sequence[float], 
         bars,
         labels=[f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" for value in values],
         padding=4,
-        color=_INK,
+        color=INK,
     )
     axes.invert_yaxis()
     axes.set_xlim(0, max(values) * 1.25)
-    axes.set_title(title, loc="left", color=_INK, fontsize=12)
+    axes.set_title(title, loc="left", color=INK, fontsize=12)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -332,6 +332,26 @@ class WanRun:
             self._rest.join()
         return WanReport.from_json(self._report_text) if self._report_text.strip() else None
 
+    def processes(self, site: str) -> list[int]:
+        """What runs at a site beneath its command, whoever its parent is now; the command itself is not among them."""
+        marks = {f"GEOCOMM_SITE={site}".encode(), f"{CONTROL_VARIABLE}={self.control.path}".encode()}
+        found: list[tuple[int, int]] = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (process / "environ").read_bytes().split(b"\0")
+                started = int((process / "stat").read_text().rpartition(")")[2].split()[19])
+            except OSError:  # it has ended, or is another user's
+                continue
+            if marks <= set(environment):
+                found.append((started, int(process.name)))
+        return [process for _, process in sorted(found)[1:]]  # the first is the command
+
+    def signal_site(self, site: str, signal_number: signal.Signals) -> None:
+        """Send a signal to all `processes` of a site: SIGKILL is what a machine that loses power does to them."""
+        for process in self.processes(site):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal_number)
+
     def interrupt(self, signal_number: int = signal.SIGTERM) -> None:
         """End the run in order: SIGTERM to the sites, SIGKILL after the grace or at the second call."""
         if self.process.poll() is None:

@@ -74,8 +74,8 @@ FLOORS = (
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
     ("integrations", "elastic"),
-    ("gradients", "local_sgd", "diagnostics", "bench", "demo", "export", "serve"),
-    ("train",),
+    ("gradients", "local_sgd", "diagnostics", "bench", "export", "serve"),
+    ("train", "demo"),
     ("cli",),
 )
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}

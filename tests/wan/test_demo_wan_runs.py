@@ -37,10 +37,26 @@ def test_demo_command_ends_in_table_and_picture(tmp_path: Path) -> None:
     assert command.returncode == 0, stderr
     assert "geocomm, int8" in stdout
     assert (out / "demo.png").stat().st_size > 10_000
-    gloo, exact, int8, feedback = json.loads((out / "summary.json").read_text())["runs"]
+    gloo, exact, int8, feedback, _ = json.loads((out / "summary.json").read_text())["runs"]
     assert len(gloo["losses"]) == 4
     assert exact["losses"] == pytest.approx(gloo["losses"], abs=1e-3)
     assert int8["losses"] == pytest.approx(gloo["losses"], abs=0.05)
     assert int8["wan_bytes_per_step"] < 0.6 * exact["wan_bytes_per_step"]
     assert feedback["losses"] == pytest.approx(gloo["losses"], abs=0.2)
     assert feedback["wan_bytes_per_step"] < 0.6 * int8["wan_bytes_per_step"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_elastic_demo_tells_what_the_others_lost(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = geocomm("demo", "--elastic", "--steps", "40", "--out", str(out))
+    stdout, stderr = command.communicate(timeout=580)
+    assert command.returncode == 0, stderr
+    assert "bit for bit" in stdout
+    assert (out / "demo.png").stat().st_size > 10_000
+    figures = json.loads((out / "summary.json").read_text())
+    assert set(figures["seen_seconds"]) == {"site0", "site1"}
+    assert figures["others"]["rounds_without_killed"] > 0
+    assert figures["others"]["rounds_void"] == 0
+    assert min(figures["anchors_compared"].values()) > 3

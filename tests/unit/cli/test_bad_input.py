@@ -19,6 +19,7 @@ from support.command_tree import COMMANDS
 CASES = [
     ("demo --rtt fast", 2, "rtt: 'fast'"),
     ("demo --steps 1", 2, "--steps"),
+    ("demo --elastic --steps 39", 2, "--steps 39"),
     ("demo --out {folder}", 2, "exists already"),
     ("train --config {away}", 2, "does not exist"),
     ("train --config {folder}", 2, "cannot be read"),
