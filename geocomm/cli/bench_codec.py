@@ -31,8 +31,7 @@ def bench_codec(
 ) -> None:
     """List the presets and codecs with their ratio, error and speed, measured on the spot and verified.
 
-    Random numbers are normal ones: gradients compress better (see docs/how-to/choose-a-codec.md). Exit status: 0; 1
-    where a codec gave back something wrong; 2 for a wrong option or file.
+    Random numbers are normal ones: gradients compress better (see docs/how-to/choose-a-codec.md).
 
     Example:
 

@@ -20,12 +20,10 @@ def bench_link(
     streams: Annotated[int | None, typer.Option(min=1, max=64, help="Data streams of the channel.")] = None,
     both_ways: Annotated[bool, typer.Option("--both-ways/--one-way", help="Also with both ends sending.")] = True,
     out: Annotated[
-        Path | None, typer.Option(help="Write the report here, as PATH and, in JSON, beside it.", metavar="PATH.md")
+        Path | None, typer.Option(help="Write the report here, and beside it as JSON.", metavar="PATH.md")
     ] = None,
 ) -> None:
     """Move data between two processes over loopback: a channel, bare TCP, and both with TLS, taking turns.
-
-    Exit status: 0; 1 where a measurement failed; 2 for a wrong option.
 
     Example:
 

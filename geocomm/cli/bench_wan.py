@@ -29,11 +29,11 @@ def bench_wan(
         bool, typer.Option("--gloo8", help="Also Gloo at its best: its interface named 8 times, 8 slices at once.")
     ] = False,
     one_site: Annotated[
-        bool, typer.Option("--one-site", help="Also compare geocomm without a WAN with Gloo, two ranks on loopback.")
+        bool, typer.Option("--one-site", help="Also geocomm and Gloo at one site, two ranks on loopback.")
     ] = False,
     secure: Annotated[bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run.")] = False,
     keys: Annotated[
-        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keys, for site0, site1, ...")
+        Path | None, typer.Option(help="geocomm over TLS with this folder of keys, for site0, site1, ...")
     ] = None,
     pacing: Annotated[
         float | None,
@@ -45,12 +45,10 @@ def bench_wan(
     warmup: Annotated[int, typer.Option(min=0, help="Operations before those.")] = 1,
     pause: Annotated[float, typer.Option(min=0, help="Seconds between barrier and operation.")] = 0.5,
     out: Annotated[
-        Path | None, typer.Option(help="Write the report here, as PATH and, in JSON, beside it.", metavar="PATH.md")
+        Path | None, typer.Option(help="Write the report here, and beside it as JSON.", metavar="PATH.md")
     ] = None,
 ) -> None:
     """Time an all-reduce over an emulated link: geocomm, and Gloo, in one run, every result verified.
-
-    Exit status: 0; 1 where a run failed or a result was wrong; 2 for a wrong option; 125 where no WAN can be emulated.
 
     Example:
 

@@ -30,27 +30,23 @@ def demo(
     steps: Annotated[
         int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="10; with --elastic 160")
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run. Gloo has no encryption.")
-    ] = False,
+    secure: Annotated[bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run.")] = False,
     keys: Annotated[
-        Path | None, typer.Option(help="geocomm over TLS with these: a folder of geocomm keys, for site0 and site1.")
+        Path | None, typer.Option(help="geocomm over TLS with this folder of keys, for site0 and site1.")
     ] = None,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Three sites, of which one is killed and comes back. Always over TLS.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results; must not exist.", show_default="runs/demo-<time>")
+        Path | None, typer.Option(help="New folder of the results.", show_default="runs/demo-<time>")
     ] = None,
 ) -> None:
     """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in four ways.
 
-    The ways of geocomm: exact, int8, balanced with error feedback, and local steps.
+    The ways of geocomm: exact, int8, balanced with error feedback, and local steps. With --elastic: train it over three
+    sites with local steps, kill one of them in the middle and start it again.
 
-    With --elastic: train it over three sites with local steps, kill one of them in the middle and start it again.
-
-    Ends in a table, with --elastic in some lines, and in a picture, OUT/demo.png. Exit status: 0; 1 where a run failed;
-    2 for a wrong option or a missing package; 125 where no WAN can be emulated.
+    Ends in a table, with --elastic in some lines, and in a picture, OUT/demo.png.
 
     Example:
 

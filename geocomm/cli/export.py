@@ -73,8 +73,7 @@ def export(
 ) -> None:
     """Write a trained model as a folder that other programs load.
 
-    A complete run leaves such a folder in OUTPUT_DIR/export by itself. Exit status: 0; 2 where it cannot be made, and
-    then OUT is as it was.
+    A complete run leaves such a folder in OUTPUT_DIR/export by itself. Where it cannot be made, OUT is as it was.
 
     Example:
 

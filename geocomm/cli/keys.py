@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _HELP = """Make, add, renew and revoke the keys with which the sites of a job know each other, one folder per site.
 
-Copy each site's folder to that site, by a way that you trust, and set GEOCOMM_KEYS to it there. The CA's key stays
-where it is made: whoever has it can join the job. See docs/explanation/security-model.md.
+Copy each site's folder to that site, by a way that you trust, and set GEOCOMM_KEYS to it there. Whoever has the CA's
+key can join the job. See docs/explanation/security-model.md.
 """
 _DAYS = 365
 
@@ -47,8 +47,6 @@ def create(
 ) -> None:
     """Make a job's CA, and keys for its sites.
 
-    Exit status: 0; 2 where it could not be done.
-
     Example:
 
         geocomm keys create frankfurt virginia --out geocomm-keys
@@ -67,8 +65,6 @@ def create(
 def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
     """Make keys for one more site.
 
-    Exit status: 0; 2 where it could not be done.
-
     Example:
 
         geocomm keys add tokyo
@@ -84,8 +80,6 @@ def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
 def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
     """Make new keys for a site.
 
-    Exit status: 0; 2 where it could not be done.
-
     Example:
 
         geocomm keys renew virginia --days 30
@@ -100,8 +94,6 @@ def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
 
 def revoke(site: _Site, out: _Out = _OUT) -> None:
     """Declare a site's keys void.
-
-    Exit status: 0; 2 where it could not be done.
 
     Example:
 

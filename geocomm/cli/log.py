@@ -31,12 +31,10 @@ def log(
         Path | None, typer.Argument(help="The run folder of a site, which has journal.sqlite.", metavar="[RUN_DIR]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each entry as the line of JSON that it is.")] = False,
-    follow: Annotated[
-        bool, typer.Option(help="Print what is appended later too, until the run ends or Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option(help="Go on with what is appended, until the run ends or Ctrl-C.")] = False,
     verify: Annotated[
         bool,
-        typer.Option(help="Print no entries; check every hash and every entry in its place, and say what came of it."),
+        typer.Option(help="Print no entries: check every hash and every entry in its place."),
     ] = False,
     simulated: Annotated[
         int | None, typer.Option(min=0, help="In place of RUN_DIR: simulate a run with faults from this seed.")
@@ -44,8 +42,7 @@ def log(
 ) -> None:
     """Show the journal of an elastic run: who joined, left or was away, and whose frames counted in which round.
 
-    Every site has a copy of the journal, and the command only reads it, also while the run goes on. Exit status: 0; 1
-    for a journal that is damaged; 2 for a wrong option or a folder without a journal.
+    Any site's copy will do, also while the run goes on. Exit status: 1 for a damaged journal.
 
     Example:
 

@@ -15,6 +15,11 @@ from geocomm.cli import bench, demo, doctor, export, keys, log, members, plan, p
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 
+_HELP = """Train large models across distant sites.
+
+Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
+as for wrong input; 125 where no WAN can be emulated; 128 + the signal that ended it.
+"""
 _COMMANDS = (demo, train, export, serve, run, members, log, keys, doctor, probe, plan, wan, bench)
 
 
@@ -22,7 +27,7 @@ def build_app() -> typer.Typer:
     """The typer application with every command on it."""
     app = typer.Typer(
         name="geocomm",
-        help="Train large models across distant sites.",
+        help=_HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_show_locals=False,

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _HELP = """Show the sites of an elastic run, or remove one.
 
-Works at any site, with its run folder: what the run has agreed on is there. What the sites are doing now, the leader
-tells, if it answers.
+Works at any site, with its run folder. The leader tells what the sites are doing now, if it answers.
 """
 _RunDir = Annotated[
     Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
@@ -42,8 +41,6 @@ def register(app: typer.Typer) -> None:
 
 def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
-
-    Exit status: 0; 2 where the folder has no run.
 
     Example:
 
@@ -95,8 +92,6 @@ def remove(
 ) -> None:
     """Remove a site from the run for good: what counted of it stays.
 
-    Exit status: 0; 2 where the leader does not answer, or refuses.
-
     Example:
 
         geocomm members remove virginia --run-dir run --why "sold"
@@ -126,7 +121,7 @@ def lead(
 ) -> None:
     """Lead a run from a machine that trains nothing itself.
 
-    Exit status: 0, ended by SIGTERM; 2: it cannot.
+    SIGTERM ends it, with exit status 0.
 
     Example:
 

@@ -46,9 +46,7 @@ def plan(
     links: Annotated[
         Path | None, typer.Option(help="Links of `geocomm probe --out`, or a TOML matrix.", metavar="PATH")
     ] = None,
-    rate: Annotated[
-        str, typer.Option(help="Rate between each two sites, without --links; a site's own line: --access.")
-    ] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate between each two sites, without --links.")] = "1gbit",
     access: Annotated[
         str | None, typer.Option(help="Rate of each site's own line, over all its links, without --links.")
     ] = None,
@@ -67,7 +65,7 @@ def plan(
     ] = None,
     step_time: Annotated[str, typer.Option(help="Compute time of one step.")] = "1s",
     hidden: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of a step's compute time that its exchange may hide under.")
+        float, typer.Option(min=0.0, max=1.0, help="Part of a step's computing that its exchange may hide under.")
     ] = 0.0,
     element_bytes: Annotated[int, typer.Option(min=2, max=4, help="Of what is exchanged: 4 or 2.")] = 4,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,
@@ -76,8 +74,7 @@ def plan(
 ) -> None:
     """Estimate bytes, step time, use of the links and egress of data-parallel training across sites.
 
-    Ranks of a site hold shards, so each exchanges its part. Codecs are timed on this machine. Exit status: 0; 2 for a
-    wrong option.
+    Ranks of a site hold shards, so each exchanges its part. Codecs are timed on this machine.
 
     Example:
 

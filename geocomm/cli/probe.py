@@ -22,8 +22,7 @@ Run it as the job would run, one or more ranks at each site, under torchrun or t
     geocomm wan run --sites 3 --rtt 80ms -- geocomm probe --out links.json
 
 GEOCOMM_SITE, RANK and WORLD_SIZE (or NODE_RANK and NNODES for one rank a site), MASTER_ADDR and MASTER_PORT say who is
-where. Rank 0 prints the tables, and writes the file that GEOCOMM_LINKS takes: copy it to all sites. Exit status: 0; 1
-where the sites could not be measured; 2 for a wrong option.
+where. Rank 0 prints, and writes the file for GEOCOMM_LINKS: copy it to all sites.
 """
 
 

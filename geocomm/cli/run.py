@@ -17,9 +17,8 @@ meet:
     GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
-The node that has the host's address is the hub, besides its ranks; the others only dial out to it. The site's name
-comes from its keys (geocomm keys). torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
-status is torchrun's; 2: it could not begin.
+The node that has the host's address is the hub; the others only dial out to it. The site's name comes from its keys.
+torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
 

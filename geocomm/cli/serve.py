@@ -17,11 +17,9 @@ from geocomm.serve.engines import Engine
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
 
 The engine's own server does the work: vLLM where it and a GPU are there, else transformers; llama.cpp for GGUF. Prints
-"ready" and a curl line when the model is loaded. What the engine prints goes to stderr. Arguments after -- go to the
-engine.
+"ready" and a curl line when the model is loaded. The exit status is the engine's.
 
-With --api-key-file clients must show that key; without one, only a loopback --host is allowed. Exit status: 2 for wrong
-input, 128 + the signal that ended it, else the engine's.
+With --api-key-file clients must show that key; without one, only a loopback --host is allowed.
 
     geocomm serve model-hf
     geocomm serve model-hf --host 0.0.0.0 --api-key-file api.key
@@ -54,7 +52,7 @@ def serve(
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the engine has to load the model.")] = 1800,
     container: Annotated[
         Path | None,
-        typer.Option(help="Write this folder, which builds an image that serves MODEL, and leave.", metavar="FOLDER"),
+        typer.Option(help="Only write this folder, which builds an image that serves MODEL.", metavar="FOLDER"),
     ] = None,
 ) -> None:
     """Serve a model folder at an OpenAI-compatible address."""

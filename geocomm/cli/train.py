@@ -30,10 +30,8 @@ def train(
 ) -> None:
     """Train a causal language model with DeepSpeed over one or more sites.
 
-    Start it on every rank: with `python -m torch.distributed.run … -m geocomm.train`, with the deepspeed launcher, with
-    `geocomm wan run … -- geocomm train`, or alone for one process. See docs/tutorials/train-a-model.md.
-
-    Exit status: 0; 1 where the training failed; 2 for a wrong option, field or file; 128 + the signal that ended it.
+    Start it on every rank: with `geocomm run … -m geocomm.train`, torchrun, the deepspeed launcher, `geocomm wan run …
+    -- geocomm train`, or alone for one process. See docs/tutorials/train-a-model.md.
 
     Example:
 

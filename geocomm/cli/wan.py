@@ -32,20 +32,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network between the sites.
 
-Each site is a network namespace of its own and sees only the other sites, over real TCP on links with a rate, a delay
-and loss. Takes root or an unprivileged user namespace. COMMAND finds GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR,
-MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
+Each site is a network namespace of its own. Takes root or an unprivileged user namespace. COMMAND finds GEOCOMM_SITE,
+NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
 
     geocomm wan run --rtt 80ms -- bash -c 'python -m torch.distributed.run
       --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
       --master-addr $MASTER_ADDR --master-port $MASTER_PORT train.py'
 
-The exit status is the first non-zero one of a site; 128 + signal when interrupted; 125 when no WAN could be made.
-Change links while it runs with `geocomm wan set`; read counters with `geocomm wan stats`.
+The exit status is the first non-zero one of a site. Change links while it runs with `geocomm wan set`; read counters
+with `geocomm wan stats`.
 
 Without keys, the sites find GEOCOMM_SECURITY=insecure, unless it is set already. With --secure or --keys, each site
-also finds its keys (GEOCOMM_KEYS), and everything between the sites is TLS, also the rendezvous, which is then at a
-hub:
+finds its keys (GEOCOMM_KEYS), and meets at a hub:
 
     geocomm wan run --secure -- bash -c '
       geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
@@ -53,14 +51,13 @@ hub:
 """
 
 _MATRIX_HELP = (
-    "TOML file of named sites and unequal links: a list `sites`, a table `default`, and an array of tables `link` with "
-    "between = two sites (both directions) or from and to (one), and any of rate, rtt, delay, loss, queue, up, "
-    "reorder, duplicate, reset."
+    "TOML file of named sites and unequal links: a list `sites`, a table `default`, and tables `link` with between = "
+    "two sites, or from and to (one way), and any of rate, rtt, delay, loss, queue, up, reorder, duplicate, reset."
 )
 
 
-_REORDER_HELP = "Segments that come late, by up to half of the delay (2 ms at least), and are overtaken."
-_RESET_HELP = "Segments that are turned into a reset of their TCP connection."
+_REORDER_HELP = "Segments that are overtaken: late by up to half of the delay, 2 ms at least."
+_RESET_HELP = "Segments that become a reset of their TCP connection."
 
 
 def register(app: typer.Typer) -> None:
@@ -117,14 +114,12 @@ def wan_run(
     secure: Annotated[
         bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
     ] = False,
-    keys: Annotated[
-        Path | None, typer.Option(help="TLS with these keys: a folder of geocomm keys, with one in it for each site.")
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="TLS with this folder of keys.")] = None,
     grace: Annotated[
-        str, typer.Option(help="What the other sites get when one has failed, and before SIGKILL follows SIGTERM.")
+        str, typer.Option(help="Time for the other sites when one has failed, and from SIGTERM to SIGKILL.")
     ] = "5s",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Let the others run on when a site fails.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Do not put the site's name before each line of output.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="No site's name before each line of output.")] = False,
     master_port: Annotated[int, typer.Option(help="MASTER_PORT of the sites.")] = 29500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the loss pattern.")] = 1,
     control: Annotated[
@@ -233,7 +228,7 @@ def wan_set(
 ) -> None:
     """Change a link of a running `geocomm wan run`.
 
-    Prints the link as it is then. Exit status: 0; 2 for a wrong option; 125 where no emulator answers.
+    Prints the link as it is then. Exit status: 125 where no emulator answers.
 
     Example:
 
@@ -262,7 +257,7 @@ def wan_set(
 def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
     """Print the settings and counters of a running `geocomm wan run` as JSON.
 
-    Exit status: 0; 125 where no emulator answers.
+    Exit status: 125 where no emulator answers.
 
     Example:
 

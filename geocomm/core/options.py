@@ -301,6 +301,8 @@ def fields_table() -> str:
     """The options as Markdown, for docs/reference."""
     rows = [
         (f"`{name}`<br>`{variable}`", default, f"{meaning}<br>*must be {wanted.replace('_', chr(92) + '_')}*")
+        if any(word in wanted for word in ("from", "least", "or more", "letters"))  # a range
+        else (f"`{name}`<br>`{variable}`", default, meaning)
         for variable, name, wanted, default, meaning in option_rows()
     ]
     return _markdown(("field, variable", "default", "meaning"), rows)
