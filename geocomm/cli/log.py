@@ -117,7 +117,9 @@ def told(entry: Entry) -> str:
         case kinds.Skip():
             return f"fragment {entry.fragment}, round {entry.version} is void: {entry.why}"
         case kinds.Snapshot():
-            return "sites keep their next states as a snapshot"
+            return "sites keep their states as a snapshot"
+        case kinds.Kept():
+            return f"snapshot {entry.snapshot} is kept: {', '.join(entry.sites)} have it"
         case kinds.TermBegun():
             return f"{entry.site} leads from now on, at {entry.address}: term {entry.term}"
         case kinds.End():

@@ -76,6 +76,14 @@ def run(
     min_sites: Annotated[
         int, typer.Option(min=1, help="At the leader: no round counts fewer sites.", rich_help_panel=_ELASTIC)
     ] = 1,
+    snapshot_every: Annotated[
+        float,
+        typer.Option(min=0, help="At the leader: minutes between two snapshots; 0: none.", rich_help_panel=_ELASTIC),
+    ] = 30,
+    copies: Annotated[
+        int,
+        typer.Option(min=1, help="At the leader: sites that keep a snapshot, at least.", rich_help_panel=_ELASTIC),
+    ] = 2,
     site_nodes: Annotated[int, typer.Option(min=1, help="Nodes of this site.", rich_help_panel=_ELASTIC)] = 1,
     node_rank: Annotated[
         int, typer.Option(min=0, help="This node of the site; the run folder is on node 0.", rich_help_panel=_ELASTIC)
@@ -110,7 +118,14 @@ def run(
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
             config = ElasticRun(
-                str(address), listen, lead, run_dir, tuple(filter(None, wait_for.split(","))), min_sites
+                leader=str(address),
+                listen=listen,
+                lead=lead,
+                run_dir=run_dir,
+                wait_for=tuple(filter(None, wait_for.split(","))),
+                min_sites=min_sites,
+                snapshot_s=60 * snapshot_every,
+                copies=copies,
             )
             status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
         elif run_dir is not None or wait_for or min_sites != 1 or site_nodes != 1 or site_hub:

@@ -24,7 +24,8 @@ from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.leader import Leader
 from geocomm.elastic.leader_questions import MembersAsked, answer, ask
 from geocomm.elastic.rank_socket import RankConnection
-from geocomm.journal.entries import BadLineError, Entry, Removed, Round, Skip, hash_of, line_of
+from geocomm.elastic.snapshots import SnapshotError, Snapshots
+from geocomm.journal.entries import BadLineError, Entry, Kept, Removed, Round, Skip, hash_of, line_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -49,6 +50,8 @@ from geocomm.journal.messages import (
     ReadySaid,
     Refused,
     Repair,
+    SnapshotHeld,
+    StateKept,
     Stop,
     TakeState,
     Up,
@@ -119,6 +122,7 @@ class Agent:
         self._fetcher = Fetcher(store, keys, log)
         self._files = FileServer(store, lambda: self.state.head.index, self._get_for_others if leader else None)
         self._states = StatesOfOthers(store, journal.path, self._fetcher, log)
+        self._snapshots = Snapshots(store)
         self._ranks: dict[int, _Rank] = {}
         self._welcome: Welcome | None = None
         self._is_current = False
@@ -249,6 +253,7 @@ class Agent:
                 rank.goals = {fragment: self.state.versions[fragment] for fragment in rank.versions}
         self._tell_ranks(self._welcome)
         self._say_ready()
+        self._start(self._look_at_snapshot())
 
     def _link_lost(self) -> None:
         self._welcome, self._is_current = None, False
@@ -300,6 +305,8 @@ class Agent:
             if known is not None and known.version <= entry.version:
                 del self._opens[entry.fragment]
         self._tell_ranks(EntrySaid(entry=entry))
+        if isinstance(entry, Kept):
+            self._start(asyncio.to_thread(self._snapshots.prune, list(self.state.kept)))
         if isinstance(entry, Removed) and entry.site == self.site:
             self._end(f"site {self.site} was removed from the run: {entry.why}", refused=True)
         known = self.state.sites.get(self.site)
@@ -362,6 +369,8 @@ class Agent:
             case Need():
                 wanted = Wanted(up.fragment, up.version, up.site, up.frame, up.bytes)
                 self._want(wanted, self._fetch_until_here(wanted))
+            case StateKept():
+                self._start(self._look_at_snapshot())
             case Beat():
                 if connection.hello.place == 0:
                     self._beat = up
@@ -564,6 +573,21 @@ class Agent:
 
     async def _get_for_others(self, wanted: Wanted) -> bool:
         return await self._fetcher.frame(wanted, await self._sources(first=wanted.site)) is Outcome.HERE
+
+    # ---- snapshots
+
+    async def _look_at_snapshot(self) -> None:
+        """Tell the leader of the newest snapshot, once all of it is here."""
+        entry, genesis = self.state.snapshot, self.state.genesis
+        if entry is None or genesis is None or entry.index in self.state.kept:
+            return
+        try:
+            manifest = await asyncio.to_thread(self._snapshots.completed, entry, genesis.run)
+        except (OSError, SnapshotError) as error:
+            self._log(f"snapshot {entry.index} cannot be kept: {error}")
+            return
+        if manifest is not None and self._is_current:
+            self._say(SnapshotHeld(snapshot=entry.index, digest=manifest.digest))
 
     # ---- attempts
 

@@ -58,6 +58,10 @@ class AgentConfig(Record):
     """False: it leads without ranks of its own, and is no member of the run."""
     min_sites: int = 1
     wait_for: tuple[str, ...] = ()
+    snapshot_s: float = Terms.snapshot_s
+    """From one snapshot to the next; 0: there are none."""
+    copies: int = Terms.copies
+    """A snapshot is kept once so many sites have it."""
     parent: int = 0
     """Process that it ends with; 0: none."""
 
@@ -136,7 +140,12 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
         leader = None
         if leads:
-            terms = Terms(min_sites=config.min_sites, wait_for=frozenset(config.wait_for))
+            terms = Terms(
+                min_sites=config.min_sites,
+                wait_for=frozenset(config.wait_for),
+                snapshot_s=config.snapshot_s,
+                copies=config.copies,
+            )
             leader = Leader(journal, terms, config.leader, log)
         agent = Agent(HubAddress.parse(config.leader), keys, store, journal, port, leader, log)
         works = [Doorway(listener, keys, agent.serve_connection, log).serve()]

@@ -226,6 +226,10 @@ class ElasticRun:
     """None: on another node of the site."""
     wait_for: tuple[str, ...]
     min_sites: int
+    snapshot_s: float
+    """From one snapshot to the next; 0: there are none."""
+    copies: int
+    """A snapshot is kept once so many sites have it."""
 
 
 def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
@@ -245,6 +249,8 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
         lead=run.lead,
         min_sites=run.min_sites,
         wait_for=run.wait_for,
+        snapshot_s=run.snapshot_s,
+        copies=run.copies,
         parent=os.getpid(),
     )
     return asyncio.run(Supervisor(agent, job, keys).run())

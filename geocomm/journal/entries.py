@@ -151,9 +151,23 @@ class Skip(EntryBase):
 
 
 class Snapshot(EntryBase):
-    """Sites keep the next states of all fragments as a snapshot of this index."""
+    """Sites keep the states of all fragments, as they are at this entry, as a snapshot."""
 
     kind: Literal["snapshot"] = "snapshot"
+    versions: tuple[Whole, ...]
+    """By fragment."""
+
+
+class Kept(EntryBase):
+    """Enough sites have a snapshot on disk, with equal bits."""
+
+    kind: Literal["kept"] = "kept"
+    snapshot: Whole
+    """The index of its entry."""
+    digest: Digest
+    """Of its manifest."""
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1)]
+    """Who said so first."""
 
 
 class TermBegun(EntryBase):
@@ -172,7 +186,7 @@ class End(EntryBase):
 
 
 Entry = Annotated[
-    Genesis | Join | Ready | Away | Left | Removed | Round | Skip | Snapshot | TermBegun | End,
+    Genesis | Join | Ready | Away | Left | Removed | Round | Skip | Snapshot | Kept | TermBegun | End,
     Field(discriminator="kind"),
 ]
 _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)

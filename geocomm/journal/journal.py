@@ -109,6 +109,17 @@ class SqliteJournal:
             first = rows[-1][0] + 1
         return state
 
+    def copy_to(self, path: Path, last: int) -> None:
+        """Make a journal in another file of the entries up to index `last`."""
+        copy = SqliteJournal(path)
+        try:
+            copy._db.execute("BEGIN IMMEDIATE")
+            rows = self._db.execute("SELECT idx, hash, line FROM entries WHERE idx <= ?", (last,))
+            copy._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
+            copy._db.execute("COMMIT")
+        finally:
+            copy.close()
+
     def close(self) -> None:
         """Give the file back. May be called again."""
         self._db.close()

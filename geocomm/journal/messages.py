@@ -204,6 +204,24 @@ class Lost(Record):
     frame: Hash
 
 
+class StateKept(Record):
+    """From a rank to its agent, which does not pass it on: a state lies on disk, in the snapshot that it is of."""
+
+    kind: Literal["state_kept"] = "state_kept"
+    fragment: Whole
+    version: Whole
+
+
+class SnapshotHeld(Record):
+    """The site has the snapshot of an entry on disk, all of it."""
+
+    kind: Literal["snapshot_held"] = "snapshot_held"
+    snapshot: Whole
+    """The index of its entry."""
+    digest: Digest
+    """Of its manifest."""
+
+
 class Leave(Record):
     """The site ends in good order: what it offered before is its last."""
 
@@ -224,6 +242,8 @@ Up = Annotated[
     | Applied
     | Need
     | Lost
+    | StateKept
+    | SnapshotHeld
     | Leave,
     Field(discriminator="kind"),
 ]

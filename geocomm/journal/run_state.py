@@ -15,11 +15,13 @@ from geocomm.journal.entries import (
     Entry,
     Genesis,
     Join,
+    Kept,
     Left,
     Ready,
     Removed,
     Round,
     Skip,
+    Snapshot,
     TermBegun,
     hash_of,
 )
@@ -91,6 +93,8 @@ class RunState:
         skipped: (fragment, version) of void round entries.
         skipped_at: By fragment: the index of the last entry that made one void. What earlier entries say of the digests
             of later versions (`base`) is not so any more.
+        snapshot: The last entry of this kind.
+        kept: By the index of a snapshot: the entry that says that enough sites have it.
         every: Optimizer steps between two rounds of a fragment.
         step: Of the run: the most that a listed frame says.
         ended: Whether the run is over.
@@ -106,6 +110,8 @@ class RunState:
         self.rounds: dict[int, Round] = {}
         self.skipped: set[tuple[int, int]] = set()
         self.skipped_at: dict[int, int] = {}
+        self.snapshot: Snapshot | None = None
+        self.kept: dict[int, Kept] = {}
         self.every = 1
         self.step = 0
         self.ended = False
@@ -165,6 +171,14 @@ class RunState:
                     raise self._misfit(entry, "it is void already")
                 self.skipped.add((entry.fragment, entry.version))
                 self.skipped_at[entry.fragment] = entry.index
+            case Snapshot():
+                if entry.versions != tuple(self.versions):
+                    raise self._misfit(entry, "a snapshot is of the versions that there are")
+                self.snapshot = entry
+            case Kept():
+                if self.snapshot is None or entry.snapshot > self.snapshot.index:
+                    raise self._misfit(entry, f"there is no snapshot {entry.snapshot}")
+                self.kept[entry.snapshot] = entry
             case TermBegun():
                 self.terms[entry.term] = entry.index
             case End():

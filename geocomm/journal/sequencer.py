@@ -22,12 +22,14 @@ from geocomm.journal.entries import (
     Genesis,
     Hash,
     Join,
+    Kept,
     Left,
     Listed,
     Ready,
     Removed,
     Round,
     Skip,
+    Snapshot,
 )
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -52,6 +54,7 @@ from geocomm.journal.messages import (
     ReadySaid,
     Refused,
     Repair,
+    SnapshotHeld,
     Stop,
     Up,
     Welcome,
@@ -168,6 +171,10 @@ class Terms:
     """A site that leaves waits so long for its last frames to count."""
     repair_s: float = 60.0
     """Sites with different digests have so long to compute the state again."""
+    snapshot_s: float = 1800.0
+    """From one snapshot to the next; 0: there are none."""
+    copies: int = 2
+    """A snapshot is kept once so many sites have it."""
 
 
 STARVED_ROUNDS = 4
@@ -287,6 +294,9 @@ class Sequencer:
         self._repairing: dict[int, _Repairing] = {}
         self._repaired_at: dict[int, int] = {}
         """By fragment: the head when digests last differed."""
+        self._snapshot_at = 0.0
+        self._copies: dict[str, Digest] = {}
+        """By site: of its manifest of the last snapshot."""
         self._lost: dict[tuple[int, int, str, Hash], tuple[float, float]] = {}
         """By listed frame: when it was first said to be lost, and when last."""
         self._rates: list[tuple[int, float, str]] = []
@@ -305,7 +315,7 @@ class Sequencer:
         """Take an event. now: seconds on a clock that never goes back."""
         self._now = now
         if self._started is None:
-            self._started = now
+            self._started = self._snapshot_at = now
             for name, site in self.state.sites.items():
                 # After a restart, the sites that were there have a moment to come back.
                 back_by = now + self._terms.silent_s - self._terms.disconnected_s
@@ -382,6 +392,8 @@ class Sequencer:
                 self._applied(name, site, message)
             case Lost():
                 self._lost_said(site, message)
+            case SnapshotHeld():
+                self._snapshot_held(name, message)
             case Leave():
                 known = self.state.sites.get(name)
                 if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
@@ -583,6 +595,7 @@ class Sequencer:
             ):
                 self._left(name)
         self._skip_lost()
+        self._take_snapshot()
         for fragment, repairing in [*self._repairing.items()]:
             self._end_repair(fragment, repairing)
             if fragment in self._repairing and self._now - repairing.since >= terms.repair_s:
@@ -912,6 +925,30 @@ class Sequencer:
                 f"fragment {fragment} has other bits than it should, also after a repair: {names}. Look for different "
                 "versions of geocomm or torch, and for broken memory or disks",
             )
+
+    # ---- snapshots
+
+    def _take_snapshot(self) -> None:
+        state, last = self.state, self.state.snapshot
+        due = 0 < self._terms.snapshot_s <= self._now - self._snapshot_at
+        if due and state.live and any(state.versions) and (last is None or last.versions != tuple(state.versions)):
+            self._snapshot_at = self._now
+            self._copies = {}
+            self._append(Snapshot, versions=tuple(state.versions))
+
+    def _snapshot_held(self, name: str, held: SnapshotHeld) -> None:
+        last = self.state.snapshot
+        if last is None or held.snapshot != last.index or last.index in self.state.kept:
+            return
+        self._copies[name] = held.digest
+        same = tuple(site for site, digest in sorted(self._copies.items()) if digest == held.digest)
+        if len(same) < len(self._copies):
+            others = sorted(self._copies.keys() - set(same))
+            self._out.append(
+                Log(f"snapshot {held.snapshot}: {', '.join(same)} has other bits than {', '.join(others)}")
+            )
+        if len(same) >= self._terms.copies:
+            self._append(Kept, snapshot=held.snapshot, digest=held.digest, sites=same)
 
     # ---- frames that are lost
 

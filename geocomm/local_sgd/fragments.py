@@ -26,6 +26,8 @@ class Tensor:
     """A table of embeddings: it may be cut, and averages of many sites take it as a plain mean."""
     exact: bool = False
     """Its deltas are not compressed."""
+    shape: tuple[int, ...] = ()
+    """Of the whole parameter."""
 
 
 @dataclass(frozen=True)

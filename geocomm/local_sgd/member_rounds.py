@@ -27,7 +27,8 @@ from geocomm.core.message_log import logger
 from geocomm.core.native import native
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import RankSocket
-from geocomm.journal.entries import Away, Join, Left, Removed, Round
+from geocomm.elastic.snapshots import Layout, Snapshots
+from geocomm.journal.entries import Away, Join, Left, Removed, Round, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.journal.messages import (
     Beat,
@@ -43,6 +44,7 @@ from geocomm.journal.messages import (
     RankHello,
     RankWelcome,
     Refused,
+    StateKept,
     Stop,
 )
 from geocomm.local_sgd.anchor import AnchoredFragment
@@ -133,6 +135,7 @@ class MemberRounds:
         self._owner = Owner(id=mail.id.hex(), host=host, port=mail.port)
         self._mail = mail
         self._store = FragmentStore(run_dir)
+        self._snapshots = Snapshots(self._store)
         self._fragments = {fragment.index: fragment for fragment in fragments}
         self._count = model.fragments
         self._model = model
@@ -149,6 +152,8 @@ class MemberRounds:
         self._every = model.every
         self._trains = False
         self._wanted_states: set[int] = set()
+        self._snapshot: Snapshot | None = None
+        self._wanted_versions: dict[int, int] = {}
         self._own: dict[str, OwnFrame] = {}
         self._own_rounds: dict[str, tuple[int, int]] = {}
         self._welcome: queue.SimpleQueue[RankWelcome | Refused | Stop] = queue.SimpleQueue()
@@ -251,12 +256,22 @@ class MemberRounds:
         """Load the state of a version from the run folder. Raises CorruptDataError for one of another size."""
         held.take(self._state_values(held.fragment.index, version, held.state_numel), version)
 
-    def wants_state(self, fragment: int) -> bool:
-        """Whether a site has joined since the state of the fragment was written: it would have to replay long."""
+    def wants_state(self, fragment: int, version: int) -> bool:
+        """Whether the state of the fragment at this version is to be written: for a site that has joined since the last
+        one, and would have to replay long, or for a snapshot. Said once."""
         with self._lock:
-            wanted = fragment in self._wanted_states
-            self._wanted_states.discard(fragment)
+            wanted = fragment in self._wanted_states or self._wanted_versions.get(fragment) == version
+            if wanted:
+                self._wanted_states.discard(fragment)
+                self._wanted_versions.pop(fragment, None)
         return wanted
+
+    def write_layout(self, layout: Layout) -> None:
+        """Keep, in the run folder, where the parameters lie in the fragments."""
+        try:
+            self._snapshots.write_layout(layout)
+        except OSError as error:
+            self._complain(error)
 
     def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
         """Of own frames under way, the fragment and the weights that were kept for the merge."""
@@ -377,6 +392,10 @@ class MemberRounds:
         if isinstance(said.entry, Away | Left | Removed):
             for owner in self._owners_of.pop(said.entry.site, set[bytes]()):
                 self._mail.forget(owner)
+        if isinstance(said.entry, Snapshot):
+            with self._lock:
+                self._snapshot = said.entry
+                self._wanted_versions = {index: said.entry.versions[index] for index in self._fragments}
         if isinstance(said.entry, Join) and said.entry.site != self.site:
             with self._lock:
                 self._wanted_states |= self._fragments.keys()
@@ -587,6 +606,9 @@ class MemberRounds:
         try:
             self._store.write_state(fragment, version, [_bytes_of(part) for part in parts])
             self._let_go(fragment, version)
+            if self._snapshot is not None and self._snapshot.versions[fragment] == version:
+                self._snapshots.keep_state(self._snapshot.index, fragment, version)
+                self._require_socket().say(StateKept(fragment=fragment, version=version))
         except OSError as error:
             self._complain(error)
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
+from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import Round
 from geocomm.journal.messages import Beat, Model, Open
 from geocomm.local_sgd.anchor import AnchoredFragment, digest
@@ -104,9 +105,16 @@ class MemberSiteRounds(SiteState):
         for index, version in welcome.states.items():
             if version > 0:
                 self._rounds.read_state(self._held[index], version)
+        if self.ranks.place == 0:
+            self._rounds.write_layout(self._layout())
         self._heads = dict(welcome.versions)
         self._begun_at = welcome.step
         self._rounds.go(self._held)
+
+    def _layout(self) -> Layout:
+        ranges = [tuple((part.name, part.start, part.stop) for part in fragment.ranges) for fragment in self.fragments]
+        shapes = {tensor.name: tensor.shape for tensor in self._view.tensors}
+        return Layout(layout=self.layout, fragments=tuple(ranges), shapes=shapes)
 
     def _replay(self) -> None:
         """Apply what the journal has, and take over where the run is."""
@@ -160,8 +168,12 @@ class MemberSiteRounds(SiteState):
                 self._begin(index, opened.get(index))
         if rounds is not None:
             for fragment in self._owned:
-                if self.step >= self._next_due[fragment.index]:
-                    rounds.due(fragment.index)
+                index = fragment.index
+                if self.step >= self._next_due[index]:
+                    rounds.due(index)
+                if rounds.wants_state(index, self._held[index].version):
+                    self._since_state[index] = 0
+                    rounds.write_state(self._held[index])
             rounds.tell(self._beat())
 
     def _begin(self, index: int, opened: Open | None) -> None:
@@ -245,7 +257,7 @@ class MemberSiteRounds(SiteState):
         index = held.fragment.index
         self._since_state[index] += sum(one.coded_bytes + one.exact_bytes for one in decided.settled.entry.members)
         of_state = BYTES_PER_ELEMENT * held.fragment.numel * (1 + (held.momentum is not None))
-        if self._since_state[index] > of_state or self._rounds.wants_state(index):
+        if self._since_state[index] > of_state:
             self._since_state[index] = 0
             self._rounds.write_state(held)
 

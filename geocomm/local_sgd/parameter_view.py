@@ -88,6 +88,7 @@ class ModuleView(ParameterView):
                     row_numel=shape[-1] if len(shape) and shape[-1] else 1,
                     table=id(parameter) in tables,
                     exact=settings.keeps_exact(name, shape, shape.numel()),
+                    shape=tuple(shape),
                 )
             )
         self.tensors = tensors

@@ -35,6 +35,7 @@ class ElasticSite:
     listen: str
     min_sites: int = 1
     wait_for: tuple[str, ...] = ()
+    snapshot_s: float = 0
     mail: bool = True
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | None = None
@@ -48,6 +49,7 @@ class ElasticSite:
             listen=self.listen,
             min_sites=self.min_sites,
             wait_for=self.wait_for,
+            snapshot_s=self.snapshot_s,
             parent=os.getpid(),
         )
         self.agent = self._popen(config.command(), "agent")

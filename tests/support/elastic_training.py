@@ -32,14 +32,19 @@ def weights_digest(model: torch.nn.Module) -> str:
     return found.hexdigest()
 
 
+def build_model() -> torch.nn.Sequential:
+    """Equal at every site."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), torch.nn.Linear(64, FEATURES)
+    )
+
+
 def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain") -> None:
     """Train, and say how it went."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("geocomm")
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), torch.nn.Linear(64, FEATURES)
-    )
+    model: torch.nn.Module = build_model()
     target = torch.randn(FEATURES, FEATURES) / 8
     if wrap == "ddp":
         model = DistributedDataParallel(model)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
-from support.elastic_sites import ElasticSite, ElasticSites
+from geocomm.security.keys import Keys
+from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.elastic_training import build_model
 from support.hub_support import make_keys
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,9 +52,11 @@ class TrainingSite(ElasticSite):
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def training_sites(folder: Path, names: str, ranks: int = 1, wrap: str = "plain") -> ElasticSites:
-    """ranks and wrap: of the first site; the others have one rank and a plain model."""
-    made = ElasticSites(folder, make_keys(folder / "keys", names), wait_for=tuple(names))
+def training_sites(
+    folder: Path, names: str, ranks: int = 1, wrap: str = "plain", keys: dict[str, Keys] | None = None
+) -> ElasticSites:
+    """ranks and wrap: of the first site; the others have one rank and a plain model. keys: None makes some."""
+    made = ElasticSites(folder, keys or make_keys(folder / "keys", names), wait_for=tuple(names))
     for number, (name, site) in enumerate(made.items()):
         own = {"ranks": ranks, "wrap": wrap} if number == 0 else {}
         made[name] = TrainingSite(**vars(site), **own)
@@ -132,3 +139,50 @@ def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) 
         assert "every" in text
         assert "7" in text
         assert str(EVERY) in text
+
+
+def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "ab") as sites:
+        sites["a"].snapshot_s = 1.0
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: len(sites["a"].state().kept) >= 2, "two snapshots are kept", 120)
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+    kept = sites["a"].state().kept
+    index = max(kept)
+    rounds = sum(1 for entry in sites["a"].rounds() if entry.index < index)
+    weights: list[dict[str, torch.Tensor]] = []
+    for site in sites.values():
+        assert kept[index].sites == ("a", "b")
+        ran = _geocomm("snapshot", "verify", "--run-dir", site.folder, index)
+        assert "a, b had the same bits" in ran.stdout, ran.stderr
+        out = tmp_path / f"{site.name}.safetensors"
+        assert _geocomm("snapshot", "export", "--run-dir", site.folder, "--out", out, index).returncode == 0
+        weights.append(load_file(out))
+    assert weights[0].keys() == build_model().state_dict().keys()
+    assert {name: value.shape for name, value in weights[0].items()} == {
+        name: value.shape for name, value in build_model().state_dict().items()
+    }
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    damaged = next((sites["b"].folder / "snapshots" / str(index)).glob("*.state"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    assert _geocomm("snapshot", "verify", "--run-dir", sites["b"].folder, index).returncode == 1
+
+    again = tmp_path / "again"
+    assert _geocomm("snapshot", "restore", "--run-dir", sites["a"].folder, "--into", again / "a", index).returncode == 0
+    with training_sites(again, "ab", keys={name: site.keys for name, site in sites.items()}) as sites:
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds", 120)
+        assert sum(sites["a"].state().versions) > rounds
+        assert [entry for entry in sites["b"].entries() if entry.index <= index] == [
+            entry for entry in sites["a"].entries() if entry.index <= index
+        ]
+        end_all(sites, again)
+        assert_equal_bits(sites)
+
+
+def _geocomm(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "geocomm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)

@@ -13,9 +13,11 @@ from typer.testing import CliRunner, Result
 
 from geocomm.cli.main import build_app
 from geocomm.core.place import VARIABLES
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.command_tree import COMMANDS
 
-# (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {away}: none of either.
+# (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {run}: the run
+# folder of a run that has not begun, {away}: nothing.
 CASES = [
     ("demo --rtt fast", 2, "rtt: 'fast'"),
     ("demo --steps 1", 2, "--steps"),
@@ -73,6 +75,10 @@ CASES = [
     ("run --elastic --hub 127.0.0.1:29400 -- x.py", 2, "keys"),
     ("members ls --run-dir {away}", 2, "not the run folder of a site"),
     ("members remove a --run-dir {away}", 2, "not the run folder of a site"),
+    ("snapshot ls --run-dir {away}", 2, "not the run folder of a site"),
+    ("snapshot verify 7 --run-dir {run}", 2, "no complete snapshot 7: this site has none"),
+    ("snapshot export --out {away}/x --run-dir {run}", 2, "--snapshot-every"),
+    ("snapshot restore --into {away} --run-dir {run}", 2, "--snapshot-every"),
     ("members lead --hub nowhere --run-dir {away} --keys {away}", 2, "nowhere"),
     ("keys create a/b --out {away}", 2, "'a/b'"),
     ("keys create a --out {file}/keys", 2, "cannot write"),
@@ -132,7 +138,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "model" / "config.json").touch()
     JobCa.create(tmp_path / "keys", "job", ["a"], 30)
-    return {name: str(tmp_path / name) for name in ("file", "folder", "model", "keys", "away")}
+    (tmp_path / "run").mkdir()
+    SqliteJournal(tmp_path / "run" / FILE_NAME).close()
+    return {name: str(tmp_path / name) for name in ("file", "folder", "model", "keys", "run", "away")}
 
 
 def _require_refusal(result: Result, status: int, words: str) -> None:

@@ -28,6 +28,7 @@ from geocomm.journal.messages import (
     ReadySaid,
     Refused,
     Repair,
+    SnapshotHeld,
     Stop,
     Up,
     Welcome,
@@ -507,6 +508,27 @@ def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -
     led.offer("b", "c")
     led.wait(1, "abc")
     assert led.last_members == "ab"
+
+
+def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() -> None:
+    led = Led(Terms(snapshot_s=10)).take_part("abc")
+    led.wait(11, "abc")
+    assert "snapshot" not in led.kinds()  # nothing has happened yet
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    led.wait(0.5, "abc")
+    assert led.kinds()[-1] == "snapshot"
+    snapshot = led.sequencer.state.snapshot
+    assert snapshot is not None
+    assert snapshot.versions == (1, 0)
+    for site, digest in (("a", "1"), ("b", "2"), ("c", "2")):
+        assert led.kinds()[-1] == "snapshot"
+        led.say(site, SnapshotHeld(snapshot=snapshot.index, digest=digest * 32))
+    assert led.sequencer.state.kept[snapshot.index].sites == ("b", "c")
+    led.wait(11, "abc")
+    assert led.kinds()[-1] == "kept"  # and no second one without a round
 
 
 def test_removed_site_is_stopped_and_refused_from_then_on() -> None:

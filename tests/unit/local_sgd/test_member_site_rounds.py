@@ -78,7 +78,10 @@ class GivenRounds:
     def applied(self, decided: Decided, held: AnchoredFragment) -> None:
         self.next.clear()
 
-    def wants_state(self, fragment: int) -> bool:
+    def write_layout(self, layout: object) -> None:
+        """Nobody takes a snapshot."""
+
+    def wants_state(self, fragment: int, version: int) -> bool:
         return False
 
     def tell(self, beat: Beat) -> None:

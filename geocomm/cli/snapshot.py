@@ -1,0 +1,197 @@
+"""`geocomm snapshot`: what an elastic run has kept aside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.elastic.snapshots import Snapshots
+    from geocomm.journal.run_state import RunState
+
+_HELP = """List, check and use the snapshots of an elastic run.
+
+Every site keeps its own, in snapshots/ of its run folder: the model and its outer momentum as they were at one entry of
+the journal. The states are hard links, so a copy of that folder elsewhere is a backup.
+"""
+_RunDir = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
+]
+_Index = Annotated[
+    int | None, typer.Argument(metavar="[SNAPSHOT]", help="As ls says it. Default: the newest that is kept.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    snapshot = typer.Typer(help=_HELP, no_args_is_help=True)
+    snapshot.command("ls")(ls)
+    snapshot.command("verify")(verify)
+    snapshot.command("export")(export)
+    snapshot.command("restore")(restore)
+    app.add_typer(snapshot, name="snapshot")
+
+
+def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False) -> None:
+    """List the snapshots of this site, and which sites have each, as far as the journal says.
+
+    Example:
+
+        geocomm snapshot ls --run-dir run
+    """
+    snapshots, state = _open(run_dir)
+    rows = [_row(snapshots, state, index) for index in snapshots.indices()]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in ("snapshot", "rounds", "GiB") else "left")
+    for row in rows:
+        table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
+    Console().print(table if rows else f"{run_dir} has no snapshot yet")
+
+
+_COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")
+
+
+def _row(snapshots: Snapshots, state: RunState, index: int) -> dict[str, str | int | float | None]:
+    manifest = next((one for one in snapshots.manifests() if one.index == index), None)
+    written = (snapshots.folder / str(index)).stat().st_mtime
+    return {
+        "snapshot": index,
+        "rounds": None if manifest is None else sum(manifest.versions),
+        "GiB": round(snapshots.size(index) / 2**30, 3),
+        "written": time.strftime("%Y-%m-%d %H:%M", time.localtime(written)),
+        "state": "kept" if index in state.kept else "not complete" if manifest is None else "complete here",
+        "sites": ", ".join(state.kept[index].sites) if index in state.kept else None,
+    }
+
+
+def verify(run_dir: _RunDir, snapshot: _Index = None) -> None:
+    """Read all of a snapshot, and compare it with its manifest and with the journal.
+
+    Example:
+
+        geocomm snapshot verify --run-dir run
+    """
+    from geocomm.elastic.snapshots import SnapshotError
+
+    snapshots, state = _open(run_dir)
+    index = _chosen(snapshots, state, snapshot, "snapshot verify")
+    try:
+        manifest = snapshots.verified(index)
+    except SnapshotError as error:
+        fail("snapshot verify", str(error), 1)
+    kept = state.kept.get(index)
+    if kept is not None and kept.digest != manifest.digest:
+        fail(
+            "snapshot verify",
+            f"snapshot {index} has other bits than those of {', '.join(kept.sites)}, as the journal says: take theirs",
+            1,
+        )
+    elsewhere = f"; {', '.join(kept.sites)} had the same bits" if kept is not None else ""
+    typer.echo(f"snapshot {index}: all {len(manifest.versions)} states have the bits that were kept{elsewhere}")
+
+
+def export(
+    run_dir: _RunDir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .safetensors file, which is made.")],
+    snapshot: _Index = None,
+) -> None:
+    """Write the trained parameters of a snapshot to a .safetensors file, float32, by their names in the model.
+
+    Frozen parameters and buffers are not in it: load it with strict=False. It is checked against its manifest first.
+
+    Example:
+
+        geocomm snapshot export --run-dir run --out weights.safetensors
+    """
+    from geocomm.elastic.snapshots import SnapshotError
+
+    try:
+        import safetensors.numpy as safetensors
+    except ImportError:
+        fail("snapshot export", "the package safetensors is missing: pip install safetensors")
+    snapshots, state = _open(run_dir)
+    index = _chosen(snapshots, state, snapshot, "snapshot export")
+    if out.exists():
+        fail("snapshot export", f"{out} is there already")
+    try:
+        weights = dict(snapshots.weights(index))
+        safetensors.save_file(weights, out, {"run": snapshots.manifest(index).run, "snapshot": str(index)})  # pyright: ignore[reportUnknownMemberType]
+    except SnapshotError as error:
+        fail("snapshot export", str(error), 1)
+    except OSError as error:
+        fail("snapshot export", f"{out}: {error.strerror or error}", 1)
+    typer.echo(f"{out}: {len(weights)} parameters of snapshot {index}, float32")
+
+
+def restore(
+    run_dir: _RunDir,
+    into: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder, empty or not there yet.")],
+    snapshot: _Index = None,
+) -> None:
+    """Make a run folder in which the run stands where it stood at a snapshot.
+
+    What all sites did since then is not in it. End all sites first. Then start the leader's site with the new folder,
+    and every other site with an empty one: they join it.
+
+    Example:
+
+        geocomm snapshot restore --run-dir run --into run-2
+    """
+    from geocomm.elastic.agent_process import ABOUT_FILE
+    from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.snapshots import SnapshotError
+
+    snapshots, state = _open(run_dir)
+    index = _chosen(snapshots, state, snapshot, "snapshot restore")
+    try:
+        about = json.loads((run_dir / ABOUT_FILE).read_text())
+        snapshots.restore(index, into, about["site"], about["leader"])
+    except (SnapshotError, StoreError) as error:
+        fail("snapshot restore", str(error), 1)
+    except (OSError, ValueError, KeyError) as error:
+        fail("snapshot restore", f"{into}: {error}", 1)
+    typer.echo(
+        f"{into}: the run as it stood at snapshot {index}. Start the leader's site ({about['leader']}) with "
+        f"--run-dir {into}, and the others with empty run folders"
+    )
+
+
+def _open(run_dir: Path) -> tuple[Snapshots, RunState]:
+    from geocomm.elastic.fragment_store import FragmentStore, StoreError
+    from geocomm.elastic.snapshots import Snapshots
+    from geocomm.journal.entries import BadLineError
+    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.journal.run_state import RunState
+
+    if not (run_dir / FILE_NAME).is_file():
+        fail("snapshot", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
+    try:
+        with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+            state = RunState.of(journal.read())
+        return Snapshots(FragmentStore(run_dir)), state
+    except (NoJournalError, BadLineError, StoreError) as error:
+        fail("snapshot", str(error))
+
+
+def _chosen(snapshots: Snapshots, state: RunState, index: int | None, command: str) -> int:
+    complete = [manifest.index for manifest in snapshots.manifests()]
+    if index is None:
+        index = max([one for one in complete if one in state.kept] or complete, default=None)
+    if index is None or index not in complete:
+        there = ", ".join(map(str, complete)) or "none; the leader has them made every --snapshot-every minutes"
+        fail(command, f"no complete snapshot {'' if index is None else index}: this site has {there}")
+    return index

@@ -1,0 +1,214 @@
+"""Snapshots: the states of all fragments as they were at one entry of the journal, kept in the run folder.
+
+    RUN_DIR/snapshots/I/P@V.state        fragment P at the version V that it had at entry I: a hard link, so no copy
+    RUN_DIR/snapshots/I/layout.json      where the values of each parameter lie in the fragments
+    RUN_DIR/snapshots/I/manifest.json    written last: it makes the snapshot complete at this site
+
+The leader appends an entry `snapshot`, and every site keeps its own states: nothing goes over the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from pydantic import ValidationError
+
+from geocomm.elastic.fragment_store import FragmentStore, file_digest
+from geocomm.journal.entries import (
+    Digest,
+    Hash,
+    Record,
+    Snapshot,
+    TermBegun,
+    Text,
+    Whole,
+    hash_of,
+    line_of,
+)
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.journal.run_state import RunState
+
+FOLDER = "snapshots"
+LAYOUT_FILE = "layout.json"
+"""In the run folder, and in every snapshot."""
+KEPT = 2
+"""Newest snapshots of a site, and newest ones of which the journal says that enough sites have them: others go."""
+_MANIFEST = "manifest.json"
+
+
+class SnapshotError(ValueError):
+    """A snapshot that is not there, not complete, or damaged; the message says what to do."""
+
+
+class Manifest(Record):
+    """What a snapshot has: equal at every site that has it."""
+
+    run: Text
+    index: Whole
+    """Of its entry."""
+    entry: Hash
+    """Of its entry."""
+    versions: tuple[Whole, ...]
+    digests: tuple[Digest, ...]
+    """Of the states, by fragment."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of all of it."""
+        return xxhash.xxh3_128(line_of(self).encode()).hexdigest()
+
+
+class Layout(Record):
+    """Where the values of the trained parameters lie: in the order of the fragment's buffer."""
+
+    layout: Digest
+    fragments: tuple[tuple[tuple[Text, Whole, Whole], ...], ...]
+    """By fragment: the elements [start, stop) of a parameter, in memory order."""
+    shapes: dict[Text, tuple[Whole, ...]]
+
+
+class Snapshots:
+    """The snapshots in one run folder. Methods raise OSError where the disk does."""
+
+    def __init__(self, store: FragmentStore) -> None:
+        self._store = store
+        self.folder = store.run_dir / FOLDER
+
+    def write_layout(self, layout: Layout) -> None:
+        """Keep what `export_weights` needs."""
+        part = self._store.run_dir / f".{os.getpid()}-{LAYOUT_FILE}"
+        part.write_text(line_of(layout))
+        part.replace(self._store.run_dir / LAYOUT_FILE)
+
+    def keep_state(self, index: int, fragment: int, version: int) -> None:
+        """Take a state that is in the store into the snapshot of entry `index`."""
+        kept = self._folder_of(index) / self._store.state_path(fragment, version).name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(self._store.state_path(fragment, version), kept)
+
+    def completed(self, entry: Snapshot, run: str) -> Manifest | None:
+        """The manifest of a snapshot, which is written once all states are there. None: some are not."""
+        if (manifest := self._manifest(entry.index)) is not None:
+            return manifest
+        folder = self._folder_of(entry.index)
+        paths = [folder / self._store.state_path(p, v).name for p, v in enumerate(entry.versions)]
+        if not all(path.exists() for path in paths):
+            return None
+        digests = tuple(file_digest(path, v) for path, v in zip(paths, entry.versions, strict=True))
+        manifest = Manifest(run=run, index=entry.index, entry=hash_of(entry), versions=entry.versions, digests=digests)
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            os.link(self._store.run_dir / LAYOUT_FILE, folder / LAYOUT_FILE)
+        with self._store.arriving(folder / _MANIFEST) as part:
+            part.write_text(line_of(manifest))
+        return manifest
+
+    def manifests(self) -> list[Manifest]:
+        """Of the complete snapshots, the oldest first."""
+        return [manifest for index in self.indices() if (manifest := self._manifest(index)) is not None]
+
+    def indices(self) -> list[int]:
+        """Of all snapshots, complete or not, the oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def prune(self, kept: Collection[int]) -> None:
+        """Remove what is neither among the newest of this site nor among the newest in `kept`."""
+        complete = [manifest.index for manifest in self.manifests()]
+        needed = {*complete[-KEPT:], *[index for index in complete if index in kept][-KEPT:], *self.indices()[-1:]}
+        for index in self.indices():
+            if index not in needed:
+                shutil.rmtree(self._folder_of(index), ignore_errors=True)
+
+    def verified(self, index: int) -> Manifest:
+        """The manifest of a snapshot whose states have the bits that it says. SnapshotError for any other."""
+        manifest = self.manifest(index)
+        folder = self._folder_of(index)
+        for fragment, (version, digest) in enumerate(zip(manifest.versions, manifest.digests, strict=True)):
+            path = folder / self._store.state_path(fragment, version).name
+            if not path.exists() or file_digest(path, version) != digest:
+                raise SnapshotError(
+                    f"snapshot {index} is damaged: {path} does not have the bits that were kept. Take another "
+                    "snapshot, or this one from another site"
+                )
+        return manifest
+
+    def manifest(self, index: int) -> Manifest:
+        """Of a complete snapshot. SnapshotError: there is none."""
+        manifest = self._manifest(index)
+        if manifest is None:
+            there = ", ".join(str(one.index) for one in self.manifests()) or "none"
+            raise SnapshotError(f"{self._store.run_dir} has no complete snapshot {index}; it has {there}")
+        return manifest
+
+    def size(self, index: int) -> int:
+        """Bytes of its states, which it shares with the store while that has them too."""
+        return sum(path.stat().st_size for path in self._folder_of(index).glob("*.state"))
+
+    def _folder_of(self, index: int) -> Path:
+        return self.folder / str(index)
+
+    def _manifest(self, index: int) -> Manifest | None:
+        try:
+            return Manifest.model_validate_json((self._folder_of(index) / _MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise SnapshotError(
+                f"{self._folder_of(index) / _MANIFEST} is no manifest of a snapshot ({error.errors()[0]['msg']}); "
+                "remove the folder"
+            ) from None
+
+    # ---- out of a snapshot
+
+    def weights(self, index: int) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
+        """The trained parameters of a snapshot, by name: its anchors, float32. SnapshotError for a damaged one."""
+        manifest = self.verified(index)
+        try:
+            layout = Layout.model_validate_json((self._folder_of(index) / LAYOUT_FILE).read_bytes())
+        except (FileNotFoundError, ValidationError):
+            raise SnapshotError(
+                f"snapshot {index} has no {LAYOUT_FILE} that can be read: take the snapshot of another site"
+            ) from None
+        pieces: dict[str, list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]]] = {}
+        for fragment, ranges in enumerate(layout.fragments):
+            path = self._folder_of(index) / self._store.state_path(fragment, manifest.versions[fragment]).name
+            values, offset = np.memmap(path, np.float32, "r"), 0
+            for name, start, stop in ranges:
+                pieces.setdefault(name, []).append((start, values[offset : offset + stop - start]))
+                offset += stop - start
+        for name, shape in layout.shapes.items():
+            parts = [values for _, values in sorted(pieces.get(name, []), key=lambda piece: piece[0])]
+            if sum(len(values) for values in parts) != math.prod(shape):
+                raise SnapshotError(f"snapshot {index} does not have all values of {name}; take that of another site")
+            yield name, np.concatenate(parts).reshape(shape) if parts else np.zeros(shape, np.float32)
+
+    def restore(self, index: int, into: Path, site: str, address: str) -> None:
+        """Make a run folder in which the run stands where it stood at the snapshot: of this site, which leads it at
+        `address` (host:port). The run's entries since then are not in it. SnapshotError where that cannot be."""
+        manifest = self.verified(index)
+        if into.exists() and any(into.iterdir()):
+            raise SnapshotError(f"{into} is not empty: choose a folder that is, or is not there yet")
+        store = FragmentStore(into)
+        for fragment, version in enumerate(manifest.versions):
+            name = self._store.state_path(fragment, version).name
+            with store.arriving(store.state_path(fragment, version)) as part:
+                shutil.copyfile(self._folder_of(index) / name, part)
+        with contextlib.closing(SqliteJournal(self._store.run_dir / FILE_NAME, read_only=True)) as old:
+            if old.hash_at(index) != manifest.entry:
+                raise SnapshotError(f"entry {index} of {self._store.run_dir} is not the one that the snapshot is of")
+            term = RunState.of(old.read()).term + 1  # above that of every site that knows of later entries
+            old.copy_to(into / FILE_NAME, index)
+        with contextlib.closing(SqliteJournal(into / FILE_NAME)) as new:
+            head = new.verify().head
+            begun = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site, address=address)
+            new.append(begun, head)
