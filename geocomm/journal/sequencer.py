@@ -9,7 +9,6 @@ What is kept here beside the journal's state may be lost at any time: sites say 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +30,7 @@ from geocomm.journal.entries import (
     Skip,
     Snapshot,
 )
+from geocomm.journal.learning_rates import LearningRates
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
     Applied,
@@ -183,12 +183,10 @@ _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for so long, agents fetch at once."""
-RATE_TOLERANCE = 0.05
 RATE_FAULTS = 3
 REPAIRS_WITHIN = 100
 """Entries: a second time in so many that digests differ ends the run of these sites."""
 _KEPT_VERSIONS = 4
-_RATES_KEPT = 64
 
 
 @dataclass
@@ -299,8 +297,7 @@ class Sequencer:
         """By site: of its manifest of the last snapshot."""
         self._lost: dict[tuple[int, int, str, Hash], tuple[float, float]] = {}
         """By listed frame: when it was first said to be lost, and when last."""
-        self._rates: list[tuple[int, float, str]] = []
-        """(step, rate, site) of listed frames."""
+        self._rates = LearningRates()
         self._waited_for = terms.wait_for - {
             name for name, site in state.sites.items() if site.standing is Standing.READY
         }
@@ -622,7 +619,9 @@ class Sequencer:
                 self._close_round(fragment, found, chosen)
                 return
         self._fetch_missing(fragment, found, late=late)
-        if not eligible and self._now - found.tried >= self._terms.attempt_s:
+        nothing = not found.offers and all(self._has_tried(found, name) for name in self.state.live)
+        attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
+        if not eligible and self._now - found.tried >= attempt_s:
             self._try_again(fragment, found)
             self._announce(fragment)
 
@@ -806,7 +805,7 @@ class Sequencer:
             )
             for name, offer in sorted(chosen.items())
         )
-        self._rates = [*self._rates, *((one.step, one.lr, one.site) for one in members if one.lr > 0)][-_RATES_KEPT:]
+        self._rates.take(members)
         self._append(
             Round,
             fragment=fragment,
@@ -827,41 +826,27 @@ class Sequencer:
     # ---- learning rates
 
     def _chosen(self, eligible: Mapping[str, Offer]) -> dict[str, Offer]:
-        """The frames that count: those whose learning rate is that of the others at that step of the run."""
-        rates = sorted(offer.lr for offer in eligible.values() if offer.lr > 0)
-        middle = statistics.median_low(rates) if rates else 0.0
-        chosen: dict[str, Offer] = {}
-        for name, offer in sorted(eligible.items()):
-            others = self._rates_at(offer.step, name) or [middle]
-            low, high = min(others) * (1 - RATE_TOLERANCE), max(others) * (1 + RATE_TOLERANCE)
-            if offer.lr == 0 or not middle or low <= offer.lr <= high:
-                chosen[name] = offer
+        """The frames that count: those whose learning rate fits that of others at that step of the run.
+
+        Where none does, nobody knows who is right, and all count.
+        """
+        fits = {name: self._rates.fits(name, eligible, self.state.every) for name in eligible}
+        if not any(fits.values()):
+            return dict(eligible)
+        for name in sorted(eligible):
+            if fits[name]:
                 self._sites[name].rate_faults = 0
-                continue
-            self._wrong_rate(name, offer, others)
-        return chosen
+            else:
+                self._wrong_rate(name, eligible)
+        return {name: offer for name, offer in sorted(eligible.items()) if fits[name]}
 
-    def _rates_at(self, step: int, name: str) -> list[float]:
-        """The learning rates of other sites' listed frames just before and just after `step`; empty: none."""
-        others = [(at, rate) for at, rate, site in self._rates if site != name]
-        before = max((one for one in others if one[0] <= step), default=None)
-        after = min((one for one in others if one[0] >= step), default=None)
-        if before is None or after is None:
-            # A rate may change along the run: what another site had more than a cycle away says little.
-            near = [one for one in (before, after) if one is not None and abs(one[0] - step) <= self.state.every]
-            return [rate for _, rate in near]
-        return [before[1], after[1]]
-
-    def _wrong_rate(self, name: str, offer: Offer, others: list[float]) -> None:
+    def _wrong_rate(self, name: str, eligible: Mapping[str, Offer]) -> None:
         site = self._sites[name]
         site.rate_faults += 1
-        found = self._rounds[offer.fragment]
+        found = self._rounds[eligible[name].fragment]
         found.offers.pop(name)
         found.passes[name] = found.attempt
-        why = (
-            f"learning rate: {name} has {offer.lr:g} at step {offer.step}, others have {others[0]:g}; take the rate "
-            "from the run's step"
-        )
+        why = self._rates.told(name, eligible)
         self._out.append(Log(f"left out of a round: {why}"))
         if site.rate_faults >= RATE_FAULTS:
             self._stop(name, f"{why} (the {RATE_FAULTS}rd time)")

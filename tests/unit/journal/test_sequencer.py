@@ -23,6 +23,7 @@ from geocomm.journal.messages import (
     Offer,
     Open,
     Owner,
+    Pass,
     RanksGone,
     RanksUp,
     ReadySaid,
@@ -124,6 +125,7 @@ class Led:
         fragment: int = 0,
         attempt: int | None = None,
         lr: float = 0.0,
+        step: int | None = None,
         by_mail: bool = True,
     ) -> str:
         """The frame that the site makes in the last attempt; who else holds it."""
@@ -138,7 +140,7 @@ class Led:
             coded_bytes=10,
             exact_bytes=2,
             weight=5,
-            step=10 * version,
+            step=10 * version if step is None else step,
             squared_norm=1.0,
             lr=lr,
             every=0,
@@ -477,6 +479,30 @@ def test_frame_with_another_learning_rate_is_left_out_and_the_third_time_stops_t
     [stop] = led.messages(Stop, "c")
     assert "0.2" in stop.why
     assert "0.1" in stop.why
+
+
+def test_sites_that_agree_with_each_other_count_in_a_warm_up_and_a_joiner_with_another_rate_does_not() -> None:
+    led = Led().take_part("ab")
+    for step in (5, 17, 29):
+        led.due()
+        for site, other in ("ab", "ba"):
+            led.offer(site, other, lr=1e-3 * min(1, (step + 1) / 20), step=step)
+        assert led.last_members == "ab"
+    led.say("b", RanksGone(why="killed"))
+    led.take_part("c")
+    led.due()
+    led.offer("a", "c", lr=1e-3, step=40)
+    led.offer("c", "a", lr=5e-5, step=40)
+    assert led.last_members == "a"
+
+
+def test_sites_that_have_nothing_to_offer_are_asked_again_after_a_cycle() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    for site in "ab":
+        led.say(site, Pass(fragment=0, version=0, attempt=0))
+    led.wait(5, "ab")
+    assert led.messages(Open, "a")[-1].attempt == 1
 
 
 def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run() -> None:
