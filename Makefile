@@ -23,7 +23,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export UBSAN_OPTIONS ?= print_stacktrace=1
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak wheel ecosystem emulated model clean ucx-came-later
+.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later
 .NOTPARALLEL:
 
 # What follows `## GROUP:` after a target is its line in this list.
@@ -101,9 +101,11 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
 
 # SOAK_SEED=N repeats the faults of another soak.
-SOAK_MINUTES ?= 30
 soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN
-	@$(PY) tests/wan/soak.py --minutes $(SOAK_MINUTES) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
+	@$(PY) tests/wan/soak.py --minutes $(or $(SOAK_MINUTES),30) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
+
+soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites die, leave and return
+	@$(PY) tests/wan/soak_elastic.py --minutes $(or $(SOAK_MINUTES),60) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
 # MUTANT_SEED=N draws others. `tools/mutants.py --wide` adds the tests of several processes, which take long.
 MUTANTS ?= 40

@@ -1,0 +1,246 @@
+"""What joining an elastic run takes, and what its step hook costs beside that of a fixed group.
+
+    bench_elastic.py [--out benchmarks/results]
+
+Over the emulated WAN with TLS. What is measured is verified first: equal states at all sites, a frame of every site
+counted. Writes elastic.md. What faults cost is in soak-elastic.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.bench.bench_report import Conditions
+from geocomm.demo.demo_run import read_entries
+from geocomm.demo.elastic_run import JournalWatch, members
+from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
+from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.emulator.emulated_wan import WanRun
+from geocomm.journal.entries import Entry, Join, Ready, Round
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("elastic_worker.py")
+LINK = EmulatedLink(rate_bps=200e6, delay_s=0.15, loss=0.001)
+FAST = EmulatedLink(rate_bps=1e9, delay_s=0.005)
+ALLOWANCE = 0.2
+"""Of a source's line, for states."""
+EVERY, STEP_S = 20, 0.1
+JOIN_WIDTH, HOOK_WIDTH = 2048, 512
+HOOK_STEPS = 300
+REPEATS = 2
+
+_START = (
+    'while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
+    'exec "$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/run-$GEOCOMM_SITE" '
+    '--wait-for site0,site1 -- --nproc-per-node 1 "$@"'
+)
+
+
+class Failed(Exception):
+    """What was measured is void."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sites that train."""
+
+    folder: Path
+    wan: WanRun
+    watch: JournalWatch
+
+    def steps(self, site: str) -> int:
+        """How many a site has made."""
+        return len(read_entries(self.folder / f"{site}.jsonl"))
+
+    def wait(self, done: Callable[[], bool], what: str, limit_s: float = 180) -> None:
+        """Failed: it is not there in time."""
+        until = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() > until or self.wan.process.poll() is not None:
+                log = (self.folder / "log.txt").read_text(errors="replace").splitlines()
+                raise Failed("\n".join([*log[-30:], f"there was not: {what}"]))
+            time.sleep(0.02)
+            self.watch.look()
+
+    def seen(self, fits: Callable[[Entry], bool], what: str) -> float:
+        """When the leader had such an entry; waits for it."""
+        self.wait(lambda: any(fits(one.entry) for one in self.watch.seen), what)
+        return next(one.at for one in self.watch.seen if fits(one.entry))
+
+    def bytes_into(self, site: str) -> int:
+        """So far, headers included."""
+        return sum(link.bytes for link in self.wan.control.stats().links if link.dst == site)
+
+
+@contextlib.contextmanager
+def training(
+    folder: Path, sites: int, link: EmulatedLink, width: int, command: Sequence[str], down: Sequence[str] = ()
+) -> Generator[Run]:
+    """Sites that train until the end of the block; their states are compared then."""
+    folder.mkdir()
+    for site in down:
+        (folder / f"down-{site}").touch()
+    with site_keys([f"site{index}" for index in range(sites)], None, secure=True) as keys:
+        environment = site_environment(os.environ, keys)
+        environment |= {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        program = [*command, str(WORKER), str(folder), str(width), str(STEP_S), str(EVERY)]
+        with (
+            (folder / "log.txt").open("w") as log,
+            WanRun(
+                EmulatedWan.uniform(sites, link),
+                program,
+                environment=environment,
+                keys=keys,
+                keep_going=True,
+                stdout=log,
+                stderr=log,
+            ) as wan,
+        ):
+            run = Run(folder, wan, JournalWatch(folder / "run-site0"))
+            yield run
+            (folder / "stop").touch()
+            run.wan.wait(120)
+    verify(folder, sites)
+
+
+def verify(folder: Path, sites: int) -> None:
+    """Failed where two sites had different states of one version, or a site had none."""
+    said: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for site in range(sites):
+        lines = [line for line in read_entries(folder / f"site{site}.jsonl") if "states" in line]
+        if not lines:
+            raise Failed(f"site{site} took no part in a round")
+        for line in lines:
+            for fragment, (version, digest) in enumerate(line["states"]):
+                said[fragment, version].add(digest)
+    if wrong := [key for key, digests in said.items() if len(digests) > 1]:
+        raise Failed(f"different states of (fragment, version) {wrong}")
+
+
+def join(folder: Path) -> list[str]:
+    """A third site joins two that train."""
+    with training(folder, 3, LINK, JOIN_WIDTH, ["/bin/sh", "-c", _START, sys.executable], ["site2"]) as run:
+        run.wait(lambda: run.steps("site0") >= 100 and run.steps("site1") >= 100, "100 steps")
+        before = {site: run.bytes_into(site) for site in ("site1", "site2")}
+        quiet = [line["took"] for site in (0, 1) for line in read_entries(folder / f"site{site}.jsonl")][40:]
+        started = time.monotonic()
+        (folder / "down-site2").unlink()
+        joined = run.seen(lambda entry: isinstance(entry, Join) and entry.site == "site2", "site2 joins")
+        ready = run.seen(lambda entry: isinstance(entry, Ready) and entry.site == "site2", "site2 is ready")
+        took = {site: run.bytes_into(site) - at for site, at in before.items()}
+        counted = run.seen(lambda entry: isinstance(entry, Round) and "site2" in members(entry), "site2 counts")
+        meanwhile = [
+            line["took"]
+            for site in (0, 1)
+            for line in read_entries(folder / f"site{site}.jsonl")
+            if started < line["at"] < ready
+        ]
+    state = 8 * 2 * JOIN_WIDTH**2
+    frames = 2 * took["site1"]
+    bound = 1.3 * 8 * state / (2 * ALLOWANCE * LINK.rate_bps) + 2 * EVERY * STEP_S
+    median = statistics.median(quiet)
+    return [
+        f"| state, anchor and momentum | {state / 1e6:.1f} MB |",
+        f"| bytes into the joiner until it is ready | {took['site2'] / 1e6:.1f} MB |",
+        f"| bytes into another site meanwhile, with one of two frames a round | {took['site1'] / 1e6:.1f} MB |",
+        f"| joiner's bytes, in multiples of the state and both frames | {took['site2'] / (state + frames):.2f} "
+        "(target 1.1) |",
+        f"| from the start of the command to the entry `join` | {joined - started:.1f} s |",
+        f"| from `join` to `ready` | {ready - joined:.1f} s (target {bound:.1f} s) |",
+        f"| from `ready` to the first round that counts it | {counted - ready:.1f} s |",
+        f"| the others' steps meanwhile: median | {statistics.median(meanwhile) / median:.2f} x "
+        "(target 1.05) of the median before |",
+        f"| 99 of 100 of them | {sorted(meanwhile)[-1 - len(meanwhile) // 100] / median:.2f} x; before "
+        f"{sorted(quiet)[-1 - len(quiet) // 100] / median:.2f} x |",
+    ]
+
+
+def hook(folder: Path, elastic: bool) -> list[float]:
+    """How long the optimizer's steps took at both sites, geocomm's part included."""
+    command = ["/bin/sh", "-c", _START, sys.executable] if elastic else hub_command([])
+    with training(folder, 2, FAST, HOOK_WIDTH, command) as run:
+        run.wait(lambda: all(run.steps(site) >= HOOK_STEPS for site in ("site0", "site1")), f"{HOOK_STEPS} steps")
+    return [line["hook"] for site in (0, 1) for line in read_entries(folder / f"site{site}.jsonl")[20:HOOK_STEPS]]
+
+
+def hooks(folder: Path) -> list[str]:
+    """Elastic and fixed, in turns."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for repeat in range(REPEATS):
+        for name in ("fixed group", "elastic run"):
+            found[name] += hook(folder / f"hook-{repeat}-{name[:5]}", name == "elastic run")
+    lines = [
+        f"| {name} | {len(some)} | {statistics.median(some) * 1e3:.2f} | {statistics.mean(some) * 1e3:.2f} | "
+        f"{sorted(some)[-1 - len(some) // 20] * 1e3:.2f} |"
+        for name, some in found.items()
+    ]
+    more = {
+        name: (f(found["elastic run"]) - f(found["fixed group"])) * 1e3
+        for name, f in (("median", statistics.median), ("mean", statistics.mean))
+    }
+    return [
+        *lines,
+        f"| elastic run, more | | {more['median']:+.2f} (target 1) | {more['mean']:+.2f} | |",
+    ]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    options = parser.parse_args()
+    conditions = Conditions.here("python benchmarks/bench_elastic.py")
+    with tempfile.TemporaryDirectory(prefix="geocomm-elastic-") as made:
+        try:
+            joined = join(Path(made) / "join")
+            cost = hooks(Path(made))
+        except Failed as error:
+            print(f"bench_elastic: {error}", file=sys.stderr)
+            return 1
+    lines = [
+        "# Joining an elastic run, and its step hook",
+        "",
+        *conditions.lines(),
+        f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}",
+        "- Verified before anything was computed: all sites had equal states of equal versions, bit for bit.",
+        "- What faults cost is in [the soak](soak-elastic.md).",
+        "",
+        "## A third site joins",
+        "",
+        f"Two sites train a model of {2 * JOIN_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a round "
+        f"of each fragment every {EVERY}). A third one starts with an empty folder: {LINK.rate_bps / 1e6:g} Mbit/s, "
+        f"{LINK.delay_s * 2e3:g} ms, {LINK.loss * 100:g} % loss, TLS. States may take {100 * ALLOWANCE:g} % of each "
+        "source's line.",
+        "",
+        "| | |",
+        "|---|---:|",
+        *joined,
+        "",
+        "## Step hook",
+        "",
+        f"`optimizer.step()` of two sites, {2 * HOOK_WIDTH**2 / 1e6:.1f} M parameters, SGD, local steps with the "
+        f"defaults and a round every {EVERY} steps; in turns, {REPEATS} runs each. Times in ms.",
+        "",
+        "| | steps | median | mean | 95 of 100 below |",
+        "|---|---:|---:|---:|---:|",
+        *cost,
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "elastic.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines) + f"\nbench_elastic: wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
