@@ -460,8 +460,8 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         "",
         "## Faults",
         "",
-        "| fault | times | seen as away after, s | longest time without a round, s | all count again after, s: median | "
-        "longest |",
+        "| fault | times | seen as away after, s | longest time without a round, s | all count again after, s: median "
+        "| longest |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for kind in KINDS:
@@ -479,8 +479,8 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
     lines += [
         "",
         "*All count again*: from the end of the fault (a killed site is started, a line is there again) until two "
-        "rounds have listed all sites. Most of it is the start of processes: on this machine, beside other work. *Without a "
-        f"round*: in the undisturbed runs {calm:.1f} s at the most.",
+        "rounds have listed all sites. Most of it is the start of processes: on this machine, beside other work. "
+        f"*Without a round*: in the undisturbed runs {calm:.1f} s at the most.",
         "",
         "## Steps of the sites that no fault hits",
         "",
