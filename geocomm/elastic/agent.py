@@ -39,6 +39,7 @@ from geocomm.journal.messages import (
     Hello,
     Hold,
     Leave,
+    Leaving,
     Lost,
     Need,
     Offer,
@@ -172,6 +173,12 @@ class Agent:
         """Sites of the run that train, or are about to."""
         here = (Standing.READY, Standing.JOINING)
         return [name for name, one in self.state.sites.items() if one.standing in here and name != self.site]
+
+    def ask_ranks_to_leave(self) -> bool:
+        """Have the ranks offer what has not counted yet, and the site leave once it has. Whether there are any that
+        can."""
+        self._tell_ranks(Leaving())
+        return self._complete and self.is_followed
 
     def leave(self) -> None:
         """The site ends its part in good order: what it has offered is its last."""

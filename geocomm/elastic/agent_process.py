@@ -32,6 +32,8 @@ from geocomm.security.keys import Keys, KeysError
 
 ABOUT_FILE = "run.json"
 """In the run folder: where the leader is, and which keys, for commands that look at the run."""
+LAST_STEPS_S = 30.0
+"""The ranks of a site that leaves have so long to make their last steps count."""
 LEAVE_LIMIT_S = 35.0
 """A site that leaves gives its last offers so long to count."""
 LINGER_S = 10.0
@@ -182,6 +184,9 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
     await asked.wait()
     asked.clear()
     if has_ranks:
+        if agent.ask_ranks_to_leave():
+            log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
+            await _either(asked, agent.left, LAST_STEPS_S)
         agent.leave()
         await _either(asked, agent.left, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S)
     if leader is not None and (others := leader.others_connected(agent.site)):

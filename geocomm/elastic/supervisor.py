@@ -18,9 +18,10 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT
-from geocomm.elastic.agent_process import AgentConfig, end_with
+from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig, end_with
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
+from geocomm.journal.entries import Left
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.membership.own_address import own_address
@@ -33,8 +34,10 @@ LONGEST_PAUSE_S = 60.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
-"""What a site has offered when it is asked to leave may count for so long; then its ranks end."""
+"""What a site has offered by the end of LAST_STEPS_S may still count for so long; then its ranks end."""
 _LEAVE_LIMIT_S = 40.0
+_LOOK_S = 0.25
+_ENTRIES_LOOKED_AT = 50
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,7 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     def _leave(self) -> None:
-        """The agent says that the site leaves, and what the ranks have offered may still count; a second time, at
-        once."""
+        """The ranks make their last steps count, and the site leaves; a second time, at once."""
         if self._leaving.is_set():
             _signal(self._agent, signal.SIGTERM)
             _signal(self._ranks, signal.SIGTERM)
@@ -135,12 +137,21 @@ class Supervisor:
             _signal(self._agent, signal.SIGTERM)
 
     async def _part(self) -> None:
+        """End the ranks once the site has left. A leader's agent goes on for the others."""
         agent = self._agent
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_OFFERS_S):
-                if agent is not None:
-                    await agent.wait()
+            async with asyncio.timeout(LAST_STEPS_S + LAST_OFFERS_S):
+                while agent is not None and agent.returncode is None and not self._has_left():
+                    await asyncio.sleep(_LOOK_S)
         _signal(self._ranks, signal.SIGTERM)
+
+    def _has_left(self) -> bool:
+        try:
+            with contextlib.closing(SqliteJournal(self._journal, read_only=True)) as journal:
+                last = journal.read(max(0, journal.head.index - _ENTRIES_LOOKED_AT))
+                return any(isinstance(entry, Left) and entry.site == self._site for entry in last)
+        except NoJournalError:
+            return False
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""

@@ -337,6 +337,13 @@ class RankWelcome(Record):
     """Of the run: the most that a listed frame says."""
 
 
+class Leaving(Record):
+    """From the agent to its ranks: the site is to end in good order. They offer what has not counted yet, and say Leave
+    once it has."""
+
+    kind: Literal["leaving"] = "leaving"
+
+
 class Repair(Record):
     """The site's state of the fragment is not what the others have: recompute it from the disk."""
 
@@ -352,7 +359,7 @@ class Stop(Record):
 
 
 Down = Annotated[
-    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Repair | Stop,
+    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Leaving | Repair | Stop,
     Field(discriminator="kind"),
 ]
 _UP: TypeAdapter[Up] = TypeAdapter(Up)

@@ -35,6 +35,7 @@ from geocomm.journal.messages import (
     Down,
     EntrySaid,
     Leave,
+    Leaving,
     Model,
     Need,
     Offer,
@@ -151,6 +152,8 @@ class MemberRounds:
         self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
         self._every = model.every
         self._trains = False
+        self.is_leaving = False
+        """The site is to end in good order: `say_leave` once its last steps have counted."""
         self._wanted_states: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._wanted_versions: dict[int, int] = {}
@@ -283,6 +286,10 @@ class MemberRounds:
         with self._lock:
             self._beat, self._trains = beat, True
 
+    def say_leave(self) -> None:
+        """Say that what this rank has offered counts, and that the site may end."""
+        self._require_socket().say(Leave())
+
     def leave(self, limit_s: float) -> None:
         """Say that the site ends in good order; what it has offered before is its last. Waits until it is sent."""
         if self._socket is not None:
@@ -382,6 +389,8 @@ class MemberRounds:
                 self._expect(message)
             case EntrySaid():
                 self._follow(message)
+            case Leaving():
+                self.is_leaving = True
             case _:
                 pass
         self._act(self._require_member().on_down(message))

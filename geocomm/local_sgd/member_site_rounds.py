@@ -81,6 +81,9 @@ class MemberSiteRounds(SiteState):
         self._steps_s: list[float] = []
         self._last_step_at: float | None = None
         self._not_counted = 0
+        self._last_step: int | None = None
+        """Up to which all is to count before the site ends; None: it does not end."""
+        self._has_left = False
 
     @override
     def begin(self) -> None:
@@ -167,6 +170,8 @@ class MemberSiteRounds(SiteState):
             elif said[_BEGINS * count + index]:
                 self._begin(index, opened.get(index))
         if rounds is not None:
+            if rounds.is_leaving and not self._has_left:
+                self._make_last_steps_count(rounds)
             for fragment in self._owned:
                 index = fragment.index
                 if self.step >= self._next_due[index]:
@@ -175,6 +180,18 @@ class MemberSiteRounds(SiteState):
                     self._since_state[index] = 0
                     rounds.write_state(self._held[index])
             rounds.tell(self._beat())
+
+    def _make_last_steps_count(self, rounds: MemberRounds) -> None:
+        """The site is asked to end: every fragment is due, until the steps up to now have counted."""
+        own = [fragment.index for fragment in self._owned]
+        if self._last_step is None:
+            self._last_step, self._quiet_until = self.step, 0
+        waits = [index for index in own if self._step_at_begin[index] < self._last_step]
+        for index in waits:
+            self._next_due[index] = min(self._next_due[index], self.step)
+        if not waits:
+            self._has_left = True
+            rounds.say_leave()
 
     def _begin(self, index: int, opened: Open | None) -> None:
         """Offer what the site has learned of this fragment."""

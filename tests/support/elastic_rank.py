@@ -28,6 +28,7 @@ from geocomm.journal.messages import (
     Down,
     EntrySaid,
     Leave,
+    Leaving,
     Model,
     Offer,
     Owner,
@@ -112,6 +113,8 @@ class FakeRank:
     def _heard(self, down: Down) -> None:
         if isinstance(down, Stop):
             sys.exit(f"stopped: {down.why}")
+        if isinstance(down, Leaving):
+            self._socket.say(Leave())
         if isinstance(down, RankWelcome) and self._member is None:
             self._site = down.site
             if 0 in down.states:

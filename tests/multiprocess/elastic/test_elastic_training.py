@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -139,6 +140,23 @@ def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) 
         assert "every" in text
         assert "7" in text
         assert str(EVERY) in text
+
+
+def test_a_site_that_is_asked_to_end_leaves_once_all_its_steps_have_counted(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "ab") as sites:
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2, "two rounds with b", 120)
+        taken = training(sites, "b").steps()[-1]["step"]
+        agent = sites["b"].agent
+        assert agent is not None
+        agent.send_signal(signal.SIGTERM)
+        sites.until(lambda: agent.poll() == 0, "b has left", 60)
+        last = {entry.fragment: entry for entry in rounds_of(sites, "b", "a")}
+        steps = [one.step for entry in last.values() for one in entry.members if one.site == "b"]
+        assert len(steps) == 2
+        assert min(steps) >= taken
+        assert sites["a"].state().sites["b"].standing is Standing.LEFT
 
 
 def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path) -> None:

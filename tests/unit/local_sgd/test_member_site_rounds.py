@@ -81,6 +81,12 @@ class GivenRounds:
     def write_layout(self, layout: object) -> None:
         """Nobody takes a snapshot."""
 
+    is_leaving = False
+    has_left = False
+
+    def say_leave(self) -> None:
+        self.has_left = True
+
     def wants_state(self, fragment: int, version: int) -> bool:
         return False
 
@@ -212,6 +218,23 @@ def test_site_asks_for_a_round_when_its_own_schedule_says_so() -> None:
     assert not site.rounds.asked
     site.step(0.1)
     assert site.rounds.asked == [0]
+
+
+def test_site_that_is_asked_to_end_offers_at_once_and_leaves_when_its_steps_have_counted() -> None:
+    site = Site()
+    site.state.begin()
+    site.step(0.25)
+    site.rounds.is_leaving = True
+    site.step(0.25)
+    assert site.rounds.asked == [0]
+    site.open()
+    site.step(0.25)
+    (delta,) = site.rounds.offered
+    assert delta.weight == 3
+    assert not site.rounds.has_left
+    site.decide(torch.zeros(16), counted=delta)
+    site.step(0.25)
+    assert site.rounds.has_left
 
 
 def test_site_that_joins_does_not_offer_its_first_cycle_and_loses_none_of_it() -> None:
