@@ -297,21 +297,17 @@ def option_rows() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def fields_table() -> str:
-    """The options as Markdown, for docs/reference."""
-    rows = [
-        (f"`{name}`<br>`{variable}`", default, f"{meaning}<br>*must be {wanted.replace('_', chr(92) + '_')}*")
-        if any(word in wanted for word in ("from", "least", "or more", "letters"))  # a range
-        else (f"`{name}`<br>`{variable}`", default, meaning)
+def fields_list() -> str:
+    """The options as a Markdown list, for docs/reference."""
+    return "".join(
+        _item(f"`{name}`, `{variable}`", default, f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning)
         for variable, name, wanted, default, meaning in option_rows()
-    ]
-    return _markdown(("field, variable", "default", "meaning"), rows)
+    )
 
 
-def variables_table() -> str:
-    """The variables that are no options, as Markdown."""
-    rows = [(f"`{name}`", default, meaning) for name, default, meaning in OTHER_VARIABLES]
-    return _markdown(("variable", "default", "meaning"), rows)
+def variables_list() -> str:
+    """The variables that are no options, as a Markdown list."""
+    return "".join(_item(f"`{name}`", default, meaning) for name, default, meaning in OTHER_VARIABLES)
 
 
 def _described() -> str:
@@ -385,9 +381,12 @@ def _default_text(value: Any) -> str:
     return f"`{value}`"
 
 
-def _markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [headings, ("---",) * len(headings), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+def _item(names: str, default: str, meaning: str) -> str:
+    return f"- {names}{f' ({default})' if default else ''}: {meaning}\n"
+
+
+def _tells_a_range(wanted: str) -> bool:
+    return any(word in wanted for word in ("from", "least", "or more", "letters"))
 
 
 if Options.__doc__:  # not under -OO

@@ -173,16 +173,15 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-def field_tables() -> dict[str | None, str]:
-    """The Markdown tables of `docs/reference/run-config.md`: the fields of every run under None, then each mode's."""
-    rows: dict[str | None, list[str]] = {}
+def field_lists() -> dict[str | None, str]:
+    """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's."""
+    items: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
         default = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(default)
-        meaning = field_text(leaf.field.description).replace("|", r"\|")
-        table = rows.setdefault(leaf.mode, ["| field | default | meaning |", "|---|---|---|"])
-        table.append(f"| `{leaf.name}` | `{json.dumps(default)}` | {meaning} |")
-    return {mode: "\n".join(table) + "\n" for mode, table in rows.items()}
+        meaning = field_text(leaf.field.description)
+        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`): {meaning}\n")
+    return {mode: "".join(lines) for mode, lines in items.items()}

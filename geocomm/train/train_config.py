@@ -1,6 +1,6 @@
 """The configuration of a training run: pydantic models with a description on every field.
 
-`config_text` reads it from YAML and `--set`, prints it, and renders the table in `docs/reference/run-config.md`.
+`config_text` reads it from YAML and `--set`, prints it, and renders the list in `docs/reference/run-config.md`.
 """
 
 # pyright: reportArgumentType=false

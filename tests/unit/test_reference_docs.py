@@ -39,7 +39,7 @@ def test_committed_page_is_what_the_code_makes(generator: ModuleType, name: str)
 
 def test_page_of_options_has_every_field_with_its_variable(generator: ModuleType) -> None:
     text = generator.pages()["options.md"]
-    missing = [name for name in Options.model_fields if f"| `{name}`<br>`GEOCOMM_{name.upper()}` |" not in text]
+    missing = [name for name in Options.model_fields if f"- `{name}`, `GEOCOMM_{name.upper()}`" not in text]
     assert missing == []
 
 
@@ -60,5 +60,5 @@ def test_page_of_metrics_has_every_metric_under_both_names(generator: ModuleType
     lines = generator.pages()["metrics.md"].splitlines()
     for metrics in schema.TABLES.values():
         for metric in metrics:
-            begin = f"| `{metric.name}` | " + (f"`{metric.prometheus}`" if metric.prometheus else "")
-            assert any(line.startswith(begin) for line in lines), begin
+            begin = f"- `{metric.name}`"
+            assert any(line.startswith(begin) and (metric.prometheus or "") in line for line in lines), begin

@@ -15,11 +15,11 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import (
     Options,
     codec_threads,
-    fields_table,
+    fields_list,
     listen_port,
     metrics_listen_port,
     transport_keys,
-    variables_table,
+    variables_list,
     warn_of_unknown_variables,
 )
 
@@ -328,13 +328,13 @@ def test_options_whose_variables_are_all_known_warn_of_nothing(caplog: pytest.Lo
     assert caplog.records == []
 
 
-def test_table_for_the_docs_has_a_row_for_every_variable() -> None:
-    table = fields_table() + variables_table()
-    variables = re.findall(r"^\| (?:`\w+`<br>)?`(GEOCOMM_\w+)` \|", table, re.MULTILINE)
+def test_list_for_the_docs_has_an_item_for_every_variable() -> None:
+    text = fields_list() + variables_list()
+    variables = re.findall(r"^- (?:`\w+`, )?`(GEOCOMM_\w+)`", text, re.MULTILINE)
     assert variables == [*map(variable_of, EVERY_FIELD), *(name for name, _, _ in OTHER_VARIABLES)]
-    assert "| `streams`<br>`GEOCOMM_STREAMS` |  | TCP streams per peer; " in table
-    assert "<br>*must be a whole number from 1 to 64* |" in table
-    assert "| `link_deadline`<br>`GEOCOMM_LINK_DEADLINE` | `60s` | " in table
+    assert "- `streams`, `GEOCOMM_STREAMS`: TCP streams per peer; " in text
+    assert "; a whole number from 1 to 64\n" in text
+    assert "- `link_deadline`, `GEOCOMM_LINK_DEADLINE` (`60s`): " in text
 
 
 def test_help_names_every_field_with_its_variable() -> None:

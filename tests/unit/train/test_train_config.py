@@ -10,7 +10,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.gradients.hook_settings import HookSettings
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.nesterov import Nesterov
-from geocomm.train.config_text import field_tables, format_config, load_config
+from geocomm.train.config_text import field_lists, format_config, load_config
 from geocomm.train.train_config import RunConfig
 
 
@@ -208,5 +208,5 @@ def test_format_config_read_back_gives_equal_config(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    for row in (row for table in field_tables().values() for row in table.splitlines()[2:]):
-        assert len(row.split(" | ")[-1].removesuffix(" |")) > 5, row
+    for item in (item for fields in field_lists().values() for item in fields.splitlines()):
+        assert len(item.split(": ", 1)[-1]) > 5, item
