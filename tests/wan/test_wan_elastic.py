@@ -43,19 +43,6 @@ def state_of(folder: Path, site: str = "site0") -> tuple[RunState, list[Round]]:
     return RunState.of(entries), [entry for entry in entries if isinstance(entry, Round)]
 
 
-def kill_site(site: str) -> None:
-    """All that `geocomm run` has started there, and itself: as when a machine loses power."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended
-            continue
-        started = b"geocomm" in command or b"elastic_training" in command
-        if f"GEOCOMM_SITE={site}".encode() in environment and started and b"while" not in command:
-            os.kill(int(process.name), signal.SIGKILL)
-
-
 def test_cut_line_and_killed_site_stop_nobody(tmp_path: Path) -> None:
     require_wan()
     from geocomm.security.job_ca import JobCa
@@ -87,7 +74,7 @@ def test_cut_line_and_killed_site_stop_nobody(tmp_path: Path) -> None:
         run.control.set_link("site1", "site2", up=False)
         rounds_more(SITES, 3, "rounds of all three sites, two of which cannot reach each other")
         run.control.set_link("site1", "site2", up=True)
-        kill_site("site2")
+        run.signal_site("site2", signal.SIGKILL)  # as when a machine loses power
         at_kill = {site: steps(site) for site in SITES}
         wait_until(lambda: state_of(tmp_path)[0].sites["site2"].standing is Standing.AWAY, "site2 is away", 30)
         rounds_more(SITES[:2], 3, "rounds of the two that are left")

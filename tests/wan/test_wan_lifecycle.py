@@ -151,6 +151,21 @@ def test_ended_job_leaves_no_background_process(marker: str) -> None:
     assert not processes_with(marker)
 
 
+def test_signal_to_a_site_reaches_all_of_it_but_its_command(marker: str) -> None:
+    script = f"setsid bash -c 'while sleep 1; do :; done' {marker} & wait; echo $GEOCOMM_SITE went on"
+
+    def kill_one(run: WanRun) -> None:
+        wait_until(lambda: len(processes_with(marker)) >= 2, "both sites run")
+        run.signal_site("site1", signal.SIGKILL)
+        wait_until(lambda: len(processes_with(marker)) == 1, "one is killed")
+        run.signal_site("site0", signal.SIGKILL)
+
+    outcome = emulate(TWO, ["bash", "-c", script], kill_one)
+    assert outcome.status == 0
+    assert "site0 went on" in outcome.stdout
+    assert "site1 went on" in outcome.stdout
+
+
 def test_killed_emulator_leaves_no_process_and_no_socket(marker: str) -> None:
     with WanRun(TWO, lingering(marker), stderr=subprocess.DEVNULL) as run:
         wait_for_job(marker)
