@@ -446,18 +446,26 @@ class Agent:
         bases: dict[int, tuple[int, bool]] = {}
         rounds = await self._states.rounds()
         joining = self.state.sites[self.site].standing is Standing.JOINING
-        for rank in ranks:
-            for fragment, version in rank.versions.items():
-                digest = rank.connection.hello.digests[fragment]
-                bases[fragment] = await self._states.base(
-                    self.state, rounds, fragment, version, digest, self._sources, joining=joining
-                )
+
+        async def find_base(fragment: int, version: int, digest: str) -> None:
+            bases[fragment] = await self._states.base(
+                self.state, rounds, fragment, version, digest, self._sources, joining=joining
+            )
+
+        # At once: over a long line, each question takes a second.
+        await asyncio.gather(
+            *(
+                find_base(fragment, version, rank.connection.hello.digests[fragment])
+                for rank in ranks
+                for fragment, version in rank.versions.items()
+            )
+        )
         for rank in ranks:
             if self._ranks.get(rank.connection.hello.place) is rank:
-                self._welcome_rank(rank, bases)
+                self._welcome_rank(rank, bases, rounds)
         self._say_ready()
 
-    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]]) -> None:
+    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], rounds: dict[int, list[Round]]) -> None:
         genesis = self.state.genesis
         if genesis is None:  # never: _welcome_ranks has looked
             return
@@ -475,8 +483,13 @@ class Agent:
                 step=self.state.step,
             )
         )
-        if any(rank.versions[fragment] < rank.goals[fragment] for fragment in own):
-            for entry in self._journal.read():
+        behind = [fragment for fragment in own if rank.versions[fragment] < rank.goals[fragment]]
+        if behind:
+            lacks = [
+                one for fragment in behind for one in rounds.get(fragment, []) if one.version == bases[fragment][0]
+            ]
+            first = min(one.index for one in lacks) if len(lacks) == len(behind) else 0
+            for entry in self._journal.read(first):
                 if isinstance(entry, Round | Skip):
                     base = rank.versions.get(entry.fragment)
                     if base is not None and entry.version >= base:

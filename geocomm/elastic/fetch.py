@@ -228,11 +228,17 @@ class Fetcher:
     async def states(self, fragment: int, source: str, head: int) -> tuple[HeldState, ...]:
         """The states of a fragment that an agent has, none if its journal ends before entry `head`. OSError, KeysError:
         it cannot be asked."""
-        stream = await self._dial(source)
-        with contextlib.closing(stream):
-            await stream.write(_line(StatesAsked(fragment=fragment, head=head)))
-            async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
-                return _answer(StatesAnswer, await stream.read_line(1 << 20)).states
+        async with self._turns:
+            stream = await self._connection(source)
+            try:
+                await stream.write(_line(StatesAsked(fragment=fragment, head=head)))
+                async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
+                    answer = _answer(StatesAnswer, await stream.read_line(1 << 20))
+            except BaseException:
+                stream.close()
+                raise
+        self._idle.setdefault(source, []).append((stream, time.monotonic()))
+        return answer.states
 
     async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
         if path.exists():

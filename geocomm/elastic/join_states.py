@@ -114,12 +114,15 @@ class StatesOfOthers:
     ) -> int | None:
         offered: dict[HeldState, list[str]] = {}
         skipped_at = state.skipped_at.get(fragment, -1)
-        for source in sources:
+
+        async def ask(source: str) -> None:
             with contextlib.suppress(OSError, KeysError):
                 for held in await self._fetcher.states(fragment, source, skipped_at):
                     fits = digests.get(held.version) in (None, held.digest)
                     if fits and above < held.version <= state.versions[fragment]:
                         offered.setdefault(held, []).append(source)
+
+        await asyncio.gather(*map(ask, sources))
         for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
             if await self._fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
                 return held.version

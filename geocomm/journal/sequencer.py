@@ -532,7 +532,8 @@ class Sequencer:
         if site.owners != message.owners:
             site.applied.clear()
         site.owners, site.has_ranks = message.owners, True
-        if genesis is not None and message.digests != genesis.digests:
+        joins = self.state.sites[name].standing is Standing.JOINING
+        if joins and genesis is not None and message.digests != genesis.digests:
             self._out.append(Log(f"{name} begins with other weights than the run: it takes the run's state"))
 
     def _ready(self, name: str, site: _Site) -> None:
