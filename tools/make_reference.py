@@ -70,16 +70,23 @@ def command_line() -> str:
     return "\n".join([NOTE, "# Command line\n", f"{_COMMAND_LINE}\n", *_sections("geocomm", root, 1)])
 
 
-def _sections(name: str, command: Any, depth: int) -> Iterator[str]:
-    """A command's help and parameters, or those of the commands below it."""
+def _sections(name: str, command: Any, depth: int, told: frozenset[str] = frozenset()) -> Iterator[str]:
+    """A command's help and parameters, less those told of its group; then the commands below it."""
     if depth > 1:
         yield f"{'#' * depth} {name}\n"
-    yield _wrapped(command.help or "") + "\n"
-    lines = [line for line in map(_parameter, command.params) if line is not None]
-    if lines:
+    yield _wrapped((command.help or "").replace("\n\nExample:\n\n", "\n\n")) + "\n"
+    if lines := [line for line in _parameters(command) if line not in told]:
         yield "\n".join(lines) + "\n"
-    for word, each in getattr(command, "commands", {}).items():
-        yield from _sections(f"{name} {word}", each, depth + 1)
+    if commands := getattr(command, "commands", {}):
+        told = frozenset.intersection(*(frozenset(_parameters(each)) for each in commands.values()))
+        if told:
+            yield "All of its commands take\n\n" + "\n".join(sorted(told)) + "\n"
+    for word, each in commands.items():
+        yield from _sections(f"{name} {word}", each, depth + 1, told)
+
+
+def _parameters(command: Any) -> list[str]:
+    return [line for line in map(_parameter, command.params) if line is not None]
 
 
 def _wrapped(text: str) -> str:

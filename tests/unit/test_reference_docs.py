@@ -46,7 +46,8 @@ def test_page_of_options_has_every_field_with_its_variable(generator: ModuleType
 def test_page_of_commands_has_every_option_of_a_nested_command(generator: ModuleType) -> None:
     text = generator.pages()["cli.md"]
     section = text.split("### geocomm keys create\n")[1].split("\n#")[0]
-    assert all(f"`{option}" in section for option in ("SITE...", "--job", "--out", "--days"))
+    assert all(f"`{option}" in section for option in ("SITE...", "--job", "--days"))
+    assert "`--out=" in text.split("## geocomm keys\n")[1].split("\n#")[0]  # of all commands of the group
 
 
 def test_every_public_name_but_the_errors_stands_on_the_page_of_the_api() -> None:
