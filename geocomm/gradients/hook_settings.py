@@ -32,11 +32,10 @@ class HookSettings(CodecSettings):
     """Fraction of the stored error that each step keeps, 0 to 1; 1 keeps all of it."""
     adaptive: bool = True
     """Divide what is encoded by each element's usual magnitude, so that the codec's error does not drown small
-    gradients, which Adam counts as much as large ones. It takes two more float32 for each element that is encoded, and
-    is learned anew after a resume, which then is not bit for bit. Top-k codecs and float16 gradients go without."""
+    gradients. It takes two more float32 per element, and is learned anew after a resume, which then is not bit for
+    bit. Top-k codecs and float16 gradients go without."""
     guard: bool = True
-    """Compare the stored error with the gradients, and where it grows change to the next finer preset: on all ranks in
-    the same step, with a line in the log."""
+    """Change to the next finer preset, on all ranks in the same step, where the stored error grows."""
     guard_steps: Annotated[int, Field(ge=1)] = 50
     """Steps between two looks of the guard."""
 

@@ -41,9 +41,8 @@ class LocalSettings(CodecSettings):
     loco (SparseLoCo, arXiv 2508.15706): outer lr 1 without momentum, codec loco (top-k of 64 in 4096), decay 0.95,
     merge 0.5."""
     every: Count = "auto"
-    """Optimizer steps between two rounds of a fragment: H of the papers. auto: 30, and while the run goes the smallest
-    number from 30 to 300 with which rounds take at most 0.7 of the time. The sites measure it and change it after the
-    same round. With `deterministic` it stays 30."""
+    """Optimizer steps between two rounds of a fragment: H of the papers. auto: during the run the smallest number from
+    30 to 300 with which rounds take at most 0.7 of the time; with `deterministic` 30."""
     codec: Codec | None = None
     """Preset or codec string for the sites' deltas, with error feedback; `none` sends float32. int4 has blocks of 128
     unless the string says otherwise. Default: the preset's."""
@@ -53,12 +52,10 @@ class LocalSettings(CodecSettings):
     """Parts of the model that take turns. auto: as many as have 4 MiB each, at most 24."""
     merge: Merge = "auto"
     """What a site makes of the steps that it took while a result was on the line. `carry` adds them to the new anchor.
-    A number, from 0 on and below 1, is the weight of the site's own weights: alpha of the papers. auto: the
-    preset's."""
+    A number below 1 is the weight of the site's own weights: alpha of the papers. auto: the preset's."""
     overlap: Steps = "auto"
-    """Optimizer steps from a round's beginning to its merge, at least: tau of the papers. auto: 1, so a result is
-    merged as soon as it is there; with `deterministic` 5. 0: steps wait for the result, and the site takes over the
-    anchor. At most `every`."""
+    """Least optimizer steps from a round's beginning to its merge: tau of the papers. auto: 1; with `deterministic` 5.
+    0: steps wait for the result, and the site takes over the anchor. At most `every`."""
     decay: Part = "auto"
     """Fraction of the stored error that each round keeps, 0 to 1; 1 keeps all of it. auto: the preset's."""
     averaging: Averaging = "auto"
@@ -70,5 +67,4 @@ class LocalSettings(CodecSettings):
     """Buffers that change in training, such as BatchNorm's statistics. refuse: an error. local: each site keeps its
     own."""
     deterministic: bool = False
-    """What becomes of a result that is late. false: the site trains on and merges it when it comes; rounds that are due
-    meanwhile begin later. true: the step waits, and equal runs have equal bits."""
+    """false: the site trains on while a result is late. true: the step waits, and equal runs have equal bits."""
