@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.core.errors import GeocommError
 from geocomm.local_sgd.averaging import Averaging, average_deltas
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.host_memory import host_empty
@@ -46,6 +47,21 @@ class DeltaFrames:
         for frame, part in ((self.coded, out[:coded]), (self.exact, out[coded:])):
             if frame is not None:
                 decompress(frame, out=part, threads=1)
+
+
+def sound_delta(frames: DeltaFrames, fragment: Fragment) -> torch.Tensor | None:
+    """The delta of a site that may err or lie; None for bytes that are none, or that have NaN or Inf.
+
+    It depends on the bytes alone, so all sites that have them leave out the same ones.
+    """
+    if (frames.coded is None, frames.exact is None) != (not fragment.coded_elems, not fragment.exact_elems):
+        return None
+    delta = host_empty(fragment.numel, pinned=False)
+    try:
+        frames.decode(fragment, delta)
+    except GeocommError:
+        return None
+    return delta if bool(delta.isfinite().all()) else None
 
 
 def average_frames(

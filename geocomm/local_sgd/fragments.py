@@ -70,6 +70,11 @@ class Fragment:
         """Elements at the buffer's beginning that a codec may compress; those behind them travel exactly."""
         return sum(part.numel for part in self.ranges if not part.exact)
 
+    @property
+    def exact_elems(self) -> int:
+        """Those behind them."""
+        return self.numel - self.coded_elems
+
     def spans(self) -> list[tuple[Range, slice]]:
         """Each range, with its place in the buffer."""
         found, offset = [], 0

@@ -28,7 +28,7 @@ from geocomm.core.native import native
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout, Snapshots
-from geocomm.journal.entries import Away, Join, Left, Removed, Round, Snapshot
+from geocomm.journal.entries import Away, Join, Left, Listed, Removed, Round, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.journal.messages import (
     Beat,
@@ -49,8 +49,8 @@ from geocomm.journal.messages import (
     Stop,
 )
 from geocomm.local_sgd.anchor import AnchoredFragment
-from geocomm.local_sgd.averaging import Averaging
-from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.local_sgd.averaging import average_deltas
+from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta, sound_delta
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.pace import LineClock
@@ -583,19 +583,25 @@ class MemberRounds:
         if entry is None:
             return Decided(settled, None, None)
         with self.line.running():
-            frames = [
-                DeltaFrames.of_bytes(
-                    self._content(Frame(settled.fragment, settled.version, one.site, one.frame)), one.coded_bytes
-                )
-                for one in entry.members
-            ]
-            values = host_empty(fragment.numel, pinned=False)
-            average_frames(frames, fragment, [one.weight for one in entry.members], self._averaging, values)
-        return Decided(settled, values, own)
+            deltas = {one: delta for one in entry.members if (delta := self._delta_of(settled, one)) is not None}
+            if not deltas:
+                return Decided(settled, None, None)
+            average = host_empty(fragment.numel, pinned=False)
+            weights = [one.weight for one in deltas]
+            average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
+        counts = any(one.site == self.site for one in deltas)
+        return Decided(settled, average, own if counts else None)
 
-    @property
-    def _averaging(self) -> Averaging:
-        return self._coding.averaging
+    def _delta_of(self, settled: Settled, listed: Listed) -> torch.Tensor | None:
+        content = self._content(Frame(settled.fragment, settled.version, listed.site, listed.frame))
+        frames = DeltaFrames.of_bytes(content, listed.coded_bytes)
+        delta = sound_delta(frames, self._fragments[settled.fragment])
+        if delta is None:
+            logger().warning(
+                f"local steps: what site {listed.site!r} sent for round {settled.version} of fragment {settled.fragment} "
+                "is no delta of it, or has NaN or Inf: no site counts it"
+            )
+        return delta
 
     def _after_applied(self, settled: Settled, digest: str) -> None:
         fragment, version = settled.fragment, settled.after - 1

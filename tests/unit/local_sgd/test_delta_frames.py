@@ -7,7 +7,7 @@ import torch
 
 import geocomm
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.local_sgd.delta_frames import encode_delta
+from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta, sound_delta
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.rounds import Coding
 from support.codec_oracle import same_bits
@@ -69,3 +69,32 @@ def test_site_that_does_not_count_keeps_its_residual(codec: str) -> None:
     assert same_bits(new, before)
     assert frames.coded is not None
     assert geocomm.decompress(frames.coded).count_nonzero() == 0
+
+
+def test_what_is_no_delta_of_the_fragment_is_left_out() -> None:
+    """A site that errs or lies cannot end the others, or make their state another one at each."""
+
+    def sent(delta: torch.Tensor) -> DeltaFrames:
+        return encode_delta(FRAGMENT, delta.clone(), None, Coding("int4:block=128", 1.0, "mean"), seed=1, counts=True)[
+            0
+        ]
+
+    right = sent(random(CODED + EXACT, 1, 1.0))
+    assert right.coded is not None
+    assert right.exact is not None
+    found = sound_delta(right, FRAGMENT)
+    assert found is not None
+    assert found.isfinite().all()
+    infinite = random(CODED + EXACT, 1, 1.0)
+    infinite[-1] = torch.inf
+    doubles = geocomm.compress(random(CODED, 1, 1.0).double(), "none")
+    wrong = {
+        "no bytes": DeltaFrames(None, None),
+        "one frame alone": DeltaFrames(right.coded, None),
+        "exchanged": DeltaFrames(right.exact, right.coded),
+        "shorter": DeltaFrames(right.coded[:-1], right.exact),
+        "random": DeltaFrames(torch.arange(5000, dtype=torch.uint8), right.exact),
+        "another dtype": DeltaFrames(doubles, right.exact),
+        "infinite": sent(infinite),
+    }
+    assert {name: sound_delta(frames, FRAGMENT) for name, frames in wrong.items()} == dict.fromkeys(wrong)
