@@ -598,8 +598,8 @@ class MemberRounds:
         delta = sound_delta(frames, self._fragments[settled.fragment])
         if delta is None:
             logger().warning(
-                f"local steps: what site {listed.site!r} sent for fragment {settled.fragment} is no delta of it, or has "
-                "NaN or Inf: no site counts it"
+                f"local steps: what site {listed.site!r} sent for fragment {settled.fragment} is no delta of it, or "
+                "has NaN or Inf: no site counts it"
             )
         return delta
 
