@@ -12,8 +12,10 @@ def register() -> None:
     Idempotent; never raises.
     """
     try:
+        import importlib
+        from typing import Any, cast
+
         import torch.distributed as dist
-        from torch.distributed.rendezvous import register_rendezvous_handler
 
         if not dist.is_available() or "geocomm" in dist.Backend.backend_list:
             return
@@ -28,8 +30,9 @@ def register() -> None:
 
             return meet_at_hub(url, *arguments, **options)  # pyright: ignore[reportArgumentType] - as torch calls it
 
-        dist.Backend.register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
-        register_rendezvous_handler("geocomm", meet)
+        # torch leaves both functions partly without types.
+        cast(Any, dist.Backend).register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
+        importlib.import_module("torch.distributed.rendezvous").register_rendezvous_handler("geocomm", meet)
     except Exception as error:
         import logging
 

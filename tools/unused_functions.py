@@ -182,7 +182,7 @@ def unused_functions(folder: Path) -> list[Function]:
     readers = [Reader(path) for path in source_files(folder)]
     for reader in readers:
         reader.read()
-    used = set().union(*(reader.used for reader in readers))
+    used = set[str]().union(*(reader.used for reader in readers))
     found = {function for reader in readers for function in reader.functions if function.name not in used}
     return sorted(found, key=lambda one: (one.path, one.name))
 

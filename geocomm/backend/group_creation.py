@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -187,7 +187,7 @@ def _introduce(
     if options.site is not None and (options.security == "insecure" or options.keys or admission.is_loopback(host)):
         endpoint = held.enter_context(runtime.endpoint(options, host))
     links = links_of_group(options)
-    speeds = (
+    speeds: Mapping[str, tuple[float, float]] = (
         codec_choice.measure(codec_choice.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
     )
     group, token = new_group_identity()
@@ -216,7 +216,7 @@ def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[byt
     """(process id, host, port, description, over RDMA, channels on the path to it) of each rank."""
     choice = TransportChoice.parse(options.transport)
     own_site = infos[rank].site
-    peers = []
+    peers: list[tuple[bytes, str, int, str, bool, int]] = []
     for info, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True):
         # Another machine may have that address here: not even to be asked whether it lives.
         no_way = info.outbound_only and info.site != own_site

@@ -21,10 +21,11 @@ _rendezvous: list[Rendezvous] = []  # Gloo does not keep Python's objects alive
 @functools.cache
 def _gloo_devices() -> list[Any]:
     """What all inner Gloo groups of this process connect through: a polling thread each, hence shared."""
+    of_torch: Any = dist.ProcessGroupGloo  # torch's stub has no types of these two
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     if not interfaces:
-        return [dist.ProcessGroupGloo.create_default_device()]
-    return [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces]
+        return [of_torch.create_default_device()]
+    return [of_torch.create_device(interface=name) for name in interfaces]
 
 
 def forget_devices() -> None:
@@ -72,7 +73,7 @@ def inner_backends(
     makers = {"cpu": gloo}
     if torch.cuda.is_available() and torch.cuda.device_count() > 0 and dist.is_nccl_available():
         makers["cuda"] = nccl
-    inner = {}
+    inner: dict[str, tuple[Any, Any]] = {}
     for device, make in makers.items():
         first = make("pre")
         inner[device] = (first, make("post") if spans_sites else first)

@@ -82,11 +82,13 @@ def observed_links(before: Links, infos: Sequence[RankInfo], seen: Sequence[dict
     rates: dict[tuple[int, int], float] = {}
     rtts: dict[tuple[int, int], float] = {}
     for own, record in enumerate(seen):
-        for peer, moved, seconds in record["rates"]:
+        moves: list[tuple[int, int, float]] = record["rates"]
+        trips: list[tuple[int, float]] = record["rtts"]
+        for peer, moved, seconds in moves:
             pair = site_of_rank[peer], site_of_rank[own]  # it came from the peer
             if pair[0] != pair[1] and moved >= _LEAST_BYTES and seconds >= _LEAST_SECONDS:
                 rates[pair] = rates.get(pair, 0.0) + 8 * moved / seconds
-        for peer, rtt_s in record["rtts"]:
+        for peer, rtt_s in trips:
             a, b = site_of_rank[own], site_of_rank[peer]
             for pair in ((a, b), (b, a)):
                 rtts[pair] = min(rtts.get(pair, rtt_s), rtt_s)

@@ -43,7 +43,8 @@ class Group:
     splits: int = 0
     # Of the default group alone.
     inside: dist.ProcessGroup | None = None  # of this site's ranks (`Sites.inside` makes it)
-    parts: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups inside one site so far, by their ranks
+    # Groups inside one site so far, by their ranks.
+    parts: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
     message_users: int = 0  # how many have taken a range of tags (backend/reserved_tags.py)
 
     @property

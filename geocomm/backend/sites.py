@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from geocomm.backend.runtime import Group, runtime
 from geocomm.core.errors import InvalidArgumentError
@@ -92,18 +92,18 @@ class Sites:
         Raises:
             InvalidArgumentError: The default process group has ended.
         """
-        import torch.distributed as dist
+        from geocomm.core.typed_torch import new_group
 
         if runtime.world is not self._group or self._group.backend.closed:
             raise InvalidArgumentError("the process group that these sites belong to has ended; call sites() again")
         if self._group.inside is not None:
             return self._group.inside
         timeout = self._group.timeout + _MARGIN
-        made: list[Any] = [  # torch names a group by its number, which every rank has to count
-            dist.new_group(list(ranks), timeout=timeout, group_desc=f"geocomm site {name}")
+        made = [  # torch names a group by its number, which every rank has to count
+            new_group(ranks, timeout, group_desc=f"geocomm site {name}")
             for name, ranks in zip(self.names, self.ranks, strict=True)
         ]
-        own: dist.ProcessGroup = made[self.index]
+        own = made[self.index]
         self._group.inside = own
         return own
 

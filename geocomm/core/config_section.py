@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,7 +23,8 @@ def flat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            flat |= {f"{name}.{inner}": each for inner, each in flat_fields(value).items()}
+            section = cast(Mapping[str, Any], value)
+            flat |= {f"{name}.{inner}": each for inner, each in flat_fields(section).items()}
         else:
             flat[name] = value
     return flat

@@ -7,6 +7,7 @@ import re
 import shlex
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -29,8 +30,8 @@ def install_command(extra: str, geocomm: Distribution | None = None) -> str:
 
 def _source_folder(geocomm: Distribution) -> tuple[Path | None, bool]:
     """(folder that was installed from and is still there or None, whether editable), as pip noted it (PEP 610)."""
-    note = json.loads(geocomm.read_text("direct_url.json") or "{}")
-    url = urlsplit(note.get("url", ""))
+    note: dict[str, Any] = json.loads(geocomm.read_text("direct_url.json") or "{}")
+    url = urlsplit(str(note.get("url", "")))
     if url.scheme != "file" or "dir_info" not in note:
         return None, False
     folder = Path(unquote(url.path))

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -77,7 +77,7 @@ def _number_is_seconds(value: object) -> object:
 
 
 def _list_is_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(cast(list[object], value)) if isinstance(value, list) else value
 
 
 def _checked_transport(text: str) -> str:
@@ -290,7 +290,7 @@ def variable_of(name: str) -> str:
 
 def option_rows() -> list[tuple[str, str, str, str, str]]:
     """Variable, field, type, default and meaning of every option, in the order of the fields, for the docs."""
-    rows = []
+    rows: list[tuple[str, str, str, str, str]] = []
     for name, field in Options.model_fields.items():
         kind = _kind_of(name)
         rows.append((variable_of(name), name, kind.wanted, _default_text(field.default), field.description or ""))
@@ -373,7 +373,7 @@ def _default_text(value: Any) -> str:
     if isinstance(value, bool):
         return f"`{int(value)}`"
     if isinstance(value, tuple):
-        return f"`{','.join(value)}`"
+        return f"`{','.join(cast(tuple[str, ...], value))}`"
     if isinstance(value, timedelta):
         return f"`{value.total_seconds():g}s`"
     if isinstance(value, int) and value and value % 1024 == 0:

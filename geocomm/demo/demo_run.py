@@ -88,7 +88,7 @@ class Outcome:
     held_out_loss: float
     wan: WanReport
     """The emulator's last counters."""
-    sizes: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict[str, Any])
     """`parameters` and the ZeRO stage, as the run logged them."""
 
     @property

@@ -77,8 +77,9 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context(PICTURE_STYLE):
-        figure, axes = pyplot.subplot_mosaic(
+    untyped: Any = pyplot  # matplotlib leaves much of it without types
+    with untyped.rc_context(PICTURE_STYLE):
+        figure, axes = untyped.subplot_mosaic(
             [["loss", "time"], ["loss", "bytes"]], figsize=(12, 6.2), width_ratios=(1.7, 1), layout="constrained"
         )
         layout: Any = figure.get_layout_engine()  # the one of layout="constrained"

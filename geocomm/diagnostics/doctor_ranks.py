@@ -31,7 +31,7 @@ class Record:
     """Facts whose difference is a warning."""
     outbound_only: bool = False
     """Other sites cannot dial it."""
-    presence: dict[str, Any] = field(default_factory=dict)
+    presence: dict[str, Any] = field(default_factory=dict[str, Any])
     """The fields of a topology.Presence."""
 
     @property

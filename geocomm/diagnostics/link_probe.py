@@ -20,6 +20,7 @@ import torch.distributed as dist
 from geocomm.backend.runtime import runtime
 from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.typed_torch import all_gather, barrier, to_list
 from geocomm.planning.link_table import MOST_BPS, Links, table_of
 
 MESSAGES = 8
@@ -87,12 +88,12 @@ def access_limits(alone: Mapping[Pair, float], together: Mapping[Pair, float], s
 
     What a site with a limit does not send is no sign of a limit where it does not arrive.
     """
-    up = []
+    up: list[float] = []
     for site in range(sites):
         pairs = [(site, other) for other in range(sites) if other != site]
         summed = sum(together[pair] for pair in pairs)
         up.append(summed if summed < _SHARED_ACCESS * sum(alone[pair] for pair in pairs) else float("inf"))
-    down = []
+    down: list[float] = []
     for site in range(sites):
         others = [other for other in range(sites) if other != site]
         free = [(other, site) for other in others if up[other] == float("inf")]
@@ -149,8 +150,8 @@ class LinkProbe:
         """The rows of all ranks."""
         own = torch.tensor(values, dtype=torch.float64)
         rows = [torch.empty_like(own) for _ in range(self._size)]
-        dist.all_gather(rows, own)
-        return [row.tolist() for row in rows]
+        all_gather(rows, own)
+        return [to_list(row) for row in rows]
 
     def _ping(self, pairs: Sequence[Pair]) -> None:
         """Round trips: the first rank of each site asks, and answers on a thread of its own."""
@@ -201,7 +202,7 @@ class LinkProbe:
         rank_pairs = self._rank_pairs(pairs)
         share = {pair: sum(1 for other, _ in rank_pairs if other == pair) for pair, _ in rank_pairs}
         before = self._counters()
-        dist.barrier()
+        barrier()
         works: list[dist.Work | None] = []
         sends: list[tuple[int, float, int]] = []  # to, seconds from one message to the next, how many
         for pair, ranks in rank_pairs:
@@ -241,7 +242,7 @@ class LinkProbe:
 
     def _transfer(self, amounts: Mapping[RankPair, int]) -> dict[RankPair, tuple[float, float]]:
         """All pairs of ranks at once; seconds and rates, as the receivers saw them (`rate_of`)."""
-        dist.barrier()
+        barrier()
         works: list[dist.Work | None] = []
         samples: dict[RankPair, list[tuple[float, float]]] = {}
         for ranks, amount in amounts.items():
@@ -283,7 +284,7 @@ class LinkProbe:
     def _counters(self) -> dict[int, tuple[float, float]]:
         """Segments that were sent again and bytes sent, by peer rank."""
         channels = {channel["peer"]: channel for channel in runtime.channel_stats()}
-        found = {}
+        found: dict[int, tuple[float, float]] = {}
         for info in self._world.infos:
             if channel := channels.get(info.description):
                 found[info.rank] = float(channel["retransmitted_segments"]), float(channel["bytes_sent"])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
+from geocomm.core.typed_torch import all_gather, all_gather_object
 from geocomm.membership.rank_record import ranks_text
 
 # Words of a tensor that are hashed at a time: temporaries stay in a core's cache, or small beside a GPU's memory.
@@ -89,7 +90,7 @@ def check_replicas(
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(digests, own, group=group)
+    all_gather(digests, own, group)
     if all(torch.equal(one, digests[0]) for one in digests):
         return CheckedReplicas(
             parameters=sum(1 for _ in model.parameters()),
@@ -99,7 +100,7 @@ def check_replicas(
             ranks=len(digests),
         )
     everyone: list[Any] = [None] * len(digests)
-    dist.all_gather_object(everyone, hashes, group=group)
+    all_gather_object(everyone, hashes, group)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     raise _mismatch(everyone, ranks)
 
@@ -149,7 +150,7 @@ def _hash_of(name: str, tensor: torch.Tensor) -> int:
 def _sums(words: torch.Tensor, place: int) -> list[torch.Tensor]:
     chunk = _CHUNK_WORDS.get(words.device.type, _CHUNK_WORDS["cuda"])
     steps = torch.arange(min(chunk, words.numel()), device=words.device).mul_(_STEP)
-    sums = []
+    sums: list[torch.Tensor] = []
     for begin in range(0, words.numel(), chunk):
         part = words[begin : begin + chunk]
         first = (place + begin) * _STEP % (1 << 64)

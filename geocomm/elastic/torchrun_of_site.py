@@ -6,10 +6,13 @@ python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
 from __future__ import annotations
 
 import sys
+from typing import Any, cast
 
-from torch.distributed import run
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+run = cast(Any, torchrun)  # without types
 
 
 def main(arguments: list[str]) -> int:

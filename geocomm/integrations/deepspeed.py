@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 
 from geocomm.backend.sites import sites
+from geocomm.core.typed_torch import new_group
 
 
 class SiteParallel:
@@ -30,8 +29,7 @@ class SiteParallel:
 
     def __init__(self, site: dist.ProcessGroup | None = None) -> None:
         self.site = sites().inside if site is None else site
-        alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        self._alone: dist.ProcessGroup = alone
+        self._alone = new_group([dist.get_rank()], use_local_synchronization=True)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         """The ranks of the site."""

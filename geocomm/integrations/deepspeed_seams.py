@@ -1,6 +1,10 @@
 """The private parts of DeepSpeed that the driver uses, and nothing else of geocomm: who reduces gradients, what an
 optimizer's state is, and who writes which file of a checkpoint. Imports deepspeed only when it is used."""
 
+# DeepSpeed's parts have hardly any types.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping

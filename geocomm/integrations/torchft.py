@@ -6,6 +6,10 @@
 This module needs the package torchft (extra torchft of geocomm) and raises ImportError without it.
 """
 
+# torchft is not installed where pyright runs.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os

@@ -1,6 +1,10 @@
 """The private parts of DeepSpeed that local steps use, and nothing else of geocomm: where an engine keeps the
 float32 masters of its parameters. Imports deepspeed only when it is used."""
 
+# DeepSpeed's parts have hardly any types.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import sys

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from geocomm.core.bad_input import BadInput
 from geocomm.core.place import Place
+from geocomm.core.typed_torch import all_gather_object
 
 T = TypeVar("T")
 
@@ -16,7 +15,7 @@ T = TypeVar("T")
 def agree(place: Place, error: str | None) -> None:
     """Collective. Raises BadInput on every rank if any rank has an `error`."""
     errors: list[tuple[str, str | None] | None] = [None] * place.world_size
-    dist.all_gather_object(errors, (place.describe(), error))
+    all_gather_object(errors, (place.describe(), error))
     failed = [item for item in errors if item is not None and item[1] is not None]
     if failed:
         who = f"{failed[0][0]}: " if place.world_size > 1 else ""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.place import Place
@@ -35,7 +35,7 @@ class Rendezvous:
         if place.world_size == 1:
             return
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=self._timeout))
+            store, _, _ = next(cast(Any, dist).rendezvous("env://", timeout=self._timeout))
         except (dist.DistError, ValueError, RuntimeError) as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise BadInput(

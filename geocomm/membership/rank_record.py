@@ -25,7 +25,7 @@ class Presence:
     """Equal for ranks whose traffic never leaves one kernel and its network namespace."""
     machine_name: str = ""
     """For messages."""
-    given: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list[str])
     """What is set there that counts between sites only."""
     one_site: bool = False
 
@@ -41,14 +41,15 @@ class RankInfo:
     port: int = 0
     process_id: str = ""
     outbound_only: bool = False
-    versions: dict[str, str] = field(default_factory=dict)
-    codecs: list[str] = field(default_factory=list)
-    agreed: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    codecs: list[str] = field(default_factory=list[str])
+    agreed: dict[str, Any] = field(default_factory=dict[str, Any])
     group: int = 0
     token: str = ""
-    codec_speeds: dict[str, list[float]] = field(default_factory=dict)  # codec=auto: seconds per byte (codec_choice.py)
+    # codec=auto: seconds per byte (codec_choice.py)
+    codec_speeds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     detail_debugging: bool = False
-    presence: dict[str, Any] = field(default_factory=dict)  # the fields of a Presence
+    presence: dict[str, Any] = field(default_factory=dict[str, Any])  # the fields of a Presence
     store_host: str = ""  # where torch's store is dialled, which carries plaintext; empty: not over TCP
     error: str = ""
 

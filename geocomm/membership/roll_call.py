@@ -145,7 +145,7 @@ class Difference:
 
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """Where the records differ, by name, in the order in which the names come."""
-    found = []
+    found: list[Difference] = []
     for name in dict.fromkeys(name for record in records for name in record):
         sides: dict[str, tuple[Any, list[int]]] = {}
         for number, record in enumerate(records):

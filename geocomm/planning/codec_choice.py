@@ -66,7 +66,7 @@ def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, 
     import torch
 
     values = torch.randn(_SAMPLE_ELEMENTS, generator=torch.Generator().manual_seed(1))
-    speeds = {}
+    speeds: dict[str, tuple[float, float]] = {}
     for codec in codecs:
         form = collective_form(codec)
         runs = str(form)

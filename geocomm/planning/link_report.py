@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from rich.style import Style
 from rich.table import Table
@@ -64,7 +65,7 @@ def delays_table(links: Links) -> Table:
 
 def access_lines(links: Links) -> list[str]:
     """One line for each site whose links together are limited."""
-    lines = []
+    lines: list[str] = []
     for what, rates in (("sends", links.up_bps), ("receives", links.down_bps)):
         for name, rate in zip(links.sites, rates or (), strict=False):
             if rate < MOST_BPS:
@@ -74,7 +75,7 @@ def access_lines(links: Links) -> list[str]:
 
 def relay_lines(links: Links) -> list[str]:
     """One line for each pair of sites that meet over a third one."""
-    lines = []
+    lines: list[str] = []
     pairs = links.relays()
     for src, over, dst in pairs:
         back = (dst, over, src) in pairs
@@ -90,8 +91,8 @@ def draw(links: Links, path: Path) -> None:
     from matplotlib.figure import Figure
 
     count = len(links.sites)
-    figure = Figure(figsize=(2.5 + 1.1 * count, 1.5 + 0.9 * count), layout="constrained")
-    axes = FigureCanvasAgg(figure).figure.add_subplot()
+    figure: Any = Figure(figsize=(2.5 + 1.1 * count, 1.5 + 0.9 * count), layout="constrained")
+    axes: Any = FigureCanvasAgg(figure).figure.add_subplot()
     values = [[math.log10(rate) if rate > 0 else math.nan for rate in row] for row in links.rate_bps]
     image = axes.imshow(values, cmap="RdYlGn")
     figure.colorbar(image, label="log10 of bit/s")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self
+from typing import Annotated, Any, NoReturn, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
@@ -120,9 +120,9 @@ class Links(BaseModel):
         Raises:
             InvalidArgumentError: A name or a number is invalid.
         """
-        return cls(
-            tuple(sites), table_of(len(sites), lambda *_: rate_bps), table_of(len(sites), lambda *_: rtt_s), **rest
-        )
+        count = len(sites)
+        rates = table_of(count, lambda _src, _dst: rate_bps)
+        return cls(tuple(sites), rates, table_of(count, lambda _src, _dst: rtt_s), **rest)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Links:
@@ -162,12 +162,13 @@ class Links(BaseModel):
         Raises:
             InvalidArgumentError: It is no such dict, or a value in it is invalid.
         """
-        if not isinstance(document, dict) or document.get("geocomm_links") != FORMAT:
+        fields = cast(dict[str, Any], document) if isinstance(document, dict) else {}
+        if fields.get("geocomm_links") != FORMAT:
             _refuse(
                 f'{where}: expected a JSON object with "geocomm_links": {FORMAT}, as `geocomm probe --out` writes it'
             )
-        given = {name: document[name] for name in cls.model_fields if name in document}
-        given["source"] = source or str(document.get("source", "file"))
+        given = {name: fields[name] for name in cls.model_fields if name in fields}
+        given["source"] = source or str(fields.get("source", "file"))
         try:
             return cls(**given)
         except ValueError as error:

@@ -84,8 +84,9 @@ def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate
     exposed_s = max(0.0, exchange_s - work.hidden * work.compute_s)
     step_s = work.compute_s + exposed_s
     choice = native().CostModel(count, links.for_native()).choice(wire)
+    ways: list[tuple[int, int, int]] = choice["relays"]
     loads = [choice["loads"][site * count : (site + 1) * count] for site in range(count)]
-    relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in choice["relays"])
+    relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in ways)
     sent = wire * max(sum(row) for row in loads)
     egress = wire * sum(sum(row) for row in loads)
     per_day = egress * DAY_S / step_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -41,7 +42,7 @@ class AgentsStore(dist.PrefixStore):
         where another node does not come.
         """
         is_last = _LAST_WAIT in keys[0]
-        own: timedelta = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - torch's stub lacks it
+        own: timedelta = cast(Any, self).timeout  # torch's stub lacks it
         limit_s = (own if timeout is None else timeout).total_seconds()
         end, waiting = time.monotonic() + limit_s, Waiting(self._log)
         try:

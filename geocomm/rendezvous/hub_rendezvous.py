@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
@@ -321,13 +321,14 @@ def hub_rendezvous_with(keys: str) -> Callable[[RendezvousParameters], HubRendez
     """torchrun's way to make one, for a site's folder of keys."""
 
     def create(parameters: RendezvousParameters) -> HubRendezvous:
+        config: dict[str, Any] = cast(Any, parameters).config
         return HubRendezvous(
             HubAddress.parse(parameters.endpoint),
             keys,
-            node=int(parameters.config["rank"]),
+            node=int(config["rank"]),
             nodes=parameters.max_nodes,
             run_id=parameters.run_id,
-            limit=timedelta(seconds=int(parameters.config.get("timeout", _JOIN_LIMIT.total_seconds()))),
+            limit=timedelta(seconds=int(config.get("timeout", _JOIN_LIMIT.total_seconds()))),
         )
 
     return create

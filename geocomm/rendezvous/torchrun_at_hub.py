@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank}"]))
     chosen.node_rank = 0  # torchrun warns of a node rank, since it does not know this backend
     try:
-        run.run(chosen)
+        cast(Any, run).run(chosen)
     except InvalidArgumentError as error:
         _refuse(str(error))
     except ChildFailedError as error:  # of the ranks, which have told their errors; torchrun's own stack tells nothing

@@ -48,7 +48,7 @@ class Launch:
     command: Sequence[str]
     health: str
     """A path that answers 200 once the model is loaded."""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def choose_engine(asked: Engine, folder: ModelFolder, python: str) -> Engine:

@@ -1,0 +1,37 @@
+"""Functions of torch that it leaves partly without types, with types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+_dist = cast(Any, dist)
+
+
+def barrier() -> None:
+    """dist.barrier of the default group."""
+    _dist.barrier()
+
+
+def all_gather(gathered: list[torch.Tensor], own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """dist.all_gather: fills `gathered`, in order of the ranks."""
+    _dist.all_gather(gathered, own, group=group)
+
+
+def all_gather_object(gathered: list[Any], own: object, group: dist.ProcessGroup | None = None) -> None:
+    """dist.all_gather_object: fills `gathered`, in order of the ranks."""
+    _dist.all_gather_object(gathered, own, group=group)
+
+
+def new_group(ranks: Sequence[int], timeout: timedelta | None = None, **named: Any) -> dist.ProcessGroup:
+    """dist.new_group; for a rank outside `ranks`, torch's value that stands for no group."""
+    return _dist.new_group(list(ranks), timeout=timeout, **named)
+
+
+def to_list(vector: torch.Tensor) -> list[Any]:
+    """vector.tolist() of a tensor with one dimension."""
+    return cast(Any, vector).tolist()
