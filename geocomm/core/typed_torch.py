@@ -27,9 +27,29 @@ def all_gather_object(gathered: list[Any], own: object, group: dist.ProcessGroup
     _dist.all_gather_object(gathered, own, group=group)
 
 
+def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None) -> None:
+    """dist.all_reduce, in place; waits for it."""
+    _dist.all_reduce(tensor, op, group=group)
+
+
+def begin_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
+    """dist.all_reduce with async_op, by a rank of the group."""
+    return _dist.all_reduce(tensor, group=group, async_op=True)
+
+
+def future_of(work: dist.Work) -> torch.futures.Future[Any]:
+    """work.get_future()."""
+    return cast(Any, work).get_future()
+
+
 def new_group(ranks: Sequence[int], timeout: timedelta | None = None, **named: Any) -> dist.ProcessGroup:
     """dist.new_group; for a rank outside `ranks`, torch's value that stands for no group."""
     return _dist.new_group(list(ranks), timeout=timeout, **named)
+
+
+def split(tensor: torch.Tensor, sizes: int | Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """tensor.split(sizes)."""
+    return cast(Any, tensor).split(sizes)
 
 
 def to_list(vector: torch.Tensor) -> list[Any]:

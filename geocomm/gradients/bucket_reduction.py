@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.typed_torch import future_of, split
 from geocomm.gradients.device_order import LaterValue, is_read_later, keep_for_stream, square_of
 from geocomm.gradients.element_scales import ElementScales
 from geocomm.gradients.named_values import Layout, NamedValues
@@ -27,9 +28,9 @@ class BucketReduction:
     bucket: int
     factor: int
     """What makes the sum over the ranks of the result."""
-    works: list[FeedbackWork] = field(default_factory=list)
+    works: list[FeedbackWork] = field(default_factory=list["FeedbackWork"])
     done: torch.futures.Future[torch.Tensor] | None = None
-    squares: list[LaterValue] = field(default_factory=list)
+    squares: list[LaterValue] = field(default_factory=list[LaterValue])
     """The squared L2 norm of each work's result; none where one failed."""
     usual: bool = True
     """Whether its parameters are those that the bucket always has."""
@@ -37,7 +38,7 @@ class BucketReduction:
     """Elements for each one that this rank encoded over a scale; 0: none."""
     observed: bool = False
     """Whether the scales were shown its result, which may turn out not to be finite."""
-    row: dict[str, Any] = field(default_factory=dict)
+    row: dict[str, Any] = field(default_factory=dict[str, Any])
     """What `stats()` shows of it; empty where nothing was compressed."""
 
     def end(self) -> bool:
@@ -147,7 +148,7 @@ class BucketReducer:
 
         def end(_: torch.futures.Future[Any]) -> torch.Tensor:
             for work in reduction.works:
-                work.get_future().wait()  # the last of them is done; raises what went wrong
+                future_of(work).wait()  # the last of them is done; raises what went wrong
             keep_for_stream(tensors)  # futures of GPUs have a stream of their own for this
             reduction.squares = [
                 LaterValue(self._square(work, tensor)) for work, tensor in zip(reduction.works, tensors, strict=True)
@@ -155,7 +156,7 @@ class BucketReducer:
             finish()
             return tensors[0]
 
-        reduction.done = reduction.works[-1].get_future().then(end)
+        reduction.done = future_of(reduction.works[-1]).then(end)
         return reduction.done
 
     def _square(self, work: FeedbackWork, result: torch.Tensor) -> torch.Tensor:
@@ -198,6 +199,6 @@ class _ExactSlices:
         """Copy what was gathered, reduced by now, to where it was."""
         if self.gathered is None:
             return
-        parts = self.gathered.split([part.numel() for part in self._parts])
+        parts = split(self.gathered, [part.numel() for part in self._parts])
         for part, values in zip(self._parts, parts, strict=True):
             part.copy_(values)

@@ -1,7 +1,7 @@
 """One call that compresses DistributedDataParallel's gradients with error feedback."""
 # Annotations are evaluated here: DDP compares those of a hook with the classes themselves.
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -51,8 +51,8 @@ class DdpAdapter:
     """Feeds a reducer with the buckets that DDP hands to its hook."""
 
     def __init__(self, model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> None:
-        named = dict(model.module.named_parameters())
-        group: Any = model.process_group  # DDP has one, whatever its type says
+        named = dict(_wrapped(model).named_parameters())
+        group: Any = cast(Any, model).process_group  # DDP has one, whatever its type says
         self.reducer = GradientReducer(kind, group, named, plan)
         self._name_of = {id(parameter): name for name, parameter in named.items()}
 
@@ -70,7 +70,7 @@ class DdpAdapter:
 
     def _layout_of(self, bucket: dist.GradBucket) -> Layout:
         base = bucket.buffer().storage_offset()
-        slices = []
+        slices: list[Slice] = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._name_of[id(parameter)]
             offset = int(gradient.storage_offset() - base)
@@ -82,11 +82,15 @@ def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> 
     """Give DDP a hook with this plan; returns its handle. Raises InvalidArgumentError."""
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
-    require_devices("a DDP hook", (parameter.device for parameter in model.module.parameters()))
+    require_devices("a DDP hook", (parameter.device for parameter in _wrapped(model).parameters()))
     adapter = DdpAdapter(model, plan, kind)
-    model.register_comm_hook(adapter, _feedback_hook)
+    cast(Any, model).register_comm_hook(adapter, _feedback_hook)
     return GradientHook(adapter.reducer)
 
 
 def _feedback_hook(adapter: DdpAdapter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     return adapter.run(bucket)
+
+
+def _wrapped(model: DistributedDataParallel) -> torch.nn.Module:
+    return cast(Any, model).module

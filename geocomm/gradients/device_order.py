@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import UnsupportedError
+from geocomm.core.typed_torch import split
 
 _SQUARED_AT_ONCE = 4 << 20  # elements, of which float64 copies are made
 
@@ -69,9 +71,10 @@ def keep_for_stream(tensors: Iterable[torch.Tensor | None]) -> None:
 
 def square_of(values: torch.Tensor) -> torch.Tensor:
     """Squared L2 norm, float64, of no dimensions; not finite where an element is not, and only there."""
+    linalg: Any = torch.linalg  # without types
     total = torch.zeros((), dtype=torch.float64, device=values.device)
-    for part in values.split(_SQUARED_AT_ONCE):
-        total += torch.linalg.vector_norm(part, dtype=torch.float64).square()
+    for part in split(values, _SQUARED_AT_ONCE):
+        total += linalg.vector_norm(part, dtype=torch.float64).square()
     return total
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.typed_torch import new_group
 from geocomm.gradients.device_order import require_devices
 from geocomm.gradients.fsdp_seams import (
     ReduceUnit,
@@ -106,7 +106,7 @@ class FsdpAdapter:
 
     def take_over(self) -> None:
         """Have FSDP call here after its reduce-scatter, in place of its all-reduce over the replicas. Collective."""
-        alone: Any = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        alone = new_group([dist.get_rank()], use_local_synchronization=True)
         for index, unit in enumerate(self._units):
             unit.take_over(alone, _Hook(self, index))
 
@@ -128,7 +128,8 @@ class FsdpAdapter:
         self.reducer.end_step()
 
     def _layout_of(self, index: int) -> tuple[Layout, int]:
-        slices, offset = [], 0
+        slices: list[Slice] = []
+        offset = 0
         for name, one in zip(self._names[index], self._units[index].parameters, strict=True):
             if one.parameter.requires_grad:
                 slices.append(Slice(name, offset, one.numel, self.reducer.is_exact(name)))

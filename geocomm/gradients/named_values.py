@@ -36,7 +36,7 @@ class _Slot:
     stop: int
     values: torch.Tensor
     kept: torch.Tensor  # values as they were before the step
-    consumed: Pieces = field(default_factory=dict)  # in the step
+    consumed: Pieces = field(default_factory=Pieces)  # in the step
 
 
 class NamedValues:
@@ -135,7 +135,7 @@ class NamedValues:
         for part in slot.layout:
             if part.exact:
                 continue  # the codec does not see these elements
-            rest = []
+            rest: list[tuple[int, torch.Tensor]] = []
             for start, values in self._waiting.pop(part.name, ()):
                 at = part.offset + start  # in the bucket
                 begin = min(max(slot.start, at), at + values.numel())

@@ -49,8 +49,9 @@ def power_sgd_hook(
         "min_compression_rate": min_compression_rate,
         "orthogonalization_epsilon": 1e-8,  # a gradient of zeros has columns of length 0
     }
-    state = PowerSGDState(model.process_group, **settings)
-    model.register_comm_hook(state, _one_bucket_power_sgd)
+    untyped: Any = model
+    state = PowerSGDState(untyped.process_group, **settings)
+    untyped.register_comm_hook(state, _one_bucket_power_sgd)
     return state
 
 

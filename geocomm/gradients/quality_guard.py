@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.typed_torch import all_reduce, begin_all_reduce, to_list
 from geocomm.gradients.device_order import device_of_group
 
 _LADDER = ("tiny", "small", "balanced", "int4", "int8", "lossless")
@@ -79,8 +79,7 @@ class QualityGuard:
         sums = self._sums.clone()
         self._count = 0
         self._sums.zero_()
-        work: Any = dist.all_reduce(sums, group=group, async_op=True)
-        self._under_way = work, sums
+        self._under_way = begin_all_reduce(sums, group), sums
 
     def verdict(self, ranks: int, shards: dist.ProcessGroup | None = None) -> str | None:
         """What is wrong, if a window has ended and something is; waits for its all-reduce.
@@ -94,8 +93,8 @@ class QualityGuard:
         work.wait()
         if shards is not None:
             sums = sums.to(device_of_group(shards))
-            dist.all_reduce(sums, group=shards)
-        residual_square, input_square, gradient_square, not_finite = sums.tolist()
+            all_reduce(sums, group=shards)
+        residual_square, input_square, gradient_square, not_finite = to_list(sums)
         return self.judge(residual_square, input_square, gradient_square / ranks, not_finite)
 
     def judge(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from geocomm.core.typed_torch import all_reduce
 from geocomm.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.gradients.device_order import device_of_group
 from geocomm.gradients.quality_guard import QualityGuard
@@ -90,7 +91,7 @@ class StepLedger:
         if self._shard.group is None:
             return good
         verdict = torch.tensor([int(good)], device=device_of_group(self._shard.group))
-        dist.all_reduce(verdict, dist.ReduceOp.MIN, group=self._shard.group)
+        all_reduce(verdict, dist.ReduceOp.MIN, self._shard.group)
         return bool(verdict.item())
 
     def _undo(self) -> None:
