@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _dist = cast(Any, dist)
 
@@ -40,6 +43,11 @@ def begin_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = Non
 def future_of(work: dist.Work) -> torch.futures.Future[Any]:
     """work.get_future()."""
     return cast(Any, work).get_future()
+
+
+def from_numpy(values: np.ndarray) -> torch.Tensor:
+    """torch.from_numpy: a tensor over the same memory."""
+    return cast(Any, torch).from_numpy(values)
 
 
 def new_group(ranks: Sequence[int], timeout: timedelta | None = None, **named: Any) -> dist.ProcessGroup:

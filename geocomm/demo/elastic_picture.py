@@ -54,8 +54,9 @@ def draw_elastic(run: ElasticRun, conditions: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context(PICTURE_STYLE):
-        figure, axes = pyplot.subplots(
+    untyped: Any = pyplot  # matplotlib leaves much of it without types
+    with untyped.rc_context(PICTURE_STYLE):
+        figure, axes = untyped.subplots(
             3, 1, figsize=(12, 8), height_ratios=(2, 1.6, 1), sharex=True, layout="constrained"
         )
         layout: Any = figure.get_layout_engine()  # the one of layout="constrained"

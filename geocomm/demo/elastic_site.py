@@ -11,11 +11,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
 
 from geocomm.core.site import site_name
+from geocomm.core.typed_torch import from_numpy
 from geocomm.data.data_settings import DataConfig
 from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
@@ -47,7 +49,7 @@ def main(folder: Path, step_seconds: float, every: int) -> None:
     data = DataConfig.model_validate({"sequence_length": _SEQUENCE, "cache_dir": folder / "tokens"})
     tokenizer, settings = load_tokenizer(data.tokenizer), ModelConfig.model_validate({})
     model: torch.nn.Module = build_model(settings, model_config(settings, data, tokenizer), seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=_RATE)
     handle = local_steps(model, optimizer, LocalSettings(every=every))
     # A site that comes back goes on with text that it has not seen.
     seed = xxhash.xxh3_64(f"{site} {handle.run_step}".encode()).intdigest() % 2**32
@@ -59,7 +61,7 @@ def main(folder: Path, step_seconds: float, every: int) -> None:
         print(json.dumps(begins), file=log)
         while not (folder / f"stop-{site}").exists():
             begun = time.monotonic()
-            rows = torch.from_numpy(text.micro_batch(taken * _BATCH, 0, 0, 1, _BATCH))
+            rows = from_numpy(text.micro_batch(taken * _BATCH, 0, 0, 1, _BATCH))
             loss = model(input_ids=rows, labels=rows).loss
             loss.backward()
             # As if it computed on a GPU: so the sites of this machine do not compete for its cores.
