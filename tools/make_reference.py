@@ -78,7 +78,8 @@ def _sections(name: str, command: Any, depth: int, told: frozenset[str] = frozen
     if lines := [line for line in _parameters(command) if line not in told]:
         yield "\n".join(lines) + "\n"
     if commands := getattr(command, "commands", {}):
-        told = frozenset.intersection(*(frozenset(_parameters(each)) for each in commands.values()))
+        first, *others = (frozenset(_parameters(each)) for each in commands.values())
+        told = first.intersection(*others)
         if told:
             yield "All of its commands take\n\n" + "\n".join(sorted(told)) + "\n"
     for word, each in commands.items():
