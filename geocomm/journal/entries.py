@@ -80,6 +80,8 @@ class Genesis(EntryBase):
     """Of each fragment's state at version 0."""
     every: Annotated[int, Field(ge=1)]
     """Optimizer steps between two rounds of a fragment, at first."""
+    step: Whole = 0
+    """Optimizer steps that the first weights have behind them."""
 
     @property
     def fragments(self) -> int:

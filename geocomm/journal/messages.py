@@ -49,6 +49,8 @@ class Model(Record):
     layout: Digest
     fragments: Annotated[int, Field(ge=1)]
     every: Annotated[int, Field(ge=1)]
+    step: Whole = 0
+    """Optimizer steps that the weights have behind them; those of the site that begins the run count."""
 
 
 # ---- up: what a site says

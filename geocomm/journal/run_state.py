@@ -96,7 +96,7 @@ class RunState:
         snapshot: The last entry of this kind.
         kept: By the index of a snapshot: the entry that says that enough sites have it.
         every: Optimizer steps between two rounds of a fragment.
-        step: Of the run: the most that a listed frame says.
+        step: Of the run: the most that a listed frame says, or the genesis.
         ended: Whether the run is over.
     """
 
@@ -148,6 +148,7 @@ class RunState:
                 self.genesis = entry
                 self.versions = [0] * entry.fragments
                 self.every = entry.every
+                self.step = entry.step
             case Join():
                 before = self.sites.get(entry.site)
                 if before is not None and before.standing is Standing.REMOVED:

@@ -518,6 +518,7 @@ class Sequencer:
                 layout=model.layout,
                 digests=message.digests,
                 every=model.every,
+                step=model.step,
             )
             for other, one in sorted(self._sites.items()):
                 if one.welcomed:

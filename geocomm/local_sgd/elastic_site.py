@@ -42,7 +42,18 @@ class ElasticSite(SiteFacts):
             # The owners are the ranks of the first node: one disk.
             group = dist.new_group(backend="gloo")
             if isinstance(group, dist.ProcessGroup):  # always: every rank is in it
+                self._require_own_site(group)
                 self.ranks = SiteRanks(group, dist.get_rank(), local_world_size())
+
+    def _require_own_site(self, group: dist.ProcessGroup) -> None:
+        """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
+        names: list[str | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(names, self._site, group=group)
+        if len(sites := sorted({name or "" for name in names})) > 1:
+            raise InvalidArgumentError(
+                f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
+                "each site is a job of its own: start geocomm run --elastic at each, with ranks of that site alone"
+            )
 
     @property
     @override
@@ -73,7 +84,7 @@ class ElasticSite(SiteFacts):
         return MemberRounds(
             self._site,
             self.ranks.place,
-            self.ranks.owners,
+            min(self.ranks.owners, model.fragments),  # more ranks than fragments: the last ones own none
             host,
             mail,
             self._agent,

@@ -27,7 +27,12 @@ from geocomm.metrics.hook_registry import register_handle
 
 
 def local_steps(
-    model: torch.nn.Module, optimizer: Any, settings: LocalSettings | None = None, *, rounds: Rounds | None = None
+    model: torch.nn.Module,
+    optimizer: Any,
+    settings: LocalSettings | None = None,
+    *,
+    begin_step: int = 0,
+    rounds: Rounds | None = None,
 ) -> LocalSteps:
     """Train with local steps: each site trains by itself, and the sites average every H optimizer steps.
 
@@ -47,6 +52,8 @@ def local_steps(
         optimizer: A torch.optim.Optimizer that has the model's parameters, or `engine.optimizer`. Or a list of the
             former, such as [muon, adamw], each of which steps once in every step of the training, in the same order.
         settings: When and how the sites average; equal at all of them. Default: `LocalSettings()`.
+        begin_step: Optimizer steps that the weights have behind them, such as those of a checkpoint: where `run_step`
+            begins. An elastic run has it of the site that begins the run.
         rounds: What carries the deltas. Default: the sites of the default process group, and the call is collective.
             `SimulatedSites.run` makes one for sites in one process.
 
@@ -71,14 +78,14 @@ def local_steps(
     """
     given = LocalSettings() if settings is None else settings
     if rounds is None and (agent := agent_socket()) is not None:
-        return _of_member(model, optimizer, given, ElasticSite(agent))
+        return _of_member(model, optimizer, given, ElasticSite(agent), begin_step)
     rounds = GroupRounds() if rounds is None else rounds
     try:
         view = view_of(model, rounds, given)
         inner = InnerOptimizers(optimizer)
         inner.check(view)
         resolved = ResolvedSettings.of(given, view.tensors, rounds.site_count)
-        handle = LocalSteps(view, inner, resolved, SiteRounds(view, inner, rounds, resolved))
+        handle = LocalSteps(view, inner, resolved, SiteRounds(view, inner, rounds, resolved, begin_step))
     except GeocommError as error:
         rounds.refuse(str(error))
         raise
@@ -86,14 +93,16 @@ def local_steps(
     return handle
 
 
-def _of_member(model: torch.nn.Module, optimizer: Any, settings: LocalSettings, site: ElasticSite) -> LocalSteps:
+def _of_member(
+    model: torch.nn.Module, optimizer: Any, settings: LocalSettings, site: ElasticSite, begin_step: int
+) -> LocalSteps:
     """The handle of a site of an elastic run."""
     view = view_of(model, site, settings)
     inner = InnerOptimizers(optimizer)
     inner.check(view)
     resolved = ResolvedSettings.of(settings, view.tensors, site.site_count)
     rounds_of = partial(site.rounds, coding=resolved.coding)
-    handle = LocalSteps(view, inner, resolved, MemberSiteRounds(view, inner, site, resolved, rounds_of))
+    handle = LocalSteps(view, inner, resolved, MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step))
     handle.begin()
     return handle
 
@@ -123,8 +132,8 @@ class LocalSteps:
 
     @property
     def run_step(self) -> int:
-        """Optimizer steps of the run: a site that joins an elastic run begins with those of the site that has most."""
-        return self._own.step
+        """Optimizer steps of the run, `begin_step` included; in an elastic run those of the site that has most."""
+        return self._own.run_step
 
     def begin(self) -> None:
         """Compare everything with the other sites, and begin: `local_steps` calls it.

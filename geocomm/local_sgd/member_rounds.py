@@ -91,6 +91,8 @@ class Delta:
     """What it counts for."""
     own: OwnFrame
     """Without residual and bytes, which are known once it is coded."""
+    step: int
+    """Of the run."""
     squared_norm: float
     rate: float
     every: int
@@ -154,6 +156,8 @@ class MemberRounds:
         self._trains = False
         self.is_leaving = False
         """The site is to end in good order: `say_leave` once its last steps have counted."""
+        self.has_left = False
+        """Whether the journal says that this site has left: nothing of it counts any more."""
         self._wanted_states: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._wanted_versions: dict[int, int] = {}
@@ -398,6 +402,8 @@ class MemberRounds:
     def _follow(self, said: EntrySaid) -> None:
         if isinstance(said.entry, Round) and said.entry.every:
             self._every = said.entry.every
+        if isinstance(said.entry, Left) and said.entry.site == self.site:
+            self.has_left = True
         if isinstance(said.entry, Away | Left | Removed):
             for owner in self._owners_of.pop(said.entry.site, set[bytes]()):
                 self._mail.forget(owner)
@@ -546,7 +552,7 @@ class MemberRounds:
             coded_bytes=coded,
             exact_bytes=exact,
             weight=delta.weight,
-            step=own.step,
+            step=delta.step,
             squared_norm=delta.squared_norm,
             lr=delta.rate,
             every=delta.every,

@@ -17,6 +17,7 @@ from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import Round
 from geocomm.journal.messages import Beat, Model, Open
 from geocomm.local_sgd.anchor import AnchoredFragment, digest
+from geocomm.local_sgd.elastic_settings import require_elastic
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import free_host_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
@@ -53,25 +54,22 @@ class MemberSiteRounds(SiteState):
         facts: SiteFacts,
         settings: ResolvedSettings,
         rounds_of: OfModel,
+        begin_step: int = 0,
     ) -> None:
         """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run.
 
         Takes no memory yet. Raises InvalidArgumentError where there will be too little, and for settings that an
         elastic run does not have.
         """
-        if settings.given.deterministic:
-            raise InvalidArgumentError(
-                "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that "
-                "were there; replaying its journal is deterministic"
-            )
-        if settings.schedule.overlap == 0:
-            raise InvalidArgumentError(
-                "local steps: overlap=0 has steps wait for other sites, which no step of an elastic run does; leave "
-                "overlap out, or set it to 1"
-            )
-        super().__init__(view, inner, facts, settings)
-        terms = self.terms() | {"tensors": digest([], repr(sorted(view.types().items())))}
-        model = Model(settings=terms, layout=self.layout, fragments=len(self.fragments), every=self._schedule.every)
+        require_elastic(settings)
+        super().__init__(view, inner, facts, settings, begin_step)
+        model = Model(
+            settings=self._elastic_terms(),
+            layout=self.layout,
+            fragments=len(self.fragments),
+            every=self._schedule.every,
+            step=begin_step,
+        )
         self._owned = [one for one in self.fragments if self.ranks.owns(one.index)]
         self._rounds = rounds_of(self._owned, model) if self._owned else None
         count = len(self.fragments)
@@ -84,6 +82,23 @@ class MemberSiteRounds(SiteState):
         self._last_step: int | None = None
         """Up to which all is to count before the site ends; None: it does not end."""
         self._has_left = False
+        self._ahead = 0  # steps that the site with most has more than this one
+
+    @property
+    @override
+    def run_step(self) -> int:
+        """The most that this site or a listed frame has."""
+        return self.step + self._ahead
+
+    def _elastic_terms(self) -> dict[str, str]:
+        """What must be the same at every site, the model in words before its digest; learning rates are compared in
+        every round.
+        """
+        types = self._view.types()
+        elements = sum(tensor.numel for tensor in self._view.tensors)
+        model = f"{len(self._view.tensors)} trained parameters with {elements} elements"
+        terms = {"model": model} | self.terms() | {"tensors (digest)": digest([], repr(sorted(types.items())))}
+        return {name: text for name, text in terms.items() if " lr (group " not in name and name != "layout"}
 
     @override
     def begin(self) -> None:
@@ -106,13 +121,15 @@ class MemberSiteRounds(SiteState):
             return
         welcome = self._rounds.begin({index: held.digest() for index, held in self._held.items()})
         for index, version in welcome.states.items():
-            if version > 0:
-                self._rounds.read_state(self._held[index], version)
+            self._rounds.read_state(self._held[index], version)
         if self.ranks.place == 0:
             self._rounds.write_layout(self._layout())
         self._heads = dict(welcome.versions)
         self._begun_at = welcome.step
         self._rounds.go(self._held)
+        for index, version in welcome.versions.items():
+            if version == 0:  # a site may join with other weights before the first round
+                self._rounds.write_state(self._held[index])
 
     def _layout(self) -> Layout:
         ranges = [tuple((part.name, part.start, part.stop) for part in fragment.ranges) for fragment in self.fragments]
@@ -137,7 +154,7 @@ class MemberSiteRounds(SiteState):
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
         self._next_due = [begun + due for due in self._next_due]
-        self._quiet_until = begun + self._schedule.every if begun else 0
+        self._quiet_until = begun + self._schedule.every if begun and not self._begin_step else begun
 
     @override
     def count_step(self) -> None:
@@ -216,7 +233,16 @@ class MemberSiteRounds(SiteState):
                 every = 0
                 if self._pace is not None and index == 0:
                     every = self._pace.wanted(self._schedule.every, self._rounds.line.seconds)
-                offered = Delta(delta.values, held.residual, counted, own, delta.squared_norm, self._inner.rate, every)
+                offered = Delta(
+                    delta.values,
+                    held.residual,
+                    counted,
+                    own,
+                    self.run_step,
+                    delta.squared_norm,
+                    self._inner.rate,
+                    every,
+                )
                 self._rounds.offer(opened, offered)
         (finite,) = self.ranks.tell(index, None if local is None else [int(finite)], 1)
         if not finite:
@@ -243,12 +269,15 @@ class MemberSiteRounds(SiteState):
                 self._counters["wire_bytes"] += own.wire_bytes
             merged, written = local.pieces[0], local.of_model
             void = decided.average is None and decided.state is None
-            said = [int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
+            entry = decided.settled.entry
+            most = 0 if entry is None else max(one.step for one in entry.members)
+            said = [most, int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
             self._rounds.applied(decided, held)
             self._keep_state(held, decided)
         if not written:
             self.ranks.write(self._view, fragment, merged)
-        void, counted, weight, step = self.ranks.tell(index, said, 4)
+        most, void, counted, weight, step = self.ranks.tell(index, said, 5)
+        self._ahead = max(self._ahead, most - self.step)
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void
         if counted:
@@ -291,12 +320,13 @@ class MemberSiteRounds(SiteState):
         self._quiet_until = 0
         for index in range(len(self.fragments)):
             self._next_due[index] = self.step
-        while self._is_open_work() and self.ranks.sum([int(time.monotonic() - begun < _LEAVE_S)])[0]:
+        while self._is_open_work() and self._may_be_counted(begun + _LEAVE_S):
             self._meet_members()
             time.sleep(0.02)
             if patience.left_s <= 0:
                 say(patience, "finish()", "the sites to count the last deltas of this one")
-        for index in self._uncounted():
+        left = self._rounds is not None and self._rounds.has_left
+        for index in [] if left else self._uncounted():
             logger().warning(f"local steps: the last delta of fragment {index} was not counted within {_LEAVE_S:g} s")
         if self._rounds is not None:
             self._rounds.leave(5.0)
@@ -304,6 +334,11 @@ class MemberSiteRounds(SiteState):
         free_host_memory()
         if self._rounds is not None:
             self._rounds.close()
+
+    def _may_be_counted(self, until: float) -> bool:
+        """Whether to wait for that, at all ranks of the site alike: not for one that has left already."""
+        waits = time.monotonic() < until and (self._rounds is None or not self._rounds.has_left)
+        return self.ranks.sum([int(waits)])[0] == self.ranks.size
 
     def _uncounted(self) -> list[int]:
         return [index for index in range(len(self.fragments)) if self.step > self._step_at_begin[index]]
@@ -346,7 +381,7 @@ class MemberSiteRounds(SiteState):
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         line_s = 0.0 if self._rounds is None else self._rounds.line.seconds
         tokens = self.weight if self._settings.given.weights == "tokens" else 0
-        return Beat(step=self.step, tokens=tokens, step_s=step_s, line_s=line_s, free_bytes=0)
+        return Beat(step=self.run_step, tokens=tokens, step_s=step_s, line_s=line_s, free_bytes=0)
 
 
 def _agreement(entry: Round, settings: ResolvedSettings, mean_norm: float) -> float | None:

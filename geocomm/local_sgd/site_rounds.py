@@ -31,9 +31,16 @@ from geocomm.local_sgd.site_weights import SiteWeights, take_delta, weights_of
 class SiteRounds(SiteState):
     """The rounds of a run whose sites are fixed: all of them take part in every round, in the same order."""
 
-    def __init__(self, view: ParameterView, inner: InnerOptimizers, rounds: Rounds, settings: ResolvedSettings) -> None:
+    def __init__(
+        self,
+        view: ParameterView,
+        inner: InnerOptimizers,
+        rounds: Rounds,
+        settings: ResolvedSettings,
+        begin_step: int = 0,
+    ) -> None:
         """Takes no memory yet. Raises InvalidArgumentError where there will be too little."""
-        super().__init__(view, inner, rounds, settings)
+        super().__init__(view, inner, rounds, settings, begin_step)
         self._rounds = rounds
         self._next_schedule: Schedule | None = None
         self._flights: deque[Flight] = deque()
@@ -118,6 +125,11 @@ class SiteRounds(SiteState):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("elastic"):
+            raise InvalidArgumentError(
+                "this state is of an elastic run; a run with fixed sites begins from its anchor: load model and "
+                "optimizer before local_steps(), and leave this state out"
+            )
         self._check_origin(state)
         for name in ("step", "next_round", "held_back", "weight"):
             if int(state[name]) < 0:

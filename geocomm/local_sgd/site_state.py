@@ -30,9 +30,20 @@ class SiteState(ABC):
     """
 
     def __init__(
-        self, view: ParameterView, inner: InnerOptimizers, facts: SiteFacts, settings: ResolvedSettings
+        self,
+        view: ParameterView,
+        inner: InnerOptimizers,
+        facts: SiteFacts,
+        settings: ResolvedSettings,
+        begin_step: int = 0,
     ) -> None:
-        """Takes no memory yet. Raises InvalidArgumentError where there will be too little."""
+        """begin_step: optimizer steps that the weights have behind them.
+
+        Takes no memory yet. Raises InvalidArgumentError where there will be too little.
+        """
+        if begin_step < 0:
+            raise InvalidArgumentError(f"local steps: begin_step is {begin_step}; it must be 0 or more")
+        self._begin_step = begin_step
         self._view = view
         self._inner = inner
         self._settings = settings
@@ -54,6 +65,7 @@ class SiteState(ABC):
         self._held: dict[int, AnchoredFragment] = {}
         self.step = 0
         """Optimizer steps so far."""
+        self._has_stepped = False
         self.weight = 0
         """Steps or tokens so far."""
         self._weight_at_begin = [0] * len(self.fragments)
@@ -63,6 +75,11 @@ class SiteState(ABC):
         self._norms: dict[str, float | None] = dict.fromkeys(
             ("delta_norm", "mean_norm", "agreement", "outer_step", "residual_norm")
         )
+
+    @property
+    def run_step(self) -> int:
+        """Optimizer steps of the run, those before `begin` included."""
+        return self._begin_step + self.step
 
     def terms(self) -> dict[str, str]:
         """What must be the same at every site, by name; the parameters' shapes apart."""
@@ -79,7 +96,8 @@ class SiteState(ABC):
             self._pace.count_step()
         if self._settings.given.weights == "steps":
             self.weight += 1
-        if self.step == 1:
+        if not self._has_stepped:
+            self._has_stepped = True
             self._view.check()
 
     @abstractmethod

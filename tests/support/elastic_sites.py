@@ -21,7 +21,8 @@ from geocomm.journal.run_state import RunState
 from geocomm.security.keys import Keys
 
 TESTS = Path(__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+_PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
 @dataclass

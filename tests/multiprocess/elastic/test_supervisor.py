@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 from geocomm.journal.run_state import Standing
-from geocomm.security.keys import Keys
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
-from support.hub_support import make_keys
+from support.elastic_commands import processes_of, supervised
+from support.elastic_sites import ElasticSite
 
 pytestmark = pytest.mark.timeout(180)
-
-
-class Supervised:
-    """Sites whose processes `geocomm run --elastic` starts."""
-
-    def __init__(self, folder: Path, keys: dict[str, Keys]) -> None:
-        self.sites = ElasticSites(folder, keys)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, *ranks: str) -> subprocess.Popen[bytes]:
-        site = self.sites[name]
-        log = site.folder.parent / f"{name}-run-{len(site.logs)}.log"
-        site.logs.append(log)
-        command = [
-            *[sys.executable, "-m", "geocomm", "run", "--elastic", "--keys", str(site.keys.folder)],
-            *["--hub", site.leader, "--listen", site.listen, "--run-dir", str(site.folder), "--"],
-            *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
-        ]
-        with log.open("w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT, start_new_session=True)
-        self._running[name] = process
-        return process
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        self.sites.until(condition, what, 90)
-
-    def end(self) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def supervised(folder: Path, sites: str) -> Generator[Supervised]:
-    running = Supervised(folder, make_keys(folder / "keys", sites))
-    try:
-        yield running
-    finally:
-        running.end()
-
-
-def processes_of(site: ElasticSite, what: str) -> list[int]:
-    """Processes of the site whose command has `what` in it."""
-    found: list[int] = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            environment = (process / "environ").read_bytes().decode().split("\0")
-            if what in command and f"GEOCOMM_RUN_DIR={site.folder}" in environment:
-                found.append(int(process.name))
-    return found
 
 
 def standing(site: ElasticSite, name: str) -> Standing | None:

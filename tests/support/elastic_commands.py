@@ -1,0 +1,73 @@
+"""Sites of an elastic run on this machine, each started by `geocomm run --elastic`."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+from geocomm.security.keys import Keys
+from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.hub_support import make_keys
+
+
+class Supervised:
+    """Sites whose processes `geocomm run --elastic` starts."""
+
+    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = ()) -> None:
+        self.sites = ElasticSites(folder, keys, wait_for)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *ranks: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """ranks: torchrun's arguments; by default one rank without torch."""
+        site = self.sites[name]
+        log = site.folder.parent / f"{name}-run-{len(site.logs)}.log"
+        site.logs.append(log)
+        wait_for = ["--wait-for", ",".join(site.wait_for)] if site.wait_for else []
+        command = [
+            *[sys.executable, "-m", "geocomm", "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
+            *["--hub", site.leader, "--listen", site.listen, "--run-dir", str(site.folder), "--"],
+            *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
+        ]
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=ENVIRONMENT | dict(environment or {}),
+                start_new_session=True,
+            )
+        self._running[name] = process
+        return process
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 90) -> None:
+        self.sites.until(condition, what, limit_s)
+
+    def end(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def supervised(folder: Path, sites: str, *, together: bool = False) -> Generator[Supervised]:
+    """together: no round opens before all of them are there."""
+    running = Supervised(folder, make_keys(folder / "keys", sites), tuple(sites) if together else ())
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def processes_of(site: ElasticSite, what: str) -> list[int]:
+    """Processes of the site whose command has `what` in it."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (process / "environ").read_bytes().decode().split("\0")
+            if what in command and f"GEOCOMM_RUN_DIR={site.folder}" in environment:
+                found.append(int(process.name))
+    return found
