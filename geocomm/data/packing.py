@@ -1,7 +1,7 @@
 """Packed sequences of one corpus, held-out ones apart, in a seeded order that all ranks share.
 
-The order is a function of (seed, epoch) alone: a run's whole position is the number of sequences that all ranks
-together have consumed, whatever the number of ranks.
+The order is a function of (seed, epoch), and of the site in an elastic run: a run's whole position is the number of
+sequences that all ranks together have consumed, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from geocomm.data.token_store import TokenArray
 class PackedSequences:
     """A token array cut into sequences of equal length; the rest at the end is dropped."""
 
-    def __init__(self, array: TokenArray, sequence_length: int, held_out_fraction: float, seed: int) -> None:
-        """Every n-th sequence (n = 1 / `held_out_fraction`, rounded) is held out; a fraction of 0 holds out none."""
+    def __init__(
+        self, array: TokenArray, sequence_length: int, held_out_fraction: float, seed: int, order: str = ""
+    ) -> None:
+        """Every n-th sequence (n = 1 / `held_out_fraction`, rounded) is held out; a fraction of 0 holds out none.
+
+        order: names another order of the same sequences.
+        """
         self.sequence_length = sequence_length
         self._tokens = array.tokens
-        self._seed = seed
+        named = hashlib.sha256(f"{seed} {order}".encode()).digest()[:8]
+        self._seed = int.from_bytes(named, "little") if order else seed
         count = len(array.tokens) // sequence_length
         numbers = np.arange(count, dtype=np.int64)
         if held_out_fraction > 0:

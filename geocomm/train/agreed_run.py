@@ -23,6 +23,8 @@ class Agreed:
     data: PackedSequences
     model_config: Any
     """The configuration of transformers."""
+    elastic: bool = False
+    """Whether all ranks are one site of an elastic run, which knows nothing here of the others."""
 
     @property
     def sites(self) -> dict[str, int]:

@@ -47,12 +47,6 @@ def run(config_path: Path | None, assignments: Sequence[str]) -> int:
         place = find_place(os.environ)
     except BadInput as error:
         return _refuse(str(error), local_rank=0)
-    if agent_socket() is not None:
-        return _refuse(
-            "it cannot be a site of an elastic run; start a script of your own that calls geocomm.local_steps(), or "
-            "leave --elastic out",
-            place.local_rank,
-        )
     try:
         return _run_rank(place, config_path, assignments)
     except BadInput as error:
@@ -74,6 +68,7 @@ def _backend_options(config: RunConfig) -> Options | None:
     from geocomm.codecs.collective_codec import AUTO, collective_codec
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
     from geocomm.core.options import Options
+    from geocomm.local_sgd.elastic_settings import require_elastic
     from geocomm.local_sgd.resolved_settings import ResolvedSettings
 
     field = "distributed.codec" if config.distributed.codec else "GEOCOMM_CODEC"
@@ -84,8 +79,11 @@ def _backend_options(config: RunConfig) -> Options | None:
             if options.codec != AUTO:
                 collective_codec(options.codec)
         if config.sync.mode == "local":  # refuse what would be refused when the model is there
+            elastic = agent_socket() is not None
             with _named("sync"):
-                ResolvedSettings.of(config.sync, [], sites=2)
+                resolved = ResolvedSettings.of(config.sync, [], sites=None if elastic else 2)
+                if elastic:
+                    require_elastic(resolved)
     except (InvalidArgumentError, UnsupportedError) as error:
         raise BadInput(str(error)) from None
     return options
@@ -147,12 +145,13 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
     try:
         if isinstance(found, BadInput):
             raise first_error(records) or found
-        plan = decide(records, found.config)
+        elastic = agent_socket() is not None
+        plan = decide(records, found.config, elastic=elastic)
     except BadInput:
         rendezvous.linger()
         raise
     sites = tuple(record["site"] for record in records)
-    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, found.data, found.model_config)
+    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, found.data, found.model_config, elastic)
     return _train(agreed, found.options, rendezvous)
 
 
@@ -160,6 +159,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     """Check and load everything that needs no other rank. Raises BadInput."""
     if problem := deepspeed_problem():
         raise BadInput(problem)
+    if elastic := agent_socket() is not None:
+        _require_elastic(config)
     options = _backend_options(config)
     presence = _own_presence(config, options, place.rank) if options else None
     if place.rank == 0:
@@ -174,7 +175,11 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         raise BadInput(f"output_dir {folder.path} cannot be made: {error}") from None
     tokenizer = load_tokenizer(config.data.tokenizer)
     data = PackedSequences(
-        load_tokens(config.data, tokenizer), config.data.sequence_length, config.data.held_out_fraction, config.seed
+        load_tokens(config.data, tokenizer),
+        config.data.sequence_length,
+        config.data.held_out_fraction,
+        config.seed,
+        place.site if elastic else "",  # each site reads the text in an order of its own
     )
     evaluates = config.evaluation.at_end or config.evaluation.every_steps > 0
     data.require(config.global_batch(place.world_size), evaluates)
@@ -197,6 +202,25 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         "checkpoints": {str(step): manifest for step, manifest in complete_checkpoints(root).items()},
     }
     return Prepared(config, options, data, model_config, record)
+
+
+def _require_elastic(config: RunConfig) -> None:
+    """Refuse what a site of an elastic run does not have."""
+    if config.sync.mode != "local":
+        raise BadInput(
+            f"sync.mode is {config.sync.mode}, and the sites of an elastic run share local steps alone: set "
+            "sync.mode=local, or leave --elastic out"
+        )
+    if config.sync.joint_steps not in ("auto", 0):
+        raise BadInput(
+            f"sync.joint_steps is {config.sync.joint_steps}, and no gradient crosses between the sites of an elastic "
+            "run; remove it"
+        )
+    if config.checkpoint.resume == "never":
+        raise BadInput(
+            "checkpoint.resume is 'never', and a site of an elastic run goes on whenever it is started again; remove "
+            "it, or begin another run with other folders (output_dir, --run-dir)"
+        )
 
 
 def _require_space(place: Place, root: Path, parameters: int, config: RunConfig) -> None:

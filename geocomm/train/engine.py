@@ -74,11 +74,16 @@ class TrainedModel:
     local: LocalSync | None
 
 
-def create_engine(config: RunConfig, model: PreTrainedModel) -> TrainedModel:
-    """Make the optimizer and the DeepSpeed engine around `model`. Collective."""
+def create_engine(config: RunConfig, model: PreTrainedModel, *, elastic: bool = False) -> TrainedModel:
+    """Make the optimizer and the DeepSpeed engine around `model`. Collective.
+
+    elastic: the ranks are a site of an elastic run, whose local steps the caller begins.
+    """
     own_sites = sites() if config.sync.mode == "local" else None
     shards = SiteShards() if own_sites is None and config.shards_in_sites() else None
-    joint_steps = 0 if own_sites is None else config.joint_steps(equal_sites=own_sites.have_equal_sizes)
+    joint_steps = 0
+    if own_sites is not None and not elastic:
+        joint_steps = config.joint_steps(equal_sites=own_sites.have_equal_sizes)
     if own_sites is not None and not joint_steps:
         share_weights(model)  # a seed may give other last bits on other hardware; joint steps share at their end
     engine, _, _, _ = deepspeed.initialize(

@@ -27,7 +27,8 @@ _NUMBERS = schema.names(schema.LOCAL_STEPS)
 class LocalSync:
     """An engine whose gradients are averaged inside the site, and whose weights local steps average between the sites.
 
-    In the first steps (`joint_steps`) gradients are averaged over all ranks, and the sites stay equal.
+    In the first steps (`joint_steps`) gradients are averaged over all ranks, and the sites stay equal. A site of an
+    elastic run has none: `begin` is called before its first step.
     """
 
     def __init__(
@@ -76,14 +77,19 @@ class LocalSync:
         if self._joint is not None:
             self._joint.before_update()
 
-    def begin(self) -> None:
-        """Train with local steps from now on. Collective over all ranks."""
+    @property
+    def run_step(self) -> int:
+        """Steps of the run: in an elastic one those of the site that has most."""
+        return 0 if self._handle is None else self._handle.run_step
+
+    def begin(self, step: int = 0) -> None:
+        """Train with local steps from now on, the weights being those of this step. Collective over all ranks."""
         if self._joint is not None:
             self._joint.end()
             self._joint = None
         optimizer: Any = self._engine.optimizer
         try:
-            self._handle = local_steps(self._engine, optimizer, self._settings)
+            self._handle = local_steps(self._engine, optimizer, self._settings, begin_step=step)
         except GeocommError as error:
             raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error
 

@@ -56,8 +56,11 @@ def record_for(place: Place, found: Mapping[str, Any] | BadInput) -> dict[str, A
     return {**where, **({"error": str(found)} if isinstance(found, BadInput) else found)}
 
 
-def decide(records: list[dict[str, Any]], config: RunConfig) -> RunPlan:
-    """The plan that the records of all ranks (by rank) lead to; raises BadInput where they lead to none."""
+def decide(records: list[dict[str, Any]], config: RunConfig, *, elastic: bool = False) -> RunPlan:
+    """The plan that the records of all ranks (by rank) lead to; raises BadInput where they lead to none.
+
+    elastic: they are a site of an elastic run.
+    """
     _require_equal(records, "the version of {}", [{"geocomm": record.get("version")} for record in records])
     if error := first_error(records):
         raise error
@@ -65,7 +68,12 @@ def decide(records: list[dict[str, Any]], config: RunConfig) -> RunPlan:
     _require_equal(records, "the tokenized corpus ({})", [{_DATA: record["data"]} for record in records])
     _require_equal(records, "the model's {}", [record["model"] for record in records])
     _require_declared_site(records)
-    if config.sync.mode == "local" and len({record["site"] for record in records}) < 2:
+    sites = list(dict.fromkeys(record["site"] for record in records))
+    if elastic and len(sites) > 1:
+        raise BadInput(
+            f"the ranks of this job are at sites {', '.join(sites)}; in an elastic run each site is a job of its own"
+        )
+    if config.sync.mode == "local" and len(sites) < 2 and not elastic:
         raise BadInput(
             f"sync.mode local needs two sites or more, and all ranks are at one ({records[0]['site']}); GEOCOMM_SITE "
             "names the site of a rank"

@@ -52,8 +52,21 @@ class Restored:
 class RunCheckpoints:
     """The checkpoints of one run. All methods are collective."""
 
-    def __init__(self, trained: TrainedModel, place: Place, root: Path, keep: int, manifest: Mapping[str, Any]) -> None:
-        """root: the checkpoint folder as this machine sees it; manifest: what each checkpoint says of the run."""
+    def __init__(
+        self,
+        trained: TrainedModel,
+        place: Place,
+        root: Path,
+        keep: int,
+        manifest: Mapping[str, Any],
+        *,
+        elastic: bool = False,
+    ) -> None:
+        """root: the checkpoint folder as this machine sees it; manifest: what each checkpoint says of the run.
+        elastic: of a site of an elastic run. It takes weights and optimizer from a checkpoint, and no more: what sites
+        share is in the run folder.
+        """
+        self._elastic = elastic
         engine, sync = trained.engine, trained.sync
         self._manifest = dict(manifest)
         self._engine = engine
@@ -151,7 +164,7 @@ class RunCheckpoints:
         source = folder.step_folder(self._root, step)
         manifest = folder.complete_checkpoints(self._root)[step]
         restored = Restored(Progress(step, int(manifest["consumed"])), int(manifest["world_size"]))
-        as_many = restored.ranks == self._place.world_size
+        as_many = restored.ranks == self._place.world_size and not self._elastic
         own = _rank_file(source, self._place.rank)
         if as_many and not own.is_file():
             error = f"{own} is missing: this machine did not write it; restore it or the rank order"
@@ -169,7 +182,7 @@ class RunCheckpoints:
                 raise BadInput(f"the checkpoint {source} does not fit: {failure}") from failure
         if not as_many:
             lost = self._take_over_feedback(source, restored.ranks)
-            return replace(restored, lost_feedback=lost, anchor_only=self._local is not None)
+            return replace(restored, lost_feedback=lost, anchor_only=self._local is not None and not self._elastic)
         _restore_random_state(state)
         if self._sync is not None and "feedback" in state:
             self._sync.load_state_dict(state["feedback"])
@@ -177,7 +190,7 @@ class RunCheckpoints:
 
     def _local_state(self, source: Path, manifest: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The rank's part of a state of local steps, where these sites wrote it, with rounds begun if it has any."""
-        if self._local is None or manifest.get("sites") != self._manifest["sites"]:
+        if self._local is None or self._elastic or manifest.get("sites") != self._manifest["sites"]:
             return {}
         local = state.get("local", {})
         error = None

@@ -70,8 +70,9 @@ class TrainLoop:
         own_site = {place.site: agreed.sites[place.site]}
         self._talk: StepTalk = StepReducer(agreed.sites, place.site, device)
         self._site_talk = None
-        if trained.local is not None:
+        if trained.local is not None and not agreed.elastic:
             self._talk = self._site_talk = SiteTalk(trained.local, place.site, device)
+        self._elastic = agreed.elastic
         self._facts = RunFacts(
             site=place.site,
             ranks_of_site=agreed.sites if trained.local is None else own_site,
@@ -93,21 +94,28 @@ class TrainLoop:
         """Train; returns where the run stands at its end or when some rank was asked to stop."""
         config = self._config
         self._saved_step = progress.step
+        if self._elastic and progress.step >= config.training.steps:
+            self._finish()
         while progress.step < config.training.steps:
+            before = progress.step
             progress, wants = self._one_step(progress, stop)
-            last = progress.step == config.training.steps
-            if last and self._trained.local is not None:
-                self._trained.local.finish()
-            if _due(progress.step, config.evaluation.every_steps) or (last and config.evaluation.at_end):
+            last = progress.step >= config.training.steps
+            if last:
+                self._finish()
+            if _due(before, progress.step, config.evaluation.every_steps) or (last and config.evaluation.at_end):
                 self._evaluate(progress)
-            save_due = wants.save or _due(progress.step, config.checkpoint.every_steps)
+            save_due = wants.save or _due(before, progress.step, config.checkpoint.every_steps)
             if save_due or wants.stop or (last and config.checkpoint.at_end):
                 self._save(progress)
-            if wants.stop:
+            if wants.stop:  # the agent of a site of an elastic run has said already that it leaves
                 break
         self._flush()
         agree(self._place, self._log_error)
         return progress
+
+    def _finish(self) -> None:
+        if self._trained.local is not None and not self._trained.local.is_finished:
+            self._trained.local.finish()
 
     def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, Wants]:
         """One optimizer step; also what ranks ask for after it."""
@@ -140,7 +148,11 @@ class TrainLoop:
         under_way = self._talk.launch(step, mean, row, self._wants(stop))
         engine.backward(loss)
         norm = apply_gradients(trained)
-        totals = under_way.finish(meets=step == training.steps or _due(step, config.checkpoint.every_steps))
+        totals = under_way.finish(
+            meets=step == training.steps or _due(progress.step, step, config.checkpoint.every_steps)
+        )
+        if trained.local is not None and self._elastic:
+            step = trained.local.run_step  # another site may be further
         self._emit(totals.rows)
         entry = {
             "step": step,
@@ -205,7 +217,9 @@ class TrainLoop:
         if not before or rounds["rounds"] is None or before["rounds"] is None:
             return
         late = rounds["held_back"] > before["held_back"]
-        if late and not self._was_late:
+        if late and self._elastic:
+            self._log.say(f"step {step}: a round closed without this site; what it has learned is in its next delta")
+        elif late and not self._was_late:
             age = rounds["oldest_in_flight"]
             self._log.say(f"step {step}: the result of a round is late ({age} steps by now); training goes on")
         self._was_late = late
@@ -257,8 +271,9 @@ class TrainLoop:
         self._log.say(f"step {progress.step}: checkpoint {path}")
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+def _due(before: int, step: int, every: int) -> bool:
+    """Whether the steps after `before`, up to `step`, have one of every so many."""
+    return every > 0 and step // every > before // every
 
 
 def effective_codec(config: RunConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from geocomm.runs.run_log import RunLog
 from geocomm.runs.trackers import open_trackers
 from geocomm.train.agreed_run import Agreed
 from geocomm.train.config_text import format_config
-from geocomm.train.engine import create_engine, create_model
+from geocomm.train.engine import create_engine, create_model, set_learning_rate
 from geocomm.train.train_checkpoint import Progress, Restored, RunCheckpoints
 from geocomm.train.train_export import export_run
 from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
@@ -23,19 +24,29 @@ from geocomm.train.train_loop import StopRequest, TrainLoop, effective_codec
 def train_session(agreed: Agreed) -> int:
     """Train; the exit code. Collective. BadInput comes on all ranks or none."""
     config, place = agreed.config, agreed.place
-    trained = create_engine(config, together(place, lambda: create_model(config, agreed.model_config)))
+    trained = create_engine(
+        config, together(place, lambda: create_model(config, agreed.model_config)), elastic=agreed.elastic
+    )
     folder = RunFolder(config.output_dir.expanduser())
     events.identify(place.rank, place.site)
     checkpoints = None
     if config.checkpoint.saves() or agreed.resume_step is not None:
-        checkpoints = RunCheckpoints(trained, place, folder.checkpoints, config.checkpoint.keep, agreed.manifest())
+        checkpoints = RunCheckpoints(
+            trained, place, folder.checkpoints, config.checkpoint.keep, agreed.manifest(), elastic=agreed.elastic
+        )
     restored = Restored(Progress(), place.world_size)
     if checkpoints is not None and agreed.resume_step is not None:
         restored = checkpoints.restore(agreed.resume_step)
     progress = restored.progress
-    if agreed.resume_step is None or restored.ranks != place.world_size:
+    if agreed.elastic and trained.local is not None:
+        set_learning_rate(trained.engine, 0.0)  # a checkpoint's is of its step
+        trained.local.begin(progress.step)
+        step = trained.local.run_step
+        progress = Progress(step, step * config.global_batch(place.world_size))
+    if agreed.elastic or agreed.resume_step is None or restored.ranks != place.world_size:
         # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
-        torch.manual_seed(config.seed + 1 + place.rank + progress.consumed)
+        site = zlib.crc32(place.site.encode()) if agreed.elastic else 0
+        torch.manual_seed(config.seed + 1 + place.rank + progress.consumed + site)
 
     def open_log() -> RunLog:
         trackers = None
@@ -52,9 +63,10 @@ def train_session(agreed: Agreed) -> int:
         together(place, lambda: log.write("start", start))
         log.say(_start_line(agreed, start))
         if progress.step >= config.training.steps:
+            other = "begin another run" if agreed.elastic else "take another output_dir"
             log.say(
                 f"already at step {progress.step} of {config.training.steps}: nothing is left to train; raise "
-                "training.steps to go on, or take another output_dir"
+                f"training.steps to go on, or {other}"
             )
         if restored.lost_feedback:
             lost = ", ".join(map(str, restored.lost_feedback))
@@ -76,7 +88,8 @@ def train_session(agreed: Agreed) -> int:
         if not end["complete"]:
             log.say(f"stopped after step {progress.step} of {config.training.steps}")
             return 128 + (stop.signal or 15)
-        if line := export_run(agreed, trained, progress.step, renew=progress.step > restored.progress.step):
+        renew = progress.step > restored.progress.step or agreed.elastic
+        if line := export_run(agreed, trained, progress.step, renew=renew):
             log.say(line)
     return 0
 
@@ -100,6 +113,8 @@ def _start_entry(agreed: Agreed, restored: Restored, parameters: int) -> dict[st
 def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
     training = agreed.config.training
     begin = f"resuming after step {start['step']}" if start["resumed"] else "starting"
+    if agreed.elastic:
+        begin = f"this site begins after step {start['step']} of the run"
     if start["ranks_before"] != agreed.place.world_size:
         begin += f" of {start['ranks_before']} ranks"
     sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())

@@ -233,11 +233,29 @@ def test_incomplete_launch_is_refused(environ: dict[str, str]) -> None:
         find_place(environ)
 
 
-def test_driver_does_not_train_as_a_site_of_an_elastic_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("assignments", "word"),
+    [
+        ([], "sync.mode=local"),
+        (["sync.mode=local", "sync.joint_steps=2"], "sync.joint_steps"),
+        (["sync.mode=local", "sync.deterministic=true"], "deterministic"),
+        (["sync.mode=local", "sync.overlap=0"], "overlap"),
+        (["sync.mode=local", "checkpoint.resume=never"], "checkpoint.resume"),
+    ],
+)
+def test_driver_refuses_what_a_site_of_an_elastic_run_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], assignments: list[str], word: str
 ) -> None:
+    pytest.importorskip("deepspeed")
     monkeypatch.setenv("GEOCOMM_AGENT", "/run/agent.sock")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert driver.run(None, []) == EXIT_BAD_INPUT
-    assert "geocomm.local_steps()" in capsys.readouterr().err
+    assert driver.run(None, assignments) == EXIT_BAD_INPUT
+    [line] = capsys.readouterr().err.splitlines()
+    assert word in line
+
+
+def test_ranks_of_two_sites_are_no_site_of_an_elastic_run() -> None:
+    config = _config(sync={"mode": "local"})
+    with pytest.raises(BadInput, match="job of its own"):
+        decide(_records({}, config), config, elastic=True)
