@@ -40,7 +40,7 @@ def test_framework_trains_inside_a_site_of_an_elastic_run(tmp_path: Path, case: 
         assert all(one[: len(shortest)] == shortest for one in anchors)
     for ranks_of_site in told.values():
         losses = ranks_of_site[0]["losses"]
-        assert statistics.mean(losses[-5:]) < 0.8 * statistics.mean(losses[:5])
+        assert statistics.mean(losses[-5:]) < 0.8 * losses[0]  # that of the weights that all begin with
 
 
 def _told(folder: Path, site: str, rank: int) -> dict[str, Any]:
