@@ -17,11 +17,11 @@ from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
-    from geocomm.elastic.leader_questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
+    from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
     from geocomm.journal.run_state import RunState, SiteRecord
     from geocomm.security.keys import Keys
 
-_HELP = """Show the sites of an elastic run, or remove one.
+_HELP = """Show the sites of an elastic run, remove one, or have another one lead.
 
 Works at any site, with its run folder. The leader tells what the sites are doing now, if it answers.
 """
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     members.command("ls")(ls)
     members.command("remove")(remove)
     members.command("lead")(lead)
+    members.command("promote")(promote)
     app.add_typer(members, name="members")
 
 
@@ -47,7 +48,7 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
         geocomm members ls --run-dir run
     """
     state = _state(run_dir)
-    seen, problem = _asked(run_dir)
+    seen, problem = _asked(run_dir, state)
     rows = [_row(record, state, seen.get(record.name)) for record in sorted(state.sites.values(), key=lambda r: r.name)]
     if as_json:
         typer.echo(json.dumps({"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}))
@@ -96,10 +97,9 @@ def remove(
 
         geocomm members remove virginia --run-dir run --why "sold"
     """
-    from geocomm.elastic.leader_questions import RemovalAsked
+    from geocomm.elastic.questions import RemovalAsked
 
-    _state(run_dir)
-    answer = _ask(run_dir, RemovalAsked(site=site, why=why))
+    answer = _ask(run_dir, _state(run_dir), RemovalAsked(site=site, why=why))
     if isinstance(answer, str):
         fail("members", f"the leader does not answer: {answer}")
     if answer.problem:
@@ -156,6 +156,48 @@ def lead(
     os.execv(command[0], command)
 
 
+def promote(
+    run_dir: _RunDir,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where other sites reach this one, if its address is translated.")
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where half of the sites or more are not reached.")
+    ] = False,
+) -> None:
+    """Have this site lead the run, since its leader is gone for good.
+
+    The agent of this site has to run. It takes the longest journal among the sites that it reaches. The others follow
+    it within 20 s, and the leader before does when it comes back.
+
+    Exit status: 0; 2 where it is refused: the leader answers, or half of the sites or more are not reached.
+
+    Example:
+
+        geocomm members promote --run-dir run
+    """
+    from geocomm.elastic.questions import PROMOTION_LIMIT_S, PromotionAnswer, PromotionAsked, ask
+
+    _state(run_dir)
+    try:
+        _, agent, keys = _about(run_dir)
+        asked = PromotionAsked(address=address, force=force)
+        answer = asyncio.run(ask(agent, keys, asked, PromotionAnswer, PROMOTION_LIMIT_S))
+    except (OSError, ValueError, KeyError) as error:
+        fail(
+            "members",
+            f"the agent of this site does not answer ({str(error) or type(error).__name__}): start geocomm run "
+            "--elastic with this run folder first",
+        )
+    if answer.problem:
+        fail("members", answer.problem)
+    out = Console(soft_wrap=True, highlight=False)
+    out.print(f"This site leads the run at {answer.address}, term {answer.term}.")
+    out.print(f"Sites that join from now on need --hub {answer.address}; those of the run find it.")
+    if answer.away:
+        out.print(f"Not reached: {', '.join(answer.away)}. What only they had is lost.")
+
+
 def _state(run_dir: Path) -> RunState:
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
     from geocomm.journal.run_state import RunState
@@ -169,29 +211,33 @@ def _state(run_dir: Path) -> RunState:
         fail("members", str(error))
 
 
-def _asked(run_dir: Path) -> tuple[dict[str, SeenSite], str]:
-    from geocomm.elastic.leader_questions import MembersAsked
+def _asked(run_dir: Path, state: RunState) -> tuple[dict[str, SeenSite], str]:
+    from geocomm.elastic.questions import MembersAsked
 
-    answer = _ask(run_dir, MembersAsked())
-    return ({}, answer) if isinstance(answer, str) else ({one.site: one for one in answer.sites}, "")
+    answer = _ask(run_dir, state, MembersAsked())
+    if isinstance(answer, str):
+        return {}, answer
+    return {one.site: one for one in answer.sites}, answer.problem
 
 
-def _ask(run_dir: Path, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:
+def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:
     """The leader's answer, or why there is none."""
-    from geocomm.elastic.leader_questions import ask
-    from geocomm.security.keys import KeysError
+    from geocomm.core.addresses import HubAddress
+    from geocomm.elastic.questions import LeaderAnswer, ask
 
     try:
-        leader, keys = _about(run_dir)
-        return asyncio.run(ask(leader, keys, question))
-    except (OSError, KeysError, ValueError, KeyError) as error:
+        hub, _, keys = _about(run_dir)
+        leader = hub if state.taken_over is None else HubAddress.parse(state.taken_over.address)
+        return asyncio.run(ask(leader, keys, question, LeaderAnswer))
+    except (OSError, ValueError, KeyError) as error:
         return str(error) or type(error).__name__
 
 
-def _about(run_dir: Path) -> tuple[HubAddress, Keys]:
+def _about(run_dir: Path) -> tuple[HubAddress, HubAddress, Keys]:
+    """Where the leader was at the start, where this site's agent is, and the site's keys."""
     from geocomm.core.addresses import HubAddress
     from geocomm.elastic.agent_process import ABOUT_FILE
     from geocomm.security.keys import Keys
 
     about = json.loads((run_dir / ABOUT_FILE).read_text())
-    return HubAddress.parse(about["leader"]), Keys.load(about["keys"])
+    return HubAddress.parse(about["leader"]), HubAddress.parse(about["agent"]), Keys.load(about["keys"])

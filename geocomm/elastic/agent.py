@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable
@@ -16,13 +17,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm._version import __version__
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher, FileServer, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.leader import Leader
-from geocomm.elastic.leader_questions import MembersAsked, answer, ask
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.leader import Leader, StartAgain
+from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
+from geocomm.elastic.questions import (
+    AgentStanding,
+    EntriesAnswer,
+    EntriesAsked,
+    LeaderAnswer,
+    MembersAsked,
+    PromotionAnswer,
+    PromotionAsked,
+    RemovalAsked,
+    StandingAsked,
+    answer_of,
+    ask,
+    read_question,
+    standings,
+    tell,
+)
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
 from geocomm.journal.entries import BadLineError, Entry, Kept, Removed, Round, Skip, hash_of, line_of
@@ -60,6 +78,7 @@ from geocomm.journal.messages import (
     down_of,
 )
 from geocomm.journal.run_state import RunState, Standing
+from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.store_session import Greeting, Purpose
 from geocomm.rendezvous.store_session import Refused as ConnectionRefused
 from geocomm.rendezvous.tls_stream import TlsStream
@@ -68,7 +87,11 @@ from geocomm.security.keys import Identity, Keys, KeysError
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
+FIND_AFTER_S = 9.0
+"""Without a leader for so long, an agent asks all others whom they follow; and so often again."""
 _RANKS_LIMIT_S = 3.0
+_RANKS_END_S = 60.0
+_ENTRIES_AT_ONCE = 100
 _ATTEMPTS = "attempts.json"
 
 
@@ -102,30 +125,40 @@ class Agent:
 
     def __init__(
         self,
-        leader_at: HubAddress,
+        hub: str,
+        known: KnownAgents,
         keys: Keys,
         store: FragmentStore,
         journal: SqliteJournal,
-        port: int | None,
+        state: RunState,
+        own_at: HubAddress,
         leader: Leader | None,
         log: Callable[[str], None],
     ) -> None:
-        """port: where it gives out files; None: nowhere. leader: where it leads too."""
+        """hub: where all sites look for the leader at the start. state: what the journal says, which this agent goes on
+        with. own_at: where it listens, on this machine. leader: where it leads too."""
         self.site = keys.identity.site
-        self.state = RunState.of(journal.read())
+        self.state = state
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises AgentEnded, in the end."""
         self.left = asyncio.Event()
         """The site has left, as the journal says."""
-        self._leader_at, self._keys, self._store, self._journal = leader_at, keys, store, journal
-        self._port, self._leader, self._log = port, leader, log
-        self._link = LeaderLink(leader_at, keys, self._hello, self._take, self._link_lost, log)
+        self.asked_to_leave = False
+        """The agent that comes after this one, in the same process, goes on with that."""
+        self._hub, self._known, self._keys, self._store, self._journal = hub, known, keys, store, journal
+        self._own_at, self._leader, self._log = own_at, leader, log
+        # A leader may not reach itself by the address that it has for others.
+        link_to = own_at if leader is not None else HubAddress.parse(self._leader_at)
+        self._link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
         self._fetcher = Fetcher(store, keys, log)
-        self._files = FileServer(store, lambda: self.state.head.index, self._get_for_others if leader else None)
+        self._files = FileServer(
+            store, lambda: (self.state.head.index, self.state.term), self._get_for_others if leader else None
+        )
         self._states = StatesOfOthers(store, journal.path, self._fetcher, log)
         self._snapshots = Snapshots(store)
         self._ranks: dict[int, _Rank] = {}
         self._welcome: Welcome | None = None
+        self._was_welcomed = False
         self._is_current = False
         """The leader has welcomed this agent, and its journal has what the leader's had then."""
         self._opens: dict[int, Open] = {}
@@ -147,26 +180,26 @@ class Agent:
         """Follow the leader until cancelled."""
         if self.state.ended:
             self._end(f"the run in {self._store.run_dir} has ended: start with an empty run folder", refused=True)
-        beating = asyncio.create_task(self._beat_forever())
+        beside = [asyncio.create_task(self._beat_forever()), asyncio.create_task(self._look_for_leader())]
         try:
             await self._link.run()
         finally:
-            for task in (beating, *self._tasks):
+            for task in (*beside, *self._tasks):
                 task.cancel()
-            await asyncio.gather(beating, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*beside, *self._tasks, return_exceptions=True)
 
     async def serve_connection(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         """What comes through the doorway."""
         if greeting.purpose is Purpose.FETCH:
             await self._files.serve(stream)
-        elif greeting.purpose not in (Purpose.RUN, Purpose.ASK):
+        elif greeting.purpose is Purpose.ASK:
+            await self._answer(stream, peer.site)
+        elif greeting.purpose is not Purpose.RUN:
             raise ConnectionRefused("this is an agent of an elastic run: start all sites with --elastic, or none")
         elif self._leader is None:
             raise ConnectionRefused(f"this agent does not lead; the leader is at {self._leader_at}")
-        elif greeting.purpose is Purpose.RUN:
-            await self._leader.serve_site(stream, peer.site)
         else:
-            await answer(stream, self._leader)
+            await self._leader.serve_site(stream, peer.site)
 
     @property
     def others(self) -> list[str]:
@@ -189,12 +222,159 @@ class Agent:
         if self._leaving:
             self._say(Leave())
 
+    # ---- who leads
+
+    @property
+    def _leader_at(self) -> str:
+        return self._known.leader or self._hub
+
+    async def _answer(self, stream: TlsStream, site: str) -> None:
+        """A question of some site."""
+        match await read_question(stream):
+            case MembersAsked() | RemovalAsked() as asked:
+                other = LeaderAnswer(
+                    problem=f"the agent of {self.site} does not lead; the leader is at {self._leader_at}"
+                )
+                await tell(stream, other if self._leader is None else answer_of(self._leader, asked))
+            case StandingAsked(run=run, term=term, leader=leader):
+                await tell(stream, self._standing)
+                self._heard_of(run, term, leader)
+            case EntriesAsked(first=first):
+                entries = tuple(itertools.islice(self._journal.read(first), _ENTRIES_AT_ONCE))
+                await tell(stream, EntriesAnswer(entries=entries))
+            case PromotionAsked() as asked:
+                answer = await self._promote(asked, site)
+                try:
+                    await tell(stream, answer)
+                finally:
+                    if not answer.problem:
+                        self._start_again(
+                            f"site {self.site} leads from now on, at {answer.address}: term {answer.term}"
+                        )
+
+    @property
+    def _standing(self) -> AgentStanding:
+        genesis, head = self.state.genesis, self._journal.head
+        return AgentStanding(
+            site=self.site,
+            run=None if genesis is None else genesis.run,
+            head=head.index,
+            head_hash=head.hash,
+            chain=self.state.term,
+            term=self._known.term,
+            leader=self._leader_at,
+            leads=self._leader is not None,
+        )
+
+    async def _promote(self, asked: PromotionAsked, site: str) -> PromotionAnswer:
+        if site != self.site:
+            return PromotionAnswer(problem=f"site {self.site} alone may promote itself, not {site}")
+        host = own_address(HubAddress.parse(self._hub).host)
+        address = asked.address or self._own_fetch or str(HubAddress(host, self._own_at.port))
+        if self._leader is not None and address == self._leader_at:
+            return PromotionAnswer(problem=f"site {self.site} leads already, at {address}")
+        candidate = Candidate(
+            *(self.site, address, self._hub, self._keys, self.state, self._journal, self._known),
+            take=self._take_next,
+            hear=self._heard_of,
+        )
+        answer = await candidate.promote(asked)
+        if not answer.problem:
+            self._link_lost()  # what the leader before still says is not heard
+        return answer
+
+    def _take_next(self, entry: Entry) -> None:
+        """An entry that another agent has, and that follows the last one here."""
+        head = self._journal.head
+        if entry.index != head.index + 1 or entry.prev != head.hash:
+            raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
+        self._append(entry)
+
+    def _heard_of(self, run: str | None, term: int, leader: str) -> None:
+        """An agent of that run follows this leader: the higher term counts."""
+        genesis = self.state.genesis
+        if run is None or (genesis is not None and run != genesis.run) or term <= self._known.term:
+            return
+        with contextlib.suppress(HubAddressError):
+            HubAddress.parse(leader)
+            self._known.saw(term, leader)
+            if self._leader is not None:
+                self._start_again(f"another site leads since term {term}, at {leader}: this one follows it")
+            else:
+                self._log(f"the leader of term {term} is at {leader}")
+                self._follow_leader()
+
+    def _follow_leader(self) -> None:
+        """Go to the leader of the highest term; what the one before still says is not heard."""
+        self._link_lost()
+        self._link.move(HubAddress.parse(self._leader_at))
+
+    def _start_again(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(StartAgain(why))
+
+    async def _look_for_leader(self) -> None:
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        while True:
+            await asyncio.sleep(1)
+            if self._welcome is not None:
+                since = clock()
+            elif clock() - since >= FIND_AFTER_S:
+                await self._ask_others({self._hub, *self._known.addresses.values()})
+                since = clock()
+
+    async def tell_others(self) -> None:
+        """A leader tells those that are not connected to it that it leads, and hears of later ones, until cancelled."""
+        while self._leader is not None:
+            connected = {site for site, seen in self._leader.seen.items() if seen.connected}
+            await self._ask_others({at for site, at in self._known.addresses.items() if site not in connected})
+            await asyncio.sleep(FIND_AFTER_S)
+
+    async def _ask_others(self, addresses: set[str]) -> None:
+        genesis = self.state.genesis
+        run = None if genesis is None else genesis.run
+        asked = StandingAsked(run=run, term=self._known.term, leader=self._leader_at)
+        own = {self._own_fetch, str(self._own_at), self._known.addresses.get(self.site, "")}
+        for one in (await standings(addresses - own, self._keys, asked, ASK_LIMIT_S)).values():
+            self._heard_of(one.run, one.term, one.leader)
+
+    def _go_back(self, first: int) -> None:
+        """This journal ends outside the run's: what the site did from entry `first` on is not a part of it."""
+        self._link_lost()  # nothing is heard or said any more
+        self._start(self._rejoin(first))
+
+    async def _rejoin(self, first: int) -> None:
+        void: dict[int, int] = {}
+        for entry in self._journal.read(first):
+            if isinstance(entry, Round | Skip):
+                void[entry.fragment] = min(entry.version, void.get(entry.fragment, entry.version))
+        why = (
+            f"the entries of site {self.site} from {first} on are those of a leader before, and not a part of the run: "
+            f"it goes on from where the leader at {self._leader_at} took over"
+        )
+        if void:
+            # Ranks that have just started have heard of no round.
+            ending = [rank for rank in self._ranks.values() if rank.welcomed or any(rank.versions.values())]
+            for rank in ending:
+                rank.connection.say(Stop(why=why))
+            end, waiting = asyncio.get_running_loop().time() + _RANKS_END_S, Waiting(self._log)
+            while any(rank in ending for rank in self._ranks.values()) and asyncio.get_running_loop().time() < end:
+                waiting.tell(lambda: "the ranks of this site to end: they have rounds that the run does not have")
+                await asyncio.sleep(0.1)
+        for fragment, version in void.items():
+            self._store.remove_states_after(fragment, version)
+        self._snapshots.remove_from(first)
+        aside = self._journal.cut(first)
+        self._start_again(f"{why}. The entries are kept in {aside.name}")
+
     # ---- the leader
 
     def _hello(self, own_host: str) -> str:
-        self._own_fetch = str(HubAddress(own_host, self._port)) if self._port is not None else ""
+        self._own_fetch = str(HubAddress(own_host, self._own_at.port))
         if self._leader is not None:
-            self._own_fetch = str(self._leader_at)
+            self._own_fetch = self._leader_at
+        self._known.learn(self.site, self._own_fetch)
         head = self._journal.head
         genesis = self.state.genesis
         hello = Hello(
@@ -217,13 +397,20 @@ class Agent:
     def _take(self, line: bytes) -> None:
         """A line of the leader. BadLineError: it is none, or does not fit the journal."""
         down = down_of(line)
+        if self._welcome is None and not isinstance(down, Welcome | Refused | Stop):
+            return  # the site goes to another leader
         match down:
             case Welcome():
+                if down.term < self._known.term:
+                    raise BadLineError(f"it leads with term {down.term}, and term {self._known.term} was seen")
+                self._known.saw(down.term, self._leader_at)
                 self._welcomed(down)
             case EntrySaid():
                 self._append(down.entry)
             case Open():
                 self._opens[down.fragment] = down
+                for peer in down.peers:
+                    self._known.learn(peer.site, peer.fetch)
                 self._attempts[down.fragment] = (down.version, down.attempt)
                 self._write_attempts()
                 self._tell_ranks(down)
@@ -232,6 +419,8 @@ class Agent:
                 self._want(wanted, self._fetch_once(wanted, [one for one in down.sources if one != self._own_fetch]))
             case Repair():
                 self._tell_ranks(down)
+            case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
+                raise BadLineError(down.why)
             case Stop() | Refused():
                 self._tell_ranks(Stop(why=down.why))
                 self._end(down.why, refused=True)
@@ -239,7 +428,7 @@ class Agent:
                 raise BadLineError(f"{down.kind} is not for an agent")
 
     def _welcomed(self, welcome: Welcome) -> None:
-        self._welcome = welcome
+        self._welcome, self._was_welcomed = welcome, True
         still = set(welcome.open)
         self._opens = {
             fragment: one for fragment, one in self._opens.items() if (fragment, one.version, one.attempt) in still
@@ -278,12 +467,11 @@ class Agent:
         head = self._journal.head
         if entry.index <= head.index:
             if self._journal.hash_at(entry.index) != hash_of(entry):
-                self._end(
-                    f"entry {entry.index} of this site's journal is not the run's: what the site did since is not a "
-                    f"part of it. Start with an empty run folder, and the site joins anew",
-                    refused=True,
-                )
+                self._go_back(entry.index)
                 return
+        elif entry.prev != head.hash and self._welcome is not None and self._welcome.term > self.state.term:
+            self._go_back(self.state.terms.get(self.state.term, 0))
+            return
         else:
             self._follow()
             self._take_entry(entry)
@@ -347,6 +535,11 @@ class Agent:
             connection.say(
                 Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
             )
+            connection.close()
+            return
+        versions = dict(enumerate(self.state.versions))
+        if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
+            connection.say(Stop(why="this rank has applied rounds that the run does not have: start it again"))
             connection.close()
             return
         others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
@@ -527,7 +720,7 @@ class Agent:
 
     @property
     def _proxy(self) -> str | None:
-        return None if self._leader is not None else str(self._leader_at)
+        return None if self._leader is not None else self._leader_at
 
     async def _fetch_once(self, wanted: Wanted, sources: Iterable[str]) -> None:
         if await self._fetcher.frame(wanted, list(sources), self._proxy) is Outcome.HERE:
@@ -585,7 +778,7 @@ class Agent:
             found |= {site: seen.fetch for site, seen in self._leader.seen.items() if seen.connected}
         else:
             with contextlib.suppress(OSError, KeysError):
-                answered = await ask(self._leader_at, self._keys, MembersAsked())
+                answered = await ask(HubAddress.parse(self._leader_at), self._keys, MembersAsked(), LeaderAnswer)
                 found |= {seen.site: seen.fetch for seen in answered.sites if seen.connected}
         found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))

@@ -140,31 +140,52 @@ class LeaderLink:
         self._leader, self._keys = leader, keys
         self._hello, self._take, self._lost, self._log = hello, take, lost, log
         self._lines: LineStream | None = None
+        self._moved = asyncio.Event()
 
     def say(self, line: str) -> None:
         """Tell the leader; where there is no connection, nothing happens."""
         if self._lines is not None:
             self._lines.say(line)
 
+    def move(self, leader: HubAddress) -> None:
+        """Go to another leader, now."""
+        self._leader = leader
+        self._moved.set()
+
     async def run(self) -> None:
         """Dial, carry, dial again, until cancelled."""
+        while True:
+            self._moved.clear()
+            carrying = asyncio.create_task(self._run_to_one())
+            moved = asyncio.create_task(self._moved.wait())
+            try:
+                await asyncio.wait([carrying, moved], return_when=asyncio.FIRST_COMPLETED)
+                if carrying.done():  # it does not end but by an error of this program
+                    carrying.result()
+            finally:
+                carrying.cancel()
+                moved.cancel()
+                await asyncio.gather(carrying, moved, return_exceptions=True)
+
+    async def _run_to_one(self) -> None:
         pause, waiting, reported = _FIRST_PAUSE_S, Waiting(self._log), ""
         while True:
             try:
                 async with self._connection() as lines:
-                    pause, reported = _FIRST_PAUSE_S, ""
+                    pause = _FIRST_PAUSE_S
                     try:
                         await lines.carry(self._take)
                     finally:
                         waiting = Waiting(self._log)  # from now on, not from when the connection was made
-                reason = "it closed the connection"
+                reason, reported = "it closed the connection", ""
             except (Refused, ProtocolError, KeysError) as error:
                 reason = str(error)
                 if reason != reported:
                     self._log(f"the leader at {self._leader}: {reason}; trying again")
                     reported = reason
+                pause = _LAST_PAUSE_S
             except OSError as error:
-                reason = str(error) or "silent"
+                reason, reported = str(error) or "silent", ""
             waiting.tell(lambda reason=reason: f"the leader at {self._leader} ({reason}); training goes on meanwhile")
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, _LAST_PAUSE_S)

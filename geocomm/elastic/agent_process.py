@@ -21,17 +21,20 @@ from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.elastic.agent import Agent, AgentEnded
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
-from geocomm.elastic.leader import Leader
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.leader import Leader, StartAgain
+from geocomm.elastic.questions import StandingAsked, standings
 from geocomm.elastic.rank_socket import RankServer, socket_path
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Terms
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys, KeysError
 
 ABOUT_FILE = "run.json"
-"""In the run folder: where the leader is, and which keys, for commands that look at the run."""
+"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
 LAST_STEPS_S = 30.0
 """The ranks of a site that leaves have so long to make their last steps count."""
 LEAVE_LIMIT_S = 35.0
@@ -39,6 +42,7 @@ LEAVE_LIMIT_S = 35.0
 LINGER_S = 10.0
 """A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
+_ASK_FIRST_S = 3.0
 _SENT_LIMIT_S = 5.0
 _LOCK_FILE = "agent.lock"
 _LOCK_LIMIT_S = 5.0
@@ -79,8 +83,12 @@ def end_with(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def open_port(config: AgentConfig) -> tuple[socket.socket, bool]:
-    """The listening socket of an agent, and whether it leads. OSError, HubAddressError: it cannot listen there."""
+def open_port(config: AgentConfig, known_port: int) -> tuple[socket.socket, bool]:
+    """The listening socket of an agent, and whether it is at the address where all sites look for the leader at the
+    start. known_port: where others look for this agent, should that port number be taken; 0: any.
+
+    OSError, HubAddressError: it cannot listen there.
+    """
     leader = HubAddress.parse(config.leader)
     if config.listen is not None:
         listener = listen_on(config.listen)
@@ -97,7 +105,7 @@ def open_port(config: AgentConfig) -> tuple[socket.socket, bool]:
     try:
         return listen_on(f"0.0.0.0:{leader.port}"), False
     except OSError as error:
-        listener = listen_on("0.0.0.0:0")
+        listener = listen_on(f"0.0.0.0:{known_port}")
         log(
             f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
             f"{listener.getsockname()[1]}; --listen chooses another"
@@ -135,54 +143,114 @@ def locked(run_dir: Path) -> Generator[None]:
 async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> None:
     """Run it until the site's part is over. AgentEnded where that is not in good order, and what may be raised by its
     sockets and files."""
-    listener, leads = open_port(config)
-    port = int(listener.getsockname()[1])
-    if leads:
-        log(f"this site's agent leads the run at {config.leader}")
-    with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
-        leader = None
-        if leads:
-            terms = Terms(
-                min_sites=config.min_sites,
-                wait_for=frozenset(config.wait_for),
-                snapshot_s=config.snapshot_s,
-                copies=config.copies,
-            )
-            leader = Leader(journal, terms, config.leader, log)
-        agent = Agent(HubAddress.parse(config.leader), keys, store, journal, port, leader, log)
-        works = [Doorway(listener, keys, agent.serve_connection, log).serve()]
-        if leader is not None:
-            works.append(leader.lead())
-        if config.ranks:
-            ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
-            works += [ranks.serve(), agent.run()]
-        tasks = [asyncio.create_task(work) for work in works]
-        leaving = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
-        tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving)))
+    leaving = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    while True:
         try:
-            await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
-            for done in (agent.ended, *tasks):
-                if done.done():
-                    done.result()
-        except AgentEnded as end:
-            if end.refused:
-                raise
-            if others := agent.others:
-                log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
-                await _either(leaving, None, LINGER_S)
-        finally:
-            if leader is not None:
-                await leader.sent(_SENT_LIMIT_S)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
+                await _run_once(config, store, keys, journal, leaving)
+            return
+        except StartAgain as change:
+            log(str(change))
+
+
+async def _run_once(
+    config: AgentConfig, store: FragmentStore, keys: Keys, journal: SqliteJournal, leaving: asyncio.Event
+) -> None:
+    """Until another site leads, or this one: StartAgain."""
+    known = KnownAgents(store.run_dir, log)
+    state = RunState.of(journal.read())
+    known_port = 0
+    if state.taken_over is not None:
+        known.saw(state.term, state.taken_over.address)
+        if state.taken_over.site == keys.identity.site:
+            known_port = HubAddress.parse(state.taken_over.address).port
+    listener, at_hub = open_port(config, known_port)
+    own_at = _reached_here(listener)
+    about = {
+        "leader": config.leader,
+        "agent": str(own_at),
+        "keys": str(Path(config.keys).resolve()),
+        "site": keys.identity.site,
+    }
+    (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+    leader = None
+    if await _leads(state, known, keys, at_hub):
+        at = known.leader or config.leader
+        log(f"this site's agent leads the run at {at}")
+        terms = Terms(
+            min_sites=config.min_sites,
+            wait_for=frozenset(config.wait_for),
+            snapshot_s=config.snapshot_s,
+            copies=config.copies,
+        )
+        leader = Leader(journal, terms, at, known, log)
+    elif not config.ranks:
+        raise AgentEnded(
+            f"another site leads the run since term {known.term}, at {known.leader}: a machine without ranks has "
+            "nothing to do",
+            refused=True,
+        )
+    agent = Agent(config.leader, known, keys, store, journal, state, own_at, leader, log)
+    works = [Doorway(listener, keys, agent.serve_connection, log).serve()]
+    if leader is not None:
+        works += [leader.lead(), agent.tell_others()]
+    if config.ranks:
+        ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
+        works += [ranks.serve(), agent.run()]
+    tasks = [asyncio.create_task(work) for work in works]
+    tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving)))
+    sent_limit_s = _SENT_LIMIT_S
+    try:
+        await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
+        for done in (agent.ended, *tasks):
+            if done.done():
+                done.result()
+    except AgentEnded as end:
+        if end.refused:
+            raise
+        if others := agent.others:
+            log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
+            await _either(leaving, None, LINGER_S)
+    except StartAgain:
+        sent_limit_s = 0.0
+        if agent.asked_to_leave:
+            leaving.set()
+        raise
+    finally:
+        if leader is not None:
+            await leader.sent(sent_limit_s)
+        for task in tasks:
+            task.cancel()
+        agent.ended.cancel()
+        await asyncio.gather(*tasks, agent.ended, return_exceptions=True)
+
+
+async def _leads(state: RunState, known: KnownAgents, keys: Keys, at_hub: bool) -> bool:
+    """Whether this agent leads: it was the last to be promoted, or nobody was and it is at the hub's address. It asks
+    the others first: one may have been promoted while this one was away."""
+    site = keys.identity.site
+    leads = at_hub if state.taken_over is None else state.taken_over.site == site
+    if leads and known.term <= state.term and state.genesis is not None:
+        asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
+        others = {address for name, address in known.addresses.items() if name != site}
+        for one in (await standings(others, keys, asked, _ASK_FIRST_S)).values():
+            if one.run == state.genesis.run:
+                known.saw(one.term, one.leader)
+    return leads and known.term <= state.term
+
+
+def _reached_here(listener: socket.socket) -> HubAddress:
+    """Where this machine's own processes reach a listening socket."""
+    host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+    return HubAddress({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event) -> None:
     """Returns when a site that was asked to leave, by SIGTERM, need not wait any more."""
     await asked.wait()
     asked.clear()
+    agent.asked_to_leave = True
     if has_ranks:
         if agent.ask_ranks_to_leave():
             log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
@@ -220,8 +288,6 @@ def main() -> None:
         store = FragmentStore(config.run_dir)
         with locked(store.run_dir):
             store.sweep()
-            about = {"leader": config.leader, "keys": str(Path(config.keys).resolve()), "site": keys.identity.site}
-            (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
             asyncio.run(run_agent(config, store, keys))
     except (StoreError, NoJournalError, KeysError, HubAddressError, AgentEnded) as error:
         print(f"geocomm agent: {error}", file=sys.stderr, flush=True)

@@ -76,6 +76,8 @@ class StatesAsked(Record):
     fragment: Whole
     head: int
     """Who does not know this entry of the journal may have states that it made void, and names none."""
+    term: Whole
+    """Nor does who follows an earlier leader: its states may be of rounds that the run does not have."""
 
 
 Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
@@ -129,12 +131,14 @@ GetFrame = Callable[[Wanted], Awaitable[bool]]
 
 
 class FileServer:
-    """Gives out the files of a store, whose journal has a `head` (an index). `get_frame`: for what others ask of this
-    agent as a proxy; None: it is none."""
+    """Gives out the files of a store. `journal`: index and term of its last entry. `get_frame`: for what others ask of
+    this agent as a proxy; None: it is none."""
 
-    def __init__(self, store: FragmentStore, head: Callable[[], int], get_frame: GetFrame | None = None) -> None:
+    def __init__(
+        self, store: FragmentStore, journal: Callable[[], tuple[int, int]], get_frame: GetFrame | None = None
+    ) -> None:
         self._store = store
-        self._head = head
+        self._journal = journal
         self._get_frame = get_frame
         self._digests: dict[tuple[int, int, int], str] = {}
         """Of states, by fragment, version and the time at which the file was written."""
@@ -149,7 +153,8 @@ class FileServer:
             try:
                 asked = _ASKED.validate_json(line)
                 if isinstance(asked, StatesAsked):
-                    knows = self._head() >= asked.head
+                    head, term = self._journal()
+                    knows = head >= asked.head and term >= asked.term
                     states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
                     await stream.write(_line(StatesAnswer(states=states)))
                 else:
@@ -225,13 +230,13 @@ class Fetcher:
 
         return await self._once(path, get)
 
-    async def states(self, fragment: int, source: str, head: int) -> tuple[HeldState, ...]:
-        """The states of a fragment that an agent has, none if its journal ends before entry `head`. OSError, KeysError:
-        it cannot be asked."""
+    async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
+        """The states of a fragment that an agent has, none if its journal ends before entry `head`, or in a lower term.
+        OSError, KeysError: it cannot be asked."""
         async with self._turns:
             stream = await self._connection(source)
             try:
-                await stream.write(_line(StatesAsked(fragment=fragment, head=head)))
+                await stream.write(_line(StatesAsked(fragment=fragment, head=head, term=term)))
                 async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
                     answer = _answer(StatesAnswer, await stream.read_line(1 << 20))
             except BaseException:

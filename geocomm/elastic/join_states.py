@@ -117,7 +117,7 @@ class StatesOfOthers:
 
         async def ask(source: str) -> None:
             with contextlib.suppress(OSError, KeysError):
-                for held in await self._fetcher.states(fragment, source, skipped_at):
+                for held in await self._fetcher.states(fragment, source, skipped_at, state.term):
                     fits = digests.get(held.version) in (None, held.digest)
                     if fits and above < held.version <= state.versions[fragment]:
                         offered.setdefault(held, []).append(source)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from geocomm.elastic.agent_link import LineStream
+from geocomm.elastic.known_agents import KnownAgents
 from geocomm.journal.entries import line_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
@@ -39,6 +40,10 @@ from geocomm.rendezvous.waiting import Waiting
 TICK_S = 0.25
 
 
+class StartAgain(Exception):
+    """Another site leads from now on, or this one: the agent begins anew from its run folder, in the same process."""
+
+
 @dataclass
 class Seen:
     """What the leader knows of a site that stands in no journal."""
@@ -54,12 +59,14 @@ class Seen:
 class Leader:
     """Leads the run of a journal, which it alone appends to. Used in one event loop."""
 
-    def __init__(self, journal: SqliteJournal, terms: Terms, fetch: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, journal: SqliteJournal, terms: Terms, fetch: str, known: KnownAgents, log: Callable[[str], None]
+    ) -> None:
         """`fetch` is the host:port of the agent that this leader is a part of."""
         self.seen: dict[str, Seen] = {}
         self._journal = journal
         self._terms = terms
-        self._log = log
+        self._known, self._log = known, log
         self._sequencer = Sequencer(
             RunState.of(journal.read()), terms, journal.hash_at, lambda: secrets.token_hex(16), fetch
         )
@@ -72,14 +79,16 @@ class Leader:
         return self._sequencer.state
 
     async def lead(self) -> None:
-        """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
+        """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended.
+        StartAgain: a site follows a later leader."""
         ticking = asyncio.create_task(self._tick())
         try:
             await asyncio.wait([ticking, self._failed], return_when=asyncio.FIRST_COMPLETED)
             (self._failed if self._failed.done() else ticking).result()
         finally:
             ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            self._failed.cancel()
+            await asyncio.gather(ticking, self._failed, return_exceptions=True)
 
     async def serve_site(self, stream: TlsStream, site: str) -> None:
         """Carry a connection of a site's agent to its end."""
@@ -136,6 +145,7 @@ class Leader:
             seen.beat = up
         elif isinstance(up, Hello):
             seen.fetch = up.fetch
+            self._known.learn(site, up.fetch)
         self._on(Said(site, up))
 
     def _on(self, event: Event) -> None:
@@ -144,6 +154,10 @@ class Leader:
         try:
             for action in self._sequencer.on(event, asyncio.get_running_loop().time()):
                 self._do(action)
+            if self._sequencer.superseded_by:
+                self._failed.set_exception(
+                    StartAgain(f"a site follows term {self._sequencer.superseded_by}: another one leads the run now")
+                )
         except Exception as error:
             # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
             self._failed.set_exception(error)

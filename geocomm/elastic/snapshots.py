@@ -129,6 +129,12 @@ class Snapshots:
             if index not in needed:
                 shutil.rmtree(self._folder_of(index), ignore_errors=True)
 
+    def remove_from(self, index: int) -> None:
+        """Remove those of entry `index` and later ones: these are no entries of the run any more."""
+        for void in self.indices():
+            if void >= index:
+                shutil.rmtree(self._folder_of(void), ignore_errors=True)
+
     def verified(self, index: int) -> Manifest:
         """The manifest of a snapshot whose states have the bits that it says. SnapshotError for any other."""
         manifest = self.manifest(index)

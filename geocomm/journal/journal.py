@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ class NoJournalError(ValueError):
 
 
 class SqliteJournal:
-    """The chain of entries of a run folder, of which none is ever changed.
+    """The chain of entries of a run folder, of which none is ever changed, and `cut` alone takes some away.
 
     A SQLite file (WAL, synchronous=FULL) that one process writes and others may read.
 
@@ -82,6 +83,18 @@ class SqliteJournal:
                 self._db.execute("ROLLBACK")
             raise
         self._head = Head(row[0], row[1])
+
+    def cut(self, first: int) -> Path:
+        """Take the entries from index `first` on out of the chain: another leader's follow there. Returns the file, one
+        line an entry, in which they are kept for a person to look at."""
+        aside = self.path.with_name(f"{self.path.stem}-{first}-{self._head.hash[:12]}.jsonl")
+        with aside.open("w") as file:
+            file.writelines(f"{line_of(entry)}\n" for entry in self.read(first))
+            file.flush()
+            os.fsync(file.fileno())
+        self._db.execute("DELETE FROM entries WHERE idx >= ?", (first,))
+        self._head = self._read_head()
+        return aside
 
     def read(self, first: int = 0) -> Iterator[Entry]:
         """The entries from index `first` on, up to the head at that time. Raises BadLineError for what is none."""

@@ -87,7 +87,7 @@ class Hello(Record):
     head_hash: Hash | None
     """Of its last entry."""
     term: Whole
-    """The highest that it has seen."""
+    """Of its last entry."""
     fetch: Text
     """See `Peer`."""
     attempts: dict[int, Whole]
@@ -283,6 +283,9 @@ class Refused(Record):
 
     kind: Literal["refused"] = "refused"
     why: Text
+    blames: Literal["site", "leader", "run"] = "site"
+    """Who may be wrong. `leader`: it lacks what the site has, so the site goes on, and looks for another one. `run`:
+    the two are of different runs, and one of them began with the wrong folder."""
 
 
 class EntrySaid(Record):

@@ -87,6 +87,7 @@ class RunState:
         head: The end of the chain.
         term: The highest so far.
         terms: By term that a leader began by taking over: the index of its first entry.
+        taken_over: The entry by which the present leader took over; None: the first one leads.
         sites: By name.
         versions: By fragment: how many round entries it has, void ones too.
         rounds: By fragment: its last round entry.
@@ -105,6 +106,7 @@ class RunState:
         self.head = EMPTY
         self.term = 0
         self.terms: dict[int, int] = {}
+        self.taken_over: TermBegun | None = None
         self.sites: dict[str, SiteRecord] = {}
         self.versions: list[int] = []
         self.rounds: dict[int, Round] = {}
@@ -182,6 +184,7 @@ class RunState:
                 self.kept[entry.snapshot] = entry
             case TermBegun():
                 self.terms[entry.term] = entry.index
+                self.taken_over = entry
             case End():
                 self.ended = True
             case _:

@@ -269,7 +269,7 @@ class Sequencer:
     ) -> None:
         self.state = state
         self.superseded_by = 0
-        """A higher term that a site has seen: another one leads, and this leader must end. 0: none."""
+        """A higher term that a site follows: another one leads, and the caller ends this leader. 0: none."""
         self._terms = terms
         self._hash_at = hash_at
         self._random_hex = random_hex
@@ -410,6 +410,10 @@ class Sequencer:
         if why:
             self._refuse(name, why)
             return
+        if refused := self._other_chain(name, hello):
+            self._send(name, refused)
+            self._drop(name, refused.why)
+            return
         known = self.state.sites.get(name)
         if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
             self._forget_disk(name)
@@ -464,26 +468,42 @@ class Sequencer:
                 f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
                 "Give each site a name and keys of its own"
             )
+        return ""
+
+    def _other_chain(self, name: str, hello: Hello) -> Refused | None:
+        """What the site is told where its journal is not of this leader's run, or is ahead of it; None: it is not."""
+        state = self.state
         if hello.run is None:
-            return ""
+            return None
         if state.genesis is None:
-            return (
-                f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader has "
-                "none; promote a site, or start with empty run folders"
+            return Refused(
+                why=f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader "
+                "has none: promote a site that has one (geocomm members promote)",
+                blames="leader",
             )
         if hello.run != state.genesis.run:
-            return f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}"
+            return Refused(
+                why=f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}",
+                blames="run",
+            )
         if hello.term > state.term:
             self.superseded_by = max(self.superseded_by, hello.term)
-            return f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads"
+            return Refused(
+                why=f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads",
+                blames="leader",
+            )
         if hello.term == state.term and hello.head > state.head.index:
-            return (
-                f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has an "
-                "older copy. Promote a site that has more"
+            return Refused(
+                why=f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has "
+                "an older copy. Promote a site that has more (geocomm members promote)",
+                blames="leader",
             )
         if hello.term == state.term and self._hash_at(hello.head) != hello.head_hash:
-            return f"journal: entry {hello.head} of {name} is not the leader's, though both are of term {state.term}"
-        return ""
+            return Refused(
+                why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
+                f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"
+            )
+        return None
 
     def _first_to_send(self, hello: Hello) -> int:
         """The index of the first entry that the site lacks, or has another one of.

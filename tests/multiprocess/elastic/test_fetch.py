@@ -31,7 +31,7 @@ WANTED = Wanted(2, 9, "a", FRAME, len(CONTENT))
 
 @contextlib.asynccontextmanager
 async def serving(store: FragmentStore, keys: Keys, get_frame: GetFrame | None = None) -> AsyncGenerator[str]:
-    server = FileServer(store, lambda: 4, get_frame)
+    server = FileServer(store, lambda: (4, 1), get_frame)
 
     async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         await server.serve(stream)
@@ -191,10 +191,11 @@ def test_a_state_comes_with_its_digest(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(sites.stores["a"], sites.keys["a"]) as a:
             fetcher = sites.fetcher("b")
-            states = await fetcher.states(1, a, 4)
+            states = await fetcher.states(1, a, 4, 1)
             assert [(state.version, state.digest) for state in states] == [(3, digests[0]), (8, digests[1])]
-            assert await fetcher.states(0, a, 4) == ()
-            assert await fetcher.states(1, a, 5) == ()  # entry 5 may have made them void
+            assert await fetcher.states(0, a, 4, 1) == ()
+            assert await fetcher.states(1, a, 5, 1) == ()  # entry 5 may have made them void
+            assert await fetcher.states(1, a, 4, 2) == ()  # they may be of rounds that the run does not have
             lie = states[1].model_copy(update={"digest": digests[0]})
             assert await fetcher.state(1, lie, [a]) is Outcome.FAILED
             assert await fetcher.state(1, states[1], [a]) is Outcome.HERE
@@ -227,6 +228,6 @@ def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
                 await stream.write(line)
                 assert b"here" not in await stream.read_some(1000)
             stream.close()
-            assert await sites.fetcher("b").states(0, a, -1) == ()
+            assert await sites.fetcher("b").states(0, a, -1, 0) == ()
 
     run(scenario())

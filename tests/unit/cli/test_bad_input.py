@@ -79,6 +79,7 @@ CASES = [
     ("snapshot verify 7 --run-dir {run}", 2, "no complete snapshot 7: this site has none"),
     ("snapshot export --out {away}/x --run-dir {run}", 2, "--snapshot-every"),
     ("snapshot restore --into {away} --run-dir {run}", 2, "--snapshot-every"),
+    ("members promote --run-dir {away}", 2, "not the run folder of a site"),
     ("members lead --hub nowhere --run-dir {away} --keys {away}", 2, "nowhere"),
     ("keys create a/b --out {away}", 2, "'a/b'"),
     ("keys create a --out {file}/keys", 2, "cannot write"),

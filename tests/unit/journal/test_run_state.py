@@ -61,6 +61,8 @@ def test_state_is_what_the_entries_say() -> None:
     assert state.sites["a"].standing is Standing.AWAY
     put(state, TermBegun, term=2, site="a", address="a:1")
     assert (state.term, state.terms) == (2, {2: state.head.index})
+    assert state.taken_over is not None
+    assert (state.taken_over.site, state.taken_over.address) == ("a", "a:1")
 
 
 MISFITS = [

@@ -376,12 +376,15 @@ def test_hello_that_does_not_fit_is_refused_with_both_values(changes: dict[str, 
     assert all(word in refused.why for word in words)
     assert len(led.entries) == entries
     assert led.sequencer.superseded_by == changes.get("term", 0)
+    assert refused.blames == {"run": "run", "head": "leader", "term": "leader"}.get(next(iter(changes)), "site")
 
 
 def test_journal_of_a_run_is_refused_by_a_leader_without_one() -> None:
     led = Led()
     led.hello("a", run="9" * 32, head=4, head_hash="a" * 64)
-    assert "promote" in led.messages(Refused)[0].why
+    [refused] = led.messages(Refused)
+    assert "promote" in refused.why
+    assert refused.blames == "leader"  # the site does not end for it
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.journal.entries import BadLineError, Entry, Join, hash_of
+from geocomm.journal.entries import BadLineError, Entry, Join, hash_of, line_of
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head
 from geocomm.journal.simulated_run import SimulatedRun
@@ -46,6 +46,17 @@ def test_append_is_refused_where_another_has_appended(tmp_path: Path, entries: t
         other.append(entries[3], seen)
     other.append(entries[4], other.head)
     assert [entry.index for entry in one.read()] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_cut_off_lies_beside_and_others_follow_in_its_place(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    journal = filled(tmp_path / "j", entries[:9])
+    aside = journal.cut(5)
+    assert aside.read_text().splitlines() == [line_of(entry) for entry in entries[5:9]]
+    assert journal.head == Head(4, hash_of(entries[4]))
+    other = Join(index=5, prev=hash_of(entries[4]), term=7, site="z", store="0" * 32)
+    journal.append(other, journal.head)
+    journal.close()
+    assert [*SqliteJournal(tmp_path / "j").read()] == [*entries[:5], other]
 
 
 def test_entry_that_does_not_follow_is_refused(tmp_path: Path, entries: tuple[Entry, ...]) -> None:

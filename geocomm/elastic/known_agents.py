@@ -1,0 +1,56 @@
+"""What an agent remembers of the others, for the day on which the leader is gone: where they are, and who leads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_FILE_NAME = "agents.json"
+
+
+class KnownAgents:
+    """Of a run folder: the last known addresses of all agents, and the highest term that this one has seen.
+
+    The term is on the disk before anything is done upon it: it is never undercut.
+    """
+
+    def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
+        self.addresses: dict[str, str] = {}
+        """By site: host:port where it gives out files, and answers questions."""
+        self.term = 0
+        self.leader = ""
+        """Of that term, host:port; empty: the one that all sites name at the start."""
+        self._path, self._log = run_dir / _FILE_NAME, log
+        try:
+            content = json.loads(self._path.read_text())
+            self.addresses = {str(site): str(address) for site, address in content["agents"].items()}
+            self.term, self.leader = int(content["term"]), str(content["leader"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            log(f"{self._path} cannot be read, and is made anew")
+
+    def learn(self, site: str, address: str) -> None:
+        """A site's agent is there; empty: it cannot be dialed."""
+        if address and self.addresses.get(site) != address:
+            self.addresses[site] = address
+            self._write()
+
+    def saw(self, term: int, leader: str) -> None:
+        """An agent follows this leader. A term that is not higher than those seen changes nothing."""
+        if term > self.term:
+            self.term, self.leader = term, leader
+            self._write()
+
+    def _write(self) -> None:
+        part = self._path.with_name(f".{_FILE_NAME}")
+        try:
+            with part.open("w") as file:
+                json.dump({"term": self.term, "leader": self.leader, "agents": self.addresses}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self._path)
+        except OSError as error:
+            self._log(f"cannot write {self._path}: {error.strerror}")

@@ -1,0 +1,129 @@
+"""A person has another site lead, since the leader is gone for good.
+
+The agent of that site takes the longest chain of the highest term among the agents that it reaches, and appends an
+entry with a term that nobody has seen. From then on it leads. The others follow the highest term: they ask all agents
+that they know of once they have no leader, and the new one tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.questions import (
+    AgentStanding,
+    EntriesAnswer,
+    EntriesAsked,
+    PromotionAnswer,
+    PromotionAsked,
+    StandingAsked,
+    ask,
+    standings,
+)
+from geocomm.journal.entries import BadLineError, Entry, TermBegun
+from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.run_state import RunState, Standing
+from geocomm.security.keys import Keys, KeysError
+
+ASK_LIMIT_S = 5.0
+"""An agent that has not answered by then is not reached."""
+
+
+class _RefusedError(Exception):
+    """Why the site is not promoted."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The agent that is to lead."""
+
+    site: str
+    address: str
+    """For the others, host:port."""
+    hub: str
+    """Where all sites looked for the leader at the start."""
+    keys: Keys
+    state: RunState
+    journal: SqliteJournal
+    known: KnownAgents
+    take: Callable[[Entry], None]
+    """Adds the next entry to state and journal. BadLineError: it is not the next one."""
+    hear: Callable[[str | None, int, str], None]
+    """Hears of a run's leader: its term and address."""
+
+    async def promote(self, asked: PromotionAsked) -> PromotionAnswer:
+        """Make it the leader, as far as its journal says so: the caller leads then."""
+        try:
+            return await self._promote(asked)
+        except _RefusedError as refused:
+            return PromotionAnswer(problem=str(refused))
+
+    async def _promote(self, asked: PromotionAsked) -> PromotionAnswer:
+        state, known = self.state, self.known
+        if state.genesis is None or state.ended:
+            raise _RefusedError(f"site {self.site} has no journal of a run that goes on: promote one that has")
+        try:
+            HubAddress.parse(self.address)
+        except HubAddressError as error:
+            raise _RefusedError(str(error)) from None
+        leader = known.leader or self.hub
+        question = StandingAsked(run=state.genesis.run, term=known.term, leader=leader)
+        addresses = {at for name, at in known.addresses.items() if name != self.site} | {leader, self.hub}
+        answered = await standings(addresses - {self.address}, self.keys, question, ASK_LIMIT_S)
+        found = {at: one for at, one in answered.items() if one.run == state.genesis.run and one.site != self.site}
+        self._refuse_if_led(found)
+        members = {name for name, one in state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)}
+        away = sorted(members - {self.site} - {one.site for one in found.values()})
+        if 2 * len(away) >= len(members) and not asked.force:
+            raise _RefusedError(
+                f"{len(away)} of {len(members)} members are not reached: {', '.join(away)}. They may have entries that "
+                "the others lack: those would be lost. They may follow another leader: one side would be lost when the "
+                "two meet. --force promotes all the same"
+            )
+        await self._take_longest(found)
+        term, head = max(known.term, state.term) + 1, self.journal.head
+        known.saw(term, self.address)
+        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.site, address=self.address)
+        self.journal.append(entry, head)
+        return PromotionAnswer(term=term, address=self.address, away=tuple(away))
+
+    def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
+        for at, one in found.items():
+            if one.term > self.known.term:
+                self.hear(one.run, one.term, one.leader)
+                raise _RefusedError(
+                    f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}). If that one is gone "
+                    "too, promote again"
+                )
+            if one.leads and (one.chain, one.head) >= (self.state.term, self.journal.head.index):
+                raise _RefusedError(
+                    f"site {one.site} leads, and answers at {at}. To have another one lead, end that agent first"
+                )
+
+    async def _take_longest(self, found: dict[str, AgentStanding]) -> None:
+        """Have the longest chain of the highest term in the own journal."""
+        if not found:
+            return
+        at, best = max(found.items(), key=lambda one: (one[1].chain, one[1].head))
+        if (best.chain, best.head) <= (self.state.term, self.journal.head.index):
+            return
+        try:
+            while self.journal.head.index < best.head:
+                asked = EntriesAsked(first=self.journal.head.index + 1)
+                answer = await ask(HubAddress.parse(at), self.keys, asked, EntriesAnswer)
+                for entry in answer.entries:
+                    self.take(entry)
+                if not answer.entries:
+                    raise _RefusedError(f"site {best.site} has fewer entries than it said: promote again")
+        except BadLineError:
+            raise _RefusedError(
+                f"the journal of site {best.site} is of a higher term, and this site's is no part of it: promote "
+                f"{best.site}"
+            ) from None
+        except (OSError, KeysError) as error:
+            raise _RefusedError(
+                f"site {best.site} has the longest journal, and does not give it ({str(error) or 'silent'}): promote "
+                f"again, or promote {best.site}"
+            ) from None

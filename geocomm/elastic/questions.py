@@ -1,0 +1,193 @@
+"""What may be asked of an agent beside the link to its leader: one question a connection, by any site of the job.
+
+The leader says who is there, and removes sites. Every agent says whom it follows, gives its journal's entries, and is
+promoted where its own site asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic.leader import Leader
+from geocomm.journal.entries import Entry, Hash, Record, SiteName, Text, Whole, line_of
+from geocomm.journal.messages import Beat, StoreId
+from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
+from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.tunnel import dial
+from geocomm.security.keys import Keys, KeysError
+
+PROMOTION_LIMIT_S = 90.0
+"""A promotion asks all agents, and may fetch a long journal."""
+_LIMIT_S = 15.0
+_MAX_QUESTION_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 4 << 20
+
+_A = TypeVar("_A", bound=Record)
+
+
+class MembersAsked(Record):
+    """Who is there now."""
+
+    kind: Literal["members"] = "members"
+
+
+class RemovalAsked(Record):
+    """Remove a site."""
+
+    kind: Literal["remove"] = "remove"
+    site: SiteName
+    why: Text
+
+
+class StandingAsked(Record):
+    """Whom does this agent follow? Who asks says the same of itself: the lower term gives way."""
+
+    kind: Literal["standing"] = "standing"
+    run: StoreId | None
+    """None: who asks knows of no run yet."""
+    term: Whole
+    """The highest that it has seen."""
+    leader: Text
+    """Of that term, host:port."""
+
+
+class EntriesAsked(Record):
+    """Entries of the agent's journal, from this index on."""
+
+    kind: Literal["entries"] = "entries"
+    first: Whole
+
+
+class PromotionAsked(Record):
+    """This site is to lead from now on. Only it may ask that of its agent."""
+
+    kind: Literal["promote"] = "promote"
+    address: Text = ""
+    """host:port where the other sites reach it; empty: where it gives out files."""
+    force: bool = False
+    """Though half of the members or more are not reached."""
+
+
+Question = Annotated[
+    MembersAsked | RemovalAsked | StandingAsked | EntriesAsked | PromotionAsked, Field(discriminator="kind")
+]
+_QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
+
+
+class SeenSite(Record):
+    """A site as the leader sees it now."""
+
+    site: SiteName
+    connected: bool
+    heard_s: float
+    """Seconds since its last line."""
+    fetch: Text
+    """host:port where it gives out files; empty: it does not."""
+    beat: Beat | None
+
+
+class LeaderAnswer(Record):
+    """To MembersAsked and RemovalAsked."""
+
+    problem: Text = ""
+    """Why what was asked for was not done; empty: it was."""
+    sites: tuple[SeenSite, ...] = ()
+
+
+class AgentStanding(Record):
+    """Of an agent: its run, its journal, and whom it follows."""
+
+    site: SiteName
+    run: StoreId | None
+    head: int
+    """Of its journal."""
+    head_hash: Hash
+    chain: Whole
+    """The term of its journal."""
+    term: Whole
+    """The highest that it has seen."""
+    leader: Text
+    """Of that term, host:port."""
+    leads: bool
+    """It is the leader itself."""
+
+
+class EntriesAnswer(Record):
+    """The next entries, as many as are given at once; none: the journal ends there."""
+
+    entries: tuple[Entry, ...]
+
+
+class PromotionAnswer(Record):
+    """How a promotion went."""
+
+    problem: Text = ""
+    """Why the site does not lead; empty: it does."""
+    term: Whole = 0
+    address: Text = ""
+    away: tuple[Text, ...] = ()
+    """Members that were not reached."""
+
+
+async def read_question(stream: TlsStream) -> Question:
+    """The question of a connection. ProtocolError where it is none."""
+    await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+    async with asyncio.timeout(_LIMIT_S):
+        line = await stream.read_line(_MAX_QUESTION_BYTES)
+    try:
+        return _QUESTION.validate_json(line)
+    except ValidationError as error:
+        raise ProtocolError(f"not a question to an agent: {error.errors()[0]['msg']}") from None
+
+
+async def tell(stream: TlsStream, answer: Record) -> None:
+    """Answer a question."""
+    async with asyncio.timeout(_LIMIT_S):
+        await stream.write(line_of(answer).encode() + b"\n")
+
+
+def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswer:
+    """Do what a leader is asked for."""
+    problem = leader.remove(asked.site, asked.why) if isinstance(asked, RemovalAsked) else ""
+    now = asyncio.get_running_loop().time()
+    sites = tuple(
+        SeenSite(
+            site=site, connected=seen.connected, heard_s=max(0.0, now - seen.heard), fetch=seen.fetch, beat=seen.beat
+        )
+        for site, seen in sorted(leader.seen.items())
+    )
+    return LeaderAnswer(problem=problem, sites=sites)
+
+
+async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:
+    """The answer of the agent at an address. OSError, KeysError: there is none."""
+    stream, _ = await dial(agent, keys, Greeting(Purpose.ASK, bytes(16), 0, "ask"))
+    with contextlib.closing(stream):
+        async with asyncio.timeout(limit_s):
+            await stream.write(line_of(question).encode() + b"\n")
+            line = await stream.read_line(_MAX_ANSWER_BYTES)
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        raise ProtocolError(f"not the answer of an agent: {error.errors()[0]['msg']}") from None
+
+
+async def standings(
+    addresses: Iterable[str], keys: Keys, asked: StandingAsked, limit_s: float
+) -> dict[str, AgentStanding]:
+    """By address, what those of these agents say who answer within `limit_s`."""
+    found: dict[str, AgentStanding] = {}
+
+    async def ask_one(address: str) -> None:
+        with contextlib.suppress(OSError, KeysError, HubAddressError):
+            async with asyncio.timeout(limit_s):
+                found[address] = await ask(HubAddress.parse(address), keys, asked, AgentStanding)
+
+    await asyncio.gather(*map(ask_one, set(addresses)))
+    return found

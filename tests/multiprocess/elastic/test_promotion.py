@@ -1,0 +1,127 @@
+"""The leader's site is gone for good: another one is promoted, and the run goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from geocomm.journal.entries import Round, TermBegun, hash_of
+from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.hub_support import make_keys
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def members(command: str, site: ElasticSite, *more: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-m", "geocomm", "members", command, "--run-dir", str(site.folder), *more]
+    return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def listed(site: ElasticSite, name: str) -> int:
+    """Rounds that list a site, as another one knows."""
+    return sum(name in [one.site for one in entry.members] for entry in site.rounds())
+
+
+def end(site: ElasticSite) -> None:
+    site.kill_agent()
+    site.kill_rank()
+
+
+def hashes(site: ElasticSite) -> list[str]:
+    return [hash_of(entry) for entry in site.entries()]
+
+
+def test_the_run_outlives_the_site_that_leads_it(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        a, b, c = sites.values()
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        while_led = members("promote", b)
+        assert while_led.returncode == 2
+        assert "site a leads" in while_led.stderr
+
+        end(a)
+        both = [one for one in hashes(b) if one in hashes(c)]
+        done = members("promote", b)
+        assert done.returncode == 0, done.stderr
+        assert "term 1" in done.stdout
+        before = len(c.rounds())
+        sites.until(lambda: len(c.rounds()) >= before + 3, "rounds at the other site")
+        assert hashes(b)[: len(both)] == both  # what two sites had is there
+        [taken_over] = [entry for entry in c.entries() if isinstance(entry, TermBegun)]
+        assert (taken_over.site, taken_over.term) == ("b", 1)
+        shown = members("ls", c)
+        assert shown.returncode == 0
+        assert "does not answer" not in shown.stderr
+
+        # The site that led comes back: it asks first, and follows.
+        counted = listed(b, "a")
+        a.start()
+        sites.until(lambda: listed(b, "a") >= counted + 2, "the site that led before counts again")
+        assert a.state().term == 1
+        # So does the new leader after a restart, and a site that looks for the leader where it was at the start.
+        end(b)
+        b.start()
+        end(c)
+        c.start()
+        counted = listed(b, "c")
+        sites.until(lambda: listed(b, "c") >= counted + 2, "all go on after a restart")
+
+
+def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        a, b, c = sites.values()
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        with a.paused():
+            refused = members("promote", b, "--address", "nowhere")
+            assert refused.returncode == 2
+            assert "'nowhere'" in refused.stderr
+            assert members("promote", b).returncode == 0
+            before = len(c.rounds())
+            sites.until(lambda: len(c.rounds()) >= before + 3, "rounds under the new leader")
+            head = len(c.entries())
+        # The former leader leads on, alone, until it hears of the later one; what it wrote meanwhile is set aside.
+        sites.until(lambda: a.state().term == 1 and len(a.entries()) > head, "the former leader follows")
+        if a.rank is not None and a.rank.poll() is not None:  # it had rounds that the run does not have
+            a.start_rank()
+        counted = listed(b, "a")
+        sites.until(lambda: listed(b, "a") >= counted + 2, "the site of the former leader counts again")
+        chain = hashes(b)
+        assert hashes(a) == chain[: len(hashes(a))] or hashes(a)[: len(chain)] == chain
+
+
+def test_a_promotion_without_half_of_the_members_has_to_be_forced(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites:
+        a, b = sites.values()
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: all(listed(a, name) >= 2 for name in "ab"), "both count")
+        # b is cut off, so that a goes on alone and its later rounds are unknown to b.
+        end(b)
+        before = len(a.rounds())
+        sites.until(lambda: len(a.rounds()) >= before + 3, "rounds of a alone")
+        end(a)
+        b.start()
+        sites.until(lambda: (b.folder / "agent.sock").exists() and "agent" in (b.folder / "run.json").read_text(), "up")
+        refused = members("promote", b)
+        assert refused.returncode == 2
+        assert "1 of 2 members are not reached: a" in refused.stderr
+        assert members("promote", b, "--force").returncode == 0
+        before = len(b.rounds())
+        sites.until(lambda: len(b.rounds()) >= before + 2, "rounds of b alone")
+        lost = [hash_of(entry) for entry in a.rounds() if hash_of(entry) not in hashes(b)]
+        assert lost
+        # a rejoins: its rank begins where b is.
+        a.start()
+        sites.until(lambda: a.state().term == 1, "a follows", 60)
+        counted = listed(b, "a")
+        sites.until(lambda: listed(b, "a") >= counted + 2, "a counts")
+        assert not any(isinstance(entry, Round) and hash_of(entry) in lost for entry in a.entries())
+        assert list(a.folder.glob("journal-*.jsonl"))
+        assert not any("other bits" in site.text() for site in sites.values())

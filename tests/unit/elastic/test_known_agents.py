@@ -1,0 +1,30 @@
+"""What an agent remembers of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from geocomm.elastic.known_agents import KnownAgents
+
+
+def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:
+    said: list[str] = []
+    known = KnownAgents(tmp_path, said.append)
+    known.saw(2, "b:1")
+    known.saw(1, "a:1")
+    known.saw(2, "c:1")
+    again = KnownAgents(tmp_path, said.append)
+    assert (again.term, again.leader) == (2, "b:1")
+    assert said == []
+
+
+def test_addresses_are_the_last_ones_and_a_broken_file_is_made_anew(tmp_path: Path) -> None:
+    said: list[str] = []
+    known = KnownAgents(tmp_path, said.append)
+    known.learn("a", "a:1")
+    known.learn("a", "a:2")
+    known.learn("b", "")
+    assert KnownAgents(tmp_path, said.append).addresses == {"a": "a:2"}
+    (tmp_path / "agents.json").write_text("[1, 2")
+    known = KnownAgents(tmp_path, said.append)
+    assert (known.addresses, known.term, len(said)) == ({}, 0, 1)
