@@ -237,8 +237,10 @@ class Agent:
                 )
                 await tell(stream, other if self._leader is None else answer_of(self._leader, asked))
             case StandingAsked(run=run, term=term, leader=leader):
+                heard = self._sees(run, term, leader)
                 await tell(stream, self._standing)
-                self._heard_of(run, term, leader)
+                if heard:
+                    self._follow_leader()
             case EntriesAsked(first=first):
                 entries = tuple(itertools.islice(self._journal.read(first), _ENTRIES_AT_ONCE))
                 await tell(stream, EntriesAnswer(entries=entries))
@@ -292,22 +294,30 @@ class Agent:
 
     def _heard_of(self, run: str | None, term: int, leader: str) -> None:
         """An agent of that run follows this leader: the higher term counts."""
+        if self._sees(run, term, leader):
+            self._follow_leader()
+
+    def _sees(self, run: str | None, term: int, leader: str) -> bool:
+        """Whether that is the highest term of this run so far, which is kept then."""
         genesis = self.state.genesis
         if run is None or (genesis is not None and run != genesis.run) or term <= self._known.term:
-            return
-        with contextlib.suppress(HubAddressError):
+            return False
+        try:
             HubAddress.parse(leader)
-            self._known.saw(term, leader)
-            if self._leader is not None:
-                self._start_again(f"another site leads since term {term}, at {leader}: this one follows it")
-            else:
-                self._log(f"the leader of term {term} is at {leader}")
-                self._follow_leader()
+        except HubAddressError:
+            return False
+        self._known.saw(term, leader)
+        return True
 
     def _follow_leader(self) -> None:
         """Go to the leader of the highest term; what the one before still says is not heard."""
-        self._link_lost()
-        self._link.move(HubAddress.parse(self._leader_at))
+        told = f"another site leads since term {self._known.term}, at {self._leader_at}: this one follows it"
+        if self._leader is not None:
+            self._start_again(told)
+        else:
+            self._log(told)
+            self._link_lost()
+            self._link.move(HubAddress.parse(self._leader_at))
 
     def _start_again(self, why: str) -> None:
         if not self.ended.done():

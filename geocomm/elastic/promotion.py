@@ -74,7 +74,29 @@ class Candidate:
         answered = await standings(addresses - {self.address}, self.keys, question, ASK_LIMIT_S)
         found = {at: one for at, one in answered.items() if one.run == state.genesis.run and one.site != self.site}
         self._refuse_if_led(found)
-        members = {name for name, one in state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)}
+        self._most_of_members(found, asked)
+        await self._take_longest(found)
+        # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
+        term = max(known.term, state.term) + 1
+        known.saw(term, self.address)
+        question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)
+        answered = await standings(found, self.keys, question, ASK_LIMIT_S)
+        follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
+        away = self._most_of_members(follow, asked)
+        if known.term != term:
+            raise _RefusedError(
+                f"another site is promoted at the same time: the leader of term {known.term} is at {known.leader}"
+            )
+        head = self.journal.head
+        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.site, address=self.address)
+        self.journal.append(entry, head)
+        return PromotionAnswer(term=term, address=self.address, away=tuple(away))
+
+    def _most_of_members(self, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
+        """The members that are not among those found. _RefusedError: half of them or more."""
+        members = {
+            name for name, one in self.state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)
+        }
         away = sorted(members - {self.site} - {one.site for one in found.values()})
         if 2 * len(away) >= len(members) and not asked.force:
             raise _RefusedError(
@@ -82,12 +104,7 @@ class Candidate:
                 "the others lack: those would be lost. They may follow another leader: one side would be lost when the "
                 "two meet. --force promotes all the same"
             )
-        await self._take_longest(found)
-        term, head = max(known.term, state.term) + 1, self.journal.head
-        known.saw(term, self.address)
-        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.site, address=self.address)
-        self.journal.append(entry, head)
-        return PromotionAnswer(term=term, address=self.address, away=tuple(away))
+        return away
 
     def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
         for at, one in found.items():

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Digest, Entry, Genesis, Hash, Left, Round, Skip, hash_of
+from geocomm.journal.entries import Digest, Entry, Genesis, Hash, Left, Round, Skip, TermBegun, hash_of
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -78,10 +78,12 @@ FAULTS = {
     "disk": 1.5,
     "all": 0.3,
     "leave": 0.2,
+    "hub": 0.4,
 }
 """How often each comes, beside the others; one comes every 3 s or so. `all`: the leader and all sites are killed at
 once. `disk`: a site is killed and its disk is lost. `line`: two sites are cut from each other; `uplink`: one from the
-leader."""
+leader. `hub`: the leader is killed and its disk is lost, and then a site is promoted; half the time the site that has
+its last entry is killed too, or cut off from all."""
 
 LEADER = "leader"
 _FRAGMENTS = 2
@@ -141,9 +143,62 @@ class _Content:
     steps: frozenset[int]
 
 
+class _Chain:
+    """A journal, and what is so after it: what the checks compare with."""
+
+    def __init__(self, contents: Mapping[Hash, _Content]) -> None:
+        self._contents = contents
+        self.entries: list[Entry] = []
+        self.hashes: list[Hash] = []
+        self.counted: list[set[int]] = [set() for _ in range(_FRAGMENTS)]
+        """By fragment: the steps that count."""
+        self.rounds: list[list[Round]] = [[] for _ in range(_FRAGMENTS)]
+        self.truth: list[list[_State]] = [[_State(0)] for _ in range(_FRAGMENTS)]
+        self.digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
+        """By fragment and version: from which entry on it has which digest."""
+        for fragment in range(_FRAGMENTS):
+            self.digests[fragment, 0] = [(0, _State(0).digest)]
+
+    def until(self, length: int) -> _Chain:
+        """Another one, with the first entries of this one."""
+        chain = _Chain(self._contents)
+        for entry in self.entries[:length]:
+            chain.append(entry)
+        return chain
+
+    def append(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.hashes.append(hash_of(entry))
+        if isinstance(entry, Round):
+            self._take_round(entry)
+        if isinstance(entry, Skip):
+            self._void(entry)
+
+    def _take_round(self, entry: Round) -> None:
+        p, v = entry.fragment, entry.version
+        self.counted[p] = self.counted[p].union(*(self._contents[one.frame].steps for one in entry.members))
+        self.rounds[p].append(entry)
+        self.truth[p].append(self.truth[p][v].after([self._contents[one.frame].coded for one in entry.members]))
+        self.digests[p, v + 1] = [(entry.index, self.truth[p][v + 1].digest)]
+
+    def _void(self, entry: Skip) -> None:
+        """From that version on, the fragment has had other states."""
+        p = entry.fragment
+        for listed in self.rounds[p][entry.version].members:
+            self.counted[p] -= self._contents[listed.frame].steps
+        skips = {(one.fragment, one.version) for one in self.entries if isinstance(one, Skip)}
+        for version in range(entry.version, len(self.rounds[p])):
+            members = self.rounds[p][version].members
+            coded = [] if (p, version) in skips else [self._contents[one.frame].coded for one in members]
+            self.truth[p][version + 1] = self.truth[p][version].after(coded)
+            self.digests[p, version + 1].append((entry.index, self.truth[p][version + 1].digest))
+
+
 @dataclass
 class _Disk:
     store: str
+    term: int = 0
+    """The highest seen."""
     journal: list[Entry] = field(default_factory=list[Entry])
     frames: set[Frame] = field(default_factory=set[Frame])
     states: dict[int, _State] = field(default_factory=dict[int, _State])
@@ -195,8 +250,10 @@ class _Link:
 
 
 class _Site:
-    def __init__(self, name: str, step_s: float, store: str) -> None:
+    def __init__(self, name: str, step_s: float, store: str, chain: _Chain) -> None:
         self.name = name
+        self.chain = chain
+        """That of which its journal is the beginning."""
         self.step_s = step_s
         self.disk = _Disk(store)
         self.state = RunState()
@@ -246,14 +303,19 @@ class SimulatedRun:
         self._faults: Counter[str] = Counter()
         count = sites or self._random.randint(2, 5)
         slow = self._random.randrange(count)
+        self._contents: dict[Hash, _Content] = {}
+        self._chain = _Chain(self._contents)
+        """The leader's."""
         self._sites = {
-            name: _Site(name, self._random.uniform(0.4, 0.7) * (3 if i == slow else 1), self._hex())
+            name: _Site(name, self._random.uniform(0.4, 0.7) * (3 if i == slow else 1), self._hex(), self._chain)
             for i, name in enumerate("abcde"[:count])
         }
         self._mail_sent: dict[tuple[str, str], float] = {}
         # The leader's machine.
-        self._journal: list[Entry] = []
-        self._hashes: list[Hash] = []
+        self._is_lost = False
+        """It is gone, with its disk, and nobody has been promoted yet."""
+        self._is_doomed = False
+        """It will be gone once one site has its next entry."""
         self._sequencer: Sequencer | None = None
         self._leader_start = 0
         self._clock_offset = 0.0
@@ -261,16 +323,8 @@ class SimulatedRun:
         self._stores: dict[str, str] = {}
         """By site: its disk, as its last Hello said."""
         # What the checks know.
-        self._contents: dict[Hash, _Content] = {}
         self._was_on_disk: set[tuple[str, Frame]] = set()
         """(store, frame)."""
-        self._counted: list[set[int]] = [set() for _ in range(_FRAGMENTS)]
-        self._rounds: list[list[Round]] = [[] for _ in range(_FRAGMENTS)]
-        self._truth: list[list[_State]] = [[_State(0)] for _ in range(_FRAGMENTS)]
-        self._digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
-        """By fragment and version: from which entry on it has which digest."""
-        for fragment in range(_FRAGMENTS):
-            self._digests[fragment, 0] = [(0, _State(0).digest)]
 
     # ---- the history
 
@@ -287,7 +341,7 @@ class SimulatedRun:
             still = not self._goes_on()
         except BrokenRunError as error:
             broken = str(error)
-        return History(self._seed, tuple(self._journal), broken, still, self._faults, self._now)
+        return History(self._seed, tuple(self._chain.entries), broken, still, self._faults, self._now)
 
     def _until(self, end: float) -> None:
         while self._queue and self._queue[0][0] <= end:
@@ -298,23 +352,24 @@ class SimulatedRun:
     def _goes_on(self) -> bool:
         """Whether in the time of peace every fragment takes two rounds, and all sites come to the same head."""
         self._cuts.clear()
-        if self._sequencer is None:
+        if self._sequencer is None and not self._is_lost:
             self._start_leader()
         for site in self._sites.values():
             if not site.up and not site.gone:
                 self._start_site(site)
-        began = [len(rounds) for rounds in self._rounds]
+        began = [len(rounds) for rounds in self._chain.rounds]
         end = self._now + _PEACE_S
         while self._now < end:
             self._until(self._now + 1)
-            if all(len(self._rounds[p]) >= began[p] + 2 for p in range(_FRAGMENTS)) and self._is_level():
+            rounds = self._chain.rounds
+            if all(len(rounds[p]) >= began[p] + 2 for p in range(_FRAGMENTS)) and self._is_level():
                 return True
         return False
 
     def _is_level(self) -> bool:
         """Whether every site that has not left takes part, and is at the head or a round behind."""
         if self._sequencer is None:
-            raise BrokenRunError("the leader is not there")
+            return False
         for site in self._sites.values():
             standing = self._sequencer.state.sites.get(site.name)
             if site.gone or (standing is not None and standing.standing is Standing.LEFT):
@@ -322,7 +377,7 @@ class SimulatedRun:
             if standing is None or standing.standing is not Standing.READY or site.ranks is None:
                 return False
             member = site.ranks.member
-            if member is None or any(member.versions[p] < len(self._rounds[p]) - 1 for p in range(_FRAGMENTS)):
+            if member is None or any(member.versions[p] < len(self._chain.rounds[p]) - 1 for p in range(_FRAGMENTS)):
                 return False
         return True
 
@@ -364,6 +419,10 @@ class SimulatedRun:
         match kind:
             case "leader":
                 self._kill_leader()
+            case "hub" if self._random.random() < 0.5:
+                self._lose_leader()
+            case "hub":
+                self._is_doomed = True
             case "line" | "uplink":
                 ends = self._random.sample([*self._sites], 2) if kind == "line" else [site.name, LEADER]
                 self._cut(frozenset(ends), self._random.uniform(1, 25))
@@ -424,7 +483,62 @@ class SimulatedRun:
         for name in [*self._links]:
             self._break_link(self._sites[name], 1)
         self._links.clear()
-        self._at(self._random.uniform(0.3, 6), lambda: self._start_leader() if self._sequencer is None else None)
+        self._at(self._random.uniform(0.3, 6), self._restart_leader)
+
+    def _lose_leader(self) -> None:
+        self._kill_leader()
+        self._is_lost = True
+        self._at(self._random.uniform(3, 12), self._promote)
+
+    def _lose_leader_and(self, site: _Site) -> None:
+        self._is_doomed = False
+        self._lose_leader()
+        if self._random.random() < 0.5:
+            self._kill_site(site)
+        else:
+            cut_s = self._random.uniform(15, 40)
+            for name in [LEADER, *self._sites]:
+                if name != site.name:
+                    self._cut(frozenset([site.name, name]), cut_s)
+
+    def _restart_leader(self) -> None:
+        if self._sequencer is None and not self._is_lost:
+            self._start_leader()
+
+    def _promote(self) -> None:
+        """Have a site lead, if it reaches more than half of the members; with force if it reaches all that have a
+        journal. Else a person tries again, there or elsewhere."""
+        if not self._is_lost:
+            return
+        there = [site for site in self._sites.values() if site.up and site.paused_until <= self._now]
+        if all(not site.disk.journal for site in self._sites.values()):
+            self._lead_with(_Chain(self._contents))  # the run had hardly begun
+            return
+        candidates = [site for site in there if site.state.genesis is not None]
+        if candidates:
+            site = self._random.choice(candidates)
+            reached = [one for one in candidates if one is site or self._reach(site.name, one.name)]
+            over = (Standing.LEFT, Standing.REMOVED)
+            members = {name for name, one in site.state.sites.items() if one.standing not in over}
+            most = 2 * len(members - {one.name for one in reached}) < len(members)
+            if most or len(reached) == sum(bool(one.disk.journal) and not one.gone for one in self._sites.values()):
+                self._begin_term(site, reached)
+                return
+        self._at(self._random.uniform(1, 4), self._promote)
+
+    def _begin_term(self, site: _Site, reached: list[_Site]) -> None:
+        best = max(reached, key=lambda one: (one.state.term, one.state.head.index))
+        term = 1 + max(one.disk.term for one in reached)
+        for one in reached:
+            one.disk.term = term
+        head = best.state.head
+        chain = best.chain.until(head.index + 1)
+        chain.append(TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site.name, address=LEADER))
+        self._lead_with(chain)
+
+    def _lead_with(self, chain: _Chain) -> None:
+        self._chain, self._is_lost = chain, False
+        self._start_leader()
 
     def _cut(self, pair: frozenset[str], duration: float) -> None:
         self._cuts[pair] += 1
@@ -465,9 +579,9 @@ class SimulatedRun:
         self._leader_start += 1
         self._clock_offset = self._random.uniform(0, 1e6)
         self._sequencer = self._sequencer_type(
-            RunState.of(self._journal),
+            RunState.of(self._chain.entries),
             self._terms,
-            lambda index: self._hashes[index] if 0 <= index < len(self._hashes) else EMPTY.hash,
+            lambda index: self._chain.hashes[index] if 0 <= index < len(self._chain.hashes) else EMPTY.hash,
             self._hex,
             LEADER,
         )
@@ -488,7 +602,7 @@ class SimulatedRun:
                 case Send():
                     self._send_down(action.site, action.message)
                 case SendEntries():
-                    for entry in self._journal[action.first : action.last + 1]:
+                    for entry in self._chain.entries[action.first : action.last + 1]:
                         self._send_down(action.site, EntrySaid(entry=entry))
                 case Close():
                     link = self._links.pop(action.site, None)
@@ -587,6 +701,9 @@ class SimulatedRun:
     def _take(self, site: _Site, message: Down) -> None:
         match message:
             case Welcome():
+                if message.term < site.disk.term:
+                    raise BrokenRunError(f"10: {site.name} is to follow term {message.term} after {site.disk.term}")
+                site.disk.term = message.term
                 site.welcome = message
                 site.opens = {p: one for p, one in site.opens.items() if (p, one.version, one.attempt) in message.open}
                 site.caught_up = False
@@ -612,12 +729,23 @@ class SimulatedRun:
 
     def _store(self, site: _Site, entry: Entry) -> None:
         """A follower: an entry is on its disk before its ranks see it."""
-        if entry.index <= site.state.head.index:
+        head = site.state.head
+        if entry.index <= head.index:
+            if hash_of(site.disk.journal[entry.index]) != hash_of(entry):
+                self._go_back(site, entry.index)
+            return
+        if entry.index == head.index + 1 and entry.prev != head.hash:
+            self._go_back(site, site.state.terms.get(site.state.term, 0))
             return
         site.state.apply(entry)
-        if self._journal[entry.index] is not entry:
+        if self._chain.entries[entry.index] is not entry:
             raise BrokenRunError(f"1: {site.name} has another entry {entry.index} than the leader")
+        site.chain = self._chain
         site.disk.journal.append(entry)
+        if self._is_doomed:
+            self._lose_leader_and(site)
+            if not site.up:
+                return
         if isinstance(entry, Skip):
             void = (entry.fragment, entry.version)
             site.needs = {frame for frame in site.needs if frame[:2] != void}
@@ -630,6 +758,21 @@ class SimulatedRun:
         self._tell_member(site, EntrySaid(entry=entry))
         self._caught_up(site)
         self._ranks_changed(site)
+
+    def _go_back(self, site: _Site, first: int) -> None:
+        """Its journal ends outside the run's: it begins again where the two part."""
+        if site.welcome is None or site.state.term >= site.welcome.term:
+            raise BrokenRunError(f"1: {site.name} has another entry {first} than the leader, of the same term")
+        dropped = [entry for entry in site.disk.journal[first:] if isinstance(entry, Round | Skip)]
+        del site.disk.journal[first:]
+        for entry in dropped:
+            state = site.disk.states.get(entry.fragment)
+            if state is not None and state.version > entry.version:
+                del site.disk.states[entry.fragment]
+        site.state = RunState.of(site.disk.journal)
+        self._forget_leader(site)
+        if dropped and site.ranks is not None:
+            self._end_ranks(site, "they have rounds that the run does not have")
 
     def _caught_up(self, site: _Site) -> None:
         if site.welcome is not None and not site.caught_up and site.state.head.index >= site.welcome.head:
@@ -659,7 +802,8 @@ class SimulatedRun:
         for one in self._can_be_asked(site, sources):
             state = one.disk.states.get(frame.fragment)
             fits = state is not None and frame.version < state.version <= site.state.versions[frame.fragment]
-            if state is not None and fits and one.state.skipped == site.state.skipped:
+            knows = one.state.skipped == site.state.skipped and one.state.term >= site.state.term
+            if state is not None and fits and knows:
                 self._on_site(
                     site,
                     self._random.uniform(0.2, 2),
@@ -894,28 +1038,24 @@ class SimulatedRun:
 
     def _appended(self, entry: Entry) -> None:
         """The leader's disk has it."""
-        if self._sequencer is None:
-            raise BrokenRunError("the leader is not there")
-        self._journal.append(entry)
-        self._hashes.append(hash_of(entry))
-        if isinstance(entry, Genesis) and len(self._journal) > 1:
+        if isinstance(entry, Genesis) and self._chain.entries:
             raise BrokenRunError("1: a second genesis")
         if isinstance(entry, Round):
             self._check_round(entry)
-        if isinstance(entry, Skip):
-            self._void(entry)
+        self._chain.append(entry)
 
     def _check_round(self, entry: Round) -> None:
         if self._sequencer is None:
             raise BrokenRunError("the leader is not there")
-        p, v = entry.fragment, entry.version
-        if v != len(self._rounds[p]):
+        chain, p, v = self._chain, entry.fragment, entry.version
+        if v != len(chain.rounds[p]):
             raise BrokenRunError(f"2: fragment {p} has a second round {v}")
-        digest = self._truth[p][v].digest
+        digest = chain.truth[p][v].digest
         if entry.base not in (None, digest):
             raise BrokenRunError(f"4: entry {entry.index} has another base than its journal gives")
         sites = self._sequencer.state.sites
         live = [site for site in sites.values() if site.standing is Standing.READY]
+        counted = chain.counted[p]
         for listed in entry.members:
             content = self._contents[listed.frame]
             if content.frame != Frame(p, v, listed.site, listed.frame) or content.base != digest:
@@ -923,31 +1063,13 @@ class SimulatedRun:
             held = sum((self._stores[site.name], content.frame) in self._was_on_disk for site in live)
             if held < min(2, len(live)):
                 raise BrokenRunError(f"3: entry {entry.index} lists a frame that {held} of {len(live)} live sites have")
-            if content.steps & self._counted[p]:
+            if content.steps & counted:
                 raise BrokenRunError(f"12: entry {entry.index} counts steps of {listed.site} again")
-            self._counted[p] |= content.steps
-        self._rounds[p].append(entry)
-        self._truth[p].append(self._truth[p][v].after([self._contents[one.frame].coded for one in entry.members]))
-        self._digests[p, v + 1] = [(entry.index, self._truth[p][v + 1].digest)]
-
-    def _void(self, entry: Skip) -> None:
-        """From that version on, the fragment has had other states."""
-        p = entry.fragment
-        for listed in self._rounds[p][entry.version].members:
-            self._counted[p] -= self._contents[listed.frame].steps
-        for version in range(entry.version, len(self._rounds[p])):
-            members = self._rounds[p][version].members
-            void = version == entry.version or (p, version) in self._skips()
-            coded = [] if void else [self._contents[one.frame].coded for one in members]
-            self._truth[p][version + 1] = self._truth[p][version].after(coded)
-            self._digests[p, version + 1].append((entry.index, self._truth[p][version + 1].digest))
-
-    def _skips(self) -> set[tuple[int, int]]:
-        return {(entry.fragment, entry.version) for entry in self._journal if isinstance(entry, Skip)}
+            counted = counted | content.steps
 
     def _check_part(self, site: _Site, fragment: int, part: _Part) -> None:
         head = site.state.head.index
-        known = [digest for index, digest in self._digests[fragment, part.state.version] if index <= head]
+        known = [digest for index, digest in site.chain.digests[fragment, part.state.version] if index <= head]
         if not known or part.state.digest != known[-1]:
             raise BrokenRunError(f"4: {site.name} has another fragment {fragment} than its journal gives")
         if part.local - part.state.anchor != sum(added for _, added in part.uncounted):
