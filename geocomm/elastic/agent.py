@@ -650,18 +650,18 @@ class Agent:
         rounds = await self._states.rounds()
         joining = self.state.sites[self.site].standing is Standing.JOINING
 
-        async def find_base(fragment: int, version: int, digest: str) -> None:
+        async def find_base(rank: _Rank, fragment: int, version: int) -> None:
+            if rank.connection.hello.trains:  # it asks for frames that it lacks, and takes a state where they are gone
+                bases[fragment] = version, False
+                return
+            digest = rank.connection.hello.digests[fragment]
             bases[fragment] = await self._states.base(
                 self.state, rounds, fragment, version, digest, self._sources, joining=joining
             )
 
         # At once: over a long line, each question takes a second.
         await asyncio.gather(
-            *(
-                find_base(fragment, version, rank.connection.hello.digests[fragment])
-                for rank in ranks
-                for fragment, version in rank.versions.items()
-            )
+            *(find_base(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items())
         )
         for rank in ranks:
             if self._ranks.get(rank.connection.hello.place) is rank:

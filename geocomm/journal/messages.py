@@ -69,6 +69,8 @@ class RankHello(Record):
     """Of the own fragments as they are, by fragment."""
     versions: dict[int, Whole]
     """Of the same fragments: the version that the rank has applied."""
+    trains: bool = False
+    """It took part before, and an agent that has started anew meets it: it goes on from these versions."""
 
 
 class Hello(Record):

@@ -328,6 +328,7 @@ class MemberRounds:
                 model=self._model,
                 digests=dict(self._digests),
                 versions=dict(self._versions),
+                trains=self._member is not None,
             )
 
     def _whom(self) -> str:

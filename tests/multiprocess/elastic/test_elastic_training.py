@@ -112,6 +112,29 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
         assert_equal_bits(sites)
 
 
+def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "abc") as sites:
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c", 120)
+        agent = sites["c"].agent
+        assert agent is not None
+        agent.send_signal(signal.SIGSTOP)
+        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away", 60)
+        missed = len(sites["a"].rounds())
+        sites.until(lambda: len(sites["a"].rounds()) >= missed + 12, "rounds without c", 60)
+        sites["c"].kill_agent()
+        sites["c"].start_agent()
+        counted = len(rounds_of(sites, "c", "a"))
+        sites.until(
+            lambda: {entry.fragment for entry in rounds_of(sites, "c", "a")[counted:]} == {0, 1},
+            "c counts in both fragments again",
+            60,
+        )
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+
+
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, wrap: str) -> None:
     """Each site is a job of its own: its parallelism is nobody else's business."""
