@@ -60,7 +60,9 @@ class Watch:
         self._rounds = -1
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
-        self.handle = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=6, fragments=2))
+        # Without momentum: the few rounds of a test would end in the middle of a swing.
+        settings = geocomm.LocalSettings(every=6, fragments=2, outer=geocomm.Nesterov(1.0, 0.0))
+        self.handle = geocomm.local_steps(model, optimizer, settings)
 
     def has_seen_enough(self) -> bool:
         """After a step; the same at all ranks of the site."""

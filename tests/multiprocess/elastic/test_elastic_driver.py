@@ -18,7 +18,7 @@ from geocomm.export.export_record import read_record
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
 from support.elastic_commands import Supervised, processes_of, supervised
-from support.train_ranks import SMALL_RUN, entries, losses
+from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_success, run_ranks
 
 pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("training")]
 LOCAL = ("sync.mode=local", "sync.every=6", "sync.fragments=2", "sync.exact_below=1000")
@@ -85,3 +85,24 @@ def test_driver_is_killed_comes_back_leaves_and_ends_with_a_model(tmp_path: Path
         seen = list(losses(tmp_path / f"disk-{name}").values())
         assert statistics.mean(seen[-10:]) < 0.9 * statistics.mean(seen[:10])
     assert max(checkpoints(tmp_path, "a")) == max(losses(tmp_path / "disk-a"))  # the last thing that a did
+
+
+def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_path: Path) -> None:
+    """Per-step training, then a site of an elastic run, then local steps of two fixed sites."""
+    common = ["distributed.backend=geocomm", "model.preset=tiny", "checkpoint.at_end=true"]
+    require_success(run_ranks(tmp_path, [*common, "training.steps=6"]))
+    copy_checkpoint(tmp_path, tmp_path / "disk-a", 6)
+    with supervised(tmp_path, "a") as run:
+        site = start(run, "a", 40)
+        assert site.wait(200) == 0, run.sites["a"].text()
+        [begun] = entries(tmp_path / "disk-a", "start")
+        assert (begun["step"], begun["resumed"]) == (6, True)
+        assert min(one.step for entry in run.sites["a"].rounds() for one in entry.members) > 6
+    assert set(losses(tmp_path / "disk-a")) == set(range(7, 41))
+
+    copy_checkpoint(tmp_path / "disk-a", tmp_path / "again", 40)
+    require_success(run_ranks(tmp_path / "again", [*common, *LOCAL, "training.steps=44"]))
+    ended = losses(tmp_path / "again")
+    assert set(ended) == set(range(41, 45))
+    first, before, after = (losses(tmp_path)[1], losses(tmp_path / "disk-a")[7], statistics.mean(ended.values()))
+    assert after < before < first
