@@ -113,6 +113,7 @@ class Site:
         inner.check(view)
 
         def rounds_of(fragments: Sequence[Fragment], model: Model) -> GivenRounds:
+            self.terms = model.settings
             return self.rounds
 
         resolved = ResolvedSettings.of(given, view.tensors, None)
@@ -286,3 +287,21 @@ def test_anchor_of_all_sites_together_is_refused() -> None:
     site.state.begin()
     with pytest.raises(InvalidArgumentError, match="together"):
         site.state.meet()
+
+
+def test_sites_compare_the_model_in_words_and_leave_learning_rates_to_the_rounds() -> None:
+    terms = Site().terms
+    assert terms["model"] == "1 trained parameters with 16 elements"
+    assert "optimizer weight_decay (group 0)" in terms
+    assert not [name for name in terms if "lr (group" in name]
+
+
+def test_slower_site_takes_the_step_of_the_run_from_what_counts() -> None:
+    site = Site()
+    site.state.begin()
+    site.step(0.25)
+    site.decide(torch.zeros(16), counted=None)  # it lists a frame of step EVERY
+    site.step(0.25)
+    assert (site.state.step, site.state.run_step) == (2, EVERY)
+    site.step(0.25)
+    assert site.state.run_step == EVERY + 1
