@@ -113,6 +113,10 @@ def hub_address() -> HubAddress | None:
         raise refusal(f"GEOCOMM_HUB: {error}") from None
 
 
+AGENT_OF_FIRST_NODE = "first-node"
+"""GEOCOMM_AGENT on the other nodes of a site."""
+
+
 def agent_socket() -> str | None:
     """Where the agent of an elastic run listens, from GEOCOMM_AGENT; None: this is no elastic run."""
     return os.environ.get("GEOCOMM_AGENT") or None

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig, end_with
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
@@ -248,7 +249,8 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
     used."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `run_at_hub`
     if run.run_dir is None:
-        environment = os.environ | environment_of_site(keys) | {"GEOCOMM_ONE_SITE": "1"}
+        environment = os.environ | environment_of_site(keys)
+        environment |= {"GEOCOMM_ONE_SITE": "1", "GEOCOMM_AGENT": AGENT_OF_FIRST_NODE}
         command = job.command()
         os.execvpe(command[0], command, environment)
     FragmentStore(run.run_dir)

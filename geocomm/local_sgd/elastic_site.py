@@ -14,7 +14,6 @@ from geocomm.core import environment
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.core.options import Options
-from geocomm.core.place import local_world_size
 from geocomm.journal.messages import Model
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.member_rounds import MemberRounds, most_frame_bytes
@@ -31,19 +30,33 @@ class ElasticSite(SiteFacts):
     def __init__(self, agent: str) -> None:
         """agent: its socket. Raises InvalidArgumentError where `geocomm run --elastic` did not start this process."""
         run_dir, self._options = environment.run_folder(), Options()
-        if run_dir is None or self._options.site is None or self._options.keys is None:
+        has_agent = agent != environment.AGENT_OF_FIRST_NODE
+        if (run_dir is None and has_agent) or self._options.site is None or self._options.keys is None:
             raise InvalidArgumentError(
                 "GEOCOMM_AGENT is set, and GEOCOMM_RUN_DIR, GEOCOMM_SITE or GEOCOMM_KEYS is not: start the ranks with "
                 "geocomm run --elastic, which sets them all"
             )
-        self._agent, self._run_dir, self._site = agent, run_dir, self._options.site
+        self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
         self.ranks = SiteRanks()
         if dist.is_initialized() and dist.get_world_size() > 1:
-            # The owners are the ranks of the first node: one disk.
             group = dist.new_group(backend="gloo")
             if isinstance(group, dist.ProcessGroup):  # always: every rank is in it
                 self._require_own_site(group)
-                self.ranks = SiteRanks(group, dist.get_rank(), local_world_size())
+                self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
+
+    @staticmethod
+    def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:
+        """The owners are the ranks of the first node, which has the agent and the run folder. InvalidArgumentError where
+        they are not the first ones."""
+        there: list[bool] = [False] * dist.get_world_size(group)
+        dist.all_gather_object(there, has_agent, group=group)
+        owners = sum(there)
+        if not owners or not all(there[:owners]):
+            raise InvalidArgumentError(
+                "local steps: the ranks beside the site's agent must be the first ones; start its first node with "
+                "--run-dir, and the others with --node-rank 1, 2, ..."
+            )
+        return owners
 
     def _require_own_site(self, group: dist.ProcessGroup) -> None:
         """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
