@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from geocomm.cli.command_end import fail
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
     from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
+    from geocomm.journal.entries import Entry
     from geocomm.journal.run_state import RunState, SiteRecord
     from geocomm.security.keys import Keys
 
@@ -29,11 +31,15 @@ _RunDir = Annotated[
     Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
 ]
 
+_MOVES_SHOWN = 20
+_ROUNDS_SHOWN = 50
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     members = typer.Typer(help=_HELP, no_args_is_help=True)
     members.command("ls")(ls)
+    members.command("show")(show)
     members.command("remove")(remove)
     members.command("lead")(lead)
     members.command("promote")(promote)
@@ -42,6 +48,8 @@ def register(app: typer.Typer) -> None:
 
 def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
+
+    since: the entry of the journal that made it so. in: fragments whose last round counted the site. heard: ago.
 
     Example:
 
@@ -55,7 +63,7 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
         return
     run = "-" if state.genesis is None else state.genesis.run[:8]
     ended = ", ended" if state.ended else ""
-    table = Table(title=f"run {run}, entry {state.head.index}{ended}", box=SIMPLE, pad_edge=False, padding=(0, 1))
+    table = Table(title=f"run {run}, entry {state.head.index}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in _COLUMNS:
         table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:
@@ -65,7 +73,7 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
         Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
 
 
-_COLUMNS = ("site", "state", "since", "rounds", "weight", "last", "step", "heard", "step s", "GiB", "why")
+_COLUMNS = ("site", "state", "since", "rounds", "weight", "in", "step", "heard", "s/step", "GiB", "why")
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
@@ -77,13 +85,53 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "since": record.since,
         "rounds": record.rounds,
         "weight": record.weight,
-        "last": max((one.index for one in listed), default=None),
+        "in": f"{len(listed)}/{len(state.versions)}",
         "step": None if beat is None else beat.step,
         "heard": None if seen is None else f"{seen.heard_s:.0f} s",
-        "step s": None if beat is None else round(beat.step_s, 3),
+        "s/step": None if beat is None else round(beat.step_s, 3),
         "GiB": None if beat is None else round(beat.free_bytes / 2**30, 1),
         "why": record.why,
     }
+
+
+def show(
+    site: Annotated[str, typer.Argument(metavar="SITE")],
+    run_dir: _RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
+
+    Example:
+
+        geocomm members show tokyo --run-dir run
+    """
+    from geocomm.cli.log import told
+    from geocomm.journal.entries import Away, Join, Left, Ready, Removed, Round
+
+    state, moves, rounds = _state(run_dir), deque[str](maxlen=_MOVES_SHOWN), deque[Round](maxlen=_ROUNDS_SHOWN)
+    record = state.sites.get(site)
+    if record is None:
+        fail("members show", f"the run has no site {site}; it has {', '.join(sorted(state.sites)) or 'none'}")
+    for entry in _entries(run_dir):
+        if isinstance(entry, Round):
+            rounds.append(entry)
+        elif isinstance(entry, Join | Ready | Away | Left | Removed) and entry.site == site:
+            moves.append(f"{entry.index:>6} {told(entry)}")
+    seen, problem = _asked(run_dir, state)
+    row = _row(record, state, seen.get(site))
+    row["address"] = seen[site].fetch if site in seen else None
+    row["store"] = record.store
+    row[f"of the last {len(rounds)} rounds"] = sum(site in [one.site for one in entry.members] for entry in rounds)
+    if as_json:
+        typer.echo(json.dumps(row | {"moves": list(moves), "leader": problem or "ok"}))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for name, value in row.items():
+        if value not in (None, ""):
+            console.print(f"{name:>24}  {value}", markup=False)
+    console.print("\n".join(moves), markup=False)
+    if problem and not state.ended:
+        Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
 
 
 def remove(
@@ -199,14 +247,19 @@ def promote(
 
 
 def _state(run_dir: Path) -> RunState:
-    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
     from geocomm.journal.run_state import RunState
+
+    return RunState.of(_entries(run_dir))
+
+
+def _entries(run_dir: Path) -> Iterator[Entry]:
+    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 
     if not (run_dir / FILE_NAME).exists():
         fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")
     try:
         with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-            return RunState.of(journal.read())
+            yield from journal.read()
     except NoJournalError as error:
         fail("members", str(error))
 

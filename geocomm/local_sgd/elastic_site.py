@@ -46,8 +46,10 @@ class ElasticSite(SiteFacts):
 
     @staticmethod
     def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:
-        """The owners are the ranks of the first node, which has the agent and the run folder. InvalidArgumentError where
-        they are not the first ones."""
+        """The ranks of the first node, which has the agent and the run folder, own the fragments.
+
+        Raises InvalidArgumentError where they are not the first ranks.
+        """
         there: list[bool] = [False] * dist.get_world_size(group)
         dist.all_gather_object(there, has_agent, group=group)
         owners = sum(there)

@@ -74,6 +74,8 @@ CASES = [
     ("log --simulated 1 --verify", 2, "--simulated"),
     ("run --elastic --hub 127.0.0.1:29400 -- x.py", 2, "keys"),
     ("members ls --run-dir {away}", 2, "not the run folder of a site"),
+    ("members show a --run-dir {away}", 2, "not the run folder of a site"),
+    ("members show a --run-dir {run}", 2, "the run has no site a; it has none"),
     ("members remove a --run-dir {away}", 2, "not the run folder of a site"),
     ("snapshot ls --run-dir {away}", 2, "not the run folder of a site"),
     ("snapshot verify 7 --run-dir {run}", 2, "no complete snapshot 7: this site has none"),
