@@ -13,7 +13,9 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -47,6 +49,7 @@ _SENT_LIMIT_S = 5.0
 _LOCK_FILE = "agent.lock"
 _LOCK_LIMIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_DISK_PAUSE_S = 5.0
 
 
 class AgentConfig(Record):
@@ -292,6 +295,13 @@ def main() -> None:
     except (StoreError, NoJournalError, KeysError, HubAddressError, AgentEnded) as error:
         print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_INPUT)
+    except sqlite3.OperationalError as error:
+        log(
+            f"the journal in {config.run_dir} cannot be written ({error}): this site trains on and does not count. "
+            f"Free room on that disk; it is tried again in {_DISK_PAUSE_S:g} s"
+        )
+        time.sleep(_DISK_PAUSE_S)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,13 @@ class Leader:
             self._on(Tick())
             if missing := sorted(self._terms.wait_for - set(self.state.live)) if not any(self.state.versions) else []:
                 waiting.tell(lambda missing=missing: f"site {', '.join(missing)} to be ready, before the first round")
+            elif 0 < len(live := self.state.live) < self._terms.min_sites:
+                waiting.tell(
+                    lambda live=live: (
+                        f"{self._terms.min_sites} sites to be ready, as --min-sites says, before a round counts: there "
+                        f"{'is' if len(live) == 1 else 'are'} {', '.join(live)}"
+                    )
+                )
 
     def _said(self, site: str, lines: LineStream, line: bytes) -> None:
         up = up_of(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from geocomm.journal.entries import hash_of
 from geocomm.journal.run_state import Standing
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys
+from support.small_disk import small_disk
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -142,6 +144,36 @@ def test_the_last_one_that_leaves_ends_the_run(tmp_path: Path) -> None:
         sites["a"].start_agent()
         sites.until(lambda: sites["a"].agent.poll() == 2, "a run that has ended is not gone on with")
         assert "has ended" in sites["a"].text()
+
+
+def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "b"),
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites,
+    ):
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        with contextlib.suppress(OSError), (tmp_path / "b" / "other").open("wb", buffering=0) as other:
+            while True:
+                other.write(bytes(4096))
+        sites.until(lambda: "Free room on that disk" in sites["b"].text(), "the agent says what is wrong")
+        wait_for_rounds(sites, "a")
+        (tmp_path / "b" / "other").unlink()
+        sites["b"].end()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab")
+        assert_one_chain(sites)
+
+
+def test_a_round_of_fewer_sites_than_asked_for_waits_and_says_so(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab")) as sites:
+        sites["a"].min_sites = 2
+        sites["a"].start()
+        sites.until(lambda: "2 sites to be ready, as --min-sites says" in sites["a"].text(), "it says so")
+        assert not sites["a"].rounds()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab")
 
 
 def test_the_copy_of_a_run_folder_is_refused(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 import xxhash
 
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from support.small_disk import small_disk
 
 PIECES = [memoryview(b"coded" * 1000), memoryview(b"exact")]
 CONTENT = b"".join(PIECES)
@@ -87,25 +87,13 @@ def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(t
     assert (left.exists(), living.exists()) == (False, True)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Generator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"mounting a small disk needs root: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_said_and_nothing_is_left_of_what_did_not_fit(small_disk: Path) -> None:
-    store = FragmentStore(small_disk)
-    kept = store.write_frame(0, 0, "a", PIECES)
-    with pytest.raises(OSError, match=r".+") as full:
-        store.write_frame(0, 1, "a", [bytes(2 << 20)])
-    assert full.value.errno == errno.ENOSPC
-    assert not list(small_disk.rglob("*.part"))
-    assert store.free_bytes > 0
-    assert store.read_frame(0, 0, "a", kept) == CONTENT
+def test_a_full_disk_is_said_and_nothing_is_left_of_what_did_not_fit(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as folder:
+        store = FragmentStore(folder)
+        kept = store.write_frame(0, 0, "a", PIECES)
+        with pytest.raises(OSError, match=r".+") as full:
+            store.write_frame(0, 1, "a", [bytes(2 << 20)])
+        assert full.value.errno == errno.ENOSPC
+        assert not list(folder.rglob("*.part"))
+        assert store.free_bytes > 0
+        assert store.read_frame(0, 0, "a", kept) == CONTENT

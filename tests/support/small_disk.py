@@ -1,0 +1,23 @@
+"""A disk of 1 MiB, for tests of what happens when one is full."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Generator[Path]:
+    """The folder, which is made, as the root of such a disk. Skips the test where it may not be mounted."""
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"mounting a small disk needs root: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
