@@ -32,6 +32,7 @@ from geocomm.journal.messages import (
     Need,
     Offer,
     Open,
+    Owner,
     Pass,
     Peer,
     RankWelcome,
@@ -121,7 +122,8 @@ class _Fragment:
     """The highest attempt that has a pass."""
     own: list[Offer] = field(default_factory=list[Offer])
     """Own frames of the round, the newest last."""
-    sent: dict[Hash, set[Peer]] = field(default_factory=dict[Hash, set[Peer]])
+    sent: dict[Hash, set[tuple[Owner, ...]]] = field(default_factory=dict[Hash, set[tuple[Owner, ...]]])
+    """By own frame: the processes to which it was sent. Where their agent is may change with the leader."""
     on_disk: set[tuple[int, str, Hash]] = field(default_factory=set[tuple[int, str, Hash]])
     """(version, site, hash), of `version` and later ones."""
     rounds: dict[int, Round] = field(default_factory=dict[int, Round])
@@ -281,8 +283,8 @@ class Member:
     def _sends(self, own: _Fragment, offer: Offer) -> list[Act]:
         sent = own.sent.setdefault(offer.frame, set())
         peers = () if own.open is None else own.open.peers
-        new = tuple(peer for peer in peers if peer.site != self._site and peer.owners and peer not in sent)
-        sent.update(new)
+        new = tuple(peer for peer in peers if peer.site != self._site and peer.owners and peer.owners not in sent)
+        sent.update(peer.owners for peer in new)
         return [SendFrame(offer, new)] if new else []
 
     def _listed(self, entry: Entry) -> list[Act]:

@@ -164,6 +164,8 @@ def test_who_comes_later_gets_the_frame_too_and_nobody_twice() -> None:
     assert sent_to(member.on_down(opened(peers="abc"))) == ["c"]
     again = Open(fragment=0, version=0, attempt=0, peers=(peer("a"), peer("b", "1"), peer("c")))
     assert sent_to(member.on_down(again)) == ["b"]  # another process of b
+    elsewhere = tuple(one.model_copy(update={"fetch": "b:1"}) for one in again.peers)
+    assert sent_to(member.on_down(again.model_copy(update={"peers": elsewhere}))) == []  # its agent's address alone
 
 
 def test_after_so_many_frames_the_newest_is_offered_again() -> None:
