@@ -150,6 +150,7 @@ class MemberRounds:
         self._state_numels: dict[int, int] = {}
         self._decided: dict[int, Decided] = {}
         self._to_begin: dict[int, Open] = {}
+        self._answered: dict[int, tuple[int, int]] = {}  # the member hears of that once the frame is made
         self._failure: BaseException | None = None
         self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
         self._every = model.every
@@ -171,6 +172,7 @@ class MemberRounds:
         self._owners_of: dict[str, set[bytes]] = {}
         self._contents: dict[Frame, torch.Tensor] = {}
         self._expected: set[tuple[int, int, int, str]] = set()
+        self._sent: set[tuple[bytes, int, int]] = set()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -234,12 +236,14 @@ class MemberRounds:
         """Make a frame of the delta, send it and offer it."""
         with self._lock:
             self._to_begin.pop(opened.fragment, None)
+            self._answered[opened.fragment] = (opened.version, opened.attempt)
         self._post(lambda: self._make(opened, delta))
 
     def give_nothing(self, opened: Open) -> None:
         """The site has nothing to offer in this attempt."""
         with self._lock:
             self._to_begin.pop(opened.fragment, None)
+            self._answered[opened.fragment] = (opened.version, opened.attempt)
         nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
         self._post(lambda: self._act(self._require_member().made(nothing)))
 
@@ -432,7 +436,11 @@ class MemberRounds:
                     content = self._content(Frame(offer.fragment, offer.version, self.site, offer.frame))
                     for peer in peers:
                         owner = self._meet(peer.site, peer.owners, offer.fragment)
-                        self._mail.send(owner, self._number(offer.fragment, offer.version), offer.attempt, content)
+                        number = self._number(offer.fragment, offer.version)
+                        sent = (owner, number, offer.attempt)
+                        if sent not in self._sent:  # the same mail a second time would end the channel
+                            self._sent.add(sent)
+                            self._mail.send(owner, number, offer.attempt, content)
                 case Recompute(fragment):
                     raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
@@ -457,7 +465,11 @@ class MemberRounds:
             if self._opens[index].version == self._versions[index]
         }
         with self._lock:
-            self._to_begin = begins
+            self._to_begin = {
+                index: opened
+                for index, opened in begins.items()
+                if self._answered.get(index, (-1, -1)) < (opened.version, opened.attempt)
+            }
 
     def _is_next(self, settled: Settled) -> bool:
         """Whether the training thread has not applied it yet: the member hears of that a moment later."""
@@ -618,6 +630,8 @@ class MemberRounds:
             for name, place in list(self._own_rounds.items()):
                 if place[0] == fragment and place[1] <= version:
                     del self._own[name], self._own_rounds[name]
+        last = self._number(fragment, version)
+        self._sent = {one for one in self._sent if one[1] % self._count != fragment or one[1] > last}
         for over in range(max(0, settled.version - 1), version):  # a slow peer may still be taking the last frame
             self._mail.end_round(self._number(fragment, over))
         self._act(self._require_member().applied(settled, digest))
