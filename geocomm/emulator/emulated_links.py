@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -124,11 +124,9 @@ class EmulatedWan:
             matrix = Matrix.read(path)
         except LinkMatrixError as error:
             raise WanConfigError(str(error)) from None
-        default = replace(EmulatedLink(), **matrix.default.changes() | dict(overrides or {}))
         try:
-            wan = cls.uniform(matrix.sites, default)
-            changed = {pair: replace(default, **changes) for pair, changes in matrix.changes().items()}
-            return cls(wan.sites, dict(wan.links) | changed)
+            links = matrix.links(overrides).items()
+            return cls(tuple(matrix.sites), {pair: EmulatedLink(**fields) for pair, fields in links})
         except WanConfigError as error:
             raise WanConfigError(f"{path}: {error}") from None
 

@@ -52,14 +52,8 @@ KINDS = {
     },
     "events_dropped": {"count": "events that were dropped before they could be written here"},
 }
-"""The fields of each kind of event. Those of operation_failed are the record of geocomm.last_error()."""
-COMMON = {
-    "kind": "what happened",
-    "time": "Unix seconds",
-    "site": "of the process that saw it",
-    "rank": "global rank of that process",
-}
-"""The fields that every event has."""
+"""The fields of each kind of event, besides kind, time (Unix seconds), and the site and global rank of the process that
+saw it. Those of operation_failed are the record of geocomm.last_error()."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -121,12 +121,16 @@ class Matrix(BaseModel):
                 )
         return matrix
 
-    def changes(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """What the [[link]]s say of each directed link that they speak of, the later over the earlier ones."""
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+    def links(self, overrides: Mapping[str, Any] | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+        """What the file says of each directed link, by the names of `LinkText.changes`.
+
+        Its [[link]]s, the later over the earlier ones, go over `overrides`, and these over its [default].
+        """
+        default = self.default.changes() | dict(overrides or {})
+        found = {(src, dst): default for src in self.sites for dst in self.sites if src != dst}
         for entry in self.link:
             for pair in entry.pairs():
-                found[pair] = found.get(pair, {}) | entry.changes()
+                found[pair] = found[pair] | entry.changes()
         return found
 
 

@@ -244,18 +244,20 @@ def _from_matrix(path: str | Path) -> Links:
     from geocomm.planning.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, Matrix
 
     matrix = Matrix.read(path)
-    default = {"rate_bps": DEFAULT_RATE_BPS, "delay_s": DEFAULT_DELAY_S, "loss": 0.0} | matrix.default.changes()
-    changes = matrix.changes()
+    links = matrix.links()
 
-    def link(src: int, dst: int) -> dict[str, Any]:
-        return default | changes.get((matrix.sites[src], matrix.sites[dst]), {})
+    def number(name: str, src: int, dst: int, unsaid: float) -> float:
+        return links[matrix.sites[src], matrix.sites[dst]].get(name, unsaid)
+
+    def delay_s(src: int, dst: int) -> float:
+        return number("delay_s", src, dst, DEFAULT_DELAY_S)
 
     count = len(matrix.sites)
     return Links(
         tuple(matrix.sites),
-        table_of(count, lambda src, dst: link(src, dst)["rate_bps"]),
-        table_of(count, lambda src, dst: link(src, dst)["delay_s"] + link(dst, src)["delay_s"]),
-        table_of(count, lambda src, dst: link(src, dst)["loss"]),
+        table_of(count, lambda src, dst: number("rate_bps", src, dst, DEFAULT_RATE_BPS)),
+        table_of(count, lambda src, dst: delay_s(src, dst) + delay_s(dst, src)),
+        table_of(count, lambda src, dst: number("loss", src, dst, 0.0)),
         source="file",
     )
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from geocomm.metrics.events import COMMON, KINDS
+from geocomm.metrics.events import KINDS
 from geocomm.runs.log_entries import ENTRIES, SITE
 from geocomm.runs.run_folder import RunFolder
 from geocomm.train.config_text import load_config
@@ -63,8 +63,7 @@ def test_run_metrics_hold_every_step_of_every_site(plain_run: Path) -> None:
 
 def test_run_metrics_have_the_fields_that_the_reference_lists(plain_run: Path) -> None:
     lines = [json.loads(line) for line in (plain_run / "run" / "metrics.jsonl").read_text().splitlines()]
-    of_events = {name: COMMON[name] for name in ("site", "rank")}
-    kinds = ENTRIES | {kind: of_events | fields for kind, fields in KINDS.items()}
+    kinds = ENTRIES | {kind: {"site", "rank", *fields} for kind, fields in KINDS.items()}
     assert {line["kind"] for line in lines} == {*ENTRIES, "checkpoint"} - {"sites"}  # which local steps have
     for line in lines:
         assert set(line) - {"kind", "time"} == set(kinds[line["kind"]]) - {"sync"}, line["kind"]

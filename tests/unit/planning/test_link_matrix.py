@@ -9,7 +9,7 @@ import pytest
 from geocomm.planning.link_matrix import LinkMatrixError, Matrix
 
 
-def test_later_link_changes_what_an_earlier_one_said(tmp_path: Path) -> None:
+def test_later_link_goes_over_an_earlier_one_and_any_link_over_overrides_and_default(tmp_path: Path) -> None:
     path = tmp_path / "links.toml"
     path.write_text(
         'sites = ["a", "b"]\n[default]\nloss = "1%"\n[[link]]\nbetween = ["a", "b"]\nrtt = "80ms"\nrate = "1mbit"\n'
@@ -17,11 +17,11 @@ def test_later_link_changes_what_an_earlier_one_said(tmp_path: Path) -> None:
     )
     matrix = Matrix.read(path)
     assert matrix.sites == ["a", "b"]
-    assert matrix.default.changes() == {"loss": 0.01}
-    assert matrix.changes() == {
-        ("a", "b"): {"delay_s": 0.04, "rate_bps": 1e6},
-        ("b", "a"): {"delay_s": 0.01, "rate_bps": 1e6},
+    assert matrix.links({"rate_bps": 1e9, "loss": 0.02}) == {
+        ("a", "b"): {"loss": 0.02, "delay_s": 0.04, "rate_bps": 1e6},
+        ("b", "a"): {"loss": 0.02, "delay_s": 0.01, "rate_bps": 1e6},
     }
+    assert matrix.links()["a", "b"]["loss"] == 0.01
 
 
 @pytest.mark.parametrize(
