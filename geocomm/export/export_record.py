@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from geocomm.core.bad_input import BadInput
 
 RECORD = "export.json"
-"""Its name in the folder; written last, so that it stands for a whole folder."""
+"""The record's name in the folder. It is written last, so a folder that has it is whole."""
 
 Format = Literal["hf", "onnx", "gguf"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -29,16 +29,16 @@ class TrainedBy(_Part):
     step: int | None = None
     world_size: int | None = None
     sites: dict[str, int] | None = None
-    """Ranks by site."""
+    """The number of ranks of each site."""
     zero_stage: int | None = None
     precision: Dtype | None = None
     sync_mode: Literal["gradients", "local"] | None = None
     sync_preset: str | None = None
     """The preset of local steps."""
     sync_codec: str | None = None
-    """With error feedback; null: that of the preset, or none."""
+    """The codec with error feedback; null: the preset's, or none."""
     codec: str | None = None
-    """Of other traffic between sites."""
+    """The codec of other traffic between sites."""
 
 
 class HeldOut(_Part):
@@ -46,9 +46,9 @@ class HeldOut(_Part):
 
     sequences: int
     loss: float | None = None
-    """Of the exported model; null: not computed."""
+    """The exported model's loss; null: not computed."""
     run_loss: float | None = None
-    """That the run logged at the same step; null: it did not."""
+    """The loss that the run logged at the same step; null: it logged none."""
 
 
 class Verification(_Part):
@@ -56,7 +56,7 @@ class Verification(_Part):
 
     sequences: int
     held_out: bool
-    """Of held-out text; false: of random tokens."""
+    """Whether the sequences are held-out text; false: random tokens."""
     max_logit_difference: float
     argmax_equal: bool
 
@@ -80,19 +80,19 @@ class ExportRecord(_Part):
 
     format: Format
     geocomm: str
-    """The version that wrote it."""
+    """The version of geocomm that wrote the record."""
     source: TrainedBy
     model_type: str
     dtype: Dtype
     parameters: int
     data: str | None
-    """Fingerprint of the packed training data; null: not known."""
+    """The fingerprint of the packed training data; null: not known."""
     held_out: HeldOut | None
     held_out_reason: str | None = None
-    """Why it was not computed."""
+    """Why the loss was not computed."""
     verify: Verification | None
     files: dict[str, FileFacts]
-    """By name, but for export.json itself."""
+    """The files of the folder by name, export.json left out."""
 
     def text(self) -> str:
         """The record as it is written."""

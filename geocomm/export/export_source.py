@@ -31,18 +31,18 @@ class ExportSource:
 
     hf_config: PreTrainedConfig
     open_weights: Callable[[torch.dtype], Weights]
-    """Those from which a model of this type is made; what is finer than the type is left to be rounded."""
+    """Opens the weights from which a model of this type is made; finer ones are left to be rounded."""
     precision: Dtype
-    """That the training computed with."""
+    """The type that the training computed with."""
     trained_by: TrainedBy
     tokenizer: str | None
-    """As `data.tokenizer`; None: not known."""
+    """The tokenizer, as `data.tokenizer` names it; None: not known."""
     data: str | None = None
-    """Fingerprint of the training's data."""
+    """The fingerprint of the training's data."""
     open_text: Callable[[], HeldOutText] | None = None
     """Reads the held-out text of the run, which may take long; BadInput where it is not here. None: nobody knows it."""
     held_out: HeldOut | None = None
-    """What the run logged."""
+    """The losses that the run logged."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from geocomm.export.run_text import HeldOutText
 from geocomm.models.held_out_loss import held_out_sums
 
 _LONGEST = 256
-"""Tokens of a sequence whose logits are compared; more would need much disk with a large vocabulary."""
+"""The tokens of a sequence whose logits are compared; more would need much disk with a large vocabulary."""
 _RANDOM_SEED = 0
 _LOSS_LIMITS: dict[Dtype, float] = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 2e-2}
 """How far the loss may be from the run's: what another number of threads, or a GPU, changes."""
@@ -32,7 +32,7 @@ class Checked:
 
     verification: Verification
     loss: float | None
-    """On the held-out text, if there is some."""
+    """The loss on the held-out text; None: there is none."""
 
 
 def check_folder(folder: Path, model: HfModel, sequences: int, text: HeldOutText | None) -> Checked:

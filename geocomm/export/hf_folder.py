@@ -35,7 +35,7 @@ class HfModel:
     layout: OriginalLayout
     dtype: torch.dtype
     tokenizer: str
-    """As `data.tokenizer`: `byte` or a folder."""
+    """The tokenizer, as `data.tokenizer` names it: `byte` or a folder."""
 
 
 def write_hf_files(folder: Path, model: HfModel, largest_file_bytes: int = LARGEST_FILE_BYTES) -> dict[str, FileFacts]:

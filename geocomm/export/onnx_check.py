@@ -19,11 +19,12 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from geocomm.export.onnx_facts import OnnxFacts
 
 SHAPES = ((3, 192), (1, 128))
-"""Batch and length in turn."""
+"""The shapes of batches, taken in turn: sequences and tokens."""
 SEARCH_FACTOR = 4
-"""At most this many times the sequences that are asked for, in search of experts that none has reached."""
+"""The search for experts that no sequence has reached takes at most so many times the sequences asked for."""
 TIE = 1e-5
-"""Between scores, which lie between 0 and 1 and differ by less than a tenth of this between the two programs."""
+"""The difference up to which two scores are a tie. Scores lie between 0 and 1, and those of the two programs differ by less
+than a tenth of this."""
 
 
 class RoutingWatch:

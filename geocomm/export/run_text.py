@@ -25,10 +25,10 @@ class HeldOutText:
 
     data: PackedSequences
     limit: int
-    """At most so many."""
+    """The most sequences that the run evaluates."""
     batch_size: int
     ranks: int
-    """How many share the work."""
+    """The number of ranks that share the work."""
 
     @property
     def sequences(self) -> int:
@@ -41,9 +41,9 @@ class Logged:
     """What the log of a run tells."""
 
     held_out: HeldOut | None
-    """After a step."""
+    """The losses after a step."""
     codec: str | None
-    """Of traffic between sites."""
+    """The codec of traffic between sites."""
 
 
 def read_run_config(folder: RunFolder) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from geocomm.core.bad_input import BadInput
 from geocomm.export.lazy_weights import Parts
 
 Shapes = Mapping[str, Sequence[int]]
-"""Of the parameters of one group, by name, in the order of the group."""
+"""The shapes of one group's parameters by name, in the order of the group."""
 Shard = Sequence[torch.Tensor]
-"""What one partition has of each group, 1-D."""
+"""What one partition has of each group, as 1-D tensors."""
 
 
 def masters_cut_by_group(
