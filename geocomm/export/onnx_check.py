@@ -23,8 +23,8 @@ SHAPES = ((3, 192), (1, 128))
 SEARCH_FACTOR = 4
 """The search for experts that no sequence has reached takes at most so many times the sequences asked for."""
 TIE = 1e-5
-"""The difference up to which two scores are a tie. Scores lie between 0 and 1, and those of the two programs differ by less
-than a tenth of this."""
+"""The difference up to which two scores are a tie. Scores lie between 0 and 1, and those of the two programs differ by
+less than a tenth of this."""
 
 
 class RoutingWatch:

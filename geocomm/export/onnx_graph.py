@@ -22,7 +22,8 @@ from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 from geocomm.core.bad_input import BadInput
 
 MOST_EXPERTS = 1000
-"""The most experts of all layers together. On a Xeon core the exporter took 61 s for 12 layers of 16, and 0.23 s for each further expert."""
+"""The most experts of all layers together. On a Xeon core the exporter took 61 s for 12 layers of 16, and 0.23 s for
+each further expert."""
 
 
 def check_size(config: PreTrainedConfig) -> None:
