@@ -55,11 +55,16 @@ def new_group(ranks: Sequence[int], timeout: timedelta | None = None, **named: A
     return _dist.new_group(list(ranks), timeout=timeout, **named)
 
 
+def norm(tensor: torch.Tensor) -> float:
+    """tensor.norm(): the L2 norm."""
+    return float(cast(Any, tensor).norm())
+
+
 def split(tensor: torch.Tensor, sizes: int | Sequence[int]) -> tuple[torch.Tensor, ...]:
     """tensor.split(sizes)."""
     return cast(Any, tensor).split(sizes)
 
 
-def to_list(vector: torch.Tensor) -> list[Any]:
-    """vector.tolist() of a tensor with one dimension."""
-    return cast(Any, vector).tolist()
+def to_list(tensor: torch.Tensor) -> list[Any]:
+    """tensor.tolist() of a tensor that has dimensions."""
+    return cast(Any, tensor).tolist()

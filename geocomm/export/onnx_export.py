@@ -17,9 +17,9 @@ from geocomm.export.onnx_facts import OnnxFacts
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 LARGEST_DIFFERENCE = 1e-3
-"""The most by which a logit of ONNX Runtime may differ from that of transformers. Rounding made up to 2e-5 in models like
-the preset tiny and 1e-4 in one like small, with weights five times a fresh model's; one wrong expert makes 0.1 and more.
-"""
+"""The most by which a logit of ONNX Runtime may differ from that of transformers. Rounding made up to 2e-5 in models
+like the preset tiny, and 1e-4 in one like small with weights five times a fresh model's. One wrong expert makes 0.1
+and more."""
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
 
 

@@ -14,6 +14,7 @@ from geocomm.core import environment
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.core.options import Options
+from geocomm.core.typed_torch import all_gather_object, new_group
 from geocomm.journal.messages import Model
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.member_rounds import MemberRounds, most_frame_bytes
@@ -39,10 +40,9 @@ class ElasticSite(SiteFacts):
         self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
         self.ranks = SiteRanks()
         if dist.is_initialized() and dist.get_world_size() > 1:
-            group = dist.new_group(backend="gloo")
-            if isinstance(group, dist.ProcessGroup):  # always: every rank is in it
-                self._require_own_site(group)
-                self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
+            group = new_group(range(dist.get_world_size()), backend="gloo")
+            self._require_own_site(group)
+            self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
 
     @staticmethod
     def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:
@@ -51,7 +51,7 @@ class ElasticSite(SiteFacts):
         Raises InvalidArgumentError where they are not the first ranks.
         """
         there: list[bool] = [False] * dist.get_world_size(group)
-        dist.all_gather_object(there, has_agent, group=group)
+        all_gather_object(there, has_agent, group)
         owners = sum(there)
         if not owners or not all(there[:owners]):
             raise InvalidArgumentError(
@@ -63,7 +63,7 @@ class ElasticSite(SiteFacts):
     def _require_own_site(self, group: dist.ProcessGroup) -> None:
         """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
         names: list[str | None] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(names, self._site, group=group)
+        all_gather_object(names, self._site, group)
         if len(sites := sorted({name or "" for name in names})) > 1:
             raise InvalidArgumentError(
                 f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "

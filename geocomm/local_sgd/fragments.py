@@ -77,7 +77,8 @@ class Fragment:
 
     def spans(self) -> list[tuple[Range, slice]]:
         """Each range, with its place in the buffer."""
-        found, offset = [], 0
+        found: list[tuple[Range, slice]] = []
+        offset = 0
         for part in self.ranges:
             found.append((part, slice(offset, offset + part.numel)))
             offset += part.numel

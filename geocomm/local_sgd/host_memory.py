@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.typed_torch import from_numpy
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT
 
 _GIB = 2**30
@@ -23,7 +24,7 @@ def host_zeros(numel: int, *, pinned: bool) -> torch.Tensor:
     Its pages are there when it returns, so that no later step waits for them. Raises InvalidArgumentError where there
     is not so much.
     """
-    values = host_empty(numel, pinned=True) if pinned else torch.from_numpy(_mapped(numel))
+    values = host_empty(numel, pinned=True) if pinned else from_numpy(_mapped(numel))
     return values.zero_()
 
 
@@ -62,7 +63,7 @@ def _recycled(numel: int) -> torch.Tensor:
     values = memory[:numel]
     # Torch has this array as long as a tensor has its memory, and lets go of it in any thread.
     weakref.finalize(values, free.append, memory).atexit = False
-    return torch.from_numpy(values)
+    return from_numpy(values)
 
 
 def rounded_up(numel: int) -> int:
@@ -107,7 +108,7 @@ def require_memory(needed: int, ranks: int, available: int | None) -> None:
 def available_memory(meminfo: Path = Path("/proc/meminfo"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Bytes that this process can take without swapping: what the kernel and the cgroups (v2) over it leave. None: it
     is not known."""
-    found = []
+    found: list[int] = []
     for line in _lines(meminfo):
         if line.startswith("MemAvailable:"):
             found.append(1024 * int(line.split()[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -85,7 +85,7 @@ class InnerOptimizers:
             for index, group in enumerate(optimizer.param_groups):
                 for setting, value in sorted(group.items()):
                     if setting not in ("params", "param_names"):
-                        text = str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
+                        text = str(cast(Any, value).tolist()) if isinstance(value, torch.Tensor) else str(value)
                         terms[f"{name} {setting} (group {index})"] = text
         return terms | self._members
 
@@ -159,14 +159,15 @@ def _as_sequence(optimizers: Any) -> Sequence[Any]:
     if isinstance(optimizers, Mapping):
         raise InvalidArgumentError("local steps: the optimizers are a mapping; pass list(optimizers.values())")
     if isinstance(optimizers, (Iterator, Set)):
+        kind = type(cast(object, optimizers)).__name__
         raise InvalidArgumentError(
-            f"local steps: the optimizers are a {type(optimizers).__name__}; pass a list, in the order of their steps"
+            f"local steps: the optimizers are a {kind}; pass a list, in the order of their steps"
         )
     if not isinstance(optimizers, Sequence):
         return [optimizers]
     if not optimizers:
         raise InvalidArgumentError("local steps: the list of optimizers is empty")
-    return optimizers
+    return cast(Sequence[Any], optimizers)
 
 
 def _require_optimizer(optimizer: Any, *, alone: bool) -> None:
@@ -216,7 +217,7 @@ def _labels(optimizers: Sequence[Any]) -> list[str]:
     """What errors and terms call them: their classes, with a number where two have the same."""
     classes = [type(_inside_engine(one)).__name__ for one in optimizers]
     seen: Counter[str] = Counter()
-    labels = []
+    labels: list[str] = []
     for name in classes:
         seen[name] += 1
         labels.append(name if classes.count(name) == 1 else f"{name} {seen[name]}")

@@ -17,7 +17,7 @@ from geocomm.local_sgd.rounds import SiteFacts
 
 def require_ddp_in_site(ddp: DistributedDataParallel, facts: SiteFacts) -> None:
     """Raise InvalidArgumentError for one that reduces between sites."""
-    if len(sites := _sites(ddp.process_group, facts)) > 1:
+    if len(sites := _sites(_group(ddp), facts)) > 1:
         raise InvalidArgumentError(
             f"local steps: DDP reduces every gradient between the sites {', '.join(sites)}; give it the ranks of this "
             "site, DistributedDataParallel(model, process_group=...), or leave it out where a site has one rank"
@@ -63,9 +63,11 @@ def _wrappers_of(wanted: set[int]) -> list[torch.nn.Module]:
     if hasattr(deepspeed, "DeepSpeedEngine"):
         kinds |= _with_subclasses(deepspeed.DeepSpeedEngine)
     found: list[torch.nn.Module] = []
-    for wrapper in [one for one in gc.get_objects() if type(one) in kinds]:
+    wrappers: list[torch.nn.Module] = [one for one in gc.get_objects() if type(one) in kinds]
+    for wrapper in wrappers:
         # One whose __init__ has failed, or not ended, has no modules.
-        inside = [one for one in vars(wrapper).get("_modules", {}).values() if one is not None]
+        modules: dict[str, torch.nn.Module | None] = vars(wrapper).get("_modules", {})
+        inside = [one for one in modules.values() if one is not None]
         if any(id(parameter) in wanted for module in inside for parameter in module.parameters()):
             found.append(wrapper)
     return found
@@ -76,7 +78,8 @@ def _reduces_between_sites(wrapper: torch.nn.Module, facts: SiteFacts) -> bool:
 
 
 def _group(wrapper: Any) -> Any:
-    return wrapper.process_group if isinstance(wrapper, DistributedDataParallel) else wrapper.seq_data_parallel_group
+    is_ddp = isinstance(wrapper, DistributedDataParallel)
+    return getattr(wrapper, "process_group" if is_ddp else "seq_data_parallel_group")
 
 
 def _sites(group: Any, facts: SiteFacts) -> list[str]:

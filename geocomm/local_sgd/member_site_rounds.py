@@ -13,6 +13,7 @@ from typing_extensions import override
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
+from geocomm.core.typed_torch import norm
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import Round
 from geocomm.journal.messages import Beat, Model, Open
@@ -265,7 +266,7 @@ class MemberSiteRounds(SiteState):
                 merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
                 if held.residual is not None and own.residual is not None:
                     held.residual = own.residual
-                    self._norms["residual_norm"] = float(held.residual.norm())
+                    self._norms["residual_norm"] = norm(held.residual)
                 self._counters["wire_bytes"] += own.wire_bytes
             merged, written = local.pieces[0], local.of_model
             void = decided.average is None and decided.state is None

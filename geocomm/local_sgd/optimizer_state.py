@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -109,10 +109,13 @@ def _is_finite(value: Any, label: str) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
+    inside: Iterable[Any] | None = None
     if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for one in value:
+        inside = cast(Mapping[Any, Any], value).values()
+    elif isinstance(value, (list, tuple)):
+        inside = cast(Sequence[Any], value)
+    if inside is not None:
+        for one in inside:
             yield from _leaves(one)
     else:
         yield value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -23,7 +25,7 @@ def view_of(model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -
     """
     if isinstance(model, DistributedDataParallel):
         require_ddp_in_site(model, facts)
-        model = model.module
+        model = cast(torch.nn.Module, cast(Any, model).module)
     elif (engine := engine_of(model)) is not None:
         return engine_view(engine, facts, settings)
     modules = list(model.modules())

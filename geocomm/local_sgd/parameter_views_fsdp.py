@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.typed_torch import to_list
 from geocomm.local_sgd.fragments import Range
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.parameter_view import ModuleView, write_flat
@@ -44,14 +47,14 @@ class ShardedParameters(ModuleView):
                 )
             return
         mesh = parameter.device_mesh
-        sites = self._facts.sites_of(mesh.mesh.flatten().tolist())
+        sites = self._facts.sites_of(to_list(mesh.mesh.flatten()))
         if len(sites) > 1 or mesh.size() != self._facts.ranks.size:
             raise InvalidArgumentError(
                 f"local steps: parameter {name} is sharded over {mesh.size()} ranks of {', '.join(sites)}; give "
                 "fully_shard the mesh of all ranks of this site, mesh=geocomm.device_mesh()['local']"
             )
         cuts = [one for one in parameter.placements if type(one) is not Replicate]
-        if len(cuts) != 1 or type(cuts[0]) is not Shard or cuts[0].dim != 0:
+        if len(cuts) != 1 or type(cuts[0]) is not Shard or cast(Any, cuts[0]).dim != 0:
             raise UnsupportedError(
                 f"local steps: parameter {name} is placed as {parameter.placements}; only parameters that FSDP2 cuts "
                 "between rows, Shard(0), are averaged"

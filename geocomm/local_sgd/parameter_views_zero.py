@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from typing_extensions import override
@@ -117,7 +117,7 @@ def require_engines_optimizer(engine: deepspeed.DeepSpeedEngine, optimizers: Seq
     """Raise InvalidArgumentError for others than the one that the engine steps."""
     if len(optimizers) > 1:
         raise InvalidArgumentError("local steps: a DeepSpeed engine has one optimizer; pass engine.optimizer alone")
-    if optimizers[0] is not engine.optimizer:
+    if optimizers[0] is not cast(Any, engine).optimizer:
         raise InvalidArgumentError(
             "local steps: the optimizer is not the engine's; call local_steps(engine, engine.optimizer)"
         )
@@ -154,7 +154,7 @@ def engine_view(
         )
     if (words := unsupported_part(engine)) is not None:
         raise UnsupportedError(f"local steps: the DeepSpeed engine uses {words}, which they do not know")
-    if isinstance(engine.optimizer, torch.optim.Optimizer):
+    if isinstance(cast(Any, engine).optimizer, torch.optim.Optimizer):
         return EngineParameters(engine, facts, settings)
     if engine.zero_optimization_stage() == 3:
         compare_no_traces()

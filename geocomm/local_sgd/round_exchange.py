@@ -80,9 +80,9 @@ class Exchange:
     residual: torch.Tensor | None
     coding: Coding
     sites: Sequence[str]
-    future: Future[Average] = field(default_factory=Future)
-    offers: dict[str, Offer] = field(default_factory=dict)
-    frames: dict[str, DeltaFrames] = field(default_factory=dict)
+    future: Future[Average] = field(default_factory=Future[Average])
+    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
     entry: Entry | None = None
     new_residual: torch.Tensor | None = None
 
@@ -110,7 +110,7 @@ class Question:
 
     sites: Sequence[str]
     said: dict[str, int]
-    future: Future[int] = field(default_factory=Future)
+    future: Future[int] = field(default_factory=Future[int])
 
     @property
     def missing(self) -> list[str]:
@@ -124,7 +124,7 @@ class End:
 
     sites: Sequence[str]
     ended: set[str]
-    future: Future[None] = field(default_factory=Future)
+    future: Future[None] = field(default_factory=Future[None])
 
     @property
     def missing(self) -> list[str]:
@@ -136,7 +136,7 @@ class End:
 class _Owed:
     """The headers that a site owes this one."""
 
-    what: deque[Exchange | End] = field(default_factory=deque)
+    what: deque[Exchange | End] = field(default_factory=deque[Exchange | End])
     """What the next ones are to belong to."""
     is_receiving: bool = False
     """Whether the next one is being received."""

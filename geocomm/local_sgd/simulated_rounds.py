@@ -25,9 +25,9 @@ Said = TypeVar("Said")
 class _Board:
     """What the sites have said about one round."""
 
-    offers: dict[str, Offer] = field(default_factory=dict)
-    frames: dict[str, DeltaFrames] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SimulatedSites:
         self.names = tuple(names)
         self.committed: list[Entry] = []
         """The entries of the rounds that all sites have committed, in their order."""
-        self.late = late or (lambda _site, _round: 0)
+        self.late: Callable[[str, int], int] = late or (lambda _site, _round: 0)
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._boards: dict[int, _Board] = {}

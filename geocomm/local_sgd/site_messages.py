@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.backend.reserved_tags import KINDS, ReservedTags
+from geocomm.core.typed_torch import future_of
 
 Relay = tuple[str, str, str]
 """A way from a site, over a site, to a site."""
@@ -98,7 +99,7 @@ class SiteMessages:
             then()
 
         if work is not None:
-            work.get_future().add_done_callback(lambda _: self._call(arrived))
+            future_of(work).add_done_callback(lambda _: self._call(arrived))
 
     def _pass_on(self, peer: _Peer, kind: int) -> None:
         """Send on what has arrived, in the order of its site."""

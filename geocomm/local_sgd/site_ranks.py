@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
+from geocomm.core.typed_torch import all_gather, all_reduce, to_list
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -49,15 +51,15 @@ class SiteRanks:
             return list(numbers or ())
         said = torch.zeros(count, dtype=torch.int64) if numbers is None else torch.tensor(list(numbers))
         dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
-        return said.tolist()
+        return to_list(said)
 
     def sum(self, numbers: Sequence[int]) -> list[int]:
         """The sums of each number over the ranks: how they hear at once what each has to say of its own fragments."""
         if self._group is None:
             return list(numbers)
         said = torch.tensor(list(numbers))
-        dist.all_reduce(said, group=self._group)
-        return said.tolist()
+        all_reduce(said, group=self._group)
+        return to_list(said)
 
     def tell_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
         """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
@@ -67,7 +69,7 @@ class SiteRanks:
         said[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)
         if self._group is not None:
             dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
-        code, _, reason = bytes(said.tolist()).rstrip(b"\0").decode(errors="replace").partition("\n")
+        code, _, reason = bytes(to_list(said)).rstrip(b"\0").decode(errors="replace").partition("\n")
         return error_of(code, f"{reason} (at rank {self._owner(fragment)} of this site)")
 
     def learn_shards(self, view: ParameterView) -> None:
@@ -79,9 +81,12 @@ class SiteRanks:
             return
         own = torch.tensor([view.held(tensor.name) for tensor in view.tensors])
         all_of_them = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(all_of_them, own, group=self._group)
+        all_gather(all_of_them, own, self._group)
         names = [tensor.name for tensor in view.tensors]
-        self._held = [dict(zip(names, map(tuple, said.tolist()), strict=True)) for said in all_of_them]
+        self._held = [
+            {name: (start, stop) for name, (start, stop) in zip(names, to_list(said), strict=True)}
+            for said in all_of_them
+        ]
         for tensor in view.tensors:
             held = sum(stop - start for start, stop in (one[tensor.name] for one in self._held))
             if held != tensor.numel:
@@ -104,7 +109,8 @@ class SiteRanks:
             received = counts
         arrived = torch.empty(sum(received))
         # As whole numbers, which no codec touches.
-        dist.all_to_all_single(arrived.view(torch.int32), own.view(torch.int32), received, sent, group=self._group)
+        untyped: Any = dist
+        untyped.all_to_all_single(arrived.view(torch.int32), own.view(torch.int32), received, sent, group=self._group)
         if owner != self.place:
             return None
         values, offset = host_empty(fragment.numel, pinned=view.on_cuda), 0

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
+from geocomm.core.typed_torch import norm
 from geocomm.local_sgd.anchor import STATE_VERSION, AnchoredFragment
 from geocomm.local_sgd.flight import Flight, OwnersPart
 from geocomm.local_sgd.host_memory import free_host_memory
@@ -330,6 +331,6 @@ class SiteRounds(SiteState):
             self._norms["agreement"] = average.entry.agreement(self._settings.coding.averaging, mean_norm)
             if held.residual is not None and average.residual is not None:
                 held.residual = average.residual
-                self._norms["residual_norm"] = float(held.residual.norm())
+                self._norms["residual_norm"] = norm(held.residual)
         self._rounds.commit(flight.number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -30,7 +30,7 @@ def after_each_step(
     InvalidArgumentError.
     """
     # A loop may be compiled with its steps in it; the rounds are not.
-    uncompiled: Any = torch.compiler.disable
+    uncompiled: Any = cast(Any, torch.compiler).disable
     if len(optimizers) == 1:
 
         def after_step(skipped: bool) -> None:
