@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from support.harness import Ranks
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -246,3 +250,17 @@ def same(a: torch.Tensor, b: torch.Tensor, tolerance: float | None) -> bool:
         return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
     scale = a.double().abs().max().item() or 1.0
     return (a.double() - b.double()).abs().max().item() <= tolerance * scale
+
+
+LAYOUTS = {
+    "1+1": ["a", "b"],
+    "2+2": ["a", "a", "b", "b"],
+    "1+3": ["a", "b", "b", "b"],
+    "one site": ["a", "a"],
+}
+"""The sites of the ranks of a group, by name."""
+
+
+def is_one_site(ranks: Ranks) -> bool:
+    """Where what geocomm does not do itself is left to Gloo, whose refusals are as good."""
+    return len(set(ranks.sites)) == 1
