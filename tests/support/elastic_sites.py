@@ -158,7 +158,9 @@ class ElasticSites(dict[str, ElasticSite]):
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, f"not within {limit_s:g} s: {what}\n" + "\n".join(
-                site.text() + f"\n-- journal: {[entry.kind for entry in site.entries()][-20:]}"
+                site.text()
+                + f"\n-- journal: {[entry.kind for entry in site.entries() if entry.kind != 'round'][-20:]}, "
+                f"{len(site.rounds())} rounds, live: {site.state().live}"
                 for site in self.values()
             )
             time.sleep(0.05)
