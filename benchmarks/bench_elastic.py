@@ -146,15 +146,14 @@ def join(folder: Path) -> list[str]:
             if started < line["at"] < ready
         ]
     state = 8 * 2 * JOIN_WIDTH**2
-    frames = 2 * took["site1"]
     bound = 1.3 * 8 * state / (2 * ALLOWANCE * LINK.rate_bps) + 2 * EVERY * STEP_S
     median = statistics.median(quiet)
+    multiples = took["site2"] / (state + took["site1"])
     return [
         f"| state, anchor and momentum | {state / 1e6:.1f} MB |",
         f"| bytes into the joiner until it is ready | {took['site2'] / 1e6:.1f} MB |",
-        f"| bytes into another site meanwhile, with one of two frames a round | {took['site1'] / 1e6:.1f} MB |",
-        f"| joiner's bytes, in multiples of the state and both frames | {took['site2'] / (state + frames):.2f} "
-        "(target 1.1) |",
+        f"| bytes into another site meanwhile | {took['site1'] / 1e6:.1f} MB |",
+        f"| joiner's bytes, in multiples of the state and what another site gets | {multiples:.2f} (target 1.1) |",
         f"| from the start of the command to the entry `join` | {joined - started:.1f} s |",
         f"| from `join` to `ready` | {ready - joined:.1f} s (target {bound:.1f} s) |",
         f"| from `ready` to the first round that counts it | {counted - ready:.1f} s |",
