@@ -101,7 +101,8 @@ class FaultProxy {
     while (orders_done_ <= before) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   void open_listener(std::uint16_t port) {
-    // The port was closed for a moment: a connection of another test may have it as its own end until it is over.
+    // The port was closed for a moment: a connection of another test may have it as its own end until it is
+    // over.
     auto listener = listen_on(*SocketAddress::parse(host_, port));
     for (int attempt = 0; attempt < 100 && !listener.is_ok() && port != 0; ++attempt) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
