@@ -212,8 +212,11 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
 
     again = tmp_path / "again"
     assert _geocomm("snapshot", "restore", "--run-dir", sites["a"].folder, "--into", again / "a", index).returncode == 0
+    leader = sites["a"].leader  # as the restored journal names it
     with training_sites(again, "ab", keys={name: site.keys for name, site in sites.items()}) as sites:
+        sites["a"].listen = leader
         for site in sites.values():
+            site.leader = leader
             site.start()
         sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds", 120)
         assert sum(sites["a"].state().versions) > rounds
