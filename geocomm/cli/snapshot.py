@@ -16,7 +16,7 @@ from rich.table import Table
 from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
-    from geocomm.elastic.snapshots import Snapshots
+    from geocomm.elastic.snapshots import Manifest, Snapshots
     from geocomm.journal.run_state import RunState
 
 _HELP = """List, check and use the snapshots of an elastic run.
@@ -50,7 +50,8 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
         geocomm snapshot ls --run-dir run
     """
     snapshots, state = _open(run_dir)
-    rows = [_row(snapshots, state, index) for index in snapshots.indices()]
+    complete = {manifest.index: manifest for manifest in snapshots.manifests()}
+    rows = [_row(snapshots, state, index, complete.get(index)) for index in snapshots.indices()]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -65,8 +66,9 @@ def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="O
 _COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")
 
 
-def _row(snapshots: Snapshots, state: RunState, index: int) -> dict[str, str | int | float | None]:
-    manifest = next((one for one in snapshots.manifests() if one.index == index), None)
+def _row(
+    snapshots: Snapshots, state: RunState, index: int, manifest: Manifest | None
+) -> dict[str, str | int | float | None]:
     written = (snapshots.folder / str(index)).stat().st_mtime
     return {
         "snapshot": index,

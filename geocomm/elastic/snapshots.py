@@ -83,14 +83,14 @@ class Snapshots:
         self.folder = store.run_dir / FOLDER
 
     def write_layout(self, layout: Layout) -> None:
-        """Keep what `export_weights` needs."""
+        """Keep what `weights` needs."""
         part = self._store.run_dir / f".{os.getpid()}-{LAYOUT_FILE}"
         part.write_text(line_of(layout))
         part.replace(self._store.run_dir / LAYOUT_FILE)
 
     def keep_state(self, index: int, fragment: int, version: int) -> None:
         """Take a state that is in the store into the snapshot of entry `index`."""
-        kept = self._folder_of(index) / self._store.state_path(fragment, version).name
+        kept = self._state_path(index, fragment, version)
         kept.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(self._store.state_path(fragment, version), kept)
@@ -100,7 +100,7 @@ class Snapshots:
         if (manifest := self._manifest(entry.index)) is not None:
             return manifest
         folder = self._folder_of(entry.index)
-        paths = [folder / self._store.state_path(p, v).name for p, v in enumerate(entry.versions)]
+        paths = [self._state_path(entry.index, p, v) for p, v in enumerate(entry.versions)]
         if not all(path.exists() for path in paths):
             return None
         digests = tuple(file_digest(path, v) for path, v in zip(paths, entry.versions, strict=True))
@@ -138,9 +138,8 @@ class Snapshots:
     def verified(self, index: int) -> Manifest:
         """The manifest of a snapshot whose states have the bits that it says. SnapshotError for any other."""
         manifest = self.manifest(index)
-        folder = self._folder_of(index)
         for fragment, (version, digest) in enumerate(zip(manifest.versions, manifest.digests, strict=True)):
-            path = folder / self._store.state_path(fragment, version).name
+            path = self._state_path(index, fragment, version)
             if not path.exists() or file_digest(path, version) != digest:
                 raise SnapshotError(
                     f"snapshot {index} is damaged: {path} does not have the bits that were kept. Take another "
@@ -162,6 +161,9 @@ class Snapshots:
 
     def _folder_of(self, index: int) -> Path:
         return self.folder / str(index)
+
+    def _state_path(self, index: int, fragment: int, version: int) -> Path:
+        return self._folder_of(index) / self._store.state_path(fragment, version).name
 
     def _manifest(self, index: int) -> Manifest | None:
         try:
@@ -187,7 +189,7 @@ class Snapshots:
             ) from None
         pieces: dict[str, list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]]] = {}
         for fragment, ranges in enumerate(layout.fragments):
-            path = self._folder_of(index) / self._store.state_path(fragment, manifest.versions[fragment]).name
+            path = self._state_path(index, fragment, manifest.versions[fragment])
             values, offset = np.memmap(path, np.float32, "r"), 0
             for name, start, stop in ranges:
                 pieces.setdefault(name, []).append((start, values[offset : offset + stop - start]))
@@ -206,9 +208,8 @@ class Snapshots:
             raise SnapshotError(f"{into} is not empty: choose a folder that is, or is not there yet")
         store = FragmentStore(into)
         for fragment, version in enumerate(manifest.versions):
-            name = self._store.state_path(fragment, version).name
             with store.arriving(store.state_path(fragment, version)) as part:
-                shutil.copyfile(self._folder_of(index) / name, part)
+                shutil.copyfile(self._state_path(index, fragment, version), part)
         with contextlib.closing(SqliteJournal(self._store.run_dir / FILE_NAME, read_only=True)) as old:
             if old.hash_at(index) != manifest.entry:
                 raise SnapshotError(f"entry {index} of {self._store.run_dir} is not the one that the snapshot is of")
