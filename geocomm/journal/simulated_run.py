@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Digest, Entry, Genesis, Hash, Left, Round, Skip, TermBegun, hash_of
+from geocomm.journal.entries import Digest, End, Entry, Genesis, Hash, Left, Round, Skip, TermBegun, hash_of
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -98,6 +98,10 @@ _PEACE_S = 240.0
 
 class BrokenRunError(AssertionError):
     """Something that must always hold does not."""
+
+
+class _RunHasEnded(Exception):
+    """Nobody is left who takes part: what may be asked of a run that goes on is not asked of this one."""
 
 
 @dataclass(frozen=True)
@@ -341,6 +345,8 @@ class SimulatedRun:
             still = not self._goes_on()
         except BrokenRunError as error:
             broken = str(error)
+        except _RunHasEnded:
+            pass
         return History(self._seed, tuple(self._chain.entries), broken, still, self._faults, self._now)
 
     def _until(self, end: float) -> None:
@@ -511,7 +517,9 @@ class SimulatedRun:
         if not self._is_lost:
             return
         there = [site for site in self._sites.values() if site.up and site.paused_until <= self._now]
-        if all(not site.disk.journal for site in self._sites.values()):
+        if all(site.gone or not site.disk.journal for site in self._sites.values()):
+            if any(site.gone or site.disk.term for site in self._sites.values()):
+                raise _RunHasEnded  # the disks of all that take part are lost: there is nothing to go on from
             self._lead_with(_Chain(self._contents))  # the run had hardly begun
             return
         candidates = [site for site in there if site.state.genesis is not None]
@@ -1043,6 +1051,8 @@ class SimulatedRun:
         if isinstance(entry, Round):
             self._check_round(entry)
         self._chain.append(entry)
+        if isinstance(entry, End):
+            raise _RunHasEnded
 
     def _check_round(self, entry: Round) -> None:
         if self._sequencer is None:
