@@ -78,6 +78,9 @@ test: cpp-test python-test ## full: all tests but the slow ones
 cpp-test: $(NATIVE) ## full: the C++ tests
 	$(call cpp_tests,$$(readlink -f build/native),,,)
 
+# Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
+test-fast python-test: export OMP_NUM_THREADS ?= 1
+
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.local_sgd.simulated_rounds import SimulatedSites as SimulatedSites
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
+    from geocomm.metrics.op_log import op_log as op_log
     from geocomm.planning.link_table import Links as Links
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
@@ -61,6 +62,7 @@ _MODULE_OF = {
     "codec_presets": "codecs.tensor_codec",
     "stats": "metrics.counters",
     "last_error": "metrics.counters",
+    "op_log": "metrics.op_log",
     "refresh_links": "backend.policy_epochs",
     "device_mesh": "backend.device_mesh",
     "sites": "backend.sites",

@@ -99,6 +99,11 @@ ChannelStats TcpChannel::stats() const {
   stats.payload_sent = payload_sent_;
   stats.payload_received = payload_received_;
   stats.rtt_us = rtt_us_;
+  stats.least_rtt_us = least_rtt_us_;
+  {
+    std::lock_guard lock(clock_mutex_);
+    stats.clock = peer_clock_.at(clock_ns());
+  }
   if (const std::uint64_t last = last_byte_ns_; last != 0) {
     const std::uint64_t now = clock_ns();
     stats.silent_us = now > last ? (now - last) / 1000 : 0;
@@ -205,6 +210,7 @@ Status TcpChannel::on_packet(const WireHeader& header) {
     case PacketType::Ack:
       return on_ack(header);
     case PacketType::Heartbeat: {
+      const std::uint64_t came = clock_ns();
       if (header.chunk > kMaxDataStreams) {
         return core::corrupt("asked for ", header.chunk, " streams");
       }
@@ -214,11 +220,13 @@ Status TcpChannel::on_packet(const WireHeader& header) {
       if (streams_.control()->pending_bytes() > kMaxPendingControlBytes) return Status::ok();
       WireHeader reply = make_header(PacketType::HeartbeatReply);
       reply.op = header.op;
+      reply.group = came;
+      reply.descriptor = clock_ns();
       streams_.control()->send_packet(reply);
       return Status::ok();
     }
     case PacketType::HeartbeatReply:
-      on_reply(header.op);
+      on_reply(header);
       return Status::ok();
     case PacketType::Reset:
       fail(lost(core::str("it has given up the connection (",
@@ -249,12 +257,17 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   return Status::ok();
 }
 
-void TcpChannel::on_reply(std::uint64_t sent_ns) {
+void TcpChannel::on_reply(const WireHeader& header) {
   const std::uint64_t now = clock_ns();
-  if (sent_ns == 0 || sent_ns >= now) return;
-  const std::uint64_t rtt = std::max<std::uint64_t>((now - sent_ns) / 1000, 1);
-  least_rtt_us_ = least_rtt_us_ == 0 ? rtt : std::min(least_rtt_us_, rtt);
+  const std::uint64_t sent = header.op;
+  if (sent == 0 || sent >= now) return;
+  const std::uint64_t rtt = std::max<std::uint64_t>((now - sent) / 1000, 1);
+  least_rtt_us_ = least_rtt_us_ == 0 ? rtt : std::min<std::uint64_t>(least_rtt_us_, rtt);
   rtt_us_ = rtt;
+  {
+    std::lock_guard lock(clock_mutex_);
+    peer_clock_.add({.sent = sent, .came = header.group, .replied = header.descriptor, .answered = now});
+  }
   const std::chrono::milliseconds timeout = tuning().user_timeout;
   if (std::exchange(user_timeout_, timeout) == timeout) return;
   for (std::size_t i = 0; i < streams_.size(); ++i) {

@@ -25,6 +25,7 @@
 #include "transport/io/io_loop.h"
 #include "transport/io/tls_keys.h"
 #include "transport/link/ack_scheduler.h"
+#include "transport/link/clock_offset.h"
 #include "transport/link/redialer.h"
 #include "transport/link/stream.h"
 #include "transport/link/stream_binding.h"
@@ -153,7 +154,7 @@ class TcpChannel final : public Channel,
   void reconnect_all();
   void linger();
   core::Status on_ack(const WireHeader& header);
-  void on_reply(std::uint64_t sent_ns);
+  void on_reply(const WireHeader& header);
   void peer_left();
   void schedule_flush();
   void flush();
@@ -192,6 +193,9 @@ class TcpChannel final : public Channel,
   std::atomic<std::uint64_t> resent_segments_{0};
   std::atomic<std::uint64_t> acks_{0};
   std::atomic<std::uint64_t> rtt_us_{0};
+  std::atomic<std::uint64_t> least_rtt_us_{0};
+  mutable std::mutex clock_mutex_;  // guards peer_clock_
+  ClockOffset peer_clock_;
   std::atomic<std::uint64_t> last_byte_ns_{0};  // by clock_ns(); 0: none yet
 
   // The IO thread's.
@@ -205,7 +209,6 @@ class TcpChannel final : public Channel,
   std::size_t next_stream_ = 0;  // with which flush() begins
   SegmentReceiver receiver_{table_};
   AckScheduler acks_due_;
-  std::uint64_t least_rtt_us_ = 0;
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
   double expected_rate_ = 0;               // bytes per second; 0: not known
   StreamTrial trial_;

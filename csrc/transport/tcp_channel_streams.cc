@@ -32,8 +32,8 @@ void TcpChannel::plan_streams() {
   std::uint64_t stalled = 0;
   for (std::size_t i = 1; i < streams_.size(); ++i) {
     if (const Stream* const stream = streams_.open(i)) {
-      const LinkStats stats = read_link_stats(stream->fd());
-      stalled += stats.stalled_by_receiver_us + stats.stalled_by_send_buffer_us;
+      const TcpCounters counters = read_link_stats(stream->fd()).counters;
+      stalled += counters.stalled_by_receiver_us + counters.stalled_by_send_buffer_us;
     }
   }
   limited_ = stalled > stalled_us_ + kLimitedUs;

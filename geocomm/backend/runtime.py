@@ -170,6 +170,15 @@ class Runtime:
                 row["rank"], row["site"] = self._rank_and_site.get(row["peer"], (None, None))
             return rows
 
+    def op_log(self, after: int) -> list[dict[str, Any]]:
+        """The operations with a number above `after`, with rank and site of each peer, as in `channel_stats`."""
+        rows = native().op_log(after)
+        with self._lock:
+            for row in rows:
+                for peer in row["peers"]:
+                    peer["rank"], peer["site"] = self._rank_and_site.get(peer["peer"], (None, None))
+        return rows
+
     def buffer_usage(self) -> dict[str, int]:
         """Memory of messages; empty where no group has spanned sites."""
         with self._lock:
@@ -219,5 +228,6 @@ os.register_at_fork(after_in_child=runtime.leave_to_parent)
 sources.register("groups", runtime.group_stats)
 sources.register("past groups", lambda: runtime.past)
 sources.register("peers", runtime.channel_stats)
+sources.register("operations", lambda: runtime.op_log)
 sources.register("memory", runtime.buffer_usage)
 sources.register("last error", lambda: native().last_error())

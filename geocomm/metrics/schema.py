@@ -42,6 +42,7 @@ LOCAL = Scope("geocomm_local", (*PROCESS.labels, "run"))
 
 _MICROSECONDS = "microseconds"
 _SECONDS = "seconds"
+_RATE = "bytes per second"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,11 @@ class Metric:
     @property
     def family(self) -> str:
         """The name of its Prometheus family, which times in seconds."""
-        name = self.name.removesuffix("_us") + "_seconds" if self.unit == _MICROSECONDS else self.name
+        name = self.name
+        if self.unit == _MICROSECONDS:
+            name = name.removesuffix("_us") + "_seconds"
+        if self.unit == _RATE:
+            name += "_bytes_per_second"
         return f"{self.scope.prefix}_{name}"
 
     @property
@@ -199,6 +204,14 @@ PEERS = (
     Metric("payload_sent", "bytes", Kind.COUNTER, "of the bytes sent, those of collectives, as encoded", LINK),
     Metric("payload_received", "bytes", Kind.COUNTER, "of the bytes received, those of collectives, as encoded", LINK),
     Metric("retransmitted_segments", "segments", Kind.COUNTER, "segments that TCP sent again, as after loss", LINK),
+    Metric("retransmitted_bytes", "bytes", Kind.COUNTER, "bytes that TCP sent again; 0 also if unknown", LINK),
+    Metric(
+        "tcp_bytes_sent",
+        "bytes",
+        Kind.COUNTER,
+        "bytes that TCP sent, those sent again included, headers not; 0 also if unknown",
+        LINK,
+    ),
     Metric("resumes", "connections", Kind.COUNTER, "connections made again after a loss", LINK),
     Metric("outages", "outages", Kind.COUNTER, "times that connections were lost and all are there again", LINK),
     Metric(
@@ -233,6 +246,13 @@ PEERS = (
         in_prometheus=False,
     ),
     Metric(
+        "busy_us",
+        _MICROSECONDS,
+        Kind.COUNTER,
+        "time in which TCP had data that was not acknowledged, all streams together; 0 also if unknown",
+        LINK,
+    ),
+    Metric(
         "stalled_by_receiver_us",
         _MICROSECONDS,
         Kind.COUNTER,
@@ -247,6 +267,25 @@ PEERS = (
         LINK,
     ),
     Metric("rtt_us", _MICROSECONDS, Kind.GAUGE, "round trip of the last heartbeat to the peer", LINK),
+    Metric("min_rtt_us", _MICROSECONDS, Kind.GAUGE, "the least round trip of a heartbeat; 0: none came back", LINK),
+    Metric(
+        "delivery_rate",
+        _RATE,
+        Kind.GAUGE,
+        "what the peer got of late, all streams together; streams that had too little to send are not counted",
+        LINK,
+    ),
+    Metric("pacing_rate", _RATE, Kind.GAUGE, "at what TCP paces, all streams together; 0 also where it does not", LINK),
+    Metric("window_bytes", "bytes", Kind.GAUGE, "congestion windows of all streams together", LINK),
+    Metric("unsent_bytes", "bytes", Kind.GAUGE, "in the send buffers, not sent yet", LINK),
+    Metric(
+        "clock_offset_us",
+        _MICROSECONDS,
+        Kind.GAUGE,
+        "the peer's monotonic clock less that of this machine, from heartbeats; None: not known",
+        LINK,
+    ),
+    Metric("clock_error_us", _MICROSECONDS, Kind.GAUGE, "by so much the offset may be wrong; None: not known", LINK),
     Metric("streams", "streams", Kind.GAUGE, "data streams that are connected now", LINK),
     Metric("congestion_control", "", Kind.TEXT, "of the connections", LINK),
     Metric("cipher", "", Kind.TEXT, "of TLS; empty: plaintext", LINK, in_prometheus=False),

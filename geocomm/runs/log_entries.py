@@ -15,6 +15,7 @@ SITE = {
     "tokens": "that its ranks trained on",
     "step_seconds": "mean of its ranks",
     "tokens_per_second": "tokens by step_seconds",
+    "input_seconds": "in which a rank waited for its data, mean of its ranks; of `steps`, where there are several",
     **_COUNTED,
 }
 """What `sites` of a step holds of a site: counters summed over its ranks, times as their mean."""
@@ -62,6 +63,7 @@ ENTRIES: dict[str, dict[str, str]] = {
         "step_seconds": "that the step took on rank 0",
         "tokens": "that all ranks trained on; with local steps, those of the site",
         "tokens_per_second": "tokens by step_seconds",
+        "input_seconds": "in which a rank waited for its data, mean of the ranks",
         **_COUNTED,
         "site": "of rank 0",
         "codec": "of traffic between sites; null where the backend has none",

@@ -35,7 +35,8 @@ def step_entry(
 ) -> dict[str, Any]:
     """`step`, what this rank knows of it, with times, speeds and counters, in total and by site.
 
-    own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, exposed_seconds, counters.
+    own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, input_seconds,
+    exposed_seconds and counters.
     """
     sites = {site: _site_entry(run, site, row) for site, row in rows.items()}
     tokens = run.tokens_per_rank * run.ranks
@@ -45,6 +46,7 @@ def step_entry(
         "step_seconds": own_seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / own_seconds,
+        "input_seconds": sum(row["input_seconds"] for row in rows.values()) / run.ranks,
         **{name: sum(site[name] for site in sites.values()) if run.counts else None for name in run.counters},
         "exposed_seconds": exposed if run.counts else None,
         "site": run.site,
@@ -60,7 +62,7 @@ def sites_entry(
     """Where all sites of a run with local steps stand; None where none has done a step since it last told.
 
     rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
-    ranks of step_seconds, exposed_seconds and counters.
+    ranks of step_seconds, input_seconds, exposed_seconds and counters.
     """
     sites = {}
     for site, row in rows.items():
@@ -79,6 +81,7 @@ def sites_entry(
                 "tokens": tokens,
                 "step_seconds": seconds / steps,
                 "tokens_per_second": tokens / seconds,
+                "input_seconds": row["input_seconds"] / ranks,
                 **{name: int(row[name]) for name in run.counters},
                 "exposed_seconds": row["exposed_seconds"] / ranks,
             }
@@ -100,6 +103,7 @@ def _site_entry(run: RunFacts, site: str, row: Mapping[str, float]) -> dict[str,
         "tokens": tokens,
         "step_seconds": seconds,
         "tokens_per_second": tokens / seconds,
+        "input_seconds": row["input_seconds"] / ranks,
         **{name: int(row[name]) if run.counts else None for name in run.counters},
         "exposed_seconds": row["exposed_seconds"] / ranks if run.counts else None,
     }

@@ -8,7 +8,8 @@ counters of a step travel with the next step's. With local steps it stays inside
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,9 @@ from typing_extensions import override
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
 
-ROW = ("step_seconds", *schema.names(schema.COUNTERS))
+_TIMES = ("step_seconds", "input_seconds")
+COUNTERS = tuple(schema.names(schema.COUNTERS))
+ROW = (*_TIMES, *COUNTERS)
 
 
 class StepMeter:
@@ -27,24 +30,31 @@ class StepMeter:
 
     def __init__(self, backend: str) -> None:
         self.has_counters = backend == "geocomm"
-        self._begin = time.perf_counter()
-        self._before = self._read()
+        self.start()
 
     def _read(self) -> list[float]:
         if not self.has_counters:
-            return [0.0] * (len(ROW) - 1)
+            return [0.0] * len(COUNTERS)
         counters = stats()
-        return [float(counters[name]) for name in ROW[1:]]
+        return [float(counters[name]) for name in COUNTERS]
 
     def start(self) -> None:
         """Begin to measure a step."""
         self._begin = time.perf_counter()
+        self._input = 0.0
         self._before = self._read()
+
+    @contextmanager
+    def input(self) -> Iterator[None]:
+        """What happens within is waiting for the data of the step."""
+        began = time.perf_counter()
+        yield
+        self._input += time.perf_counter() - began
 
     def row(self) -> list[float]:
         """Values of `ROW` since `start`."""
         elapsed = time.perf_counter() - self._begin
-        return [elapsed, *(now - before for now, before in zip(self._read(), self._before, strict=True))]
+        return [elapsed, self._input, *(now - before for now, before in zip(self._read(), self._before, strict=True))]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from geocomm.metrics.events import events
 from geocomm.runs.run_log import RunLog
 from geocomm.runs.step_entry import RunFacts, sites_entry, step_entry
 from geocomm.train.agreed_run import Agreed
-from geocomm.train.comm_meter import ROW, StepMeter, StepReducer, StepTalk, Wants
+from geocomm.train.comm_meter import COUNTERS, ROW, StepMeter, StepReducer, StepTalk, Wants
 from geocomm.train.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
 from geocomm.train.lr_schedule import learning_rate
@@ -79,7 +79,7 @@ class TrainLoop:
             tokens_per_rank=config.global_batch(1) * agreed.data.sequence_length,
             backend=config.distributed.backend,
             codec=effective_codec(config),
-            counters=ROW[1:-1],
+            counters=COUNTERS[:-1],
             counts=self._meter.has_counters,
         )
         self._ranks_of_site = agreed.sites
@@ -175,10 +175,11 @@ class TrainLoop:
     def _forward(self, progress: Progress, micro_step: int) -> torch.Tensor:
         """The loss of this rank's next micro batch."""
         place, engine = self._place, self._trained.engine
-        rows = self._data.micro_batch(
-            progress.consumed, micro_step, place.rank, place.world_size, self._config.training.micro_batch_size
-        )
-        inputs = torch.from_numpy(rows).to(engine.device)
+        with self._meter.input():
+            rows = self._data.micro_batch(
+                progress.consumed, micro_step, place.rank, place.world_size, self._config.training.micro_batch_size
+            )
+            inputs = torch.from_numpy(rows).to(engine.device)
         return engine(input_ids=inputs, labels=inputs).loss
 
     def _wants(self, stop: StopRequest) -> Wants:

@@ -14,6 +14,7 @@
 #include "binding/torch/comm_error.h"
 #include "binding/torch/gil_release.h"
 #include "binding/torch/torch_prelude.h"
+#include "collective/run/op_log.h"
 
 namespace geocomm::binding {
 
@@ -53,6 +54,9 @@ class GeoWork : public c10d::Work {
   }
   static Ending ending_of(const c10::intrusive_ptr<GeoWork>& work);
 
+  // Learns when the program waits. Before the work is handed out.
+  void set_record(std::shared_ptr<collective::OpRecord> record) { record_ = std::move(record); }
+
   // Exactly once. Runs the user's callbacks inline: never call it from a thread that other operations need.
   void complete(std::exception_ptr error) {
     finish(error);
@@ -88,6 +92,7 @@ class GeoWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     require_own_process(mark_);
     const ExposedTime::Wait counted(*exposed_);
+    const Waiting recorded(record_.get());
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!is_on_stream()) {
@@ -141,6 +146,22 @@ class GeoWork : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return seq_; }
 
  private:
+  // The program waits as long as this lives.
+  class Waiting {
+   public:
+    explicit Waiting(collective::OpRecord* record) : record_(record) {
+      if (record_ != nullptr) record_->wait_begins();
+    }
+    ~Waiting() {
+      if (record_ != nullptr) record_->wait_ends();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    collective::OpRecord* const record_;
+  };
+
   void let_go() {
     try {
       use();
@@ -188,7 +209,8 @@ class GeoWork : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> future_;
   const c10::intrusive_ptr<at::ivalue::Future> result_;
   const std::shared_ptr<ExposedTime> exposed_;
-  std::function<void()> use_;  // nullptr: not on a stream
+  std::shared_ptr<collective::OpRecord> record_;  // nullptr: of several operations
+  std::function<void()> use_;                     // nullptr: not on a stream
   bool ends_unused_ = true;
   std::atomic<bool> future_taken_{false};
   std::mutex end_mutex_;  // guards all below

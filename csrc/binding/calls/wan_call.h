@@ -11,6 +11,8 @@
 #include "binding/device/device_side.h"
 #include "binding/torch/below_autograd.h"
 #include "binding/torch/staging.h"
+#include "collective/run/op_log.h"
+#include "collective/run/operation.h"
 
 namespace geocomm::binding {
 
@@ -37,7 +39,15 @@ class WanCollectives::Call {
                  .dtype = dtype,
                  .deadline = core::Deadline::after(timeout),
                  .policy = owner.exchange_->policy(),
-                 .keep_alive = nullptr} {}
+                 .keep_alive = nullptr} {
+    collective::OpTimes times;
+    times.group = owner.exchange_->group();
+    times.seq = collective::shown_seq(context_);
+    times.kind = kind;
+    times.dtype = dtype;
+    times.elements = elements;
+    context_.record = collective::process_op_log().issue(std::move(times));
+  }
 
   const DeviceSide& side() const { return side_; }
   const collective::WanPolicy& policy() const { return *context_.policy; }
@@ -158,6 +168,7 @@ class WanCollectives::Call {
     std::string title;
     std::int64_t seq;
     core::Deadline deadline;
+    std::shared_ptr<collective::OpRecord> record;
     void complete(GeoWork& work, std::exception_ptr error) const {
       if (error) {
         {
@@ -168,6 +179,7 @@ class WanCollectives::Call {
         record_error(status);
         error = to_exception(status);
       }
+      record->ended(error != nullptr);
       work.complete(error);
     }
     // On a thread that may block.
@@ -189,6 +201,7 @@ class WanCollectives::Call {
       if (error) owner->mark_failed(status_of(error));
       if (const auto work = ending.work.lock()) return complete(*work, error);
       if (error) record_error(status_of(error).with_op(title, seq));
+      record->ended(error != nullptr);
       ending.complete(error);
     }
     // Of an operation beside those of the pipeline, which tells of failures itself.
@@ -237,13 +250,15 @@ class WanCollectives::Call {
     return context_.elements > 0 && context_.elements * core::size_of(context_.dtype) <= kSmallBytes;
   }
   Described described() const {
-    return {owner_, title_, static_cast<std::int64_t>(context_.seq), context_.deadline};
+    return {owner_, title_, static_cast<std::int64_t>(context_.seq), context_.deadline, context_.record};
   }
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
     owner_->require_working();
-    return c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
-                                        (std::string("geocomm:") + title_).c_str(), context_.seq,
-                                        std::move(inputs), std::move(outputs), owner_->exposed_);
+    auto work = c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
+                                             (std::string("geocomm:") + title_).c_str(), context_.seq,
+                                             std::move(inputs), std::move(outputs), owner_->exposed_);
+    work->set_record(context_.record);
+    return work;
   }
 
   std::shared_ptr<WanCollectives> owner_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "binding/module/mail.h"
+#include "binding/module/op_log_rows.h"
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
 #include "binding/module/wan_group.h"
@@ -123,7 +124,10 @@ py::list channel_stats(const PyEndpoint& self) {
     row["bytes_received"] = stats.bytes_received;
     row["payload_sent"] = stats.payload_sent;
     row["payload_received"] = stats.payload_received;
-    row["retransmitted_segments"] = stats.retransmitted_segments;
+    row["retransmitted_segments"] = stats.tcp.retransmitted_segments;
+    row["retransmitted_bytes"] = stats.tcp.retransmitted_bytes;
+    row["tcp_bytes_sent"] = stats.tcp.data_bytes;
+    row["busy_us"] = stats.tcp.busy_us;
     row["resumes"] = stats.resumes;
     row["outages"] = stats.outages;
     row["outage_us"] = stats.outage_us;
@@ -132,10 +136,21 @@ py::list channel_stats(const PyEndpoint& self) {
     row["early_bytes_held"] = stats.early_bytes_held;
     row["early_bytes_sent"] = stats.early_bytes_sent;
     row["rtt_us"] = stats.rtt_us;
+    row["min_rtt_us"] = stats.least_rtt_us;
+    row["delivery_rate"] = stats.tcp_now.delivered_bytes_per_s;
+    row["pacing_rate"] = stats.tcp_now.pacing_bytes_per_s;
+    row["window_bytes"] = stats.tcp_now.window_bytes;
+    row["unsent_bytes"] = stats.tcp_now.unsent_bytes;
+    row["clock_offset_us"] = py::none();
+    row["clock_error_us"] = py::none();
+    if (stats.clock) {
+      row["clock_offset_us"] = stats.clock->offset_ns / 1000;
+      row["clock_error_us"] = stats.clock->error_ns / 1000 + 1;
+    }
     row["streams"] = stats.streams;
     row["congestion_control"] = stats.congestion_control;
-    row["stalled_by_receiver_us"] = stats.stalled_by_receiver_us;
-    row["stalled_by_send_buffer_us"] = stats.stalled_by_send_buffer_us;
+    row["stalled_by_receiver_us"] = stats.tcp.stalled_by_receiver_us;
+    row["stalled_by_send_buffer_us"] = stats.tcp.stalled_by_send_buffer_us;
     row["cipher"] = stats.cipher;
     row["transport"] = stats.transport;
     result.append(std::move(row));
@@ -512,6 +527,7 @@ PYBIND11_MODULE(_C, m) {
       [](const std::map<std::string, py::object>& classes) { error_classes() = classes; },
       py::arg("classes"));
   m.def("last_error", &last_error_dict);
+  m.def("op_log", &op_log_rows, py::arg("after") = 0);
   m.def(
       "set_log_level", [](int level) { core::set_log_level(static_cast<core::LogLevel>(level)); },
       py::arg("level"));

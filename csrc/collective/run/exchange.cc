@@ -203,6 +203,7 @@ class ExchangeImpl final : public Exchange {
 
   std::vector<PeerRate> take_rates() override { return shared_->rates.take(); }
 
+  std::uint64_t group() const override { return shared_->config.group; }
   const Topology& topology() const override { return shared_->config.topology; }
 
  private:

@@ -20,6 +20,7 @@
 #include "collective/layout/topology.h"
 #include "collective/policy/rate_meter.h"
 #include "collective/policy/wan_policy.h"
+#include "collective/run/op_log.h"
 #include "collective/sums/feedback.h"
 #include "core/buffer.h"
 #include "core/deadline.h"
@@ -41,6 +42,7 @@ struct OpContext {
   core::Deadline deadline;
   std::shared_ptr<const WanPolicy> policy = nullptr;  // null: the one in force when the call begins
   std::optional<CallerCodec> caller = std::nullopt;   // of a Sum or Avg of Float32, Float16 or BFloat16
+  std::shared_ptr<OpRecord> record = nullptr;         // of the call; null: nobody looks
   std::shared_ptr<void>
       keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more: until the
                    // call returns or, after a failed move(), until the IO thread lets go of it
@@ -192,6 +194,7 @@ class Exchange {
   // Rates from the peers since the last call.
   virtual std::vector<PeerRate> take_rates() = 0;
   virtual const Topology& topology() const = 0;
+  virtual std::uint64_t group() const = 0;
 };
 
 }  // namespace geocomm::collective

@@ -86,7 +86,7 @@ FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpC
   }
   awaits_nothing_ = awaited_contributions_ == 0;
   hold_producers_locked(contributions_);
-  this->plan(make_peers(), jobs_.size(), arrivals, total_bytes(context));
+  this->plan(make_peers(), jobs_.size(), arrivals, total_bytes(context), codec_.to_string());
 }
 
 // Contributions may have arrived by now, all of them even; then check() has said so.

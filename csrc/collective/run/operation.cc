@@ -86,6 +86,7 @@ class Operation::Sink : public transport::ReceiveSink {
     shared.rates.arrived(peer.rank, arrival.wire_bytes, bounds && flowed == 1, bounds && flowed == flowing);
     shared.raw_bytes_received += arrival.raw_bytes;
     shared.wire_bytes_received += arrival.wire_bytes;
+    operation_->record_->arrived(peer.rank, arrival.raw_bytes, arrival.wire_bytes);
     if (!std::exchange(operation_->wake_deferred_, false)) return;
     const auto notify =
         operation_->is_over_locked() ? std::exchange(operation_->when_over_, nullptr) : nullptr;
@@ -116,11 +117,15 @@ OpContext without_keep_alive(OpContext context) {
 }  // namespace
 
 Operation::Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& context)
-    : shared_(std::move(shared)), context_(without_keep_alive(context)), keep_alive_(context.keep_alive) {}
+    : shared_(std::move(shared)),
+      context_(without_keep_alive(context)),
+      record_(context.record ? context.record : std::make_shared<OpRecord>(OpTimes{})),
+      keep_alive_(context.keep_alive) {}
 
 void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
-                     std::uint64_t bytes) {
+                     std::uint64_t bytes, std::string codec) {
   peers_ = std::move(peers);
+  codec_name_ = std::move(codec);
   producers_ = producers;
   pending_ = producers + finishes;
   produces_here_ = producers <= 1 || bytes <= kSmallBytes;
@@ -129,6 +134,7 @@ void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t
 
 void Operation::begin() {
   ++shared_->operations;
+  record_->begins(codec_name_);
   if (Status opened = open(); !opened.is_ok()) fail(std::move(opened));
   start();
   std::unique_lock lock(mutex_);
@@ -138,11 +144,25 @@ void Operation::begin() {
   if (is_over_locked()) over_locked();  // nothing to do at all
 }
 
+Status Operation::timed_produce(std::size_t job) {
+  const std::uint64_t began = OpRecord::now();
+  Status status = produce(job);
+  record_->made_frame(began);
+  return status;
+}
+
+Status Operation::timed_finish(const std::function<Status()>& task) {
+  const std::uint64_t began = OpRecord::now();
+  Status status = task();
+  record_->used_frame(began);
+  return status;
+}
+
 void Operation::produce_here(std::unique_lock<std::mutex>& lock) {
   while (next_producer_ < std::min(producers_, released_producers_) && error_.is_ok()) {
     const std::size_t job = next_producer_++;
     lock.unlock();
-    Status status = produce(job);
+    Status status = timed_produce(job);
     lock.lock();
     if (status.is_ok()) {
       finished_locked();
@@ -163,7 +183,7 @@ Status Operation::end() {
       const auto task = std::move(waiting_thread_tasks_.front());
       waiting_thread_tasks_.pop_front();
       lock.unlock();
-      Status status = task.run();
+      Status status = task.finishes ? timed_finish(task.run) : task.run();
       lock.lock();
       if (!status.is_ok()) {
         fail_locked(std::move(status));
@@ -180,6 +200,7 @@ Status Operation::end() {
   lock.unlock();
   if (!status.is_ok()) cancel_all();
   keep_alive_.reset();
+  record_->exchanged();
   return status;
 }
 
@@ -195,6 +216,7 @@ Status Operation::open() {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_[i];
     if (peer.receives == 0) continue;
+    record_->awaits(peer.rank, peer_name(i));
     Status posted = peer.channel->post_receive(key(peer.rank, self), peer.receive_descriptor, peer.receives,
                                                std::make_shared<Sink>(shared_from_this(), i));
     if (!posted.is_ok()) return std::move(posted).with_peer(peer_name(i));
@@ -284,7 +306,7 @@ void Operation::run_producer(std::size_t job) {
       return;
     }
   }
-  Status status = produce(job);
+  Status status = timed_produce(job);
   std::lock_guard lock(mutex_);
   --producing_;
   if (status.is_ok()) {
@@ -310,7 +332,7 @@ void Operation::submit_finish_locked(std::function<Status()> task) {
       std::lock_guard lock(self->mutex_);
       ended = self->ended_ || !self->error_.is_ok();
     }
-    Status status = ended ? Status::ok() : task();
+    Status status = ended ? Status::ok() : self->timed_finish(task);
     std::lock_guard lock(self->mutex_);
     if (!status.is_ok()) {
       self->fail_locked(std::move(status));
@@ -378,6 +400,7 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
   }
   shared_->raw_bytes_sent += raw_bytes;
   shared_->wire_bytes_sent += bytes;
+  record_->sent(raw_bytes, bytes);
   return Status::ok();
 }
 

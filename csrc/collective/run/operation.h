@@ -91,8 +91,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // To be called by the constructor of the derived class: `producers` jobs of produce(), and `finishes` calls
   // of finished() that the derived class makes itself.
-  // `bytes`: raw, of all that is sent, received or reduced.
-  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes, std::uint64_t bytes);
+  // `bytes`: raw, of all that is sent, received or reduced. `codec`: as it is spelt; empty: bytes are moved.
+  void plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes, std::uint64_t bytes,
+            std::string codec = {});
 
   // In order of `job`, several at once, in pool tasks, or in begin(): makes a frame and sends it.
   virtual core::Status produce(std::size_t job) = 0;
@@ -138,6 +139,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool may_produce_locked() const;
   void feed_locked();
   void run_producer(std::size_t job);
+  core::Status timed_produce(std::size_t job);
+  core::Status timed_finish(const std::function<core::Status()>& task);
   void produce_here(std::unique_lock<std::mutex>& lock);
   bool is_over_locked() const { return !error_.is_ok() || pending_ == 0; }
   void wake_locked();
@@ -151,9 +154,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   transport::OpKey key(int from, int to) const;
 
   const std::shared_ptr<ExchangeShared> shared_;
-  const OpContext context_;           // without keep_alive
+  const OpContext context_;  // without keep_alive
+  const std::shared_ptr<OpRecord> record_;
   std::shared_ptr<void> keep_alive_;  // the caller's; shared with the sinks, let go by end()
   std::vector<Peer> peers_;
+  std::string codec_name_;
   std::size_t producers_ = 0;
   bool produces_here_ = false;  // in begin(), not in the pool
   bool finishes_here_ = false;  // in end(), not in the pool

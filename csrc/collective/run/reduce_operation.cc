@@ -54,7 +54,8 @@ ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const O
   std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
     return plan_.chunks[a].index < plan_.chunks[b].index;
   });
-  plan(make_peers(), producers_.size(), finishes + relayed_frames(), total_bytes(context));
+  plan(make_peers(), producers_.size(), finishes + relayed_frames(), total_bytes(context),
+       codec_.to_string());
 }
 
 void ReduceOperation::start() {

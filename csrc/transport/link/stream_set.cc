@@ -62,9 +62,7 @@ void StreamSet::close(Stream& stream, IoLoop::Clock::time_point last_contact) {
     std::lock_guard lock(mutex_);
     if (!stream.is_open()) return;
     const LinkStats link = read_link_stats(stream.fd());
-    closed_.retransmitted_segments += link.retransmitted_segments;
-    closed_.stalled_by_receiver_us += link.stalled_by_receiver_us;
-    closed_.stalled_by_send_buffer_us += link.stalled_by_send_buffer_us;
+    closed_.counters += link.counters;
     closed_.congestion_control = link.congestion_control;
     Slot& slot = slots_[stream.index()];
     slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
@@ -91,16 +89,13 @@ void StreamSet::add_stats(ChannelStats& stats) const {
   stats.outages = outages_;
   stats.outage_us =
       static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(outage_time_).count());
-  stats.retransmitted_segments = closed_.retransmitted_segments;
-  stats.stalled_by_receiver_us = closed_.stalled_by_receiver_us;
-  stats.stalled_by_send_buffer_us = closed_.stalled_by_send_buffer_us;
+  stats.tcp = closed_.counters;
   stats.congestion_control = closed_.congestion_control;
   for (const Slot& slot : slots_) {
     if (!slot.stream) continue;
     const LinkStats link = read_link_stats(slot.stream->fd());
-    stats.retransmitted_segments += link.retransmitted_segments;
-    stats.stalled_by_receiver_us += link.stalled_by_receiver_us;
-    stats.stalled_by_send_buffer_us += link.stalled_by_send_buffer_us;
+    stats.tcp += link.counters;
+    stats.tcp_now += link.gauges;
     stats.congestion_control = link.congestion_control;
     stats.cipher = slot.stream->cipher();
     if (stats.rtt_us == 0) stats.rtt_us = link.rtt_us;

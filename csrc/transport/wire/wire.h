@@ -31,12 +31,13 @@ enum class PacketType : std::uint8_t {
   Refuse = 3,   // acceptor → dialer, then close; code = StatusCode, payload: UTF-8 reason (at most 512 bytes)
   Segment = 4,  // a piece of a chunk; payload: `length` bytes at `offset` of the chunk
   Grant = 5,    // the sender of this packet has posted the receive of (group, op): send without limit
-  Heartbeat = 6,  // `op` carries the sender's clock in ns; answered by HeartbeatReply with the same. `chunk`:
-                  // data streams that the sender would like, 0 if it does not care
-  HeartbeatReply = 7,
-  Close = 8,         // orderly end: everything sent is acknowledged, nothing new will be posted or sent
-  Ack = 9,           // which segments and reliable control packets have arrived
-  Reset = 10,        // the sender has given the link up; code = StatusCode of the reason
+  Heartbeat = 6,  // `op` carries the sender's steady clock in ns. `chunk`: data streams that the sender would
+                  // like, 0 if it does not care
+  HeartbeatReply = 7,  // `op` as in the Heartbeat; `group`, `descriptor`: the answerer's steady clock in ns
+                       // when that came, and at the reply
+  Close = 8,           // orderly end: everything sent is acknowledged, nothing new will be posted or sent
+  Ack = 9,             // which segments and reliable control packets have arrived
+  Reset = 10,          // the sender has given the link up; code = StatusCode of the reason
   RdmaAddress = 11,  // first, and only, on a data stream of an RDMA link; payload: the sender's address there
 };
 

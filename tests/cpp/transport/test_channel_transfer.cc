@@ -149,6 +149,22 @@ TEST(ChannelTransfer, test_stats_count_payload_and_wire_bytes) {
   EXPECT_LT(sender.bytes_sent, kMiB + 10000);
   EXPECT_GT(sender.rtt_us, 0U);
   EXPECT_FALSE(sender.congestion_control.empty());
+  EXPECT_GE(sender.tcp.data_bytes, kMiB);
+  EXPECT_GT(sender.tcp.busy_us, 0U);
+}
+
+TEST(ChannelTransfer, test_heartbeats_tell_the_peers_clock) {
+  EndpointOptions options;
+  options.link_deadline = 1800ms;
+  Pair pair(options);
+  pair.connect();
+  for (const auto& channel : {pair.low_channel, pair.high_channel}) {
+    while (!channel->stats().clock) std::this_thread::sleep_for(10ms);
+    const ChannelStats stats = channel->stats();
+    EXPECT_LE(std::abs(stats.clock->offset_ns), stats.clock->error_ns);  // both have the same
+    EXPECT_GT(stats.least_rtt_us, 0U);
+    EXPECT_LE(stats.least_rtt_us, stats.rtt_us);
+  }
 }
 
 TEST(ChannelTransfer, test_pacing_cap_keeps_data_whole) {

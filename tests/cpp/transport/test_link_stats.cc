@@ -37,7 +37,8 @@ std::array<int, 2> connected_pair() {
 TEST(LinkStats, OfAPeerThatDoesNotReadCountsTheStall) {
   const auto [sender, receiver] = connected_pair();
   const LinkStats before = read_link_stats(sender);
-  EXPECT_EQ(before.stalled_by_receiver_us, 0U);
+  EXPECT_EQ(before.counters.stalled_by_receiver_us, 0U);
+  EXPECT_EQ(before.counters.busy_us, 0U);
   EXPECT_FALSE(before.congestion_control.empty());
   const std::vector<std::byte> data(1 << 20);
   for (int i = 0; i < 64; ++i) {
@@ -46,18 +47,23 @@ TEST(LinkStats, OfAPeerThatDoesNotReadCountsTheStall) {
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const LinkStats stalled = read_link_stats(sender);
-  EXPECT_GE(stalled.stalled_by_receiver_us, 20'000U);
+  EXPECT_GE(stalled.counters.stalled_by_receiver_us, 20'000U);
+  EXPECT_GE(stalled.counters.busy_us, stalled.counters.stalled_by_receiver_us);
+  EXPECT_GT(stalled.counters.data_bytes, 0U);
+  EXPECT_GT(stalled.gauges.unsent_bytes, 0U);
+  EXPECT_GT(stalled.gauges.window_bytes, 0U);
   EXPECT_GT(stalled.rtt_us, 0U);
-  EXPECT_EQ(read_link_stats(receiver).stalled_by_receiver_us, 0U);
+  EXPECT_EQ(read_link_stats(receiver).counters.stalled_by_receiver_us, 0U);
   close(sender);
   close(receiver);
 }
 
 TEST(LinkStats, OfNoSocketAreZeros) {
   const LinkStats none = read_link_stats(-1);
-  EXPECT_EQ(none.retransmitted_segments, 0U);
-  EXPECT_EQ(none.stalled_by_receiver_us, 0U);
-  EXPECT_EQ(none.stalled_by_send_buffer_us, 0U);
+  EXPECT_EQ(none.counters.data_bytes, 0U);
+  EXPECT_EQ(none.counters.retransmitted_segments, 0U);
+  EXPECT_EQ(none.counters.stalled_by_receiver_us, 0U);
+  EXPECT_EQ(none.counters.stalled_by_send_buffer_us, 0U);
   EXPECT_TRUE(none.congestion_control.empty());
 }
 

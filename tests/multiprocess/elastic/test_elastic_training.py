@@ -135,7 +135,7 @@ def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path
         assert_equal_bits(sites)
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrap", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, wrap: str) -> None:
     """Each site is a job of its own: its parallelism is nobody else's business."""
     with training_sites(tmp_path, "ab", ranks=2, wrap=wrap) as sites:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,10 +17,11 @@ from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Rounds
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
+from support.effort import effort
 from support.local_models import SITES, adamw, make_model, train, train_step, train_steps, values
 
 
-@settings(max_examples=40, deadline=None)
+@effort(12)
 @given(
     seed=st.integers(0, 2**32),
     sites=st.integers(2, 4),

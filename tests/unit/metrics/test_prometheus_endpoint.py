@@ -30,6 +30,9 @@ ROW = {
     "payload_sent": 90,
     "payload_received": 180,
     "retransmitted_segments": 7,
+    "retransmitted_bytes": 9100,
+    "tcp_bytes_sent": 9300,
+    "busy_us": 4_000_000,
     "resumes": 1,
     "outages": 1,
     "outage_us": 1_250_000,
@@ -38,6 +41,13 @@ ROW = {
     "stalled_by_receiver_us": 2_500_000,
     "stalled_by_send_buffer_us": 500_000,
     "rtt_us": 80_000,
+    "min_rtt_us": 60_000,
+    "delivery_rate": 1000,
+    "pacing_rate": 1200,
+    "window_bytes": 64_000,
+    "unsent_bytes": 10,
+    "clock_offset_us": -2_500_000,
+    "clock_error_us": 250_000,
     "streams": 4,
     "congestion_control": "bbr",
 }
@@ -99,14 +109,23 @@ def test_scrape_has_every_counter_under_its_name_and_labels(server: MetricsServe
         for name, value in STATS.items()
         if name not in ("ratio", "groups", "gradients", "local_steps")
     }
-    for name in ("bytes_sent", "bytes_received", "payload_sent", "payload_received", "retransmitted_segments"):
+    for name in ("bytes_sent", "bytes_received", "payload_sent", "payload_received"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
-    for name in ("resumes", "outages", "resent_segments", "acks"):
+    for name in ("resumes", "outages", "resent_segments", "acks", "tcp_bytes_sent", "retransmitted_segments"):
         expected[key(f"geocomm_link_{name}_total", **link)] = ROW[name]
     expected[key("geocomm_link_outage_seconds_total", **link)] = 1.25
     expected[key("geocomm_link_stalled_by_receiver_seconds_total", **link)] = 2.5
     expected[key("geocomm_link_stalled_by_send_buffer_seconds_total", **link)] = 0.5
     expected[key("geocomm_link_rtt_seconds", **link)] = 0.08
+    expected[key("geocomm_link_retransmitted_bytes_total", **link)] = 9100
+    expected[key("geocomm_link_min_rtt_seconds", **link)] = 0.06
+    expected[key("geocomm_link_busy_seconds_total", **link)] = 4
+    expected[key("geocomm_link_clock_offset_seconds", **link)] = -2.5
+    expected[key("geocomm_link_clock_error_seconds", **link)] = 0.25
+    for name in ("delivery_rate", "pacing_rate"):
+        expected[key(f"geocomm_link_{name}_bytes_per_second", **link)] = ROW[name]
+    for name in ("window_bytes", "unsent_bytes"):
+        expected[key(f"geocomm_link_{name}", **link)] = ROW[name]
     expected[key("geocomm_link_streams", **link)] = 4
     expected[key("geocomm_link_info", **link, congestion_control="bbr")] = 1
     assert scrape(server) == expected
