@@ -8,7 +8,7 @@ counters of a step travel with the next step's. With local steps it stays inside
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,7 +45,7 @@ class StepMeter:
         self._before = self._read()
 
     @contextmanager
-    def input(self) -> Iterator[None]:
+    def input(self) -> Generator[None]:
         """What happens within is waiting for the data of the step."""
         began = time.perf_counter()
         yield
