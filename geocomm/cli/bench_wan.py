@@ -17,7 +17,7 @@ from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanErr
 
 
 def bench_wan(
-    rtt: Annotated[str, typer.Option(help="Round-trip time of the link.")] = "100ms",
+    rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0%",
     sites: Annotated[int, typer.Option(min=2, max=16, help="Sites.")] = 2,
@@ -31,10 +31,10 @@ def bench_wan(
     one_site: Annotated[
         bool, typer.Option("--one-site", help="Also geocomm and Gloo at one site, two ranks on loopback.")
     ] = False,
-    secure: Annotated[bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run.")] = False,
-    keys: Annotated[
-        Path | None, typer.Option(help="geocomm over TLS with this folder of keys, for site0, site1, ...")
-    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
+    ] = False,
+    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
     pacing: Annotated[
         float | None,
         typer.Option(

@@ -28,18 +28,16 @@ def demo(
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
     steps: Annotated[
-        int | None, typer.Option(min=4, help="Optimizer steps of each run.", show_default="10; with --elastic 160")
+        int | None, typer.Option(min=4, help="Optimizer steps of each run. Default: 10; with --elastic 160.")
     ] = None,
-    secure: Annotated[bool, typer.Option("--secure", help="geocomm over TLS, with keys made for this run.")] = False,
-    keys: Annotated[
-        Path | None, typer.Option(help="geocomm over TLS with this folder of keys, for site0 and site1.")
-    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
+    ] = False,
+    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Three sites, of which one is killed and comes back. Always over TLS.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="New folder of the results.", show_default="runs/demo-<time>")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder of the results. Default: runs/demo-<time>.")] = None,
 ) -> None:
     """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in four ways.
 

@@ -28,11 +28,11 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    rate: Annotated[str, typer.Option(help="Rate of the link between the sites.")] = "1gbit",
-    rtt: Annotated[str, typer.Option(help="Its round-trip time.")] = "100ms",
+    rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
+    rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     peers: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks that each rank talks to.", show_default="of the job, 15"),
+        typer.Option(min=1, help="Ranks that each rank talks to. Default: those of the job, else 15."),
     ] = None,
     peer: Annotated[
         str | None, typer.Option(help="Also look at the way to another machine.", metavar="HOST:PORT")

@@ -52,7 +52,7 @@ def export(
         ),
     ] = Format.HF,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Type of the weights; fp32: the masters.", show_default="as trained")
+        Dtype | None, typer.Option(help="Type of the weights; fp32: the masters. Default: as trained.")
     ] = None,
     verify: Annotated[
         int, typer.Option(min=0, help="Load the result and compare it on so many sequences; 0: do not.")
@@ -68,7 +68,7 @@ def export(
     preset: Annotated[str | None, typer.Option(help="In place of --model: a preset of geocomm train.")] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="The model's tokenizer: byte, or a folder.", metavar="FOLDER", show_default="the run's"),
+        typer.Option(help="The model's tokenizer: byte, or a folder. Default: the run's.", metavar="FOLDER"),
     ] = None,
 ) -> None:
     """Write a trained model as a folder that other programs load.

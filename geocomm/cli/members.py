@@ -27,9 +27,7 @@ _HELP = """Show the sites of an elastic run, remove one, or have another one lea
 
 Works at any site, with its run folder. The leader tells what the sites are doing now, if it answers.
 """
-_RunDir = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
-]
+_RunDir = Annotated[Path, typer.Option(metavar="FOLDER", help="This site's folder of the run.")]
 
 _MOVES_SHOWN = 20
 _ROUNDS_SHOWN = 50
@@ -46,7 +44,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(members, name="members")
 
 
-def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+def ls(
+    run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
+) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
 
     since: the entry of the journal that made it so. in: fragments whose last round counted the site. heard: ago.
@@ -97,7 +97,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
 def show(
     site: Annotated[str, typer.Argument(metavar="SITE")],
     run_dir: _RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
 
@@ -135,7 +135,7 @@ def show(
 
 
 def remove(
-    site: Annotated[str, typer.Argument(help="The site; it may not come back.")],
+    site: Annotated[str, typer.Argument(help="It may not come back.")],
     run_dir: _RunDir,
     why: Annotated[str, typer.Option(help="For the journal, and for those who look.")] = "removed by hand",
 ) -> None:
@@ -161,11 +161,11 @@ def lead(
     listen: Annotated[
         str | None, typer.Option(metavar="ADDRESS:PORT", help="Where it listens, if --hub is a translated address.")
     ] = None,
-    keys: Annotated[
-        str | None, typer.Option(help="This machine's folder of keys.", show_default="$GEOCOMM_KEYS")
-    ] = None,
-    wait_for: Annotated[str, typer.Option(metavar="A,B", help="No round before these sites are there.")] = "",
-    min_sites: Annotated[int, typer.Option(min=1, help="No round counts fewer sites.")] = 1,
+    keys: Annotated[str | None, typer.Option(help="This machine's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
+    wait_for: Annotated[
+        str, typer.Option(metavar="A,B", help="At the leader: no round before these sites are there.")
+    ] = "",
+    min_sites: Annotated[int, typer.Option(min=1, help="At the leader: no round counts fewer sites.")] = 1,
 ) -> None:
     """Lead a run from a machine that trains nothing itself.
 

@@ -53,15 +53,15 @@ def plan(
     rtt: Annotated[str, typer.Option(help="Round trip between any two sites, without --links.")] = "100ms",
     efficiency: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="Share of those rates that tensors get.", show_default="0.9; probe: 1"),
+        typer.Option(min=0.01, max=1.0, help="Share of those rates that tensors get. Default: 0.9; probe: 1."),
     ] = None,
-    codec: Annotated[list[str] | None, typer.Option(help="May be repeated.", show_default="a choice")] = None,
+    codec: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice.")] = None,
     mode: Annotated[
         Mode, typer.Option(help="step: reduce in every step. local: local steps. auto: both, and which wins.")
     ] = Mode.AUTO,
     every: Annotated[
         int | None,
-        typer.Option(help="Local steps between two rounds of a fragment.", show_default="what the links allow"),
+        typer.Option(help="Local steps between two rounds of a fragment. Default: what the links allow."),
     ] = None,
     step_time: Annotated[str, typer.Option(help="Compute time of one step.")] = "1s",
     hidden: Annotated[

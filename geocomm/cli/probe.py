@@ -39,7 +39,7 @@ def probe(
     seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,
     ranks: Annotated[int, typer.Option(min=1, max=64, help="At most so many ranks of a site send at once.")] = 4,
     plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure the links of a job."""
     from geocomm.core.bad_input import BadInput

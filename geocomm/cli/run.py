@@ -49,7 +49,7 @@ def run(
             metavar="ADDRESS:PORT",
         ),
     ] = None,
-    keys: Annotated[str | None, typer.Option(help="This site's folder of keys.", show_default="$GEOCOMM_KEYS")] = None,
+    keys: Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
     elastic: Annotated[
         bool,

@@ -44,11 +44,9 @@ def serve(
         Path | None, typer.Option(help="File with the key that clients must show.", metavar="PATH")
     ] = None,
     python: Annotated[
-        str, typer.Option(help="Python that has the engine.", show_default="this one", metavar="PATH")
+        str, typer.Option(help="Python that has the engine. Default: this one.", metavar="PATH", show_default=False)
     ] = sys.executable,
-    name: Annotated[
-        str | None, typer.Option(help="What clients call the model.", show_default="the folder's name")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model. Default: the folder's name.")] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the engine has to load the model.")] = 1800,
     container: Annotated[
         Path | None,

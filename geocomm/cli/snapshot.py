@@ -24,9 +24,7 @@ _HELP = """List, check and use the snapshots of an elastic run.
 Every site keeps its own, in snapshots/ of its run folder: the model and its outer momentum as they were at one entry of
 the journal. The states are hard links, so a copy of that folder elsewhere is a backup.
 """
-_RunDir = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="The run folder of this site, as given to geocomm run --elastic.")
-]
+_RunDir = Annotated[Path, typer.Option(metavar="FOLDER", help="This site's folder of the run.")]
 _Index = Annotated[
     int | None, typer.Argument(metavar="[SNAPSHOT]", help="As ls says it. Default: the newest that is kept.")
 ]
@@ -42,7 +40,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(snapshot, name="snapshot")
 
 
-def ls(run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False) -> None:
+def ls(
+    run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
+) -> None:
     """List the snapshots of this site, and which sites have each, as far as the journal says.
 
     Example:

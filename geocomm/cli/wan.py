@@ -97,24 +97,22 @@ def _environment() -> dict[str, str]:
 def wan_run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
     sites: Annotated[
-        int | None, typer.Option(min=2, max=MAX_SITES, help="Number of sites.", show_default="2, or those of --matrix")
+        int | None, typer.Option(min=2, max=MAX_SITES, help="Number of sites. Default: 2, or those of --matrix.")
     ] = None,
-    rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link.", show_default="100ms")] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Rate of each direction, headers included.", show_default="1gbit")
-    ] = None,
-    loss: Annotated[str | None, typer.Option(help="Loss per TCP segment, such as 0.1%.", show_default="0%")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Round-trip time of every link. Default: 100ms.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Rate of each direction, headers included. Default: 1gbit.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss per TCP segment, such as 0.1%.")] = None,
     queue: Annotated[
-        str | None, typer.Option(help="Queue of every link.", show_default="max(256 KiB, rate x rtt)")
+        str | None, typer.Option(help="Queue of every link. Default: rate x rtt, at least 256 KiB.")
     ] = None,
-    reorder: Annotated[str | None, typer.Option(help=_REORDER_HELP, show_default="0%")] = None,
-    duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.", show_default="0%")] = None,
-    reset: Annotated[str | None, typer.Option(help=_RESET_HELP, show_default="0%")] = None,
+    reorder: Annotated[str | None, typer.Option(help=_REORDER_HELP)] = None,
+    duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.")] = None,
+    reset: Annotated[str | None, typer.Option(help=_RESET_HELP)] = None,
     matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
     ] = False,
-    keys: Annotated[Path | None, typer.Option(help="TLS with this folder of keys.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
     grace: Annotated[
         str, typer.Option(help="Time for the other sites when one has failed, and from SIGTERM to SIGKILL.")
     ] = "5s",
@@ -123,7 +121,7 @@ def wan_run(
     master_port: Annotated[int, typer.Option(help="MASTER_PORT of the sites.")] = 29500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the loss pattern.")] = 1,
     control: Annotated[
-        Path | None, typer.Option(help="Control socket to make.", show_default="one in $XDG_RUNTIME_DIR or /tmp")
+        Path | None, typer.Option(help="Control socket to make. Default: one in $XDG_RUNTIME_DIR or /tmp.")
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the final counters here as JSON.")] = None,
 ) -> None:
@@ -210,15 +208,15 @@ def link_text(link: LinkReport) -> str:
     return f"{link.src} to {link.dst}: {', '.join(parts)}"
 
 
-_CONTROL = typer.Option(help="Control socket of the run.", show_default="$GEOCOMM_WAN_CONTROL, or that of the only run")
+_CONTROL = typer.Option(help="Control socket of the run. Default: $GEOCOMM_WAN_CONTROL, or that of the only run.")
 
 
 def wan_set(
     link: Annotated[str, typer.Option(metavar="A:B", help="The two sites.")],
     state: Annotated[str | None, typer.Argument(metavar="[up|down]", help="Cut the link, or join it again.")] = None,
-    rate: Annotated[str | None, typer.Option(help="New rate, such as 200mbit.")] = None,
+    rate: Annotated[str | None, typer.Option(help="New rate.")] = None,
     rtt: Annotated[str | None, typer.Option(help="New round-trip time; a direction gets half of it.")] = None,
-    loss: Annotated[str | None, typer.Option(help="New loss, such as 0.5%.")] = None,
+    loss: Annotated[str | None, typer.Option(help="New loss.")] = None,
     queue: Annotated[str | None, typer.Option(help="New queue, such as 4mb.")] = None,
     reorder: Annotated[str | None, typer.Option(help=_REORDER_HELP)] = None,
     duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.")] = None,

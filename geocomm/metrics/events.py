@@ -19,38 +19,38 @@ CAPACITY = 1000
 """How many events are kept for readers that come late; older ones are dropped."""
 
 KINDS = {
-    "checkpoint": {"step": "steps done", "path": "its folder", "seconds": "that writing it took"},
+    "checkpoint": {"step": "steps done", "path": "", "seconds": "that writing took"},
     "codec_fallback": {
-        "hook": "kind of the gradient hook",
+        "hook": "its kind",
         "step": "first step with the finer codec",
         "before": "codec until then",
         "codec": "codec from then on",
         "reason": "what the guard saw",
     },
     "policy_epoch": {
-        "epoch": "number of the policy that a process group follows from now on",
+        "epoch": "number of the policy from now on",
         "ranks": "of the group",
-        "sites": "of the group",
+        "sites": "",
         "links": "where the rates of links come from",
         "codecs": "pairs of least bytes and codec",
     },
     "link_resumed": {
-        "peer": "description of the peer",
-        "peer_rank": "its global rank; null where no living group has it",
-        "peer_site": "its site; null where no living group has it",
-        "outages": "times that connections were lost and all are there again, since the last such event of this peer",
-        "seconds": "from the last contact to the last connection, summed over these",
+        "peer": "",
+        "peer_rank": "null: in no living group",
+        "peer_site": "",
+        "outages": "since the last such event of this peer",
+        "seconds": "of these outages",
         "connections": "made again in that time",
     },
     "operation_failed": {
-        "code": "of the error, such as PeerLost",
-        "message": "as the exception has it",
-        "peer": "who is blamed",
-        "op": "kind of the operation",
-        "seq": "its number",
-        "errno": "of the system",
+        "code": "",
+        "message": "",
+        "peer": "",
+        "op": "",
+        "seq": "",
+        "errno": "",
     },
-    "events_dropped": {"count": "events that were dropped before they could be written here"},
+    "events_dropped": {"count": "before they could be written here"},
 }
 """The fields of each kind of event, besides kind, time (Unix seconds), and the site and global rank of the process that
 saw it. Those of operation_failed are the record of geocomm.last_error()."""

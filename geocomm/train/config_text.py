@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.model_errors import Location, location_text, problem_text
 from geocomm.core.settings import field_text
+from geocomm.train.sync_settings import MODES
 from geocomm.train.train_config import RunConfig
 
 _MODE = "mode"
@@ -173,8 +174,19 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_inherited(leaf: _Leaf) -> bool:
+    """Whether a field of a mode is that of the settings which the mode extends."""
+    if leaf.mode is None:
+        return False
+    settings = MODES[leaf.mode].__mro__[1].model_fields.get(leaf.name.rpartition(".")[2])
+    return settings is not None and settings.description == leaf.field.description
+
+
 def field_lists() -> dict[str | None, str]:
-    """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's."""
+    """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's.
+
+    Fields that a mode has from the settings of geocomm's own functions, which another page explains, have no meaning.
+    """
     items: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
         default = leaf.field.get_default(call_default_factory=True)
@@ -182,6 +194,6 @@ def field_lists() -> dict[str | None, str]:
             default = str(default)
         elif isinstance(default, tuple):
             default = list(default)
-        meaning = field_text(leaf.field.description)
-        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`): {meaning}\n")
+        meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
+        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
     return {mode: "".join(lines) for mode, lines in items.items()}
