@@ -21,8 +21,7 @@ def op_log(after: int = 0) -> list[dict[str, Any]]:
         A dict for each operation, oldest first:
 
         - `number`: in the process, from 1. A gap to `after` means that operations were not kept.
-        - `group`, `sequence`: the same on all ranks of the operation. Messages from rank to rank (kind `send_recv`)
-          have sequences of their own.
+        - `group`, `sequence`: the same on all ranks. Messages (kind `send_recv`) have sequences of their own.
         - `kind`, `dtype`, `elements`, `codec`: what it was; `codec` is empty where bytes were moved.
         - `raw_bytes_sent`, `wire_bytes_sent`, `raw_bytes_received`, `wire_bytes_received`.
         - `issued_ns`: the program called it.
@@ -32,8 +31,9 @@ def op_log(after: int = 0) -> list[dict[str, Any]]:
         - `ended_ns`: all of it was over; with an error if `failed`.
         - `wait_began_ns`, `wait_ended_ns`: the program stood still in `wait()`.
         - `coding_ns`: time of all threads together for making, decoding and summing messages.
-        - `peers`: a dict for each peer that sends something: `rank`, `site`, `peer` (its description), `first_in_ns`,
-          `last_in_ns`. A peer without `first_in_ns` has not come.
+        - `peers`: for each peer that sends: `rank`, `site`, `peer` (a description), `first_in_ns`, `last_in_ns`.
+
+        A peer without `first_in_ns` has not come.
 
     Example:
         Whom the program waits for now:
