@@ -86,9 +86,10 @@ def end_with(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def open_port(config: AgentConfig, known_port: int) -> tuple[socket.socket, bool]:
+def open_port(config: AgentConfig, port_before: int, *, taken_over: bool) -> tuple[socket.socket, bool]:
     """The listening socket of an agent, and whether it is at the address where all sites look for the leader at the
-    start. known_port: where others look for this agent, should that port number be taken; 0: any.
+    start. port_before: where it listened the last time, and others look for it; 0: nowhere. taken_over: a site was
+    promoted, so that nobody looks for the leader at that address any more.
 
     OSError, HubAddressError: it cannot listen there.
     """
@@ -97,10 +98,13 @@ def open_port(config: AgentConfig, known_port: int) -> tuple[socket.socket, bool
         listener = listen_on(config.listen)
         same_port = listener.getsockname()[1] == leader.port
         return listener, config.lead or not config.ranks or (same_port and _is_here(leader.host))
-    listener = leader.listen()
+    if taken_over and port_before:
+        with contextlib.suppress(OSError):
+            return listen_on(f"0.0.0.0:{port_before}"), False
+    listener = None if taken_over else leader.listen()
     if listener is not None:
         return listener, True
-    if config.lead or not config.ranks:
+    if not taken_over and (config.lead or not config.ranks):
         raise HubAddressError(
             f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
             f"translated address, add --listen 0.0.0.0:{leader.port}"
@@ -108,12 +112,20 @@ def open_port(config: AgentConfig, known_port: int) -> tuple[socket.socket, bool
     try:
         return listen_on(f"0.0.0.0:{leader.port}"), False
     except OSError as error:
-        listener = listen_on(f"0.0.0.0:{known_port}")
+        listener = listen_on(f"0.0.0.0:{port_before}")
         log(
             f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
             f"{listener.getsockname()[1]}; --listen chooses another"
         )
         return listener, False
+
+
+def _port_before(run_dir: Path) -> int:
+    """Where the agent of this run folder listened the last time; 0: not known."""
+    try:
+        return HubAddress.parse(json.loads((run_dir / ABOUT_FILE).read_text())["agent"]).port
+    except (OSError, ValueError, KeyError, HubAddressError):
+        return 0
 
 
 def _is_here(host: str) -> bool:
@@ -163,12 +175,9 @@ async def _run_once(
     """Until another site leads, or this one: StartAgain."""
     known = KnownAgents(store.run_dir, log)
     state = RunState.of(journal.read())
-    known_port = 0
     if state.taken_over is not None:
         known.saw(state.term, state.taken_over.address)
-        if state.taken_over.site == keys.identity.site:
-            known_port = HubAddress.parse(state.taken_over.address).port
-    listener, at_hub = open_port(config, known_port)
+    listener, at_hub = open_port(config, _port_before(store.run_dir), taken_over=state.taken_over is not None)
     own_at = _reached_here(listener)
     about = {
         "leader": config.leader,
