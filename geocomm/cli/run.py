@@ -11,22 +11,20 @@ from geocomm.cli.command_end import fail
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
-Start it on every node with the same --hub and with the arguments of torch.distributed.run, less those that say where to
-meet:
+Start it on every node with the same --hub and torchrun's arguments, less those that say where to meet:
 
     GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
-The node that has the host's address is the hub; the others only dial out to it. The site's name comes from its keys.
-torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit status is torchrun's.
+The node that has the host's address is the hub. The site's name comes from its keys. torch's C++ parts log errors alone
+unless TORCH_CPP_LOG_LEVEL is set. The exit status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
 
     GEOCOMM_KEYS=keys/frankfurt geocomm run --elastic --hub 192.0.2.10:29400 --run-dir run --
       --nproc-per-node 8 train.py
 
-The script calls geocomm.local_steps() as ever. The site at the host's address leads the run. SIGTERM or Ctrl+C: the
-site leaves. The same command, at any time: it comes back.
+The site at the host's address leads the run. SIGTERM or Ctrl+C: the site leaves. The same command: it comes back.
 """
 _ELASTIC = "Elastic runs"
 
