@@ -39,8 +39,7 @@ NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its enviro
       --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
       --master-addr $MASTER_ADDR --master-port $MASTER_PORT train.py'
 
-The exit status is the first non-zero one of a site. Change links while it runs with `geocomm wan set`; read counters
-with `geocomm wan stats`.
+The exit status is the first non-zero one of a site.
 
 Without keys, the sites find GEOCOMM_SECURITY=insecure, unless it is set already. With --secure or --keys, each site
 finds its keys (GEOCOMM_KEYS), and meets at a hub:
@@ -114,7 +113,7 @@ def wan_run(
     ] = False,
     keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
     grace: Annotated[
-        str, typer.Option(help="Time for the other sites when one has failed, and from SIGTERM to SIGKILL.")
+        str, typer.Option(help="Time for the other sites when one has failed, and before SIGKILL.")
     ] = "5s",
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Let the others run on when a site fails.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="No site's name before each line of output.")] = False,

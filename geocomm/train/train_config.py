@@ -40,7 +40,7 @@ DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
 class TrainingConfig(Section):
     """Length, batch, precision and ZeRO stage."""
 
-    steps: PositiveInt = Field(100, description="Optimizer steps of the whole run, those before a resume included.")
+    steps: PositiveInt = Field(100, description="Optimizer steps of the whole run.")
     micro_batch_size: PositiveInt = Field(4, description="Sequences per rank in one forward pass.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
@@ -63,8 +63,8 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="muon: torch's Muon for the matrices between the embeddings and the output layer, AdamW for the "
-        "rest, with one learning rate; needs training.zero_stage 0.",
+        description="muon: torch's Muon for the matrices between embeddings and output layer, AdamW for the rest; needs "
+        "training.zero_stage 0.",
     )
     learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
     beta1: Fraction = Field(0.9, description="Decay of the first moment.")
@@ -100,9 +100,9 @@ class CheckpointConfig(Section):
     """When checkpoints are written, kept and resumed."""
 
     every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Save every so many steps; 0: not by steps.")
-    every_minutes: NonNegative = Field(0.0, description="Save every so many minutes of rank 0's clock; 0: not by time.")
+    every_minutes: NonNegative = Field(0.0, description="Save every so many minutes; 0: not by time.")
     at_end: bool = Field(False, description="Save after the last step.")
-    keep: PositiveInt = Field(2, description="Newest complete checkpoints kept; older ones are removed.")
+    keep: PositiveInt = Field(2, description="Newest complete checkpoints kept.")
     resume: Literal["auto", "never", "required"] = Field(
         "auto",
         description="auto: go on from the newest checkpoint in `output_dir`, if any. never: refuse a folder that holds "
@@ -155,8 +155,7 @@ class RunConfig(Section):
     sync: SyncConfig = Field(default_factory=GradientSyncConfig, description="What crosses between the sites.")
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
-        description="More DeepSpeed configuration, merged into the driver's, for example "
-        "{zero_optimization: {reduce_bucket_size: 5000000}}.",
+        description="More DeepSpeed configuration, such as {zero_optimization: {reduce_bucket_size: 5000000}}.",
     )
 
     @model_validator(mode="after")
