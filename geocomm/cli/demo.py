@@ -44,7 +44,7 @@ def demo(
     The ways of geocomm: exact, int8, balanced with error feedback, and local steps. With --elastic: train it over three
     sites with local steps, kill one of them in the middle and start it again.
 
-    Ends in a table, with --elastic in some lines, and in a picture, OUT/demo.png.
+    Ends in a table and a picture, OUT/demo.png.
 
     Example:
 

@@ -42,7 +42,7 @@ def export(
             help="A run's output_dir (its newest checkpoint), a checkpoint, or a torch.distributed.checkpoint folder.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to make; it must not hold anything.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make, or empty.")],
     format_: Annotated[
         Format,
         typer.Option(
@@ -73,7 +73,7 @@ def export(
 ) -> None:
     """Write a trained model as a folder that other programs load.
 
-    A complete run leaves such a folder in OUTPUT_DIR/export by itself. Where it cannot be made, OUT is as it was.
+    A complete run leaves such a folder in OUTPUT_DIR/export by itself.
 
     Example:
 

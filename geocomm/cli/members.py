@@ -207,7 +207,7 @@ def lead(
 def promote(
     run_dir: _RunDir,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where other sites reach this one, if its address is translated.")
+        str, typer.Option(metavar="HOST:PORT", help="Where other sites reach this one, if not at its own address.")
     ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Also where half of the sites or more are not reached.")

@@ -43,7 +43,7 @@ def run(
     listen: Annotated[
         str | None,
         typer.Option(
-            help="This node is the hub and listens here, such as 0.0.0.0:29400, since --hub is a translated address.",
+            help="This node is the hub and listens here, since --hub is a translated address.",
             metavar="ADDRESS:PORT",
         ),
     ] = None,
