@@ -31,7 +31,7 @@ def test_rule_names_only_metrics_that_are_at_the_endpoint() -> None:
 
 
 def test_page_lists_every_alert_in_order() -> None:
-    listed = re.findall(r"^\| `(Geocomm\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"^- `(Geocomm\w+)`:", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == [rule["alert"] for rule in rules()]
 
 
