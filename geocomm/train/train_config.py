@@ -63,8 +63,8 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="muon: torch's Muon for the matrices between embeddings and output layer, AdamW for the rest; needs "
-        "training.zero_stage 0.",
+        description="muon: torch's Muon for the matrices between embeddings and output layer, AdamW for the rest; "
+        "needs training.zero_stage 0.",
     )
     learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
     beta1: Fraction = Field(0.9, description="Decay of the first moment.")
