@@ -32,8 +32,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network between the sites.
 
-Each site is a network namespace of its own. Takes root or an unprivileged user namespace. COMMAND finds GEOCOMM_SITE,
-NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment:
+Each site is a network namespace of its own. Takes root or an unprivileged user namespace. COMMAND finds in its
+environment GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME:
 
     geocomm wan run --rtt 80ms -- bash -c 'python -m torch.distributed.run
       --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
