@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HELP = """Make, add, renew and revoke the keys with which the sites of a job know each other, one folder per site.
 
-Copy each site's folder to that site, by a way that you trust, and set GEOCOMM_KEYS to it there. Whoever has the CA's
+Copy each site's folder to that site, and set GEOCOMM_KEYS to it there. Whoever has the CA's
 key can join the job. See docs/explanation/security-model.md.
 """
 _DAYS = 365

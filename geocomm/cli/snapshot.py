@@ -25,9 +25,7 @@ Every site keeps its own, in snapshots/ of its run folder: the model and its out
 the journal. The states are hard links, so a copy of that folder elsewhere is a backup.
 """
 _RunDir = Annotated[Path, typer.Option(metavar="FOLDER", help="This site's folder of the run.")]
-_Index = Annotated[
-    int | None, typer.Argument(metavar="[SNAPSHOT]", help="As ls says it. Default: the newest that is kept.")
-]
+_Index = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number in ls. Default: the newest kept.")]
 
 
 def register(app: typer.Typer) -> None:
