@@ -39,7 +39,9 @@ def run(
         list[str],
         typer.Argument(metavar="TORCHRUN-ARGUMENTS...", help="For torch.distributed.run; write them after --."),
     ],
-    hub: Annotated[str, typer.Option(help="Where the nodes meet: host:port, the same on all.", metavar="HOST:PORT")],
+    hub: Annotated[
+        str | None, typer.Option(help="Where the nodes meet: host:port, the same on all.", metavar="HOST:PORT")
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +64,35 @@ def run(
     lead: Annotated[
         bool,
         typer.Option(
-            "--lead", help="This site leads, though --hub is a translated address of it.", rich_help_panel=_ELASTIC
+            "--lead",
+            help="This site leads, though --hub is a translated address of it. With --journal: etcd gets from its run "
+            "folder what it lacks.",
+            rich_help_panel=_ELASTIC,
+        ),
+    ] = False,
+    journal: Annotated[
+        str,
+        typer.Option(
+            help="In place of --hub, the same at all sites: the run's journal is in etcd, and a site takes over by "
+            "itself where the leader is gone.",
+            metavar="etcd://HOST:PORT,HOST:PORT/NAME",
+            rich_help_panel=_ELASTIC,
+        ),
+    ] = "",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="With --journal: where other sites reach this one, if its address is translated.",
+            metavar="HOST:PORT",
+            rich_help_panel=_ELASTIC,
+        ),
+    ] = "",
+    never_lead: Annotated[
+        bool,
+        typer.Option(
+            "--never-lead",
+            help="With --journal: this site does not lead, since others cannot dial it.",
+            rich_help_panel=_ELASTIC,
         ),
     ] = False,
     wait_for: Annotated[
@@ -95,11 +125,18 @@ def run(
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
+    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
     from geocomm.elastic.fragment_store import StoreError
     from geocomm.elastic.supervisor import ElasticRun, SiteJob, run_elastic
     from geocomm.rendezvous.run_at_hub import run_at_hub
     from geocomm.security.keys import Keys, KeysError
 
+    if (hub is None) == (not journal):
+        fail("run", "--hub HOST:PORT says where the nodes meet; of an elastic run, --journal may instead")
+    if not elastic and journal:
+        fail("run", "--journal is for --elastic")
+    if not journal and (address or never_lead):
+        fail("run", "--address and --never-lead are for --journal")
     folder = keys or keys_folder()
     if folder is None:
         fail("run", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder")
@@ -109,14 +146,21 @@ def run(
             fail(
                 "run", f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}"
             )
-        address = HubAddress.parse(hub)
-        if elastic:
+        meeting = HubAddress.parse(hub) if hub is not None else None
+        if address:
+            HubAddress.parse(address)
+        if journal:
+            Etcd(EtcdAddress.parse(journal))
+        if elastic or meeting is None:
             if (run_dir is None) == (node_rank == 0):
                 fail("run", "--elastic needs --run-dir on the first node of the site, and there alone")
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
             config = ElasticRun(
-                leader=str(address),
+                leader=str(meeting or ""),
+                journal=journal,
+                address=address,
+                may_lead=not never_lead,
                 listen=listen,
                 lead=lead,
                 run_dir=run_dir,
@@ -129,9 +173,9 @@ def run(
         elif run_dir is not None or wait_for or min_sites != 1 or site_nodes != 1 or site_hub:
             fail("run", "--run-dir, --wait-for, --min-sites, --site-nodes and --site-hub are for --elastic")
         else:
-            status = run_at_hub(address, listen, loaded, arguments, wait)
-    except (KeysError, HubAddressError, StoreError) as error:
+            status = run_at_hub(meeting, listen, loaded, arguments, wait)
+    except (KeysError, HubAddressError, EtcdAddressError, StoreError) as error:
         fail("run", str(error))
     except OSError as error:
-        fail("run", f"{hub}: {error.strerror or error}")
+        fail("run", f"{hub or journal}: {error.strerror or error}")
     raise typer.Exit(status)

@@ -24,6 +24,9 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
     ("GEOCOMM_AGENT", "", "socket of the site's agent; `geocomm run --elastic` sets it"),
     ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
+    ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
+    ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
+    ("GEOCOMM_ETCD_KEY", "", "its private key"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
@@ -53,6 +56,12 @@ def refusal(message: str) -> Exception:
     from geocomm.core.errors import InvalidArgumentError  # imports torch; the environment itself does not need it
 
     return InvalidArgumentError(message)
+
+
+def etcd_tls_files() -> tuple[str | None, str | None, str | None]:
+    """Authority, certificate and private key for etcd, from GEOCOMM_ETCD_CA, _CERT and _KEY."""
+    ca, certificate, key = (os.environ.get(f"GEOCOMM_ETCD_{part}") or None for part in ("CA", "CERT", "KEY"))
+    return ca, certificate, key
 
 
 def log_level() -> int:

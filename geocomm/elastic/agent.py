@@ -134,9 +134,11 @@ class Agent:
         own_at: HubAddress,
         leader: Leader | None,
         log: Callable[[str], None],
+        *,
+        elected: bool = False,
     ) -> None:
         """hub: where all sites look for the leader at the start. state: what the journal says, which this agent goes on
-        with. own_at: where it listens, on this machine. leader: where it leads too."""
+        with. own_at: where it listens, on this machine. leader: where it leads too. elected: etcd says who leads."""
         self.site = keys.identity.site
         self.state = state
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,7 +148,7 @@ class Agent:
         self.asked_to_leave = False
         """The agent that comes after this one, in the same process, goes on with that."""
         self._hub, self._known, self._keys, self._store, self._journal = hub, known, keys, store, journal
-        self._own_at, self._leader, self._log = own_at, leader, log
+        self._own_at, self._leader, self._log, self._elected = own_at, leader, log, elected
         # A leader may not reach itself by the address that it has for others.
         link_to = own_at if leader is not None else HubAddress.parse(self._leader_at)
         self._link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
@@ -271,6 +273,11 @@ class Agent:
     async def _promote(self, asked: PromotionAsked, site: str) -> PromotionAnswer:
         if site != self.site:
             return PromotionAnswer(problem=f"site {self.site} alone may promote itself, not {site}")
+        if self._elected:
+            return PromotionAnswer(
+                problem="the journal of this run is in etcd, where another site takes over by itself: end the leader's "
+                "agent, and wait for 10 s"
+            )
         host = own_address(HubAddress.parse(self._hub).host)
         address = asked.address or self._own_fetch or str(HubAddress(host, self._own_at.port))
         if self._leader is not None and address == self._leader_at:
@@ -291,6 +298,10 @@ class Agent:
         if entry.index != head.index + 1 or entry.prev != head.hash:
             raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
         self._append(entry)
+
+    def elected(self, term: int, leader: str) -> None:
+        """This one leads the run, as etcd says."""
+        self._heard_of("" if self.state.genesis is None else self.state.genesis.run, term, leader)
 
     def _heard_of(self, run: str | None, term: int, leader: str) -> None:
         """An agent of that run follows this leader: the higher term counts."""

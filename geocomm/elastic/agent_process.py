@@ -22,6 +22,8 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.elastic.agent import Agent, AgentEnded
+from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
+from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, StartAgain
@@ -31,12 +33,14 @@ from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Terms
+from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys, KeysError
 
 ABOUT_FILE = "run.json"
 """In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
+DEFAULT_PORT = 29400
 LAST_STEPS_S = 30.0
 """The ranks of a site that leaves have so long to make their last steps count."""
 LEAVE_LIMIT_S = 35.0
@@ -55,14 +59,21 @@ _DISK_PAUSE_S = 5.0
 class AgentConfig(Record):
     """What a supervisor tells an agent."""
 
-    leader: str
-    """host:port, the same at all sites."""
+    leader: str = ""
+    """host:port, the same at all sites; empty: etcd says who leads."""
+    journal: str = ""
+    """In etcd, etcd://host:port,host:port/name."""
+    address: str = ""
+    """With `journal`: host:port where the other sites reach this one; empty: its own address."""
+    may_lead: bool = True
+    """With `journal`: the other sites reach this one, so that it may lead."""
     keys: str
     run_dir: str
     listen: str | None = None
-    """address:port; None: the leader's port number on all addresses."""
+    """address:port; None: the leader's port number on all addresses, or 29400."""
     lead: bool = False
-    """It leads, though the leader's host is no address of this machine (a translated one)."""
+    """It leads, though the leader's host is no address of this machine (a translated one). With `journal`: etcd may get
+    from its run folder what it lacks of the run."""
     ranks: bool = True
     """False: it leads without ranks of its own, and is no member of the run."""
     min_sites: int = 1
@@ -73,6 +84,22 @@ class AgentConfig(Record):
     """A snapshot is kept once so many sites have it."""
     parent: int = 0
     """Process that it ends with; 0: none."""
+
+    @property
+    def own_host(self) -> str:
+        """This machine's address on the way to where the sites meet."""
+        meeting = EtcdAddress.parse(self.journal).servers[0] if self.journal else HubAddress.parse(self.leader)
+        return own_address(meeting.host)
+
+    @property
+    def listens(self) -> str:
+        """With `journal`: address:port."""
+        return self.listen or f"0.0.0.0:{DEFAULT_PORT}"
+
+    @property
+    def own_address(self) -> str:
+        """With `journal`: host:port where it listens, for the other sites."""
+        return str(HubAddress(self.own_host, int(self.listens.rpartition(":")[2])))
 
     def command(self) -> list[str]:
         """What runs such an agent."""
@@ -93,6 +120,8 @@ def open_port(config: AgentConfig, port_before: int, *, taken_over: bool) -> tup
 
     OSError, HubAddressError: it cannot listen there.
     """
+    if config.journal:
+        return listen_on(config.listens), False
     leader = HubAddress.parse(config.leader)
     if config.listen is not None:
         listener = listen_on(config.listen)
@@ -160,35 +189,56 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     sockets and files."""
     leaving = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
-    while True:
-        try:
-            with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
-                await _run_once(config, store, keys, journal, leaving)
-            return
-        except StartAgain as change:
-            log(str(change))
+    leadership = None
+    if config.journal:
+        own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=config.address or config.own_address)
+        leadership = EtcdLeadership(
+            EtcdAddress.parse(config.journal), own, log, may_lead=config.may_lead, fills=config.lead
+        )
+    try:
+        while True:
+            try:
+                with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
+                    await _run_once(config, store, keys, journal, leaving, leadership)
+                return
+            except StartAgain as change:
+                log(str(change))
+    finally:
+        if leadership is not None:
+            await leadership.resign()
 
 
 async def _run_once(
-    config: AgentConfig, store: FragmentStore, keys: Keys, journal: SqliteJournal, leaving: asyncio.Event
+    config: AgentConfig,
+    store: FragmentStore,
+    keys: Keys,
+    journal: SqliteJournal,
+    leaving: asyncio.Event,
+    leadership: EtcdLeadership | None,
 ) -> None:
     """Until another site leads, or this one: StartAgain."""
     known = KnownAgents(store.run_dir, log)
+    begun = None
+    if leadership is not None:
+        begun = await leadership.begin(journal, known, leaving)
+        if begun is None:
+            return
+    hub = config.leader if begun is None else begun.leader
     state = RunState.of(journal.read())
     if state.taken_over is not None:
         known.saw(state.term, state.taken_over.address)
     listener, at_hub = open_port(config, _port_before(store.run_dir), taken_over=state.taken_over is not None)
     own_at = _reached_here(listener)
     about = {
-        "leader": config.leader,
+        "leader": hub,
         "agent": str(own_at),
         "keys": str(Path(config.keys).resolve()),
         "site": keys.identity.site,
     }
     (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
     leader = None
-    if await _leads(state, known, keys, at_hub):
-        at = known.leader or config.leader
+    if begun.term if begun is not None else await _leads(state, known, keys, at_hub):
+        at = known.leader or hub
         log(f"this site's agent leads the run at {at}")
         terms = Terms(
             min_sites=config.min_sites,
@@ -196,22 +246,25 @@ async def _run_once(
             snapshot_s=config.snapshot_s,
             copies=config.copies,
         )
-        leader = Leader(journal, terms, at, known, log)
+        shared, term = (None, 0) if begun is None else (begun.shared, begun.term)
+        leader = Leader(journal, terms, at, known, log, shared, term)
     elif not config.ranks:
         raise AgentEnded(
             f"another site leads the run since term {known.term}, at {known.leader}: a machine without ranks has "
             "nothing to do",
             refused=True,
         )
-    agent = Agent(config.leader, known, keys, store, journal, state, own_at, leader, log)
+    agent = Agent(hub, known, keys, store, journal, state, own_at, leader, log, elected=begun is not None)
     works = [Doorway(listener, keys, agent.serve_connection, log).serve()]
     if leader is not None:
         works += [leader.lead(), agent.tell_others()]
+    if leadership is not None and begun is not None:
+        works.append(leadership.watch(begun.term, journal, lambda now: agent.elected(now.term, now.said.address)))
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works += [ranks.serve(), agent.run()]
     tasks = [asyncio.create_task(work) for work in works]
-    tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving)))
+    tasks.append(asyncio.create_task(_leave(agent, leader, config, leaving)))
     sent_limit_s = _SENT_LIMIT_S
     try:
         await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -258,18 +311,22 @@ def _reached_here(listener: socket.socket) -> HubAddress:
     return HubAddress({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
-async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event) -> None:
+async def _leave(agent: Agent, leader: Leader | None, config: AgentConfig, asked: asyncio.Event) -> None:
     """Returns when a site that was asked to leave, by SIGTERM, need not wait any more."""
     await asked.wait()
     asked.clear()
     agent.asked_to_leave = True
-    if has_ranks:
+    if config.ranks:
         if agent.ask_ranks_to_leave():
             log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
             await _either(asked, agent.left, LAST_STEPS_S)
         agent.leave()
         await _either(asked, agent.left, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S)
     if leader is not None and (others := leader.others_connected(agent.site)):
+        if config.journal:
+            log(f"this agent leads on for {LINGER_S:g} s, while {', '.join(others)} get its last frames")
+            await _either(asked, None, LINGER_S)
+            return
         log(f"this agent leads on for {', '.join(others)}; a second SIGTERM ends it, and rounds stand until it is back")
         while leader.others_connected(agent.site):
             if await _either(asked, None, 1.0):
@@ -301,7 +358,7 @@ def main() -> None:
         with locked(store.run_dir):
             store.sweep()
             asyncio.run(run_agent(config, store, keys))
-    except (StoreError, NoJournalError, KeysError, HubAddressError, AgentEnded) as error:
+    except (StoreError, NoJournalError, KeysError, HubAddressError, EtcdAddressError, AgentEnded) as error:
         print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_INPUT)
     except sqlite3.OperationalError as error:

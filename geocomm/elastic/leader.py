@@ -6,15 +6,17 @@ It is a part of the agent at the address that all sites name, or stands alone th
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from geocomm.elastic.agent_link import LineStream
+from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.journal.entries import line_of
-from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.entries import Entry, line_of
+from geocomm.journal.journal import HeadMovedError, Journal
 from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import (
@@ -60,16 +62,27 @@ class Leader:
     """Leads the run of a journal, which it alone appends to. Used in one event loop."""
 
     def __init__(
-        self, journal: SqliteJournal, terms: Terms, fetch: str, known: KnownAgents, log: Callable[[str], None]
+        self,
+        journal: Journal,
+        terms: Terms,
+        fetch: str,
+        known: KnownAgents,
+        log: Callable[[str], None],
+        shared: Journal | None = None,
+        term: int = 0,
     ) -> None:
-        """`fetch` is the host:port of the agent that this leader is a part of."""
+        """`fetch` is the host:port of the agent that this leader is a part of. shared: where an entry is to be before
+        it is in `journal`; it may block, and be away. term: in which an empty journal begins."""
         self.seen: dict[str, Seen] = {}
-        self._journal = journal
+        self._journal, self._shared = journal, shared
+        self._undone: collections.deque[tuple[Action, LineStream | None]] = collections.deque()
+        """With the connection that it is for: what waits for an entry to be in the shared journal."""
+        self._news = asyncio.Event()
         self._terms = terms
         self._known, self._log = known, log
-        self._sequencer = Sequencer(
-            RunState.of(journal.read()), terms, journal.hash_at, lambda: secrets.token_hex(16), fetch
-        )
+        state = RunState.of(journal.read())
+        state.term = max(state.term, term)
+        self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch)
         self._sessions: dict[str, LineStream] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -81,14 +94,15 @@ class Leader:
     async def lead(self) -> None:
         """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended.
         StartAgain: a site follows a later leader."""
-        ticking = asyncio.create_task(self._tick())
+        tasks = [self._failed, asyncio.create_task(self._tick()), asyncio.create_task(self._do_in_turn())]
         try:
-            await asyncio.wait([ticking, self._failed], return_when=asyncio.FIRST_COMPLETED)
-            (self._failed if self._failed.done() else ticking).result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            ticking.cancel()
-            self._failed.cancel()
-            await asyncio.gather(ticking, self._failed, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def serve_site(self, stream: TlsStream, site: str) -> None:
         """Carry a connection of a site's agent to its end."""
@@ -160,7 +174,11 @@ class Leader:
             return
         try:
             for action in self._sequencer.on(event, asyncio.get_running_loop().time()):
-                self._do(action)
+                if self._shared is None:
+                    self._do(action)
+                else:
+                    self._undone.append((action, self._connection_of(action)))
+                    self._news.set()
             if self._sequencer.superseded_by:
                 self._failed.set_exception(
                     StartAgain(f"a site follows term {self._sequencer.superseded_by}: another one leads the run now")
@@ -168,6 +186,31 @@ class Leader:
         except Exception as error:
             # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
             self._failed.set_exception(error)
+
+    def _connection_of(self, action: Action) -> LineStream | None:
+        return self._sessions.get(action.site) if isinstance(action, Send | SendEntries | Close) else None
+
+    async def _do_in_turn(self) -> None:
+        """Carry out what waits for the shared journal. The sites' lines are taken meanwhile."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._undone:
+                action, lines = self._undone.popleft()
+                if isinstance(action, Append):
+                    await self._share(action.entry)
+                if self._connection_of(action) is lines:  # else a later one of the site has come
+                    self._do(action)
+
+    async def _share(self, entry: Entry) -> None:
+        while self._shared is not None:
+            try:
+                await asyncio.to_thread(self._shared.append, entry, self._journal.head)
+                return
+            except EtcdAwayError:  # who keeps the lease says so
+                await asyncio.sleep(1)
+            except HeadMovedError as error:
+                raise StartAgain(str(error)) from None
 
     def _do(self, action: Action) -> None:
         match action:

@@ -16,7 +16,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig, end_with
@@ -25,7 +24,6 @@ from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Left
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.run_at_hub import environment_of_site
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys
@@ -76,7 +74,7 @@ class Supervisor:
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
         self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
         # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
-        self._environment.setdefault("GEOCOMM_ADDRESS", own_address(HubAddress.parse(agent.leader).host))
+        self._environment.setdefault("GEOCOMM_ADDRESS", agent.own_host)
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
@@ -229,7 +227,13 @@ class ElasticRun:
     """What the command says of the run."""
 
     leader: str
-    """host:port, the same at all sites."""
+    """host:port, the same at all sites; empty: etcd says who leads."""
+    journal: str
+    """In etcd, etcd://host:port,host:port/name; empty: in the leader's run folder."""
+    address: str
+    """With `journal`: host:port where the other sites reach this one; empty: its own address."""
+    may_lead: bool
+    """With `journal`: the other sites reach this one, so that it may lead."""
     listen: str | None
     """address:port, where it is not the leader's port on all addresses."""
     lead: bool
@@ -256,6 +260,9 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
     FragmentStore(run.run_dir)
     agent = AgentConfig(
         leader=run.leader,
+        journal=run.journal,
+        address=run.address,
+        may_lead=run.may_lead,
         keys=str(Path(keys.folder).resolve()),
         run_dir=str(run.run_dir.resolve()),
         listen=run.listen,

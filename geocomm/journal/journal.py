@@ -1,4 +1,4 @@
-"""Where entries become durable: a SQLite file in the run folder."""
+"""Where entries become durable: a SQLite file in the run folder, or another engine that is a `Journal`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from geocomm.core.file_systems import network_file_system
 from geocomm.journal.entries import BadLineError, Entry, entry_of, hash_of, line_of
@@ -26,6 +27,32 @@ class HeadMovedError(RuntimeError):
 
 class NoJournalError(ValueError):
     """The file is not a journal that this version can use; the message says why, and what to do."""
+
+
+class Journal(Protocol):
+    """A chain of entries, of which none is ever changed. One leader at a time appends to it."""
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain, as this process knows it: `read` looks again."""
+        ...
+
+    def append(self, entry: Entry, expected_head: Head) -> None:
+        """Write an entry; it is durable on return. Raises HeadMovedError where the head is not `expected_head`, or
+        another one leads. BadLineError: it does not follow `expected_head`."""
+        ...
+
+    def read(self, first: int = 0) -> Iterator[Entry]:
+        """The entries from index `first` on, up to the head at that time. Raises BadLineError for what is none."""
+        ...
+
+    def hash_at(self, index: int) -> str | None:
+        """The hash of an entry; FIRST_PREV for -1, and None where there is no such entry."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held. May be called again."""
+        ...
 
 
 class SqliteJournal:

@@ -298,9 +298,7 @@ class Sequencer:
         self._lost: dict[tuple[int, int, str, Hash], tuple[float, float]] = {}
         """By listed frame: when it was first said to be lost, and when last."""
         self._rates = LearningRates()
-        self._waited_for = terms.wait_for - {
-            name for name, site in state.sites.items() if site.standing is Standing.READY
-        }
+        self._waited_for = frozenset[str]() if any(state.versions) else terms.wait_for - set(state.live)
         self._peers: tuple[Peer, ...] = ()
         self._started: float | None = None
         self._now = 0.0

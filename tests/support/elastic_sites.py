@@ -34,6 +34,7 @@ class ElasticSite:
     folder: Path
     leader: str
     listen: str
+    journal: str = ""
     min_sites: int = 1
     wait_for: tuple[str, ...] = ()
     snapshot_s: float = 0
@@ -45,6 +46,7 @@ class ElasticSite:
     def start_agent(self) -> None:
         config = AgentConfig(
             leader=self.leader,
+            journal=self.journal,
             keys=str(self.keys.folder),
             run_dir=str(self.folder),
             listen=self.listen,
@@ -137,14 +139,14 @@ class ElasticSite:
 
 
 class ElasticSites(dict[str, ElasticSite]):
-    """Sites by name, of which the first leads. A context that ends all processes."""
+    """Sites by name, of which the first leads, or whom etcd says. A context that ends all processes."""
 
-    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = (), journal: str = "") -> None:
         super().__init__()
-        leader = f"127.0.0.1:{free_port()}"
+        leader = "" if journal else f"127.0.0.1:{free_port()}"
         for number, (name, own) in enumerate(keys.items()):
-            listen = leader if number == 0 else f"127.0.0.1:{free_port()}"
-            self[name] = ElasticSite(name, own, folder / name, leader, listen, wait_for=wait_for)
+            listen = leader if leader and number == 0 else f"127.0.0.1:{free_port()}"
+            self[name] = ElasticSite(name, own, folder / name, leader, listen, journal, wait_for=wait_for)
 
     def __enter__(self) -> ElasticSites:
         return self

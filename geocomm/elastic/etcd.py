@@ -1,0 +1,305 @@
+"""A run's journal in etcd, and who may append to it: the engine for a run that nobody watches.
+
+Each call blocks, for TRY_S at each server at most: an event loop makes it in a thread, one at a time per `Etcd`. What a
+name has in etcd: `entries/INDEX`, `head` (the last index and its hash), and `leader`, which goes with its lease.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.environment import etcd_tls_files
+from geocomm.journal.entries import BadLineError, Entry, Record, SiteName, Text, entry_of, hash_of, line_of
+from geocomm.journal.journal import HeadMovedError
+from geocomm.journal.messages import StoreId
+from geocomm.journal.run_state import EMPTY, Head
+
+if TYPE_CHECKING:
+    from etcd3gw.client import Etcd3Client
+
+LEASE_S = 6
+"""A leader that is silent for so long leads no more."""
+TRY_S = 2.0
+_SCHEME = "etcd://"
+_PORT = 2379
+_READ_AT_ONCE = 500
+
+_T = TypeVar("_T")
+
+
+class EtcdAddressError(ValueError):
+    """What names no journal in etcd; the message says what one looks like, or what is missing here."""
+
+
+class EtcdAwayError(ConnectionError):
+    """No etcd server has done what it was asked for. It may have, and the answer was lost."""
+
+
+class LeaderSaid(Record):
+    """What a leader writes of itself."""
+
+    site: SiteName
+    store: StoreId
+    """Of its run folder."""
+    address: Text
+    """Where it listens: host:port."""
+
+
+@dataclass(frozen=True)
+class Leading:
+    """A leader as etcd knows it."""
+
+    said: LeaderSaid
+    term: int
+    """The revision at which it began, which is higher than that of any leader before."""
+
+
+@dataclass(frozen=True)
+class EtcdAddress:
+    """The servers, and the name of the run there."""
+
+    servers: tuple[HubAddress, ...]
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> EtcdAddress:
+        """Read "etcd://HOST:PORT,HOST:PORT/NAME"; the ports and the name may be left out."""
+        rest, slash, name = text.removeprefix(_SCHEME).partition("/")
+        if not text.startswith(_SCHEME) or not rest or not re.fullmatch(r"[\w.-]+", name if slash else "run"):
+            raise EtcdAddressError(f"{text!r} is not of the kind etcd://HOST:{_PORT},HOST:{_PORT}/NAME")
+        try:
+            servers = [
+                HubAddress.parse(one if re.search(r":\d+$", one) else f"{one}:{_PORT}") for one in rest.split(",")
+            ]
+        except HubAddressError as error:
+            raise EtcdAddressError(str(error)) from None
+        return cls(tuple(servers), name if slash else "run")
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{','.join(map(str, self.servers))}/{self.name}"
+
+
+class Etcd:
+    """A few servers of etcd. The next one is asked where one does not answer."""
+
+    def __init__(self, address: EtcdAddress) -> None:
+        """EtcdAddressError: the client library, or a file of TLS, is missing."""
+        try:
+            from etcd3gw.client import Etcd3Client
+        except ImportError:
+            raise EtcdAddressError("a journal in etcd needs a client library: pip install 'geocomm[etcd]'") from None
+        ca, certificate, key = etcd_tls_files()
+        if (certificate is None) != (key is None) or (certificate is not None and ca is None):
+            raise EtcdAddressError("GEOCOMM_ETCD_CERT and GEOCOMM_ETCD_KEY go together, and with GEOCOMM_ETCD_CA")
+        for file in filter(None, (ca, certificate, key)):
+            if not os.access(file, os.R_OK):
+                raise EtcdAddressError(f"cannot read {file}, which GEOCOMM_ETCD_CA, _CERT or _KEY names")
+        self.address = address
+        self.encrypted = ca is not None
+        self._clients = [
+            Etcd3Client(
+                host=server.host,
+                port=server.port,
+                protocol="https" if ca else "http",
+                ca_cert=ca,
+                cert_cert=certificate,
+                cert_key=key,
+                timeout=TRY_S,
+                api_path="/v3/",
+            )
+            for server in address.servers
+        ]
+
+    def key(self, name: str) -> str:
+        """The key of something of the run."""
+        return f"geocomm/{self.address.name}/{name}"
+
+    def call(self, work: Callable[[Etcd3Client], _T]) -> _T:
+        """What `work` gets from the first server that answers. EtcdAwayError: none does."""
+        import requests
+        from etcd3gw.exceptions import Etcd3Exception
+
+        reason = ""
+        for _ in self._clients:
+            try:
+                return work(self._clients[0])
+            except (Etcd3Exception, requests.RequestException, ValueError, KeyError) as error:
+                reason = f"{getattr(error, 'detail_text', None) or error}".strip()
+                self._clients.append(self._clients.pop(0))
+        raise EtcdAwayError(_short(reason))
+
+    def transact(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> bool:
+        """Write all of `puts` where all of `compare` is so. Whether it was."""
+        transaction = {"compare": compare, "success": [{"request_put": put} for put in puts], "failure": []}
+        # An answer without `succeeded` is no.
+        return bool(self.call(lambda client: client.transaction(transaction)).get("succeeded", False))
+
+    def get(self, name: str) -> tuple[str, int] | None:
+        """The value of a key, and the revision that wrote it."""
+        found = self.call(lambda client: client.get(self.key(name), metadata=True))
+        return (found[0][0].decode(), int(found[0][1]["mod_revision"])) if found else None
+
+
+class Election:
+    """Who leads the run: at most one has the key `leader`, which goes when its lease has run out."""
+
+    def __init__(self, etcd: Etcd, own: LeaderSaid) -> None:
+        self._etcd, self._own = etcd, own
+        self._lease: int | None = None
+
+    def leader(self) -> Leading | None:
+        """Who leads now; None: nobody does."""
+        found = self._etcd.get("leader")
+        if found is None:
+            return None
+        try:
+            return Leading(LeaderSaid.model_validate_json(found[0]), found[1])
+        except ValidationError:
+            raise EtcdAwayError(
+                f"{self._etcd.key('leader')} there is no leader's word, but {found[0][:80]!r}"
+            ) from None
+
+    def stand(self) -> Leading | None:
+        """Lead where nobody does, or a process of this run folder did, which is dead then. Who leads now; None: it is
+        about to be known."""
+        found = self.leader()
+        if found is not None and found.said.store != self._own.store:
+            return found
+        lease = self._etcd.call(lambda client: client.lease(LEASE_S)).id
+        put = {"key": _b64(self._etcd.key("leader")), "value": _b64(line_of(self._own)), "lease": lease}
+        if self._etcd.transact([compare_term(self._etcd, 0 if found is None else found.term)], [put]):
+            self._lease = lease
+        return self.leader()
+
+    def keep(self, term: int) -> bool:
+        """Go on leading. False: another one may."""
+        from etcd3gw.lease import Lease
+
+        lease = self._lease
+        if lease is None or self._etcd.call(lambda client: Lease(lease, client).refresh()) <= 0:
+            return False
+        found = self.leader()
+        return found is not None and found.term == term
+
+    def resign(self) -> None:
+        """Another one may lead at once."""
+        from etcd3gw.lease import Lease
+
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(EtcdAwayError):  # then the lease runs out
+                self._etcd.call(lambda client: Lease(lease, client).revoke())
+
+
+class EtcdJournal:
+    """The chain of entries of a run in etcd, to which the leader of `term` alone appends."""
+
+    def __init__(self, etcd: Etcd, term: int) -> None:
+        """EtcdAwayError: no server answers."""
+        self._etcd, self._term = etcd, term
+        self._head = self._read_head()
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain, as this process knows it."""
+        return self._head
+
+    def append(self, entry: Entry, expected_head: Head) -> None:
+        """Write an entry, once: it may be tried again after EtcdAwayError. HeadMovedError: another one leads, or has
+        appended."""
+        if entry.index != expected_head.index + 1 or entry.prev != expected_head.hash:
+            raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
+        etcd, head = self._etcd, Head(entry.index, hash_of(entry))
+        written = {"key": _b64(etcd.key("head")), "target": "MOD", "result": "EQUAL", "mod_revision": 0}
+        if expected_head != EMPTY:
+            written = {
+                "key": _b64(etcd.key("head")),
+                "target": "VALUE",
+                "result": "EQUAL",
+                "value": _b64(_head_text(expected_head)),
+            }
+        puts = [
+            {"key": _b64(etcd.key(_entry_name(entry.index))), "value": _b64(line_of(entry))},
+            {"key": _b64(etcd.key("head")), "value": _b64(_head_text(head))},
+        ]
+        if not etcd.transact([written, compare_term(etcd, self._term)], puts):
+            self._head = self._read_head()
+            if self._head != head:  # else an attempt before was written, and its answer lost
+                raise HeadMovedError(
+                    f"{etcd.address}: entry {entry.index} is not written, since term {self._term} is over: another "
+                    f"site leads. The head is entry {self._head.index}"
+                )
+        self._head = head
+
+    def read(self, first: int = 0) -> Iterator[Entry]:
+        """The entries from index `first` on, up to the head at that time. BadLineError for what is none."""
+        etcd = self._etcd
+        while True:
+            found = etcd.call(
+                lambda client, first=first: client.get(
+                    etcd.key(_entry_name(first)),
+                    sort_order="ascend",
+                    sort_target="key",
+                    range_end=etcd.key("entries0"),  # "0" follows "/"
+                    limit=_READ_AT_ONCE,
+                )
+            )
+            for number, line in enumerate(found, first):
+                entry = entry_of(line.decode(errors="replace"))
+                if entry.index != number:
+                    raise BadLineError(f"{etcd.address}: entry {entry.index} lies in the place of entry {number}")
+                yield entry
+            if len(found) < _READ_AT_ONCE:
+                return
+            first += len(found)
+
+    def hash_at(self, index: int) -> str | None:
+        """The hash of an entry; FIRST_PREV for -1, and None where there is no such entry."""
+        if index == EMPTY.index:
+            return EMPTY.hash
+        found = self._etcd.get(_entry_name(index))
+        return None if found is None else hash_of(entry_of(found[0]))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read_head(self) -> Head:
+        found = self._etcd.get("head")
+        if found is None:
+            return EMPTY
+        index, _, said = found[0].partition(" ")
+        if not index.isdigit() or not re.fullmatch(r"[0-9a-f]{64}", said):
+            raise BadLineError(f"{self._etcd.address}: its head is {found[0][:80]!r}")
+        return Head(int(index), said)
+
+
+def compare_term(etcd: Etcd, term: int) -> dict[str, Any]:
+    """That the leader of this term leads; 0: that nobody does."""
+    return {"key": _b64(etcd.key("leader")), "target": "MOD", "result": "EQUAL", "mod_revision": term}
+
+
+def _entry_name(index: int) -> str:
+    return f"entries/{index:016}"
+
+
+def _head_text(head: Head) -> str:
+    return f"{head.index} {head.hash}"
+
+
+def _b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _short(reason: str) -> str:
+    """Of a chain of errors, the first one's text."""
+    cause = re.search(r"\[Errno -?\d+\] ([^'\")]*)", reason)
+    return (cause.group(1) if cause else reason)[:200] or "silent"

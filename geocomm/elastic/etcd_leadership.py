@@ -1,0 +1,144 @@
+"""How an agent of a run whose journal is in etcd learns who leads, and leads where nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.leader import StartAgain
+from geocomm.journal.entries import TermBegun
+from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError
+from geocomm.journal.run_state import EMPTY, RunState
+from geocomm.rendezvous.waiting import Waiting
+
+LOOK_S = 1.0
+"""From one look at etcd to the next."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """With whom an agent begins."""
+
+    leader: str
+    """host:port."""
+    term: int
+    """Of this agent, which leads; 0: another one does."""
+    shared: EtcdJournal | None
+    """What this agent appends to, where it leads."""
+
+
+class EtcdLeadership:
+    """Of the agents that follow each other in one process. Used in one event loop."""
+
+    def __init__(
+        self, address: EtcdAddress, own: LeaderSaid, log: Callable[[str], None], *, may_lead: bool, fills: bool
+    ) -> None:
+        """fills: etcd may get from this run folder what it lacks of the run. EtcdAddressError: the client library, or a
+        file of TLS, is missing."""
+        self._own, self._may_lead, self._fills, self._log = own, may_lead, fills, log
+        self._address = address
+        # Two, since each is used by one thread at a time.
+        self._for_election, self._for_entries = Etcd(address), Etcd(address)
+        self._election = Election(self._for_election, own)
+        if not self._for_election.encrypted:
+            log(f"{address} is spoken to without TLS: GEOCOMM_ETCD_CA names the file of its authority")
+
+    async def begin(self, journal: Journal, known: KnownAgents, leaving: asyncio.Event) -> Begun | None:
+        """Find who leads, and lead where nobody does: the own journal has all of the run's then.
+
+        Where etcd is away, the leader is the last known one. None: the site was asked to leave before there was any.
+        NoJournalError: what etcd has is not the run of `journal`.
+        """
+        waiting = Waiting(self._log)
+        while not leaving.is_set():
+            reason = "nobody leads, and this site may not"
+            try:
+                await self._check(journal)
+                leading = await self._leader_now(journal)
+                if leading is not None:
+                    known.saw(leading.term, leading.said.address)
+                    if not self._is_own(leading):
+                        return Begun(leading.said.address, 0, None)
+                    taking_over = asyncio.create_task(self._take_over(journal, leading.term))
+                    while not (await asyncio.wait([taking_over], timeout=LOOK_S))[0]:  # a long journal takes long
+                        with contextlib.suppress(EtcdAwayError):
+                            await asyncio.to_thread(self._election.keep, leading.term)
+                    return Begun(leading.said.address, leading.term, taking_over.result())
+            except HeadMovedError as error:
+                reason = str(error)
+            except EtcdAwayError as error:
+                reason = str(error)
+                if known.leader:
+                    return Begun(known.leader, 0, None)
+            waiting.tell(lambda reason=reason: f"{self._address} to name a leader ({reason})")
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def _check(self, journal: Journal) -> None:
+        """That etcd has all of `journal`. EtcdAwayError: it lacks the end. NoJournalError: it has another run."""
+        own = journal.head
+        found = await asyncio.to_thread(EtcdJournal, self._for_election, 0)
+        common = min(own.index, found.head.index)
+        if await asyncio.to_thread(found.hash_at, common) != journal.hash_at(common):
+            raise NoJournalError(
+                f"{self._address} has {found.head.index + 1} entries, and not entry {common} of this run folder: it is "
+                "another run. Name another one after the last / of --journal, or take an empty run folder"
+            )
+        if common < own.index and not self._fills:
+            raise EtcdAwayError(
+                f"it has {common + 1} entries of this run, and this run folder {own.index + 1}: start the site that "
+                "has the most entries with --lead, which gives them to etcd"
+            )
+
+    def _is_own(self, leading: Leading) -> bool:
+        return self._may_lead and leading.said.store == self._own.store
+
+    async def _take_over(self, journal: Journal, term: int) -> EtcdJournal:
+        """Bring the own journal to the end of the run's, and begin the term there."""
+        shared = await asyncio.to_thread(EtcdJournal, self._for_entries, term)
+        for entry in list(journal.read(shared.head.index + 1)):
+            await asyncio.to_thread(shared.append, entry, shared.head)
+        for entry in await asyncio.to_thread(lambda: list(shared.read(journal.head.index + 1))):
+            journal.append(entry, journal.head)
+        if (head := journal.head) != EMPTY and not RunState.of(journal.read()).ended:
+            entry = TermBegun(
+                index=head.index + 1, prev=head.hash, term=term, site=self._own.site, address=self._own.address
+            )
+            await asyncio.to_thread(shared.append, entry, head)
+            journal.append(entry, head)
+        return shared
+
+    async def watch(self, term: int, journal: Journal, hear: Callable[[Leading], None]) -> None:
+        """Keep the lease of this agent's term; 0: `hear` who leads, and lead where nobody does. Until cancelled, or
+        StartAgain: the agent begins or ceases to lead."""
+        waiting = Waiting(self._log)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if term:
+                    if not await asyncio.to_thread(self._election.keep, term):
+                        raise StartAgain(f"this site leads no more: its lease in etcd, of term {term}, has run out")
+                elif (leading := await self._leader_now(journal)) is not None:
+                    if self._is_own(leading):
+                        raise StartAgain("nobody led the run: this site's agent takes over")
+                    hear(leading)
+                waiting = Waiting(self._log)
+            except EtcdAwayError as error:
+                waiting.tell(
+                    lambda error=error: f"{self._address} ({error}): rounds stand still, and training goes on meanwhile"
+                )
+
+    async def _leader_now(self, journal: Journal) -> Leading | None:
+        leading = await asyncio.to_thread(self._election.leader)
+        if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
+            await self._check(journal)
+            leading = await asyncio.to_thread(self._election.stand)
+        return leading
+
+    async def resign(self) -> None:
+        """Another site may lead at once."""
+        await asyncio.to_thread(self._election.resign)

@@ -1,0 +1,71 @@
+"""Real etcd servers on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.addresses import HubAddress, free_port
+from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAwayError
+
+needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: apt-get install etcd-server")
+
+
+class EtcdServers:
+    """A cluster of some members. A context that ends them."""
+
+    def __init__(self, folder: Path, members: int = 1) -> None:
+        self._folder = folder
+        self._clients = [f"127.0.0.1:{free_port()}" for _ in range(members)]
+        self._peers = [f"127.0.0.1:{free_port()}" for _ in range(members)]
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def url(self, name: str = "run") -> str:
+        return f"etcd://{','.join(self._clients)}/{name}"
+
+    def address(self, name: str = "run") -> EtcdAddress:
+        return EtcdAddress(tuple(map(HubAddress.parse, self._clients)), name)
+
+    def start(self, *numbers: int) -> None:
+        """Start these members again; none: all."""
+        for number in numbers or range(len(self._clients)):
+            with (self._folder / f"etcd-{number}.log").open("ab") as log:
+                self._running[number] = subprocess.Popen(self._command(number), stdout=log, stderr=log)
+        end = time.monotonic() + 20
+        while not self._answers():
+            assert time.monotonic() < end, "etcd does not answer"
+            time.sleep(0.05)
+
+    def kill(self, *numbers: int) -> None:
+        """Kill these members; none: all."""
+        for number in numbers or list(self._running):
+            process = self._running.pop(number)
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> EtcdServers:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _answers(self) -> bool:
+        try:
+            Etcd(self.address()).get("head")
+        except EtcdAwayError:
+            return False
+        return True
+
+    def _command(self, number: int) -> list[str]:
+        client, peer = f"http://{self._clients[number]}", f"http://{self._peers[number]}"
+        cluster = ",".join(f"m{one}=http://{at}" for one, at in enumerate(self._peers))
+        return [
+            *("etcd", "--name", f"m{number}", "--data-dir", str(self._folder / f"etcd-{number}")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster),
+        ]

@@ -1,0 +1,258 @@
+"""What every engine of a journal does: a SQLite file, and a real etcd of three members."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.addresses import free_port
+from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.etcd_leadership import Begun, EtcdLeadership
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.journal.entries import BadLineError, Entry, TermBegun, hash_of
+from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import EMPTY, Head, RunState
+from geocomm.journal.simulated_run import SimulatedRun
+from support.etcd_servers import EtcdServers, needs_etcd
+
+
+@pytest.fixture(scope="module")
+def entries() -> tuple[Entry, ...]:
+    return SimulatedRun(3).run().entries
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd"), members=3) as running:
+        yield running
+
+
+@dataclass
+class Engine:
+    """Where a journal is."""
+
+    lead: Callable[[], Journal]
+    """To append, whoever did before."""
+    look: Callable[[], Journal]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("etcd", marks=needs_etcd)])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    if request.param == "sqlite":
+        return Engine(partial(SqliteJournal, tmp_path / "j"), partial(SqliteJournal, tmp_path / "j"))
+    servers: EtcdServers = request.getfixturevalue("servers")
+    address = servers.address(tmp_path.name)
+    return Engine(partial(lead, address), partial(look, address))
+
+
+def said(site: str) -> LeaderSaid:
+    return LeaderSaid(site=site, store=site * 32, address=f"127.0.0.1:{ord(site)}")
+
+
+def elect(address: EtcdAddress, site: str) -> tuple[Election, Leading | None]:
+    election = Election(Etcd(address), said(site))
+    return election, election.stand()
+
+
+def lead(address: EtcdAddress) -> EtcdJournal:
+    _, leading = elect(address, "a")
+    assert leading is not None
+    return EtcdJournal(Etcd(address), leading.term)
+
+
+def look(address: EtcdAddress) -> EtcdJournal:
+    return EtcdJournal(Etcd(address), 0)
+
+
+def fill(journal: Journal, entries: tuple[Entry, ...]) -> None:
+    for entry in entries:
+        journal.append(entry, journal.head)
+
+
+def fill_elsewhere(engine: Engine, entries: tuple[Entry, ...]) -> None:
+    fill(engine.lead(), entries)
+
+
+def test_journal_reads_what_was_appended(engine: Engine, entries: tuple[Entry, ...]) -> None:
+    journal = engine.lead()
+    assert (journal.head, list(journal.read()), journal.hash_at(-1)) == (EMPTY, [], EMPTY.hash)
+    fill(journal, entries)
+    journal.close()
+    again = engine.look()
+    assert tuple(again.read()) == entries
+    assert list(again.read(7)) == list(entries[7:])
+    assert again.head == RunState.of(again.read()).head == Head(len(entries) - 1, hash_of(entries[-1]))
+    assert again.hash_at(4) == entries[5].prev
+    assert again.hash_at(len(entries)) is None
+
+
+def test_what_does_not_follow_is_refused(engine: Engine, entries: tuple[Entry, ...]) -> None:
+    journal = engine.lead()
+    fill(journal, entries[:3])
+    with pytest.raises(BadLineError):
+        journal.append(entries[5], journal.head)
+    with pytest.raises(HeadMovedError):
+        journal.append(entries[1], Head(0, entries[1].prev))
+    assert list(journal.read()) == list(entries[:3])
+
+
+def test_leader_of_a_term_that_is_over_is_refused(engine: Engine, entries: tuple[Entry, ...]) -> None:
+    former = engine.lead()
+    fill(former, entries[:3])
+    seen = former.head
+    later = engine.lead()
+    begun = TermBegun(index=3, prev=later.head.hash, term=9, site="b", address="127.0.0.1:1")
+    later.append(begun, later.head)
+    with pytest.raises(HeadMovedError):
+        former.append(entries[3], seen)
+    assert former.head == Head(3, hash_of(begun))
+    assert list(former.read()) == [*entries[:3], begun]
+
+
+def test_a_writer_is_killed_while_another_process_reads(engine: Engine, entries: tuple[Entry, ...]) -> None:
+    engine.lead().close()
+    writer = multiprocessing.get_context("spawn").Process(target=fill_elsewhere, args=(engine, entries))
+    writer.start()
+    reader, seen, end = engine.look(), 0, time.monotonic() + 60
+    while seen < 5:
+        found = tuple(reader.read())
+        assert found == entries[: len(found)]
+        assert len(found) >= seen
+        assert time.monotonic() < end
+        seen = len(found)
+    writer.kill()
+    writer.join()
+    last = engine.lead()
+    assert last.head == RunState.of(last.read()).head
+    fill(last, entries[last.head.index + 1 :])
+    assert tuple(reader.read()) == entries
+
+
+@needs_etcd
+def test_an_entry_whose_answer_was_lost_is_written_once(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
+    journal = lead(servers.address("lost-answer"))
+    fill(journal, entries[:3])
+    journal.append(entries[2], Head(1, entries[2].prev))  # as after a time-out
+    assert list(journal.read()) == list(entries[:3])
+
+
+@needs_etcd
+def test_lease_that_runs_out_ends_a_term(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
+    address = servers.address("lease")
+    first, leading = elect(address, "a")
+    assert leading is not None
+    former = EtcdJournal(Etcd(address), leading.term)
+    fill(former, entries[:2])
+    other, found = elect(address, "b")
+    assert found == leading
+    assert first.keep(leading.term)
+    end = time.monotonic() + 20  # nobody keeps it from now on
+    while (found := other.stand()) == leading:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert found is not None
+    assert found.said == said("b")
+    assert found.term > leading.term
+    assert not first.keep(leading.term)
+    with pytest.raises(HeadMovedError, match="another site leads"):
+        former.append(entries[2], former.head)
+
+
+@needs_etcd
+def test_one_member_may_be_lost_and_two_stop_the_journal(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
+    journal = lead(servers.address("quorum"))
+    more = iter(entries)
+    fill(journal, tuple(itertools.islice(more, 3)))
+    servers.kill(0)
+    entry, end = next(more), time.monotonic() + 30
+    while True:  # the others may have to elect one of them
+        try:
+            journal.append(entry, Head(2, entry.prev))
+            break
+        except EtcdAwayError:
+            assert time.monotonic() < end
+    servers.kill(1)
+    entry = next(more)
+    with pytest.raises(EtcdAwayError):
+        journal.append(entry, Head(3, entry.prev))
+    servers.start(0, 1)
+    # Its lease is as new, since nobody could let it run out.
+    journal.append(entry, Head(3, entry.prev))
+    assert list(journal.read()) == list(entries[:5])
+
+
+def test_missing_servers_are_named_and_the_last_known_leader_counts(tmp_path: Path) -> None:
+    words: list[str] = []
+    address = EtcdAddress.parse(f"etcd://127.0.0.1:{free_port()},127.0.0.1:{free_port()}")
+    with pytest.raises(EtcdAwayError, match="refused"):
+        look(address)
+
+    async def begin() -> str:
+        known = KnownAgents(tmp_path, words.append)
+        known.saw(3, "127.0.0.1:7")
+        leadership = EtcdLeadership(address, said("a"), words.append, may_lead=True, fills=False)
+        begun = await leadership.begin(SqliteJournal(tmp_path / "j"), known, asyncio.Event())
+        assert begun is not None
+        assert not begun.term
+        return begun.leader
+
+    assert asyncio.run(begin()) == "127.0.0.1:7"
+    assert "without TLS" in words[0]
+
+
+@needs_etcd
+def test_run_folder_of_another_run_is_refused(servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    address = servers.address("another")
+    fill(lead(address), SimulatedRun(4).run().entries[:9])
+    own = SqliteJournal(tmp_path / "j")
+    fill(own, entries[:4])
+
+    with pytest.raises(NoJournalError, match="has 9 entries, and not entry 3 of this run folder"):
+        asyncio.run(begun(address, own, tmp_path, fills=False))
+
+
+@needs_etcd
+def test_etcd_that_lacks_entries_gets_them_where_that_is_allowed(
+    servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
+) -> None:
+    address = servers.address("lacks")
+    fill(lead(address), entries[:3])
+    own = SqliteJournal(tmp_path / "j")
+    fill(own, entries[:9])
+    assert asyncio.run(begun(address, own, tmp_path, fills=False)) is None
+    assert own.head.index == 8
+    leads = asyncio.run(begun(address, own, tmp_path, fills=True))
+    assert leads is not None
+    shared = list(look(address).read())
+    assert shared == list(own.read())
+    assert shared[:9] == list(entries[:9])
+    assert shared[9:] == [
+        TermBegun(index=9, prev=hash_of(entries[8]), term=leads.term, site="a", address=said("a").address)
+    ]
+
+
+async def begun(address: EtcdAddress, journal: SqliteJournal, folder: Path, *, fills: bool) -> Begun | None:
+    """With whom site a begins; None where it still waits after a second."""
+    leaving = asyncio.Event()
+    asyncio.get_running_loop().call_later(1, leaving.set)
+    leadership = EtcdLeadership(address, said("a"), print, may_lead=True, fills=fills)
+    return await leadership.begin(journal, KnownAgents(folder, print), leaving)
+
+
+@pytest.mark.parametrize("text", ["h:2379", "etcd://", "etcd://h:x", "etcd://h:1/", "etcd://h:1/a/b", "etcd://h,,g"])
+def test_bad_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not"):
+        EtcdAddress.parse(text)
+
+
+def test_addresses_have_a_port_and_a_name() -> None:
+    assert str(EtcdAddress.parse("etcd://a,b:7,[::1]/n-1")) == "etcd://a:2379,b:7,[::1]:2379/n-1"
+    assert EtcdAddress.parse("etcd://a").name == "run"
