@@ -112,6 +112,7 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
         assert_equal_bits(sites)
 
 
+@pytest.mark.slow
 def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path: Path) -> None:
     with training_sites(tmp_path, "abc") as sites:
         for site in sites.values():
