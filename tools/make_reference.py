@@ -112,7 +112,7 @@ def _option_lines(command: Any, told: frozenset[str] = frozenset()) -> Iterator[
 def _of_all(commands: Mapping[str, Any]) -> frozenset[str]:
     """The parameters that all commands of a group have."""
     parameters = [frozenset(_parameters(each)) for each in commands.values()]
-    return frozenset.intersection(*parameters) if parameters else frozenset()
+    return parameters[0].intersection(*parameters[1:]) if parameters else frozenset()
 
 
 def _option(line: str) -> str:
