@@ -376,7 +376,7 @@ class Agent:
         )
         if void:
             # Ranks that have just started have heard of no round.
-            ending = [rank for rank in self._ranks.values() if rank.welcomed or any(rank.versions.values())]
+            ending = [rank for rank in self._ranks.values() if rank.welcomed or rank.connection.hello.head >= first]
             for rank in ending:
                 rank.connection.say(Stop(why=why))
             end, waiting = asyncio.get_running_loop().time() + _RANKS_END_S, Waiting(self._log)
@@ -555,6 +555,16 @@ class Agent:
         if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
             connection.say(
                 Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
+            )
+            connection.close()
+            return
+        if hello.head >= 0 and self._journal.hash_at(hello.head) != hello.head_hash:
+            # It was away while this site's entries were set aside: it may have their rounds.
+            connection.say(
+                Stop(
+                    why=f"the entries of site {self.site} up to {hello.head} that this rank has heard of are not a "
+                    "part of the run any more: it starts again from what the others have"
+                )
             )
             connection.close()
             return

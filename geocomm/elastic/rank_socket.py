@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from geocomm.core.message_log import logger
-from geocomm.journal.entries import BadLineError, line_of
-from geocomm.journal.messages import MAX_LINE_BYTES, Down, RankHello, Up, down_of, up_of
+from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
+from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, up_of
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
@@ -53,6 +53,7 @@ class RankSocket:
         self._received: collections.deque[Down] = collections.deque()
         self._connected = False
         self._closing = False
+        self._last: Entry | None = None
         self._wake_end, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="geocomm-agent", daemon=True)
@@ -113,7 +114,10 @@ class RankSocket:
     def _talk(self, connection: socket.socket) -> None:
         """One connection, until it ends or `close` is called and all is sent."""
         connection.setblocking(False)
-        outgoing = bytearray(line_of(self._hello()).encode() + b"\n")
+        hello = self._hello()
+        if self._last is not None:  # the agent may have cut its journal since then
+            hello = hello.model_copy(update={"head": self._last.index, "head_hash": hash_of(self._last)})
+        outgoing = bytearray(line_of(hello).encode() + b"\n")
         incoming = bytearray()
         with self._lock:
             self._connected = True
@@ -143,6 +147,9 @@ class RankSocket:
             return
         incoming[:] = rest
         said = [down_of(bytes(line)) for line in lines if line]
+        for down in said:
+            if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
+                self._last = down.entry
         with self._lock:
             self._received += said
             self._lock.notify_all()

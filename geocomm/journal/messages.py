@@ -71,6 +71,10 @@ class RankHello(Record):
     """Of the same fragments: the version that the rank has applied."""
     trains: bool = False
     """It took part before, and an agent that has started anew meets it: it goes on from these versions."""
+    head: int = -1
+    """The index of the last entry that it has heard of; -1: none."""
+    head_hash: Hash | None = None
+    """Of that entry."""
 
 
 class Hello(Record):
