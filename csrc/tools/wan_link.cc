@@ -53,7 +53,7 @@ Status LinkParams::validate() const {
 }
 
 void Link::admit(const Frame& frame, Clock::time_point now, std::vector<SegmentRun>& runs) {
-  ++counters_.frames;
+  ++counters_.packets;
   if (!params_.up) {
     counters_.dropped_down += frame.segments;
     return;

@@ -36,7 +36,7 @@ struct LinkParams {
 struct LinkCounters {
   std::uint64_t bytes = 0;          // IP bytes let onto the link
   std::uint64_t segments = 0;       // packets on a real wire; a super-packet counts as its segments
-  std::uint64_t frames = 0;         // reads from the sender's device
+  std::uint64_t packets = 0;        // reads from the sender's device
   std::uint64_t dropped_loss = 0;   // segments
   std::uint64_t dropped_queue = 0;  // segments
   std::uint64_t dropped_down = 0;   // segments

@@ -21,12 +21,12 @@ void write_link(std::ostream& out, const std::string& src, const std::string& ds
       << R"(,"rate_bps":)" << params.rate_bps << R"(,"delay_s":)" << seconds(params.delay) << R"(,"loss":)"
       << params.loss << R"(,"queue_bytes":)" << params.queue_bytes() << R"(,"reorder":)" << params.reorder
       << R"(,"duplicate":)" << params.duplicate << R"(,"reset":)" << params.reset << R"(,"bytes":)"
-      << counters.bytes << R"(,"segments":)" << counters.segments << R"(,"frames":)" << counters.frames
+      << counters.bytes << R"(,"segments":)" << counters.segments << R"(,"packets":)" << counters.packets
       << R"(,"dropped_loss":)" << counters.dropped_loss << R"(,"dropped_queue":)" << counters.dropped_queue
       << R"(,"dropped_down":)" << counters.dropped_down << R"(,"max_queue_bytes":)"
       << counters.max_queue_bytes << R"(,"reordered":)" << counters.reordered << R"(,"duplicated":)"
       << counters.duplicated << R"(,"resets":)" << counters.resets << R"(,"max_lateness_s":)"
-      << seconds(link.max_lateness) << R"(,"late_frames":)" << link.late_frames << '}';
+      << seconds(link.max_lateness) << R"(,"late_packets":)" << link.late_packets << '}';
 }
 
 }  // namespace
@@ -36,14 +36,14 @@ std::string report_json(const WanConfig& config, const Router& router, const std
   std::ostringstream links;
   links.precision(15);
   std::chrono::nanoseconds max_lateness{0};
-  std::uint64_t late_frames = 0;
+  std::uint64_t late_packets = 0;
   bool first = true;
   for (std::size_t src = 0; src < sites.size(); ++src) {
     for (std::size_t dst = 0; dst < sites.size(); ++dst) {
       if (src == dst) continue;
       const LinkSnapshot link = router.snapshot(src, dst);
       max_lateness = std::max(max_lateness, link.max_lateness);
-      late_frames += link.late_frames;
+      late_packets += link.late_packets;
       if (!first) links << ',';
       first = false;
       write_link(links, config.sites[src], config.sites[dst], link);
@@ -64,8 +64,9 @@ std::string report_json(const WanConfig& config, const Router& router, const std
     separator = ",";
   }
   out << R"(],"elapsed_s":)" << seconds(elapsed) << R"(,"max_lateness_s":)" << seconds(max_lateness)
-      << R"(,"late_frames":)" << late_frames << R"(,"reliable":)" << json_bool(max_lateness <= kLatenessLimit)
-      << R"(,"unroutable_frames":)" << router.unroutable_frames() << R"(,"links":[)" << links.str() << "]}";
+      << R"(,"late_packets":)" << late_packets << R"(,"reliable":)"
+      << json_bool(max_lateness <= kLatenessLimit) << R"(,"unroutable_packets":)"
+      << router.unroutable_packets() << R"(,"links":[)" << links.str() << "]}";
   return out.str();
 }
 

@@ -12,9 +12,9 @@
 
 namespace geocomm::tools {
 
-// Keys: sites, exit_status (per site, null while it runs), elapsed_s, max_lateness_s, late_frames, reliable,
-// unroutable_frames, links: [{src, dst, up, rate_bps, delay_s, loss, queue_bytes, bytes, segments, frames,
-// dropped_loss, dropped_queue, dropped_down, max_queue_bytes, max_lateness_s, late_frames}].
+// Keys: sites, exit_status (per site, null while it runs), elapsed_s, max_lateness_s, late_packets, reliable,
+// unroutable_packets, links: [{src, dst, up, rate_bps, delay_s, loss, queue_bytes, bytes, segments, packets,
+// dropped_loss, dropped_queue, dropped_down, max_queue_bytes, max_lateness_s, late_packets}].
 std::string report_json(const WanConfig& config, const Router& router, const std::vector<Site>& sites,
                         std::chrono::nanoseconds elapsed);
 

@@ -86,7 +86,7 @@ LinkSnapshot Router::snapshot(std::size_t src, std::size_t dst) const {
   const GuardedLink& guarded = link(src, dst);
   const std::lock_guard lock(guarded.mutex);
   return {guarded.link.params(), guarded.link.counters(), std::chrono::nanoseconds(guarded.max_lateness_ns),
-          guarded.late_frames};
+          guarded.late_packets};
 }
 
 void Router::read_loop(std::size_t src) {
@@ -118,7 +118,7 @@ void Router::route(std::size_t src, std::span<const std::byte> bytes, std::vecto
   const auto frame = parse_frame(bytes);
   const auto dst = frame ? site_of_address(frame->dst_address, ports_.size()) : std::nullopt;
   if (!dst || *dst == src) {
-    ++unroutable_frames_;
+    ++unroutable_packets_;
     return;
   }
   runs.clear();
@@ -160,7 +160,7 @@ void Router::deliver_loop(std::size_t dst) {
     lock.unlock();
     GuardedLink& source = *delivery.link;
     if (lateness.count() > source.max_lateness_ns) source.max_lateness_ns = lateness.count();
-    if (lateness > kLatenessLimit) ++source.late_frames;
+    if (lateness > kLatenessLimit) ++source.late_packets;
     // A refusal (the device was taken down inside the site) is a lost packet, as on a real host.
     [[maybe_unused]] const ssize_t written =
         write(port.tun.get(), delivery.bytes.data(), delivery.bytes.size());

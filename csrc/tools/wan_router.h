@@ -1,4 +1,4 @@
-// Moves frames between the sites' TUN devices as the links between them allow. Per device one thread reads
+// Moves packets between the sites' TUN devices as the links between them allow. Per device one thread reads
 // and one delivers in the order of due times, so that a destination's links may have different delays.
 #pragma once
 
@@ -25,7 +25,7 @@ struct LinkSnapshot {
   LinkParams params;
   LinkCounters counters;
   std::chrono::nanoseconds max_lateness{0};
-  std::uint64_t late_frames = 0;  // delivered more than kLatenessLimit after they were due
+  std::uint64_t late_packets = 0;  // delivered more than kLatenessLimit after they were due
 };
 
 // The address of a site is 10.91.<site>.1; all of 10.91.<site>.0/24 is routed to it.
@@ -50,7 +50,7 @@ class Router {
   void change(std::size_t src, std::size_t dst, const LinkParams& params);
   LinkSnapshot snapshot(std::size_t src, std::size_t dst) const;
   // Frames that no link took: not IPv4, malformed, or to an address that is no other site's.
-  std::uint64_t unroutable_frames() const { return unroutable_frames_; }
+  std::uint64_t unroutable_packets() const { return unroutable_packets_; }
 
  private:
   struct GuardedLink {
@@ -58,7 +58,7 @@ class Router {
     mutable std::mutex mutex;
     Link link;  // guarded by mutex
     std::atomic<std::int64_t> max_lateness_ns{0};
-    std::atomic<std::uint64_t> late_frames{0};
+    std::atomic<std::uint64_t> late_packets{0};
   };
   struct Delivery {
     Clock::time_point due;
@@ -85,7 +85,7 @@ class Router {
 
   std::vector<std::unique_ptr<Port>> ports_;
   std::vector<std::unique_ptr<GuardedLink>> links_;
-  std::atomic<std::uint64_t> unroutable_frames_{0};
+  std::atomic<std::uint64_t> unroutable_packets_{0};
   UniqueFd stop_event_;
   std::vector<std::thread> threads_;
 };

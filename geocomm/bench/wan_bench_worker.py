@@ -139,10 +139,10 @@ class Worker:
         if before is not None and after is not None:
             counters = {
                 "wire_bytes": sum(link.bytes for link in after.links) - sum(link.bytes for link in before.links),
-                "late_frames": after.late_frames - before.late_frames,
+                "late_packets": after.late_packets - before.late_packets,
                 "max_lateness_s": after.max_lateness_s,
             }
-            verdict[0] = counters["late_frames"]
+            verdict[0] = counters["late_packets"]
         dist.broadcast(verdict, 0)
         line = {
             "case": case,

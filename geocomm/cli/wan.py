@@ -189,7 +189,7 @@ def print_report(report: WanReport) -> None:
     console.print(table)
     if not report.reliable:
         console.print(
-            f"geocomm wan: {report.late_frames} packets came more than {LATENESS_LIMIT_S * 1e3:g} ms late (at worst "
+            f"geocomm wan: {report.late_packets} packets came more than {LATENESS_LIMIT_S * 1e3:g} ms late (at worst "
             f"{report.max_lateness_s * 1e3:.1f} ms): the machine was too busy, and this run's times are void",
             style="bold yellow",
             highlight=False,

@@ -115,7 +115,7 @@ class Outcome:
             "tokens_per_second": self.tokens_per_s,
             "wan_bytes_per_step": self.wan_bytes_per_step,
             "held_out_loss": self.held_out_loss,
-            "late_frames": self.wan.late_frames,
+            "late_packets": self.wan.late_packets,
             "max_lateness_seconds": self.wan.max_lateness_s,
             **self.sizes,
         }

@@ -35,11 +35,11 @@ def lateness_text(reports: Sequence[WanReport]) -> str | None:
     """The same, of some runs."""
     if all(report.reliable for report in reports):
         return None
-    late = sum(report.late_frames for report in reports)
-    frames = sum(link.frames for report in reports for link in report.links)
+    late = sum(report.late_packets for report in reports)
+    packets = sum(link.packets for report in reports for link in report.links)
     worst = max(report.max_lateness_s for report in reports)
     limit = f"{LATENESS_LIMIT_S * 1e3:g} ms"
-    counted = f"{late:,} of {frames:,} emulated frames"
+    counted = f"{late:,} of {packets:,} emulated packets"
     return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
 
 

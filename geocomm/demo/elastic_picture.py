@@ -42,7 +42,7 @@ def told(run: ElasticRun) -> list[str]:
 
 def write_elastic_summary(run: ElasticRun, conditions: str, path: Path) -> None:
     """The figures of the lines and of the picture, as JSON."""
-    late = {"late_frames": run.wan.late_frames, "max_lateness_seconds": run.wan.max_lateness_s}
+    late = {"late_packets": run.wan.late_packets, "max_lateness_seconds": run.wan.max_lateness_s}
     document = {"conditions": conditions, **run.figures, **late}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -67,7 +67,7 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 @dataclass(frozen=True)
 class LinkReport:
-    """A directed link's settings and what passed over it. Segments: packets as on a real wire."""
+    """A directed link's settings and what passed over it. A packet is one segment of a real wire, or many."""
 
     src: str
     dst: str
@@ -79,14 +79,14 @@ class LinkReport:
     bytes: int
     """IP bytes, headers included, of the packets that were not dropped."""
     segments: int
-    frames: int
+    packets: int
     """Reads from the sender's device, each of one or many segments."""
     dropped_loss: int
     dropped_queue: int
     dropped_down: int
     max_queue_bytes: int
     max_lateness_s: float
-    late_frames: int
+    late_packets: int
     reorder: float
     duplicate: float
     reset: float
@@ -105,10 +105,10 @@ class WanReport:
     """The exit status of each site's command; None while it runs."""
     elapsed_s: float
     max_lateness_s: float
-    late_frames: int
+    late_packets: int
     reliable: bool
     """False: a packet came over LATENESS_LIMIT_S late, so times of this run are void."""
-    unroutable_frames: int
+    unroutable_packets: int
     links: tuple[LinkReport, ...]
 
     @classmethod

@@ -452,8 +452,8 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         *(f"- {problem}" for problem in problems),
         f"- void rounds: {sum(isinstance(one.entry, Skip) for run in runs for one in run.journal)}",
         *(
-            f"- {run.name}: {run.report.late_frames} of {sum(link.frames for link in run.report.links)} emulated "
-            f"frames came over 5 ms late (worst: {run.report.max_lateness_s * 1e3:.0f} ms)"
+            f"- {run.name}: {run.report.late_packets} of {sum(link.packets for link in run.report.links)} emulated "
+            f"packets came over 5 ms late (worst: {run.report.max_lateness_s * 1e3:.0f} ms)"
             for run in runs
             if run.report is not None
         ),

@@ -45,7 +45,7 @@ TEST(WanLink, AdmitBackToBackFramesQueueOnTheLine) {
   EXPECT_EQ(admit(link, 1, kStart + milliseconds(500)).back().due, kStart + milliseconds(501));
   EXPECT_EQ(link.counters().bytes, 11 * 1500U);
   EXPECT_EQ(link.counters().segments, 11U);
-  EXPECT_EQ(link.counters().frames, 11U);
+  EXPECT_EQ(link.counters().packets, 11U);
 }
 
 TEST(WanLink, AdmitSuperPacketOnSlowLinkIsHandedOverPiecemeal) {
