@@ -94,6 +94,7 @@ class Etcd:
     def __init__(self, address: EtcdAddress) -> None:
         """EtcdAddressError: the client library, or a file of TLS, is missing."""
         try:
+            import requests
             from etcd3gw.client import Etcd3Client
         except ImportError:
             raise EtcdAddressError("a journal in etcd needs a client library: pip install 'geocomm[etcd]'") from None
@@ -105,16 +106,19 @@ class Etcd:
                 raise EtcdAddressError(f"cannot read {file}, which GEOCOMM_ETCD_CA, _CERT or _KEY names")
         self.address = address
         self.encrypted = ca is not None
+        session = requests.Session()
+        # Variables of the environment would put proxies between, and other authorities in the place of etcd's.
+        session.trust_env = False
+        session.verify = ca or True
+        session.cert = None if certificate is None or key is None else (certificate, key)
         self._clients = [
             Etcd3Client(
                 host=server.host,
                 port=server.port,
                 protocol="https" if ca else "http",
-                ca_cert=ca,
-                cert_cert=certificate,
-                cert_key=key,
                 timeout=TRY_S,
                 api_path="/v3/",
+                session=session,
             )
             for server in address.servers
         ]
@@ -301,5 +305,5 @@ def _b64(text: str) -> str:
 
 def _short(reason: str) -> str:
     """Of a chain of errors, the first one's text."""
-    cause = re.search(r"\[Errno -?\d+\] ([^'\")]*)", reason)
+    cause = re.search(r"\[(?:Errno|SSL)[^\]]*\] ([^'\")]*)", reason)
     return (cause.group(1) if cause else reason)[:200] or "silent"

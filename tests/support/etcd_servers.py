@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd he
 class EtcdServers:
     """A cluster of some members. A context that ends them."""
 
-    def __init__(self, folder: Path, members: int = 1) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, members: int = 1, tls: Mapping[str, Path] | None = None) -> None:
+        """tls: files of an authority, and of a certificate for 127.0.0.1 and its key, by "ca", "cert", "key"."""
+        self._folder, self._tls = folder, tls
         self._clients = [f"127.0.0.1:{free_port()}" for _ in range(members)]
         self._peers = [f"127.0.0.1:{free_port()}" for _ in range(members)]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -62,10 +64,15 @@ class EtcdServers:
         return True
 
     def _command(self, number: int) -> list[str]:
-        client, peer = f"http://{self._clients[number]}", f"http://{self._peers[number]}"
+        client, peer = f"http{'s' if self._tls else ''}://{self._clients[number]}", f"http://{self._peers[number]}"
         cluster = ",".join(f"m{one}=http://{at}" for one, at in enumerate(self._peers))
         return [
             *("etcd", "--name", f"m{number}", "--data-dir", str(self._folder / f"etcd-{number}")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster),
+            *(self._tls_arguments(self._tls) if self._tls else ()),
         ]
+
+    def _tls_arguments(self, tls: Mapping[str, Path]) -> list[str]:
+        files = ["--trusted-ca-file", tls["ca"], "--cert-file", tls["cert"], "--key-file", tls["key"]]
+        return [*map(str, files), "--client-cert-auth"]

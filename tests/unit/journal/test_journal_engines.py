@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import free_port
-from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.etcd import (
+    Election,
+    Etcd,
+    EtcdAddress,
+    EtcdAddressError,
+    EtcdAwayError,
+    EtcdJournal,
+    LeaderSaid,
+    Leading,
+)
 from geocomm.elastic.etcd_leadership import Begun, EtcdLeadership
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.journal.entries import BadLineError, Entry, TermBegun, hash_of
@@ -22,6 +31,7 @@ from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, Sql
 from geocomm.journal.run_state import EMPTY, Head, RunState
 from geocomm.journal.simulated_run import SimulatedRun
 from support.etcd_servers import EtcdServers, needs_etcd
+from support.tls_files import make_tls_files
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +266,25 @@ def test_bad_addresses_are_refused(text: str) -> None:
 def test_addresses_have_a_port_and_a_name() -> None:
     assert str(EtcdAddress.parse("etcd://a,b:7,[::1]/n-1")) == "etcd://a:2379,b:7,[::1]:2379/n-1"
     assert EtcdAddress.parse("etcd://a").name == "run"
+
+
+@needs_etcd
+def test_etcd_is_spoken_to_over_tls_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: tuple[Entry, ...]
+) -> None:
+    for name, file in (files := make_tls_files(tmp_path)).items():
+        monkeypatch.setenv(f"GEOCOMM_ETCD_{name.upper()}", str(file))
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(make_tls_files(tmp_path / "other")["ca"]))  # is not etcd's
+    with EtcdServers(tmp_path, tls=files) as servers:
+        fill(lead(servers.address()), entries[:3])
+        assert list(look(servers.address()).read()) == list(entries[:3])
+        monkeypatch.delenv("GEOCOMM_ETCD_CERT")
+        with pytest.raises(EtcdAddressError, match="go together"):
+            Etcd(servers.address())
+        monkeypatch.delenv("GEOCOMM_ETCD_KEY")
+        with pytest.raises(EtcdAwayError):
+            look(servers.address())
+        monkeypatch.setenv("GEOCOMM_ETCD_CA", str(tmp_path / "other" / "ca.pem"))
+        with pytest.raises(EtcdAwayError, match="certificate verify failed"):
+            look(servers.address())
