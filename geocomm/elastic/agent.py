@@ -168,6 +168,8 @@ class Agent:
         self._beat: Beat | None = None
         self._own_fetch = ""
         self._leaving = False
+        self._promoting = asyncio.Lock()
+        self._asking_leader: asyncio.Task[dict[str, str]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: set[Wanted] = set()
         self._welcoming: asyncio.Task[None] | None = None
@@ -247,14 +249,12 @@ class Agent:
                 entries = tuple(itertools.islice(self._journal.read(first), _ENTRIES_AT_ONCE))
                 await tell(stream, EntriesAnswer(entries=entries))
             case PromotionAsked() as asked:
-                answer = await self._promote(asked, site)
-                try:
-                    await tell(stream, answer)
-                finally:
-                    if not answer.problem:
-                        self._start_again(
-                            f"site {self.site} leads from now on, at {answer.address}: term {answer.term}"
-                        )
+                async with self._promoting:
+                    answer = await self._promote(asked, site)
+                    try:
+                        await tell(stream, answer)
+                    finally:
+                        self._lead_if(answer)
 
     @property
     def _standing(self) -> AgentStanding:
@@ -271,6 +271,8 @@ class Agent:
         )
 
     async def _promote(self, asked: PromotionAsked, site: str) -> PromotionAnswer:
+        if self.ended.done():
+            return PromotionAnswer(problem=f"the agent of site {self.site} starts anew: ask again")
         if site != self.site:
             return PromotionAnswer(problem=f"site {self.site} alone may promote itself, not {site}")
         if self._elected:
@@ -291,6 +293,19 @@ class Agent:
         if not answer.problem:
             self._link_lost()  # what the leader before still says is not heard
         return answer
+
+    async def _promote_again(self) -> str:
+        """Go on with a promotion that did not come to its end. Why that cannot be yet; empty: it can."""
+        async with self._promoting:
+            if not self._known.claims_after(self.state.term):
+                return ""
+            answer = await self._promote(PromotionAsked(address=self._leader_at, force=self._known.force), self.site)
+            self._lead_if(answer)
+            return answer.problem
+
+    def _lead_if(self, answer: PromotionAnswer) -> None:
+        if not answer.problem:
+            self._start_again(f"site {self.site} leads from now on, at {answer.address}: term {answer.term}")
 
     def _take_next(self, entry: Entry) -> None:
         """An entry that another agent has, and that follows the last one here."""
@@ -336,11 +351,14 @@ class Agent:
 
     async def _look_for_leader(self) -> None:
         clock = asyncio.get_running_loop().time
-        since = clock()
+        since, waiting = clock(), Waiting(self._log)
         while True:
             await asyncio.sleep(1)
-            if self._welcome is not None:
-                since = clock()
+            if self._known.claims_after(self.state.term):
+                why = await self._promote_again()
+                waiting.tell(lambda why=why: f"enough sites to agree that this one leads ({why})")
+            elif self._welcome is not None:
+                since, waiting = clock(), Waiting(self._log)
             elif clock() - since >= FIND_AFTER_S:
                 await self._ask_others({self._hub, *self._known.addresses.values()})
                 since = clock()
@@ -808,12 +826,30 @@ class Agent:
         if self._leader is not None:
             found |= {site: seen.fetch for site, seen in self._leader.seen.items() if seen.connected}
         else:
-            with contextlib.suppress(OSError, KeysError):
-                answered = await ask(HubAddress.parse(self._leader_at), self._keys, MembersAsked(), LeaderAnswer)
-                found |= {seen.site: seen.fetch for seen in answered.sites if seen.connected}
+            found |= await self._agents_at_leader()
         found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]
+
+    async def _agents_at_leader(self) -> dict[str, str]:
+        """By site, where the agents that the leader hears give out files; none: it does not say.
+
+        Who wants to know meanwhile gets the same answer: a site that was away for long wants hundreds of frames at
+        once, and the leader would do nothing but shake hands with it.
+        """
+        if self._asking_leader is None:
+            self._asking_leader = asyncio.create_task(self._ask_leader())
+            self._asking_leader.add_done_callback(self._leader_answered)
+        return await asyncio.shield(self._asking_leader)
+
+    def _leader_answered(self, _: asyncio.Task[dict[str, str]]) -> None:
+        self._asking_leader = None
+
+    async def _ask_leader(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, KeysError):
+            answered = await ask(HubAddress.parse(self._leader_at), self._keys, MembersAsked(), LeaderAnswer)
+            return {seen.site: seen.fetch for seen in answered.sites if seen.connected}
+        return {}
 
     async def _get_for_others(self, wanted: Wanted) -> bool:
         return await self._fetcher.frame(wanted, await self._sources(first=wanted.site)) is Outcome.HERE

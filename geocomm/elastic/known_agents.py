@@ -22,11 +22,15 @@ class KnownAgents:
         self.term = 0
         self.leader = ""
         """Of that term, host:port; empty: the one that all sites name at the start."""
+        self.force = False
+        """The claim holds also where half of the members or more do not agree."""
+        self._claimed = 0
         self._path, self._log = run_dir / _FILE_NAME, log
         try:
             content = json.loads(self._path.read_text())
             self.addresses = {str(site): str(address) for site, address in content["agents"].items()}
             self.term, self.leader = int(content["term"]), str(content["leader"])
+            self._claimed, self.force = int(content.get("claimed", 0)), bool(content.get("force", False))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
@@ -44,11 +48,21 @@ class KnownAgents:
             self.term, self.leader = term, leader
             self._write()
 
+    def claim(self, term: int, address: str, *, force: bool) -> None:
+        """This agent is to lead with that term, at this address."""
+        self.term, self.leader, self._claimed, self.force = term, address, term, force
+        self._write()
+
+    def claims_after(self, term: int) -> bool:
+        """Whether this agent is to lead with a later term, the highest seen: others may have agreed to that."""
+        return term < self._claimed == self.term
+
     def _write(self) -> None:
         part = self._path.with_name(f".{_FILE_NAME}")
         try:
             with part.open("w") as file:
-                json.dump({"term": self.term, "leader": self.leader, "agents": self.addresses}, file)
+                content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
+                json.dump(content | {"claimed": self._claimed, "force": self.force}, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self._path)

@@ -3,6 +3,9 @@
 The agent of that site takes the longest chain of the highest term among the agents that it reaches, and appends an
 entry with a term that nobody has seen. From then on it leads. The others follow the highest term: they ask all agents
 that they know of once they have no leader, and the new one tells them.
+
+Who has agreed to the term follows nobody else. So the claim lies on the disk first, and the agent goes on with it until
+the entry is there, also after a restart, or until it hears of a later leader.
 """
 
 from __future__ import annotations
@@ -77,12 +80,19 @@ class Candidate:
         self._most_of_members(found, asked)
         await self._take_longest(found)
         # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
-        term = max(known.term, state.term) + 1
-        known.saw(term, self.address)
+        goes_on = known.claims_after(state.term) and known.leader == self.address
+        term = known.term if goes_on else max(known.term, state.term) + 1
+        known.claim(term, self.address, force=asked.force)
         question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)
         answered = await standings(found, self.keys, question, ASK_LIMIT_S)
         follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
-        away = self._most_of_members(follow, asked)
+        try:
+            away = self._most_of_members(follow, asked)
+        except _RefusedError as refused:
+            raise _RefusedError(
+                f"{refused}. Some may have agreed to term {term}: this site asks again until it leads, or until "
+                "another one is promoted"
+            ) from None
         if known.term != term:
             raise _RefusedError(
                 f"another site is promoted at the same time: the leader of term {known.term} is at {known.leader}"

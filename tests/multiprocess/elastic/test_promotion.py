@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.journal.entries import Round, TermBegun, hash_of
+from geocomm.journal.journal import FILE_NAME
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.hub_support import make_keys
 
@@ -98,10 +102,38 @@ def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
                 a.start_rank()
             return listed(b, "a") >= counted + 2
 
-        sites.until(counts_again, "the site of the former leader counts again")
+        sites.until(counts_again, "the site of the former leader counts again", 90)
         both = [*zip(hashes(a), hashes(b), strict=False)]
         assert len(both) > head
         assert all(one == other for one, other in both)
+
+
+def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_entry(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        a, b, c = sites.values()
+        for site in sites.values():
+            site.start()
+        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+
+        def agreed(site: ElasticSite) -> bool:
+            path = site.folder / "agents.json"
+            return path.exists() and json.loads(path.read_text())["term"] == 1
+
+        end(a)
+        # The disk does not take the entry by which b begins to lead; then its agent dies.
+        with contextlib.closing(sqlite3.connect(b.folder / FILE_NAME)) as journal:
+            journal.execute("BEGIN IMMEDIATE")
+            arguments = [sys.executable, "-m", "geocomm", "members", "promote", "--run-dir", str(b.folder)]
+            with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as promotion:
+                sites.until(lambda: agreed(b) and agreed(c), "b claims term 1, and c agrees")
+                b.kill_agent()
+                assert promotion.wait(30) == 2
+        assert not any(isinstance(entry, TermBegun) for entry in b.entries())
+        before = len(c.rounds())
+        b.start_agent()
+        sites.until(lambda: len(c.rounds()) >= before + 2, "rounds under b, which nobody promoted again")
+        [begun] = [entry for entry in c.entries() if isinstance(entry, TermBegun)]
+        assert (begun.site, begun.term) == ("b", 1)
 
 
 def test_a_rank_that_was_away_while_its_entries_were_set_aside_starts_again(tmp_path: Path) -> None:

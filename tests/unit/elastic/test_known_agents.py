@@ -18,6 +18,17 @@ def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:
     assert said == []
 
 
+def test_a_claim_stands_until_its_term_has_begun_or_a_later_one_is_seen(tmp_path: Path) -> None:
+    said: list[str] = []
+    KnownAgents(tmp_path, said.append).claim(2, "b:1", force=True)
+    again = KnownAgents(tmp_path, said.append)
+    assert (again.term, again.leader, again.force) == (2, "b:1", True)
+    assert again.claims_after(1)
+    assert not again.claims_after(2)
+    again.saw(3, "c:1")
+    assert not again.claims_after(1)
+
+
 def test_addresses_are_the_last_ones_and_a_broken_file_is_made_anew(tmp_path: Path) -> None:
     said: list[str] = []
     known = KnownAgents(tmp_path, said.append)
