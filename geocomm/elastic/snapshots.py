@@ -15,9 +15,8 @@ import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import xxhash
 from pydantic import ValidationError
 
@@ -35,6 +34,9 @@ from geocomm.journal.entries import (
 )
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import RunState
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FOLDER = "snapshots"
 LAYOUT_FILE = "layout.json"
@@ -180,6 +182,8 @@ class Snapshots:
 
     def weights(self, index: int) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
         """The trained parameters of a snapshot, by name: its anchors, float32. SnapshotError for a damaged one."""
+        import numpy as np  # an agent, which needs none of this, starts in less time without
+
         manifest = self.verified(index)
         try:
             layout = Layout.model_validate_json((self._folder_of(index) / LAYOUT_FILE).read_bytes())

@@ -28,7 +28,7 @@ from geocomm.rendezvous.run_at_hub import environment_of_site
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys
 
-AGENT_AGAIN_S = 0.5
+AGENT_AGAIN_S = 0.1
 LONGEST_PAUSE_S = 60.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
