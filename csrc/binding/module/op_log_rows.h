@@ -1,9 +1,9 @@
 // What Python reads of the operation log.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
+
+#include "binding/torch/torch_prelude.h"
 
 namespace geocomm::binding {
 
