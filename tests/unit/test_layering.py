@@ -58,7 +58,7 @@ MAY_USE = {
     "binding": ("cuda",),
 }
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
-MOST_FILES_WITH_TORCH = 4
+MOST_FILES_WITH_TORCH = 5
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
     r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"

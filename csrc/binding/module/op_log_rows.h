@@ -1,9 +1,9 @@
 // What Python reads of the operation log.
 #pragma once
 
-#include <cstdint>
+#include <pybind11/pybind11.h>
 
-#include "binding/torch/torch_prelude.h"
+#include <cstdint>
 
 namespace geocomm::binding {
 
