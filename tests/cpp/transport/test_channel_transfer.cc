@@ -150,7 +150,6 @@ TEST(ChannelTransfer, test_stats_count_payload_and_wire_bytes) {
   EXPECT_GT(sender.rtt_us, 0U);
   EXPECT_FALSE(sender.congestion_control.empty());
   EXPECT_GE(sender.tcp.data_bytes, kMiB);
-  EXPECT_GT(sender.tcp.busy_us, 0U);
 }
 
 TEST(ChannelTransfer, test_heartbeats_tell_the_peers_clock) {
