@@ -21,6 +21,7 @@ from pathlib import Path
 from geocomm.core.message_log import logger
 from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, up_of
+from geocomm.rendezvous.accepting import accept_forever
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
@@ -193,7 +194,6 @@ class RankServer:
     ) -> None:
         self._path = path
         self._came, self._said, self._gone, self._log = came, said, gone, log
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, serving: Callable[[], None] = lambda: None) -> None:
         """Accept ranks until cancelled. `serving` is called once they can connect. OSError: the socket cannot be made,
@@ -206,26 +206,20 @@ class RankServer:
             listener.bind(str(self._path))
         finally:
             os.umask(before)
-        server = await asyncio.start_unix_server(self._begin, sock=listener, limit=MAX_LINE_BYTES)
+        listener.listen()
+        listener.setblocking(False)
         serving()
         try:
-            await asyncio.Event().wait()
+            await accept_forever(listener, lambda rank, _: asyncio.create_task(self._serve_rank(rank)), self._log)
         finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._path.unlink(missing_ok=True)
 
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve_rank(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rank = None
+    async def _serve_rank(self, connection: socket.socket) -> None:
+        rank = writer = None
         try:
-            _check_user(writer.get_extra_info("socket"))
+            _check_user(connection)
+            # A duplicate, since the writer closes its own once all is sent, after this task has ended.
+            reader, writer = await asyncio.open_unix_connection(sock=connection.dup(), limit=MAX_LINE_BYTES)
             async for line in reader:
                 up = up_of(line)
                 if rank is not None:
@@ -240,7 +234,8 @@ class RankServer:
         except OSError:
             pass
         finally:
-            writer.close()
+            if writer is not None:
+                writer.close()
             if rank is not None:
                 self._gone(rank)
 

@@ -14,7 +14,9 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from geocomm.rendezvous.accepting import accept_forever
 from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.security.keys import Identity, Keys, KeysError
@@ -39,7 +41,6 @@ class Doorway:
         self._serve_greeting = serve_greeting
         self._log = _CalmLog(log)
         self._strangers: dict[asyncio.Task[None], str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def strangers(self) -> int:
@@ -48,29 +49,17 @@ class Doorway:
 
     async def serve(self) -> None:
         """Accept and carry until cancelled; then everything is closed."""
-        try:
-            while True:
-                try:
-                    connection, source = await asyncio.get_running_loop().sock_accept(self._listener)
-                except OSError as error:  # out of descriptors, or the peer is gone again
-                    self._log(f"cannot accept a connection: {error.strerror}")
-                    await asyncio.sleep(0.1)
-                    continue
-                self._make_room()
-                task = asyncio.create_task(self._welcome(connection, str(source[0])))
-                self._strangers[task] = str(source[0])
-                self._tasks.add(task)
-                task.add_done_callback(self._forget)
-                await asyncio.sleep(0)  # a flood keeps accept from ever waiting; the sessions get their turn
-        finally:
-            self._listener.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await accept_forever(self._listener, self._begin, self._log)
+
+    def _begin(self, connection: socket.socket, source: Any) -> asyncio.Task[None]:
+        self._make_room()
+        task = asyncio.create_task(self._welcome(connection, str(source[0])))
+        self._strangers[task] = str(source[0])
+        task.add_done_callback(self._forget)
+        return task
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._strangers.pop(task, None)
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log(f"internal error: {error!r}")
 
@@ -109,8 +98,6 @@ class Doorway:
         finally:
             if stream is not None:
                 stream.close()
-            else:
-                connection.close()
 
 
 async def _refuse(stream: TlsStream, reason: str) -> None:

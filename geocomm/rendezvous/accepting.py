@@ -1,0 +1,52 @@
+"""Accepting connections, of which none is lost when the accepting ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+_PAUSE_S = 0.1
+
+
+async def accept_forever(
+    listener: socket.socket, begin: Callable[[socket.socket, Any], asyncio.Task[None]], log: Callable[[str], None]
+) -> None:
+    """Have `begin` make a task of each connection and its source, until cancelled; then all is closed.
+
+    A connection is closed when its task ends. One is accepted in a turn of the event loop, so that a flood leaves the
+    tasks their turn. asyncio's own servers, and `sock_accept`, lose a connection that comes while they are cancelled:
+    its peer would wait for an answer.
+    """
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def accept() -> None:
+        try:
+            connection, source = listener.accept()
+        except BlockingIOError:  # it is gone again
+            return
+        except OSError as error:  # out of descriptors
+            log(f"cannot accept a connection: {error.strerror}")
+            loop.remove_reader(listener)
+            loop.call_later(_PAUSE_S, accept_again)
+            return
+        task = begin(connection, source)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        # Not by the task, which does nothing at all where it is cancelled before its first step.
+        task.add_done_callback(lambda _: connection.close())
+
+    def accept_again() -> None:
+        if listener.fileno() >= 0:
+            loop.add_reader(listener, accept)
+
+    accept_again()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        loop.remove_reader(listener)
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
