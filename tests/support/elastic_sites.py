@@ -111,6 +111,10 @@ class ElasticSite:
     def rounds(self) -> list[Round]:
         return [entry for entry in self.entries() if isinstance(entry, Round)]
 
+    def listed(self, name: str) -> int:
+        """Rounds that list a site, as this one knows."""
+        return sum(name in [one.site for one in entry.members] for entry in self.rounds())
+
     def text(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in self.logs)
 
@@ -154,6 +158,13 @@ class ElasticSites(dict[str, ElasticSite]):
     def __exit__(self, *_: object) -> None:
         for site in self.values():
             site.end()
+
+    def start(self) -> None:
+        """Start all, and return once each has counted twice."""
+        for site in self.values():
+            site.start()
+        first = next(iter(self.values()))
+        self.until(lambda: all(first.listed(name) >= 2 for name in self), "all count")
 
     def until(self, condition: Callable[[], bool], what: str, limit_s: float = 40) -> None:
         """Return once `condition` holds; else fail with all that was logged."""

@@ -16,11 +16,6 @@ from support.hub_support import make_keys
 pytestmark = [pytest.mark.timeout(240), needs_etcd]
 
 
-def listed(site: ElasticSite, name: str) -> int:
-    """Rounds that list a site, as another one knows."""
-    return sum(name in [one.site for one in entry.members] for entry in site.rounds())
-
-
 def end(site: ElasticSite) -> None:
     site.kill_agent()
     site.kill_rank()
@@ -36,10 +31,7 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         EtcdServers(tmp_path) as etcd,
         ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), ("a", "b", "c"), etcd.url()) as sites,
     ):
-        for site in sites.values():
-            site.start()
-        one = sites["a"]
-        sites.until(lambda: all(listed(one, name) >= 2 for name in "abc"), "all count")
+        sites.start()
         first = sites[leader_of(etcd.address())]
         others = [site for site in sites.values() if site is not first]
 
@@ -53,14 +45,14 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         begun = [entry for entry in others[0].entries() if isinstance(entry, TermBegun)]
         assert begun[-1].site == leader_of(etcd.address()) in [site.name for site in others]
 
-        counted = listed(others[0], first.name)
+        counted = others[0].listed(first.name)
         first.start()
-        sites.until(lambda: listed(others[0], first.name) >= counted + 2, "the killed site counts again")
+        sites.until(lambda: others[0].listed(first.name) >= counted + 2, "the killed site counts again")
         # The agent of the present leader alone dies: its ranks train on, and it or another one leads.
         sites[begun[-1].site].kill_agent()
         sites[begun[-1].site].start_agent()
-        counts = {name: listed(first, name) for name in sites}
-        sites.until(lambda: all(listed(first, name) >= had + 2 for name, had in counts.items()), "all count again")
+        counts = {name: first.listed(name) for name in sites}
+        sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count again")
 
         shared = EtcdJournal(Etcd(etcd.address()), 0)
         chain = [hash_of(entry) for entry in shared.read()]
@@ -80,15 +72,15 @@ def test_etcd_is_away_for_a_while(tmp_path: Path) -> None:
         a, b = sites.values()
         for site in sites.values():
             site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "ab"), "both count")
+        sites.until(lambda: all(a.listed(name) >= 2 for name in "ab"), "both count")
         etcd.kill()
         sites.until(lambda: all(f"waiting for {etcd.url()}" in site.text() for site in sites.values()), "both say so")
         head = len(a.entries())
         assert a.rank is not None
         assert a.rank.poll() is None
         etcd.start()
-        counts = {name: listed(b, name) for name in sites}
-        sites.until(lambda: all(listed(b, name) >= had + 2 for name, had in counts.items()), "both count again")
+        counts = {name: b.listed(name) for name in sites}
+        sites.until(lambda: all(b.listed(name) >= had + 2 for name, had in counts.items()), "both count again")
         assert len(a.entries()) > head
         assert not any(isinstance(entry, TermBegun) for entry in a.entries())
 
@@ -99,16 +91,14 @@ def test_a_leader_that_was_silent_for_too_long_gives_way(tmp_path: Path) -> None
         EtcdServers(tmp_path) as etcd,
         ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), ("a", "b", "c"), etcd.url()) as sites,
     ):
-        for site in sites.values():
-            site.start()
-        sites.until(lambda: all(listed(sites["a"], name) >= 2 for name in "abc"), "all count")
+        sites.start()
         first = sites[leader_of(etcd.address())]
         other = next(site for site in sites.values() if site is not first)
         with first.paused():
             before = len(other.rounds())
             sites.until(lambda: len(other.rounds()) >= before + 2, "rounds under another leader")
-        counted = listed(other, first.name)
-        sites.until(lambda: listed(other, first.name) >= counted + 2, "the former leader's site counts again")
+        counted = other.listed(first.name)
+        sites.until(lambda: other.listed(first.name) >= counted + 2, "the former leader's site counts again")
         assert "leads no more" in first.text()
         chain = [hash_of(entry) for entry in EtcdJournal(Etcd(etcd.address()), 0).read()]
         own = [hash_of(entry) for entry in first.entries()]

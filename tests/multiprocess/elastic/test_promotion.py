@@ -25,11 +25,6 @@ def members(command: str, site: ElasticSite, *more: str) -> subprocess.Completed
     return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 
-def listed(site: ElasticSite, name: str) -> int:
-    """Rounds that list a site, as another one knows."""
-    return sum(name in [one.site for one in entry.members] for entry in site.rounds())
-
-
 def end(site: ElasticSite) -> None:
     site.kill_agent()
     site.kill_rank()
@@ -42,9 +37,7 @@ def hashes(site: ElasticSite) -> list[str]:
 def test_the_run_outlives_the_site_that_leads_it(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
         a, b, c = sites.values()
-        for site in sites.values():
-            site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        sites.start()
         while_led = members("promote", b)
         assert while_led.returncode == 2
         assert "site a leads" in while_led.stderr
@@ -64,26 +57,24 @@ def test_the_run_outlives_the_site_that_leads_it(tmp_path: Path) -> None:
         assert "does not answer" not in shown.stderr
 
         # The site that led comes back: it asks first, and follows.
-        counted = listed(b, "a")
+        counted = b.listed("a")
         a.start()
-        sites.until(lambda: listed(b, "a") >= counted + 2, "the site that led before counts again")
+        sites.until(lambda: b.listed("a") >= counted + 2, "the site that led before counts again")
         assert a.state().term == 1
         # So does the new leader after a restart, and a site that looks for the leader where it was at the start.
         end(b)
         b.start()
         end(c)
         c.start()
-        counted = listed(b, "c")
-        sites.until(lambda: listed(b, "c") >= counted + 2, "all go on after a restart")
+        counted = b.listed("c")
+        sites.until(lambda: b.listed("c") >= counted + 2, "all go on after a restart")
 
 
 @pytest.mark.slow  # fails in some runs: docs/reference/limits.md
 def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
         a, b, c = sites.values()
-        for site in sites.values():
-            site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        sites.start()
         with a.paused():
             refused = members("promote", b, "--address", "nowhere")
             assert refused.returncode == 2
@@ -94,14 +85,14 @@ def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
             head = len(c.entries())
         # The former leader leads on, alone, until it hears of the later one; what it wrote meanwhile is set aside.
         sites.until(lambda: a.state().term == 1 and len(a.entries()) > head, "the former leader follows")
-        counted = listed(b, "a")
+        counted = b.listed("a")
 
         def counts_again() -> bool:
             assert a.rank is not None
             if a.rank.poll() is not None:  # it had rounds that the run does not have; a supervisor starts it again
                 assert "stopped: the entries of site a" in a.text()
                 a.start_rank()
-            return listed(b, "a") >= counted + 2
+            return b.listed("a") >= counted + 2
 
         sites.until(counts_again, "the site of the former leader counts again", 90)
         both = [*zip(hashes(a), hashes(b), strict=False)]
@@ -112,9 +103,7 @@ def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
 def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_entry(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
         a, b, c = sites.values()
-        for site in sites.values():
-            site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        sites.start()
 
         def agreed(site: ElasticSite) -> bool:
             path = site.folder / "agents.json"
@@ -140,9 +129,7 @@ def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_en
 def test_a_rank_that_was_away_while_its_entries_were_set_aside_starts_again(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
         a, b, c = sites.values()
-        for site in sites.values():
-            site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "abc"), "all count")
+        sites.start()
         assert a.agent is not None
         assert a.rank is not None
         with b.paused(), c.paused():
@@ -160,8 +147,8 @@ def test_a_rank_that_was_away_while_its_entries_were_set_aside_starts_again(tmp_
         assert a.rank.wait(40) != 0
         assert "stopped: the entries of site a" in a.text()
         a.start_rank()
-        counted = listed(b, "a")
-        sites.until(lambda: listed(b, "a") >= counted + 2, "a counts again")
+        counted = b.listed("a")
+        sites.until(lambda: b.listed("a") >= counted + 2, "a counts again")
         assert not any("other bits" in site.text() for site in sites.values())
 
 
@@ -170,7 +157,7 @@ def test_a_promotion_without_half_of_the_members_has_to_be_forced(tmp_path: Path
         a, b = sites.values()
         for site in sites.values():
             site.start()
-        sites.until(lambda: all(listed(a, name) >= 2 for name in "ab"), "both count")
+        sites.until(lambda: all(a.listed(name) >= 2 for name in "ab"), "both count")
         # b is cut off, so that a goes on alone and its later rounds are unknown to b.
         end(b)
         before = len(a.rounds())
@@ -189,8 +176,8 @@ def test_a_promotion_without_half_of_the_members_has_to_be_forced(tmp_path: Path
         # a rejoins: its rank begins where b is.
         a.start()
         sites.until(lambda: a.state().term == 1, "a follows", 60)
-        counted = listed(b, "a")
-        sites.until(lambda: listed(b, "a") >= counted + 2, "a counts")
+        counted = b.listed("a")
+        sites.until(lambda: b.listed("a") >= counted + 2, "a counts")
         assert not any(isinstance(entry, Round) and hash_of(entry) in lost for entry in a.entries())
         assert list(a.folder.glob("journal-*.jsonl"))
         assert not any("other bits" in site.text() for site in sites.values())
