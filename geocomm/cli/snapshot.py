@@ -151,8 +151,8 @@ def restore(
 
         geocomm snapshot restore --run-dir run --into run-2
     """
-    from geocomm.elastic.agent_process import ABOUT_FILE
     from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.leadership import ABOUT_FILE
     from geocomm.elastic.snapshots import SnapshotError
 
     snapshots, state = _open(run_dir)

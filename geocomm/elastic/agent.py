@@ -135,10 +135,11 @@ class Agent:
         leader: Leader | None,
         log: Callable[[str], None],
         *,
-        elected: bool = False,
+        passes_on: bool = False,
     ) -> None:
         """hub: where all sites look for the leader at the start. state: what the journal says, which this agent goes on
-        with. own_at: where it listens, on this machine. leader: where it leads too. elected: etcd says who leads."""
+        with. own_at: where it listens, on this machine. leader: where it leads too. passes_on: another site leads by
+        itself where the leader is gone."""
         self.site = keys.identity.site
         self.state = state
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -148,7 +149,7 @@ class Agent:
         self.asked_to_leave = False
         """The agent that comes after this one, in the same process, goes on with that."""
         self._hub, self._known, self._keys, self._store, self._journal = hub, known, keys, store, journal
-        self._own_at, self._leader, self._log, self._elected = own_at, leader, log, elected
+        self._own_at, self._leader, self._log, self._passes_on = own_at, leader, log, passes_on
         # A leader may not reach itself by the address that it has for others.
         link_to = own_at if leader is not None else HubAddress.parse(self._leader_at)
         self._link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
@@ -275,7 +276,7 @@ class Agent:
             return PromotionAnswer(problem=f"the agent of site {self.site} starts anew: ask again")
         if site != self.site:
             return PromotionAnswer(problem=f"site {self.site} alone may promote itself, not {site}")
-        if self._elected:
+        if self._passes_on:
             return PromotionAnswer(
                 problem="the journal of this run is in etcd, where another site takes over by itself: end the leader's "
                 "agent, and wait for 10 s"
@@ -314,8 +315,8 @@ class Agent:
             raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
         self._append(entry)
 
-    def elected(self, term: int, leader: str) -> None:
-        """This one leads the run, as etcd says."""
+    def hear_of_leader(self, term: int, leader: str) -> None:
+        """This one leads the run."""
         self._heard_of("" if self.state.genesis is None else self.state.genesis.run, term, leader)
 
     def _heard_of(self, run: str | None, term: int, leader: str) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
+from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.elastic.agent import Agent, AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
@@ -27,19 +27,16 @@ from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, StartAgain
-from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.elastic.leadership import ABOUT_FILE, Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Terms
 from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys, KeysError
 
-ABOUT_FILE = "run.json"
-"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
 DEFAULT_PORT = 29400
 LAST_STEPS_S = 30.0
 """The ranks of a site that leaves have so long to make their last steps count."""
@@ -48,7 +45,6 @@ LEAVE_LIMIT_S = 35.0
 LINGER_S = 10.0
 """A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
-_ASK_FIRST_S = 3.0
 _SENT_LIMIT_S = 5.0
 _LOCK_FILE = "agent.lock"
 _LOCK_LIMIT_S = 5.0
@@ -91,16 +87,6 @@ class AgentConfig(Record):
         meeting = EtcdAddress.parse(self.journal).servers[0] if self.journal else HubAddress.parse(self.leader)
         return own_address(meeting.host)
 
-    @property
-    def listens(self) -> str:
-        """With `journal`: address:port."""
-        return self.listen or f"0.0.0.0:{DEFAULT_PORT}"
-
-    @property
-    def own_address(self) -> str:
-        """With `journal`: host:port where it listens, for the other sites."""
-        return str(HubAddress(self.own_host, int(self.listens.rpartition(":")[2])))
-
     def command(self) -> list[str]:
         """What runs such an agent."""
         return [sys.executable, "-m", "geocomm.elastic.agent_process", line_of(self)]
@@ -111,59 +97,6 @@ def end_with(parent: int, number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # it ended before
         os.kill(os.getpid(), number)
-
-
-def open_port(config: AgentConfig, port_before: int, *, taken_over: bool) -> tuple[socket.socket, bool]:
-    """The listening socket of an agent, and whether it is at the address where all sites look for the leader at the
-    start. port_before: where it listened the last time, and others look for it; 0: nowhere. taken_over: a site was
-    promoted, so that nobody looks for the leader at that address any more.
-
-    OSError, HubAddressError: it cannot listen there.
-    """
-    if config.journal:
-        return listen_on(config.listens), False
-    leader = HubAddress.parse(config.leader)
-    if config.listen is not None:
-        listener = listen_on(config.listen)
-        same_port = listener.getsockname()[1] == leader.port
-        return listener, config.lead or not config.ranks or (same_port and _is_here(leader.host))
-    if taken_over and port_before:
-        with contextlib.suppress(OSError):
-            return listen_on(f"0.0.0.0:{port_before}"), False
-    listener = None if taken_over else leader.listen()
-    if listener is not None:
-        return listener, True
-    if not taken_over and (config.lead or not config.ranks):
-        raise HubAddressError(
-            f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
-            f"translated address, add --listen 0.0.0.0:{leader.port}"
-        )
-    try:
-        return listen_on(f"0.0.0.0:{leader.port}"), False
-    except OSError as error:
-        listener = listen_on(f"0.0.0.0:{port_before}")
-        log(
-            f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
-            f"{listener.getsockname()[1]}; --listen chooses another"
-        )
-        return listener, False
-
-
-def _port_before(run_dir: Path) -> int:
-    """Where the agent of this run folder listened the last time; 0: not known."""
-    try:
-        return HubAddress.parse(json.loads((run_dir / ABOUT_FILE).read_text())["agent"]).port
-    except (OSError, ValueError, KeyError, HubAddressError):
-        return 0
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host's address is one of this machine."""
-    family, kind, protocol, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
-        probe.bind(target)
-        return True
-    return False
 
 
 @contextlib.contextmanager
@@ -184,28 +117,38 @@ def locked(run_dir: Path) -> Generator[None]:
         yield
 
 
+def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Leadership:
+    """Of the kind that the run has. EtcdAddressError: etcd cannot be used."""
+    if not config.journal:
+        lead = config.lead or not config.ranks
+        return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead)
+    listen = config.listen or f"0.0.0.0:{DEFAULT_PORT}"
+    address = config.address or str(HubAddress(config.own_host, int(listen.rpartition(":")[2])))
+    own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=address)
+    return EtcdLeadership(
+        EtcdAddress.parse(config.journal), own, listen, log, may_lead=config.may_lead, fills=config.lead
+    )
+
+
 async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> None:
     """Run it until the site's part is over. AgentEnded where that is not in good order, and what may be raised by its
     sockets and files."""
     leaving = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
-    leadership = None
-    if config.journal:
-        own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=config.address or config.own_address)
-        leadership = EtcdLeadership(
-            EtcdAddress.parse(config.journal), own, log, may_lead=config.may_lead, fills=config.lead
-        )
+    leadership = leadership_of(config, store, keys)
     try:
         while True:
             try:
                 with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
-                    await _run_once(config, store, keys, journal, leaving, leadership)
+                    known = KnownAgents(store.run_dir, log)
+                    begun = await leadership.begin(journal, known, leaving)
+                    if begun is not None:
+                        await _run_once(config, store, keys, journal, known, leaving, leadership, begun)
                 return
             except StartAgain as change:
                 log(str(change))
     finally:
-        if leadership is not None:
-            await leadership.resign()
+        await leadership.resign()
 
 
 async def _run_once(
@@ -213,32 +156,23 @@ async def _run_once(
     store: FragmentStore,
     keys: Keys,
     journal: SqliteJournal,
+    known: KnownAgents,
     leaving: asyncio.Event,
-    leadership: EtcdLeadership | None,
+    leadership: Leadership,
+    begun: Begun,
 ) -> None:
     """Until another site leads, or this one: StartAgain."""
-    known = KnownAgents(store.run_dir, log)
-    begun = None
-    if leadership is not None:
-        begun = await leadership.begin(journal, known, leaving)
-        if begun is None:
-            return
-    hub = config.leader if begun is None else begun.leader
-    state = RunState.of(journal.read())
-    if state.taken_over is not None:
-        known.saw(state.term, state.taken_over.address)
-    listener, at_hub = open_port(config, _port_before(store.run_dir), taken_over=state.taken_over is not None)
-    own_at = _reached_here(listener)
+    own_at = _reached_here(begun.listener)
     about = {
-        "leader": hub,
+        "leader": begun.leader,
         "agent": str(own_at),
         "keys": str(Path(config.keys).resolve()),
         "site": keys.identity.site,
     }
     (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
     leader = None
-    if begun.term if begun is not None else await _leads(state, known, keys, at_hub):
-        at = known.leader or hub
+    if begun.leads:
+        at = known.leader or begun.leader
         log(f"this site's agent leads the run at {at}")
         terms = Terms(
             min_sites=config.min_sites,
@@ -246,25 +180,27 @@ async def _run_once(
             snapshot_s=config.snapshot_s,
             copies=config.copies,
         )
-        shared, term = (None, 0) if begun is None else (begun.shared, begun.term)
-        leader = Leader(journal, terms, at, known, log, shared, term)
+        leader = Leader(journal, terms, at, known, log, begun.shared, begun.term)
     elif not config.ranks:
         raise AgentEnded(
             f"another site leads the run since term {known.term}, at {known.leader}: a machine without ranks has "
             "nothing to do",
             refused=True,
         )
-    agent = Agent(hub, known, keys, store, journal, state, own_at, leader, log, elected=begun is not None)
-    works = [Doorway(listener, keys, agent.serve_connection, log).serve()]
+    agent = Agent(
+        begun.leader, known, keys, store, journal, begun.state, own_at, leader, log, passes_on=leadership.passes_on
+    )
+    works = [
+        Doorway(begun.listener, keys, agent.serve_connection, log).serve(),
+        leadership.watch(begun, journal, agent.hear_of_leader),
+    ]
     if leader is not None:
         works += [leader.lead(), agent.tell_others()]
-    if leadership is not None and begun is not None:
-        works.append(leadership.watch(begun.term, journal, lambda now: agent.elected(now.term, now.said.address)))
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works += [ranks.serve(), agent.run()]
     tasks = [asyncio.create_task(work) for work in works]
-    tasks.append(asyncio.create_task(_leave(agent, leader, config, leaving)))
+    tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving, leadership.passes_on)))
     sent_limit_s = _SENT_LIMIT_S
     try:
         await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -291,39 +227,25 @@ async def _run_once(
         await asyncio.gather(*tasks, agent.ended, return_exceptions=True)
 
 
-async def _leads(state: RunState, known: KnownAgents, keys: Keys, at_hub: bool) -> bool:
-    """Whether this agent leads: it was the last to be promoted, or nobody was and it is at the hub's address. It asks
-    the others first: one may have been promoted while this one was away."""
-    site = keys.identity.site
-    leads = at_hub if state.taken_over is None else state.taken_over.site == site
-    if leads and known.term <= state.term and state.genesis is not None:
-        asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
-        others = {address for name, address in known.addresses.items() if name != site}
-        for one in (await standings(others, keys, asked, _ASK_FIRST_S)).values():
-            if one.run == state.genesis.run:
-                known.saw(one.term, one.leader)
-    return leads and known.term <= state.term
-
-
 def _reached_here(listener: socket.socket) -> HubAddress:
     """Where this machine's own processes reach a listening socket."""
     host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
     return HubAddress({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
-async def _leave(agent: Agent, leader: Leader | None, config: AgentConfig, asked: asyncio.Event) -> None:
+async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event, passes_on: bool) -> None:
     """Returns when a site that was asked to leave, by SIGTERM, need not wait any more."""
     await asked.wait()
     asked.clear()
     agent.asked_to_leave = True
-    if config.ranks:
+    if has_ranks:
         if agent.ask_ranks_to_leave():
             log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
             await _either(asked, agent.left, LAST_STEPS_S)
         agent.leave()
         await _either(asked, agent.left, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S)
     if leader is not None and (others := leader.others_connected(agent.site)):
-        if config.journal:
+        if passes_on:
             log(f"this agent leads on for {LINGER_S:g} s, while {', '.join(others)} get its last frames")
             await _either(asked, None, LINGER_S)
             return

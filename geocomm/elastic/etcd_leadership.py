@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from geocomm.core.addresses import listen_on
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import StartAgain
+from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import TermBegun
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError
 from geocomm.journal.run_state import EMPTY, RunState
@@ -19,28 +20,25 @@ LOOK_S = 1.0
 """From one look at etcd to the next."""
 
 
-@dataclass(frozen=True)
-class Begun:
-    """With whom an agent begins."""
-
-    leader: str
-    """host:port."""
-    term: int
-    """Of this agent, which leads; 0: another one does."""
-    shared: EtcdJournal | None
-    """What this agent appends to, where it leads."""
-
-
 class EtcdLeadership:
-    """Of the agents that follow each other in one process. Used in one event loop."""
+    """Leads who has the lease in etcd."""
+
+    passes_on = True
 
     def __init__(
-        self, address: EtcdAddress, own: LeaderSaid, log: Callable[[str], None], *, may_lead: bool, fills: bool
+        self,
+        address: EtcdAddress,
+        own: LeaderSaid,
+        listen: str,
+        log: Callable[[str], None],
+        *,
+        may_lead: bool,
+        fills: bool,
     ) -> None:
-        """fills: etcd may get from this run folder what it lacks of the run. EtcdAddressError: the client library, or a
-        file of TLS, is missing."""
+        """listen: address:port. fills: etcd may get from this run folder what it lacks of the run. EtcdAddressError:
+        the client library, or a file of TLS, is missing."""
         self._own, self._may_lead, self._fills, self._log = own, may_lead, fills, log
-        self._address = address
+        self._address, self._listen = address, listen
         # Two, since each is used by one thread at a time.
         self._for_election, self._for_entries = Etcd(address), Etcd(address)
         self._election = Election(self._for_election, own)
@@ -48,11 +46,8 @@ class EtcdLeadership:
             log(f"{address} is spoken to without TLS: GEOCOMM_ETCD_CA names the file of its authority")
 
     async def begin(self, journal: Journal, known: KnownAgents, leaving: asyncio.Event) -> Begun | None:
-        """Find who leads, and lead where nobody does: the own journal has all of the run's then.
-
-        Where etcd is away, the leader is the last known one. None: the site was asked to leave before there was any.
-        NoJournalError: what etcd has is not the run of `journal`.
-        """
+        """Lead where nobody does: the own journal has all of the run's then. Where etcd is away, the leader is the last
+        known one."""
         waiting = Waiting(self._log)
         while not leaving.is_set():
             reason = "nobody leads, and this site may not"
@@ -62,21 +57,24 @@ class EtcdLeadership:
                 if leading is not None:
                     known.saw(leading.term, leading.said.address)
                     if not self._is_own(leading):
-                        return Begun(leading.said.address, 0, None)
+                        return self._begun(journal, leading.said.address)
                     taking_over = asyncio.create_task(self._take_over(journal, leading.term))
                     while not (await asyncio.wait([taking_over], timeout=LOOK_S))[0]:  # a long journal takes long
                         with contextlib.suppress(EtcdAwayError):
                             await asyncio.to_thread(self._election.keep, leading.term)
-                    return Begun(leading.said.address, leading.term, taking_over.result())
+                    return self._begun(journal, leading.said.address, leading.term, taking_over.result())
             except HeadMovedError as error:
                 reason = str(error)
             except EtcdAwayError as error:
                 reason = str(error)
                 if known.leader:
-                    return Begun(known.leader, 0, None)
+                    return self._begun(journal, known.leader)
             waiting.tell(lambda reason=reason: f"{self._address} to name a leader ({reason})")
             await asyncio.sleep(LOOK_S)
         return None
+
+    def _begun(self, journal: Journal, leader: str, term: int = 0, shared: EtcdJournal | None = None) -> Begun:
+        return Begun(RunState.of(journal.read()), listen_on(self._listen), leader, bool(term), term, shared)
 
     async def _check(self, journal: Journal) -> None:
         """That etcd has all of `journal`. EtcdAwayError: it lacks the end. NoJournalError: it has another run."""
@@ -112,10 +110,9 @@ class EtcdLeadership:
             journal.append(entry, head)
         return shared
 
-    async def watch(self, term: int, journal: Journal, hear: Callable[[Leading], None]) -> None:
-        """Keep the lease of this agent's term; 0: `hear` who leads, and lead where nobody does. Until cancelled, or
-        StartAgain: the agent begins or ceases to lead."""
-        waiting = Waiting(self._log)
+    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+        """Keep the lease of this agent's term, or lead where nobody does."""
+        term, waiting = begun.term, Waiting(self._log)
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -125,7 +122,7 @@ class EtcdLeadership:
                 elif (leading := await self._leader_now(journal)) is not None:
                     if self._is_own(leading):
                         raise StartAgain("nobody led the run: this site's agent takes over")
-                    hear(leading)
+                    hear(leading.term, leading.said.address)
                 waiting = Waiting(self._log)
             except EtcdAwayError as error:
                 waiting.tell(
@@ -140,5 +137,5 @@ class EtcdLeadership:
         return leading
 
     async def resign(self) -> None:
-        """Another site may lead at once."""
+        """End the lease."""
         await asyncio.to_thread(self._election.resign)

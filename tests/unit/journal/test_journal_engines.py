@@ -24,8 +24,9 @@ from geocomm.elastic.etcd import (
     LeaderSaid,
     Leading,
 )
-from geocomm.elastic.etcd_leadership import Begun, EtcdLeadership
+from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import BadLineError, Entry, TermBegun, hash_of
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head, RunState
@@ -208,7 +209,7 @@ def test_missing_servers_are_named_and_the_last_known_leader_counts(tmp_path: Pa
     async def begin() -> str:
         known = KnownAgents(tmp_path, words.append)
         known.saw(3, "127.0.0.1:7")
-        leadership = EtcdLeadership(address, said("a"), words.append, may_lead=True, fills=False)
+        leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", words.append, may_lead=True, fills=False)
         begun = await leadership.begin(SqliteJournal(tmp_path / "j"), known, asyncio.Event())
         assert begun is not None
         assert not begun.term
@@ -253,7 +254,7 @@ async def begun(address: EtcdAddress, journal: SqliteJournal, folder: Path, *, f
     """With whom site a begins; None where it still waits after a second."""
     leaving = asyncio.Event()
     asyncio.get_running_loop().call_later(1, leaving.set)
-    leadership = EtcdLeadership(address, said("a"), print, may_lead=True, fills=fills)
+    leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", print, may_lead=True, fills=fills)
     return await leadership.begin(journal, KnownAgents(folder, print), leaving)
 
 

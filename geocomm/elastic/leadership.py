@@ -1,0 +1,166 @@
+"""Who leads a run, and where this site's agent listens: the agent at the hub's address, unless a person has promoted
+another. `etcd_leadership` is of the other kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from asyncio import Event
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.journal.journal import Journal
+from geocomm.journal.run_state import RunState
+from geocomm.rendezvous.store_process import log
+from geocomm.security.keys import Keys
+
+ABOUT_FILE = "run.json"
+"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
+_ASK_FIRST_S = 3.0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What an agent begins with."""
+
+    state: RunState
+    """As the journal says it now."""
+    listener: socket.socket
+    leader: str
+    """host:port, unless the agent knows of a later one."""
+    leads: bool
+    """This agent does."""
+    term: int = 0
+    """In which this agent begins an empty journal."""
+    shared: Journal | None = None
+    """Where this agent's entries are to be before they are in its own journal."""
+
+
+class Leadership(Protocol):
+    """Who leads the run, for the agents that follow each other in one process. Used in one event loop."""
+
+    @property
+    def passes_on(self) -> bool:
+        """Another site leads by itself where the leader is gone: nobody is promoted."""
+        ...
+
+    async def begin(self, journal: Journal, known: KnownAgents, leaving: Event) -> Begun | None:
+        """Listen, and find who leads. None: the site was asked to leave before that was known.
+
+        OSError, HubAddressError: it cannot listen. NoJournalError: the run is not that of `journal`.
+        """
+        ...
+
+    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+        """`hear` the term and the address of another leader, until cancelled. StartAgain: this agent begins to lead, or
+        ceases to."""
+        ...
+
+    async def resign(self) -> None:
+        """Another site may lead at once."""
+        ...
+
+
+class HubLeadership:
+    """Leads who is at the address that all sites name, or was promoted last."""
+
+    passes_on = False
+
+    def __init__(self, hub: str, listen: str | None, run_dir: Path, keys: Keys, *, lead: bool) -> None:
+        """hub: that address. listen: address:port; None: the hub's port on all addresses. lead: it is this agent's,
+        though translated."""
+        self._hub, self._listen, self._run_dir, self._keys, self._lead = hub, listen, run_dir, keys, lead
+
+    async def begin(self, journal: Journal, known: KnownAgents, leaving: Event) -> Begun | None:
+        """Ask the others first, where this agent is to lead: one may have been promoted while it was away."""
+        state = RunState.of(journal.read())
+        taken_over = state.taken_over is not None
+        if state.taken_over is not None:
+            known.saw(state.term, state.taken_over.address)
+        listener, at_hub = open_port(
+            self._hub, self._listen, _port_before(self._run_dir), lead=self._lead, taken_over=taken_over
+        )
+        try:
+            leads = await self._leads(state, known, at_hub)
+        except BaseException:
+            listener.close()
+            raise
+        return Begun(state, listener, self._hub, leads)
+
+    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+        """Agents tell each other."""
+        await Event().wait()
+
+    async def resign(self) -> None:
+        """A person has another site lead."""
+
+    async def _leads(self, state: RunState, known: KnownAgents, at_hub: bool) -> bool:
+        site = self._keys.identity.site
+        leads = at_hub if state.taken_over is None else state.taken_over.site == site
+        if leads and known.term <= state.term and state.genesis is not None:
+            asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
+            others = {address for name, address in known.addresses.items() if name != site}
+            for one in (await standings(others, self._keys, asked, _ASK_FIRST_S)).values():
+                if one.run == state.genesis.run:
+                    known.saw(one.term, one.leader)
+        return leads and known.term <= state.term
+
+
+def open_port(
+    hub: str, listen: str | None, port_before: int, *, lead: bool = False, taken_over: bool = False
+) -> tuple[socket.socket, bool]:
+    """The listening socket of an agent, and whether it is at the address where all sites look for the leader at the
+    start. port_before: where it listened the last time, and others look for it; 0: nowhere. taken_over: a site was
+    promoted, so that nobody looks for the leader at that address any more.
+
+    OSError, HubAddressError: it cannot listen there.
+    """
+    leader = HubAddress.parse(hub)
+    if listen is not None:
+        listener = listen_on(listen)
+        same_port = listener.getsockname()[1] == leader.port
+        return listener, lead or (same_port and _is_here(leader.host))
+    if taken_over and port_before:
+        with contextlib.suppress(OSError):
+            return listen_on(f"0.0.0.0:{port_before}"), False
+    listener = None if taken_over else leader.listen()
+    if listener is not None:
+        return listener, True
+    if not taken_over and lead:
+        raise HubAddressError(
+            f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
+            f"translated address, add --listen 0.0.0.0:{leader.port}"
+        )
+    try:
+        return listen_on(f"0.0.0.0:{leader.port}"), False
+    except OSError as error:
+        listener = listen_on(f"0.0.0.0:{port_before}")
+        log(
+            f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
+            f"{listener.getsockname()[1]}; --listen chooses another"
+        )
+        return listener, False
+
+
+def _port_before(run_dir: Path) -> int:
+    """Where the agent of this run folder listened the last time; 0: not known."""
+    try:
+        return HubAddress.parse(json.loads((run_dir / ABOUT_FILE).read_text())["agent"]).port
+    except (OSError, ValueError, KeyError, HubAddressError):
+        return 0
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host's address is one of this machine."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+        probe.bind(target)
+        return True
+    return False
