@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.metrics.op_log import op_log as op_log
+    from geocomm.metrics.round_log import round_log as round_log
     from geocomm.planning.link_table import Links as Links
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
@@ -63,6 +64,7 @@ _MODULE_OF = {
     "stats": "metrics.counters",
     "last_error": "metrics.counters",
     "op_log": "metrics.op_log",
+    "round_log": "metrics.round_log",
     "refresh_links": "backend.policy_epochs",
     "device_mesh": "backend.device_mesh",
     "sites": "backend.sites",

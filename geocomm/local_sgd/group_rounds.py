@@ -20,6 +20,7 @@ from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
 from geocomm.local_sgd.round_header import Digest
+from geocomm.local_sgd.round_records import ROUNDS, RoundRecord
 from geocomm.local_sgd.rounds import Average, Coding, Offer, Reduction, Rounds, Terms, check_terms
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.local_sgd.waiting import say, wait_for
@@ -77,6 +78,7 @@ class GroupRounds(Rounds):
         inside = found.inside if max(map(len, found.ranks)) > 1 else None
         self.ranks = SiteRanks(inside if len(found.own) > 1 else None, found.place, found.common_places)
         self._offers: dict[int, Offer] = {}
+        self._records: dict[int, RoundRecord] = {}
 
     @property
     @override
@@ -113,7 +115,12 @@ class GroupRounds(Rounds):
         roll_call.publish(self._world.store, self._call_name(), self._sites.rank, {"error": reason})
 
     @override
+    def due(self, number: int, fragment: int) -> None:
+        self._record(number, fragment).due()
+
+    @override
     def propose(self, offer: Offer) -> None:
+        self._record(offer.round, offer.fragment).begun(offer.step, offer.weight, last=offer.last)
         self._offers[offer.round] = offer
 
     @override
@@ -121,7 +128,13 @@ class GroupRounds(Rounds):
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> RoundUnderWay:
         exchange = self._owned().begin(
-            self._offers.pop(number), self._digests.latest, fragment, delta, residual, coding
+            self._offers.pop(number),
+            self._digests.latest,
+            fragment,
+            delta,
+            residual,
+            coding,
+            self._record(number, fragment.index),
         )
         return RoundUnderWay(number, exchange)
 
@@ -143,6 +156,8 @@ class GroupRounds(Rounds):
     @override
     def commit(self, number: int, digest: str) -> None:
         self._digests.add(number, digest)
+        if record := self._records.pop(number, None):  # a resumed site may commit what it reduced before
+            record.applied()
 
     @override
     def close(self) -> None:
@@ -160,6 +175,11 @@ class GroupRounds(Rounds):
                 "no fragment"
             )
         return self._exchange
+
+    def _record(self, number: int, fragment: int) -> RoundRecord:
+        if number not in self._records:
+            self._records[number] = ROUNDS.open(fragment, number, elastic=False)
+        return self._records[number]
 
     def _call(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         self._agreements += 1

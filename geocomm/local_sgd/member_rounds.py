@@ -28,12 +28,13 @@ from geocomm.core.native import native
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout, Snapshots
-from geocomm.journal.entries import Away, Join, Left, Listed, Removed, Round, Snapshot
+from geocomm.journal.entries import Away, Join, Left, Listed, Removed, Round, Skip, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.journal.messages import (
     Beat,
     Down,
     EntrySaid,
+    Fetched,
     Leave,
     Leaving,
     Model,
@@ -54,6 +55,7 @@ from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta, sound_delt
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.pace import LineClock
+from geocomm.local_sgd.round_records import ROUNDS, RoundRecord
 from geocomm.local_sgd.rounds import Coding
 from geocomm.local_sgd.waiting import wait_for
 
@@ -164,6 +166,7 @@ class MemberRounds:
         self._wanted_versions: dict[int, int] = {}
         self._own: dict[str, OwnFrame] = {}
         self._own_rounds: dict[str, tuple[int, int]] = {}
+        self._records: dict[tuple[int, int], RoundRecord] = {}
         self._welcome: queue.SimpleQueue[RankWelcome | Refused | Stop] = queue.SimpleQueue()
         # The thread's own.
         self._member: Member | None = None
@@ -230,11 +233,14 @@ class MemberRounds:
 
     def due(self, fragment: int) -> None:
         """The site's schedule says that it is time for a round of the fragment."""
+        with self._lock:
+            self._record(fragment, self._versions[fragment]).due()
         self._post(lambda: self._act(self._require_member().due(fragment)))
 
     def offer(self, opened: Open, delta: Delta) -> None:
         """Make a frame of the delta, send it and offer it."""
         with self._lock:
+            self._record(opened.fragment, opened.version).begun(delta.own.step, delta.weight)
             self._to_begin.pop(opened.fragment, None)
             self._answered[opened.fragment] = (opened.version, opened.attempt)
         self._post(lambda: self._make(opened, delta))
@@ -254,6 +260,9 @@ class MemberRounds:
             self._decided.pop(fragment, None)
             self._versions[fragment] = held.version
             self._digests[fragment] = digest
+            self._record(fragment, decided.settled.version).applied()
+            for past in [one for one in self._records if one[0] == fragment and one[1] < held.version]:
+                del self._records[past]
         self._post(lambda: self._after_applied(decided.settled, digest))
 
     def write_state(self, held: AnchoredFragment) -> None:
@@ -335,6 +344,19 @@ class MemberRounds:
                 trains=self._member is not None,
             )
 
+    def _record(self, fragment: int, version: int) -> RoundRecord:
+        """Of a round that is not applied here yet. The caller has the lock."""
+        key = fragment, version
+        if key not in self._records:
+            self._records[key] = ROUNDS.open(fragment, version, elastic=True)
+        return self._records[key]
+
+    def _record_to_come(self, fragment: int, version: int) -> RoundRecord | None:
+        """None: another rank owns the fragment, or the round is applied."""
+        with self._lock:
+            is_to_come = fragment in self._versions and version >= self._versions[fragment]
+            return self._record(fragment, version) if is_to_come else None
+
     def _whom(self) -> str:
         there = self._socket is not None and self._socket.connected
         return "the other ranks of this site and the run's leader" if there else f"the agent at {self._agent_path}"
@@ -395,7 +417,12 @@ class MemberRounds:
                 raise _not_taken_in(message.why)
             case Open() if message.fragment in self._fragments:
                 self._opens[message.fragment] = message
+                if record := self._record_to_come(message.fragment, message.version):
+                    record.awaits(peer.site for peer in message.peers if peer.site != self.site and peer.owners)
                 self._expect(message)
+            case Fetched():
+                if message.site != self.site and (record := self._record_to_come(message.fragment, message.version)):
+                    record.arrived(message.site)
             case EntrySaid():
                 self._follow(message)
             case Leaving():
@@ -407,6 +434,8 @@ class MemberRounds:
     def _follow(self, said: EntrySaid) -> None:
         if isinstance(said.entry, Round) and said.entry.every:
             self._every = said.entry.every
+        if isinstance(said.entry, Round | Skip):
+            self._log_decision(said.entry)
         if isinstance(said.entry, Left) and said.entry.site == self.site:
             self.has_left = True
         if isinstance(said.entry, Away | Left | Removed):
@@ -419,6 +448,16 @@ class MemberRounds:
         if isinstance(said.entry, Join) and said.entry.site != self.site:
             with self._lock:
                 self._wanted_states |= self._fragments.keys()
+
+    def _log_decision(self, entry: Round | Skip) -> None:
+        record = self._record_to_come(entry.fragment, entry.version)
+        if record is None:
+            return
+        members = entry.members if isinstance(entry, Round) else ()
+        for one in members:
+            if one.site != self.site:
+                record.describe(one.site, one.coded_bytes + one.exact_bytes, one.step, one.weight)
+        record.listed(one.site for one in members)
 
     def _require_member(self) -> Member:
         if self._member is None:
@@ -500,6 +539,9 @@ class MemberRounds:
             def arrived(
                 content: torch.Tensor | None, why: str, key: tuple[int, int, int, str] = key
             ) -> None:  # on a thread of the native core
+                record = None if content is None else self._record_to_come(key[0], key[1])
+                if content is not None and record is not None:
+                    record.arrived(key[3], content.numel())
                 self._post(lambda: self._on_mail(key, content, why))
 
             number = self._number(opened.fragment, opened.version)
@@ -552,6 +594,9 @@ class MemberRounds:
             self._act(self._require_member().made(nothing))
             return
         coded, exact = frames.sizes
+        if record := self._record_to_come(opened.fragment, opened.version):
+            record.stored()
+            record.offered(coded + exact)
         own = delta.own
         with self._lock:
             self._own[frame] = OwnFrame(own.weight, own.step, residual, own.local_at_begin, coded + exact)
@@ -608,6 +653,8 @@ class MemberRounds:
             average = host_empty(fragment.numel, pinned=False)
             weights = [one.weight for one in deltas]
             average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
+        if record := self._record_to_come(settled.fragment, settled.version):
+            record.averaged()
         counts = any(one.site == self.site for one in deltas)
         return Decided(settled, average, own if counts else None)
 

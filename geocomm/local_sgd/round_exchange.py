@@ -44,6 +44,7 @@ from geocomm.local_sgd.round_header import (
     empty_header,
     encode_header,
 )
+from geocomm.local_sgd.round_records import RoundRecord
 from geocomm.local_sgd.rounds import Average, Coding, Entry, Offer, decide
 from geocomm.local_sgd.site_messages import Relay, SiteMessages
 
@@ -80,6 +81,7 @@ class Exchange:
     residual: torch.Tensor | None
     coding: Coding
     sites: Sequence[str]
+    record: RoundRecord
     future: Future[Average] = field(default_factory=Future[Average])
     offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
@@ -189,9 +191,10 @@ class RoundExchange:
         delta: torch.Tensor,
         residual: torch.Tensor | None,
         coding: Coding,
+        record: RoundRecord,
     ) -> Exchange:
         """Begin a round; see `Rounds.reduce`. digest: of the last round that this site has committed."""
-        exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites)
+        exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites, record)
         self._submit(lambda: self._begin(exchange))
         return exchange
 
@@ -231,6 +234,7 @@ class RoundExchange:
         self._take_in(exchange)
         if self._failure is not None:
             return
+        exchange.record.awaits(self._owed)
         with self._line.running():
             frames, exchange.new_residual = encode_delta(
                 exchange.fragment,
@@ -245,6 +249,7 @@ class RoundExchange:
         for message, kind in ((header, _HEADER), (frames.coded, _CODED), (frames.exact, _EXACT)):
             if message is not None:
                 self._messages.send(message, kind)
+        exchange.record.offered(frames.wire_bytes)
         self._expect(exchange)
 
     def _ask(self, question: Question, number: int) -> None:
@@ -304,9 +309,12 @@ class RoundExchange:
     def _on_offer(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
         if header.digest is not None:
             self._check_digest(site, header.digest)
+        size = header.coded_bytes + header.exact_bytes
+        exchange.record.announced(site, size, header.offer.step, header.offer.weight)
         exchange.offers[site] = header.offer
         if len(exchange.offers) == len(self._sites) and self._failure is None:
-            exchange.entry = decide([(one, exchange.offers[one]) for one in self._sites])
+            exchange.entry = entry = decide([(one, exchange.offers[one]) for one in self._sites])
+            exchange.record.listed(one for one, weight in zip(entry.members, entry.weights, strict=True) if weight)
 
     def _on_end(self, site: str, end: End, header: EndHeader) -> None:
         if header.digest is not None:
@@ -330,6 +338,7 @@ class RoundExchange:
             if left == 0:
                 on_line.close()
                 exchange.frames[site] = DeltaFrames(coded, exact)
+                exchange.record.arrived(site)
                 self._average(exchange)
 
         for part, kind in ((coded, _CODED), (exact, _EXACT)):
@@ -351,11 +360,14 @@ class RoundExchange:
                     exchange.coding.averaging,
                     values,
                 )
+        exchange.record.averaged()
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
 
     def _take_in(self, what: Exchange | Question | End) -> None:
         if self._failure is not None:
+            if isinstance(what, Exchange):
+                what.record.failed()
             what.future.set_exception(self._failure)
         else:
             self._under_way.append(what)
@@ -372,6 +384,8 @@ class RoundExchange:
         self._failure = error = self._explained(error)
         under_way, self._under_way = self._under_way, deque()
         for what in under_way:
+            if isinstance(what, Exchange):
+                what.record.failed()
             what.future.set_exception(error)
         with suppress(Exception):  # a process group that has failed tells them itself
             self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))

@@ -162,6 +162,10 @@ class Rounds(SiteFacts, Protocol):
         """Say, in place of `agree`, that this site cannot begin: the others' `agree` raises with the reason."""
         ...
 
+    def due(self, number: int, fragment: int) -> None:
+        """The schedule asks for a round that `propose` follows for, now or later. May be called again."""
+        ...
+
     def propose(self, offer: Offer) -> None:
         """Offer this site's part of a round."""
         ...

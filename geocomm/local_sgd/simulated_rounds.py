@@ -247,6 +247,10 @@ class SimulatedRounds(Rounds):
         """The others hear of it as this site ends."""
 
     @override
+    def due(self, number: int, fragment: int) -> None:
+        """Nobody asks when: the sites share their time."""
+
+    @override
     def propose(self, offer: Offer) -> None:
         self._weights[offer.round] = offer.weight
         self._sites.propose(self._site, offer)

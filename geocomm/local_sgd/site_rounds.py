@@ -69,6 +69,8 @@ class SiteRounds(SiteState):
             self._merge_begun_by(self.step - self._schedule.overlap, most=1 + self._schedule.most_in_a_step)
         while self._next_round < self._schedule.begun_by(self.step - self._held_back):
             fragment = self._schedule.fragment_of(self._next_round)
+            if fragment in self._held:
+                self._rounds.due(self._next_round, fragment)
             if self._is_in_flight(fragment):
                 self._held_back += 1  # the schedule stands still: later rounds come as far apart as ever
                 break

@@ -81,7 +81,7 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
                 file=log,
             )
         handle.finish()
-        print(json.dumps({"end": weights_digest(model)}), file=log)
+        print(json.dumps({"end": weights_digest(model), "round_log": geocomm.round_log()}), file=log)
 
 
 if __name__ == "__main__":

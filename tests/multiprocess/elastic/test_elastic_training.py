@@ -90,6 +90,24 @@ def assert_equal_bits(sites: ElasticSites) -> None:
     assert not any("other bits" in site.text() for site in sites.values())
 
 
+def assert_rounds_were_logged(sites: ElasticSites, name: str) -> None:
+    """At one site, of the rounds that list it and that it has applied."""
+    rows = {(one["fragment"], one["round"]): one for one in training(sites, name).steps()[-1]["round_log"]}
+    entries = [one for one in rounds_of(sites, name, name) if (one.fragment, one.version) in rows]
+    applied = [(one, rows[one.fragment, one.version]) for one in entries]
+    applied = [(one, row) for one, row in applied if row["begun_ns"] and row["applied_ns"]]
+    assert len(applied) >= 4
+    for entry, row in applied:
+        times = [row[key] for key in ("begun_ns", "stored_ns", "listed_ns", "averaged_ns", "applied_ns")]
+        assert times == sorted(times)
+        assert row["elastic"]
+        assert row["counted"] == [one.site for one in entry.members]
+        peers = {peer["site"]: peer for peer in row["peers"]}
+        others = [one for one in entry.members if one.site != name]
+        assert all(peers[one.site]["arrived_ns"] < row["averaged_ns"] for one in others)
+        assert all(peers[one.site]["bytes"] == one.coded_bytes + one.exact_bytes for one in others)
+
+
 def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -> None:
     with training_sites(tmp_path, "abc") as sites:
         for site in sites.values():
@@ -110,6 +128,7 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
         assert [has_ended(sites[name]) for name in "ab"] == [False, False]
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
+        assert_rounds_were_logged(sites, "a")
 
 
 @pytest.mark.slow

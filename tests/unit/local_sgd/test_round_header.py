@@ -20,6 +20,7 @@ from geocomm.local_sgd.round_header import (
     decode_header,
     encode_header,
 )
+from geocomm.local_sgd.round_records import ROUNDS
 from geocomm.local_sgd.rounds import Coding, Offer
 
 DIGEST = (6, "0123456789abcdef" * 2)
@@ -95,7 +96,8 @@ def test_field_that_cannot_be_is_refused(at: int, value: int, kind: type[Geocomm
 )
 def test_frames_of_a_size_that_no_codec_gives_are_refused(coded: int, exact: int) -> None:
     fragment = Fragment(0, (Range("w", 0, 256), Range("b", 0, 4, exact=True)))
-    exchange = Exchange(OFFER, None, fragment, torch.zeros(260), None, Coding("int4", 1.0, "mean"), ("a", "b"))
+    coding, record = Coding("int4", 1.0, "mean"), ROUNDS.open(0, 0, elastic=False)
+    exchange = Exchange(OFFER, None, fragment, torch.zeros(260), None, coding, ("a", "b"), record)
     exchange.check_sizes("b", OfferHeader(OFFER, 200, 44, None))
     with pytest.raises(CorruptDataError, match="'b'"):
         exchange.check_sizes("b", OfferHeader(OFFER, coded, exact, None))

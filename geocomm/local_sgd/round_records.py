@@ -1,0 +1,191 @@
+"""What the last rounds of local steps of this process went through, and when; also those that are under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm.metrics import sources
+
+_KEPT = 1024
+
+
+@dataclass
+class _Peer:
+    """What another site sends."""
+
+    site: str
+    announced_ns: int | None = None
+    arrived_ns: int | None = None
+    bytes: int | None = None
+    step: int | None = None
+    weight: int | None = None
+
+
+@dataclass
+class _Times:
+    """A row of `geocomm.round_log()`, which says what each field is."""
+
+    number: int
+    elastic: bool
+    fragment: int
+    round: int
+    last: bool = False
+    attempts: int = 0
+    step: int | None = None
+    weight: int | None = None
+    bytes: int | None = None
+    due_ns: int | None = None
+    begun_ns: int | None = None
+    stored_ns: int | None = None
+    offered_ns: int | None = None
+    listed_ns: int | None = None
+    averaged_ns: int | None = None
+    applied_ns: int | None = None
+    counted: list[str] | None = None
+    failed: bool = False
+    peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
+
+    def row(self) -> dict[str, Any]:
+        peers = [dict(vars(peer)) for peer in self.peers.values()]
+        return {**vars(self), "last_arrived": self._last_arrived(), "peers": peers}
+
+    def _last_arrived(self) -> str | None:
+        """The other site whose frame came last, once all that count are there."""
+        if self.listed_ns is None:
+            return None
+        needed = list(self.peers.values())
+        if self.elastic and self.counted is not None:
+            needed = [peer for peer in needed if peer.site in self.counted]
+        arrived = [(peer.arrived_ns, peer.site) for peer in needed if peer.arrived_ns is not None]
+        if len(arrived) < len(needed):
+            return None
+        return max(arrived, default=(0, None))[1]
+
+
+class RoundRecord:
+    """One round at the rank that owns its fragment. Thread-safe.
+
+    Of what happens again, in a later attempt, the last time is kept.
+    """
+
+    def __init__(self, lock: threading.Lock, times: _Times) -> None:
+        self._lock = lock
+        self._times = times
+
+    def due(self) -> None:
+        """The site's schedule says so; the first time counts."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.due_ns = self._times.due_ns or now
+
+    def begun(self, step: int, weight: int, *, last: bool = False) -> None:
+        """The delta was taken."""
+        now = time.monotonic_ns()
+        with self._lock:
+            times = self._times
+            times.begun_ns, times.step, times.weight, times.last = now, step, weight, last
+            times.attempts += 1
+
+    def stored(self) -> None:
+        """The own frame lies on disk."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.stored_ns = now
+
+    def offered(self, size: int) -> None:
+        """The own frame, of so many bytes, is given to the network."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.offered_ns, self._times.bytes = now, size
+
+    def awaits(self, sites: Iterable[str]) -> None:
+        """These sites are to send a frame."""
+        with self._lock:
+            for site in sites:
+                self._times.peers.setdefault(site, _Peer(site))
+
+    def announced(self, site: str, size: int, step: int, weight: int) -> None:
+        """A site has said what its frame will be."""
+        now = time.monotonic_ns()
+        with self._lock:
+            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer.announced_ns, peer.bytes, peer.step, peer.weight = now, size, step, weight
+
+    def arrived(self, site: str, size: int | None = None) -> None:
+        """The frame of a site is there."""
+        now = time.monotonic_ns()
+        with self._lock:
+            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer.arrived_ns, peer.bytes = now, peer.bytes if size is None else size
+
+    def listed(self, counted: Iterable[str]) -> None:
+        """It is decided which sites count."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.listed_ns = now
+            self._times.counted = list(counted)
+
+    def describe(self, site: str, size: int, step: int, weight: int) -> None:
+        """What is known of a site's frame by the decision; not of this site."""
+        with self._lock:
+            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer.bytes, peer.step, peer.weight = size, step, weight
+
+    def averaged(self) -> None:
+        """The average is computed."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.averaged_ns = now
+
+    def applied(self) -> None:
+        """The outer step is taken."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._times.applied_ns = now
+
+    def failed(self) -> None:
+        """It ended with an error."""
+        with self._lock:
+            self._times.failed = True
+
+
+class RoundLog:
+    """The last rounds. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew, as in a forked child: another thread may have had the lock."""
+        self._lock = threading.Lock()
+        self._number = 0
+        self._kept: deque[_Times] = deque(maxlen=_KEPT)
+
+    def open(self, fragment: int, number: int, *, elastic: bool) -> RoundRecord:
+        """Begin a record. number: of the round, or the version of the fragment that it begins with."""
+        with self._lock:
+            self._number += 1
+            times = _Times(self._number, elastic, fragment, number)
+            self._kept.append(times)
+        return RoundRecord(self._lock, times)
+
+    def read(self, after: int) -> list[dict[str, Any]]:
+        """The rows with a number above `after`, oldest first."""
+        with self._lock:
+            kept = [times for times in self._kept if times.number > after]
+        rows: list[dict[str, Any]] = []
+        for times in kept:
+            with self._lock:
+                rows.append(times.row())
+        return rows
+
+
+ROUNDS = RoundLog()
+os.register_at_fork(after_in_child=ROUNDS.clear)
+sources.register("rounds", lambda: ROUNDS.read)
