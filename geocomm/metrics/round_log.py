@@ -22,8 +22,8 @@ def round_log(after: int = 0) -> list[dict[str, Any]]:
         A dict for each round, oldest first:
 
         - `number`: in the process, from 1. A gap to `after` means that rounds were not kept.
-        - `elastic`, `fragment`, `round`: with fixed sites the round's number in the run; in an elastic run the version
-          of the fragment that it begins with. Rounds that a site replays when it joins are there too.
+        - `elastic`, `fragment`: whether the run is elastic; whose round it is.
+        - `round`: its number in the run; in an elastic run the version of the fragment that it begins with.
         - `last`: it is the fragment's last, of `finish()`, which carries weights in place of a delta.
         - `attempts`: how often a delta was taken; more than 1 only in elastic runs. Times are of the last.
         - `step`, `weight`, `bytes`: of this site: optimizer steps, what its delta counts for, bytes of its frame.
@@ -35,13 +35,13 @@ def round_log(after: int = 0) -> list[dict[str, Any]]:
         - `averaged_ns`: the frames were decoded and averaged.
         - `applied_ns`: the outer step was taken.
         - `counted`: names of the sites that count; empty: the round is void; None: not decided yet.
-        - `last_arrived`: the other site whose frame came last; None: frames are missing, or no other site counts. The
-          round waited for it from `offered_ns` to its `arrived_ns`: for its announcement, then for the line.
+        - `last_arrived`: the other site whose frame came last; None: frames are missing, or no other site counts.
         - `failed`: it ended with an error.
-        - `peers`: for each other site that sends: `site`, `announced_ns` (fixed sites only), `arrived_ns`, `bytes`,
-          `step`, `weight`. In elastic runs the last two are known of sites that count.
+        - `peers`: for each other site that sends: `site`, `announced_ns`, `arrived_ns`, `bytes`, `step`, `weight`.
 
-        A peer without `arrived_ns` has not come.
+        A peer without `arrived_ns` has not come. With fixed sites, a round waits from `offered_ns` to a peer's
+        `announced_ns` for that site, and from there to `arrived_ns` for the line. Elastic runs have no announcements:
+        `step` and `weight` of a peer are known once it counts. Rounds that a site replays when it joins are there too.
 
     Example:
         Whom the rounds wait for now:
