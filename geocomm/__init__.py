@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.metrics.counters import stats as stats
     from geocomm.metrics.op_log import op_log as op_log
     from geocomm.metrics.round_log import round_log as round_log
+    from geocomm.metrics.training import report_step as report_step
     from geocomm.planning.link_table import Links as Links
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "last_error": "metrics.counters",
     "op_log": "metrics.op_log",
     "round_log": "metrics.round_log",
+    "report_step": "metrics.training",
     "refresh_links": "backend.policy_epochs",
     "device_mesh": "backend.device_mesh",
     "sites": "backend.sites",

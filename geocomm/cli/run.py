@@ -51,6 +51,14 @@ def run(
     ] = None,
     keys: Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
+    telemetry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ranks report what they do once a second, and the hub keeps that in this folder, for geocomm why and "
+            "others. Say it on all nodes. An elastic run keeps it in its run folder, always.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="This site is a job of its own in an elastic run.", rich_help_panel=_ELASTIC),
@@ -152,6 +160,8 @@ def run(
         if journal:
             Etcd(EtcdAddress.parse(journal))
         if elastic or meeting is None:
+            if telemetry is not None:
+                fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
             if (run_dir is None) == (node_rank == 0):
                 fail("run", "--elastic needs --run-dir on the first node of the site, and there alone")
             if site_nodes > 1 and site_hub is None:
@@ -173,7 +183,7 @@ def run(
         elif run_dir is not None or wait_for or min_sites != 1 or site_nodes != 1 or site_hub:
             fail("run", "--run-dir, --wait-for, --min-sites, --site-nodes and --site-hub are for --elastic")
         else:
-            status = run_at_hub(meeting, listen, loaded, arguments, wait)
+            status = run_at_hub(meeting, listen, loaded, arguments, wait, telemetry)
     except (KeysError, HubAddressError, EtcdAddressError, StoreError) as error:
         fail("run", str(error))
     except OSError as error:

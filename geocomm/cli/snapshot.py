@@ -152,8 +152,8 @@ def restore(
         geocomm snapshot restore --run-dir run --into run-2
     """
     from geocomm.elastic.fragment_store import StoreError
-    from geocomm.elastic.leadership import ABOUT_FILE
     from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.whereabouts import ABOUT_FILE
 
     snapshots, state = _open(run_dir)
     index = _chosen(snapshots, state, snapshot, "snapshot restore")

@@ -23,6 +23,11 @@ PREFIX = "GEOCOMM_"
 OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
     ("GEOCOMM_AGENT", "", "socket of the site's agent; `geocomm run --elastic` sets it"),
+    (
+        "GEOCOMM_COLLECTOR",
+        "",
+        "socket of the node's collector of telemetry; `geocomm run` sets it",
+    ),
     ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
@@ -101,6 +106,11 @@ def keep_keys_from_ranks() -> None:
     here inherit: only the rendezvous is encrypted then."""
     if os.environ.get("GEOCOMM_SECURITY") == "insecure":
         os.environ.pop("GEOCOMM_KEYS", None)
+
+
+def collector_socket() -> str | None:
+    """Where this process reports to once a second, from GEOCOMM_COLLECTOR; None: nowhere."""
+    return os.environ.get("GEOCOMM_COLLECTOR") or None
 
 
 def one_site() -> bool:

@@ -82,6 +82,7 @@ from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.store_session import Greeting, Purpose
 from geocomm.rendezvous.store_session import Refused as ConnectionRefused
 from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.to_collector import carry_to_collector
 from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import Identity, Keys, KeysError
 
@@ -199,6 +200,10 @@ class Agent:
             await self._files.serve(stream)
         elif greeting.purpose is Purpose.ASK:
             await self._answer(stream, peer.site)
+        elif greeting.purpose is Purpose.TELEMETRY:
+            if self._leader is None:
+                raise ConnectionRefused(f"this agent does not lead; the leader is at {self._leader_at}")
+            await carry_to_collector(stream, peer.site, self._store.run_dir)
         elif greeting.purpose is not Purpose.RUN:
             raise ConnectionRefused("this is an agent of an elastic run: start all sites with --elastic, or none")
         elif self._leader is None:

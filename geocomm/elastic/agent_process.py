@@ -27,8 +27,9 @@ from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, StartAgain
-from geocomm.elastic.leadership import ABOUT_FILE, Begun, HubLeadership, Leadership
+from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
+from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.sequencer import Terms
@@ -168,6 +169,7 @@ async def _run_once(
         "agent": str(own_at),
         "keys": str(Path(config.keys).resolve()),
         "site": keys.identity.site,
+        "leads": begun.leads,
     }
     (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
     leader = None

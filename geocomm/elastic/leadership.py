@@ -16,13 +16,12 @@ from typing import Protocol
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.journal import Journal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys
 
-ABOUT_FILE = "run.json"
-"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
 _ASK_FIRST_S = 3.0
 
 

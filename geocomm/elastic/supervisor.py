@@ -26,6 +26,7 @@ from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.run_at_hub import environment_of_site
 from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.security.keys import Keys
 
 AGENT_AGAIN_S = 0.1
@@ -34,6 +35,7 @@ MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for so long; then its ranks end."""
+_COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
 _ENTRIES_LOOKED_AT = 50
@@ -73,6 +75,8 @@ class Supervisor:
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
         self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
+        self._environment["GEOCOMM_COLLECTOR"] = str(rank_socket(run_dir))
+        self._collector = CollectorConfig(run_dir, keys.folder, elastic=True)
         # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
         self._environment.setdefault("GEOCOMM_ADDRESS", agent.own_host)
         self._agent: asyncio.subprocess.Process | None = None
@@ -87,6 +91,7 @@ class Supervisor:
         with self._signals():
             ranks = asyncio.create_task(self._keep_ranks())
             agent = asyncio.create_task(self._keep_agent())
+            collector = asyncio.create_task(self._keep_collector())
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
                 if not ranks.done() and agent.result() == 0:  # the site has left; its ranks are at their last lines
@@ -100,7 +105,7 @@ class Supervisor:
                     await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
                 return ranks.result()
             finally:
-                for task in (ranks, agent, self._parting):
+                for task in (ranks, agent, collector, self._parting):
                     if task is not None:
                         task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
@@ -161,6 +166,15 @@ class Supervisor:
                 return status
             log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
             await asyncio.sleep(AGENT_AGAIN_S)
+
+    async def _keep_collector(self) -> None:
+        """Start the collector of telemetry, and again when it has died. It outlives this process by seconds."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *self._collector.command(os.getpid()), env=self._environment, start_new_session=True
+            )
+            await process.wait()
+            await asyncio.sleep(_COLLECTOR_AGAIN_S)
 
     async def _keep_ranks(self) -> int:
         """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""

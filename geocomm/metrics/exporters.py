@@ -1,4 +1,4 @@
-"""Counters on their way out of the process: the Prometheus endpoint and the stats file, as the options ask for them."""
+"""Counters on their way out of the process: the Prometheus endpoint, the stats file, and reports to the collector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from geocomm.core.environment import collector_socket
 from geocomm.core.message_log import logger
 from geocomm.core.options import Options, metrics_listen_port
 from geocomm.metrics.counters import stats
@@ -13,6 +14,7 @@ from geocomm.metrics.events import EventReader, events
 
 if TYPE_CHECKING:
     from geocomm.metrics.prometheus_endpoint import MetricsServer
+    from geocomm.metrics.report_sender import ReportSender
     from geocomm.metrics.stats_file import StatsFile
 
 
@@ -25,7 +27,7 @@ def check_reporting(options: Options) -> None:
 
 
 class Reporting:
-    """Keeps at most one endpoint and one file in a process, from its first process group to its last."""
+    """Keeps at most one of each in a process, from its first process group to its last."""
 
     def __init__(self) -> None:
         self.begin()
@@ -33,7 +35,7 @@ class Reporting:
     def begin(self) -> None:
         """Without any."""
         self._lock = threading.Lock()
-        self._parts: list[MetricsServer | StatsFile] = []
+        self._parts: list[MetricsServer | StatsFile | ReportSender] = []
         self._events = EventReader(events)  # goes on where the last file ended
 
     def start(self, options: Options, rank: int) -> None:
@@ -49,6 +51,11 @@ class Reporting:
 
                 interval_s = options.stats_interval.total_seconds()
                 self._parts.append(StatsFile(options.stats_file, interval_s, rank, site, stats, self._events))
+            if (collector := collector_socket()) is not None:
+                from geocomm.metrics.report_sender import ReportSender
+
+                reported = EventReader(events)
+                self._parts.append(ReportSender(collector, rank, site, stats, reported))
 
     def _serve(self, options: Options, rank: int, site: str) -> None:
         from geocomm.metrics.prometheus_endpoint import MetricsServer

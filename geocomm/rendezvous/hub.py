@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from geocomm.rendezvous.doorway import GREETING_LIMIT_S, MAX_STRANGERS, Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_session import (
@@ -28,6 +29,7 @@ from geocomm.rendezvous.store_session import (
     write_packet,
 )
 from geocomm.rendezvous.tls_stream import TlsStream
+from geocomm.rendezvous.to_collector import carry_to_collector
 from geocomm.security.keys import Identity, Keys
 
 _SPARE_DESCRIPTORS = 64 + MAX_STRANGERS
@@ -51,8 +53,15 @@ class Hub:
     """Serves one listening socket until it is cancelled. Used in one event loop."""
 
     def __init__(
-        self, listener: socket.socket, keys: Keys, port_of_store: PortOfStore, log: Callable[[str], None]
+        self,
+        listener: socket.socket,
+        keys: Keys,
+        port_of_store: PortOfStore,
+        log: Callable[[str], None],
+        telemetry: Path | None = None,
     ) -> None:
+        """telemetry: the folder of a collector on this machine, which gets what sites report."""
+        self._telemetry = telemetry
         self._doorway = Doorway(listener, keys, self._serve_greeting, log)
         self._port_of_store = port_of_store
         self._held: dict[bytes, _Held] = {}
@@ -89,6 +98,9 @@ class Hub:
     async def _serve_greeting(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         if greeting.purpose is Purpose.PROBE:
             await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+            return
+        if greeting.purpose is Purpose.TELEMETRY:
+            await carry_to_collector(stream, peer.site, self._telemetry)
             return
         if greeting.purpose not in (Purpose.BEGIN, Purpose.RESUME):
             raise Refused("this is the hub of geocomm run without --elastic: start all sites with it, or none")

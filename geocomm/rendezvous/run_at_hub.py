@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.rendezvous.tunnel import probe
 from geocomm.security.keys import Keys
 
@@ -33,8 +36,12 @@ def environment_of_site(keys: Keys) -> dict[str, str]:
     return {"GEOCOMM_KEYS": str(Path(keys.folder).resolve()), "GEOCOMM_SITE": keys.identity.site}
 
 
-def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[str], wait_s: float) -> int:
+def run_at_hub(
+    hub: HubAddress, listen: str | None, keys: Keys, arguments: list[str], wait_s: float, telemetry: Path | None = None
+) -> int:
     """Run torchrun with `arguments` to its end; its exit status. On a node that is not the hub, does not return.
+
+    telemetry: the ranks report once a second, and the hub keeps that in this folder.
 
     Raises OSError or HubAddressError where it cannot listen, KeysError, Refused or ConnectionError where the hub does
     not let it in.
@@ -46,14 +53,28 @@ def run_at_hub(hub: HubAddress, listen: str | None, keys: Keys, arguments: list[
     command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)
     if listener is not None:
-        return asyncio.run(_be_hub(listener, keys, command, environment))
+        if telemetry is not None:
+            environment |= _collect(CollectorConfig(folder=telemetry, keys=keys.folder))
+        return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))
     asyncio.run(probe(hub, keys, wait_s, log))
+    if telemetry is not None:
+        folder = Path(tempfile.mkdtemp(prefix="geocomm-"))
+        environment |= _collect(CollectorConfig(folder=folder, keys=keys.folder, hub=str(hub)))
     return os.execvpe(command[0], command, environment)
 
 
-async def _be_hub(listener: socket.socket, keys: Keys, command: list[str], environment: dict[str, str]) -> int:
+def _collect(config: CollectorConfig) -> dict[str, str]:
+    """Start the collector of this node. Variables that tell the ranks of it."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    subprocess.Popen(config.command(os.getpid()), stdin=subprocess.DEVNULL)
+    return {"GEOCOMM_COLLECTOR": str(rank_socket(config.folder))}
+
+
+async def _be_hub(
+    listener: socket.socket, keys: Keys, command: list[str], environment: dict[str, str], telemetry: Path | None
+) -> int:
     stores = _Stores()
-    hub = Hub(listener, keys, stores.port, log)
+    hub = Hub(listener, keys, stores.port, log, telemetry)
     serving = asyncio.create_task(hub.serve())
     first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
     process = await asyncio.create_subprocess_exec(*command, env=environment)

@@ -61,6 +61,7 @@ class Purpose(enum.IntEnum):
     RUN = 3  # an agent of an elastic run, to its leader
     FETCH = 4  # one that wants files
     ASK = 5  # a person who wants to know how the run does, or to change it
+    TELEMETRY = 6  # a node that reports what its ranks say of themselves
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ FLOORS = (
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
     ("integrations", "elastic"),
+    ("telemetry",),
     ("gradients", "local_sgd", "diagnostics", "bench", "export", "serve"),
     ("train", "demo"),
     ("cli",),

@@ -1,0 +1,22 @@
+"""Where the leader of a run folder is, for other processes of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from geocomm.elastic.known_agents import KnownAgents
+
+ABOUT_FILE = "run.json"
+"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
+
+
+def leader_address(run_dir: Path) -> str:
+    """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
+    try:
+        about = json.loads((run_dir / ABOUT_FILE).read_text())
+        if about["leads"]:
+            return ""
+        return KnownAgents(run_dir, lambda _: None).leader or str(about["leader"])
+    except (OSError, ValueError, KeyError):
+        return ""

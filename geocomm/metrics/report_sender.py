@@ -1,0 +1,120 @@
+"""Reports of this process to the node's collector, once a second: datagrams to a unix socket.
+
+A thread of its own makes and sends them. It waits for nobody: a collector that is away, or slow, gets the next one, and
+what was not sent is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from geocomm.metrics.events import EventReader
+from geocomm.metrics.op_log import op_log
+from geocomm.metrics.round_log import round_log
+from geocomm.metrics.training import training
+
+INTERVAL_S = 1.0
+_VERSION = 1
+_MAX_BYTES = 128 << 10
+_MOST_OPERATIONS = 1000
+_MOST_ROUNDS = 200
+
+
+class ReportSender:
+    """Reports until close(), which sends the last one."""
+
+    _CLOSE_S = 2.0
+
+    def __init__(
+        self, path: str, rank: int, site: str, read_stats: Callable[[], dict[str, Any]], events: EventReader
+    ) -> None:
+        """path: of the collector's socket, which need not be there yet."""
+        self._path = path
+        self._own = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
+        self._own["process"] = secrets.token_hex(8)
+        self._read_stats = read_stats
+        self._events = events
+        self._sequence = 0
+        self._dropped = 0
+        self._logs = {"operations": _Log(op_log, _MOST_OPERATIONS), "rounds": _Log(round_log, _MOST_ROUNDS)}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="geocomm-reports", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The counters must still be readable."""
+        self._closing.set()
+        self._thread.join(self._CLOSE_S)
+
+    def leave_to_parent(self) -> None:
+        """Report nothing in a forked child, which does not have the thread."""
+
+    def _run(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            final = False
+            while not final:
+                final = self._closing.wait(INTERVAL_S)
+                if not os.path.exists(self._path):
+                    continue  # nobody reads: nothing is made
+                packed = zlib.compress(self._report(final=final), 1)
+                try:
+                    if len(packed) > _MAX_BYTES:
+                        raise OSError("too long")
+                    sender.sendto(packed, self._path)
+                except OSError:  # away, or has not read what came before
+                    self._dropped += 1
+
+    def _report(self, *, final: bool) -> bytes:
+        self._sequence += 1
+        last, steps = training.take()
+        report = {
+            **self._own,
+            "sequence": self._sequence,
+            "time": time.time(),
+            "now_ns": time.monotonic_ns(),
+            "final": final,
+            "stats": {**self._read_stats(), "reports_dropped": self._dropped},
+            "training": last,
+            "steps": steps,
+            **{name: log.news(final=final) for name, log in self._logs.items()},
+            "events": [event.line() for event in self._events.take()],
+        }
+        return json.dumps(report, separators=(",", ":"), default=str).encode()
+
+
+class _Log:
+    """What is new in `op_log` or `round_log`: rows under way, and those that ended before the last report, since the
+    program may wait for a row after its end. Each of the latter is told once."""
+
+    def __init__(self, read: Callable[[int], list[dict[str, Any]]], most: int) -> None:
+        self._read = read
+        self._most = most
+        self._told = 0  # all up to this number
+        self._ended_before = 0
+
+    def news(self, *, final: bool) -> list[dict[str, Any]]:
+        now_ns = time.monotonic_ns()
+        before, self._ended_before = now_ns if final else self._ended_before, now_ns
+        rows = self._read(self._told)
+        told = [row for row in rows if (ended := _ended_ns(row)) is None or ended < before]
+        for row in rows:
+            if (ended := _ended_ns(row)) is None or ended >= before:
+                break
+            self._told = row["number"]
+        return told[-self._most :]
+
+
+def _ended_ns(row: dict[str, Any]) -> int | None:
+    """When an operation or a round ended; None: it is under way."""
+    ended = row["ended_ns"] if "ended_ns" in row else row["applied_ns"]
+    return 0 if ended is None and row["failed"] else ended

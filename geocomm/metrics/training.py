@@ -1,0 +1,107 @@
+"""What the program says of its training steps, for reports: `report_step`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from geocomm.metrics import sources
+
+_KEPT = 512
+"""Steps that wait for a report; of older ones the totals remain."""
+
+
+class Training:
+    """The steps of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, Any] = {}
+        self._totals: dict[str, float] = {}
+        self._steps: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._ended_ns: int | None = None
+        self._exposed: float | None = None
+
+    def step(self, step: int, numbers: dict[str, float | None], parts: dict[str, float | None]) -> None:
+        """A step has ended. numbers: of the last step alone; parts: seconds and counts, which add up."""
+        now_ns, exposed = time.monotonic_ns(), _exposed_seconds()
+        with self._lock:
+            seconds = parts.pop("seconds", None)
+            if seconds is None and self._ended_ns is not None:
+                seconds = (now_ns - self._ended_ns) / 1e9
+            if exposed is not None:
+                parts["exposed_seconds"] = exposed - self._exposed if self._exposed is not None else None
+            self._ended_ns, self._exposed = now_ns, exposed
+            known = {name: value for name, value in {"seconds": seconds, **parts}.items() if value is not None}
+            said = {name: value for name, value in numbers.items() if value is not None}
+            for name, value in known.items():
+                self._totals[name] = self._totals.get(name, 0.0) + value
+            self._totals["steps"] = self._totals.get("steps", 0) + 1
+            self._last = {**self._last, "step": step, "ended_ns": now_ns, "ended_time": time.time(), **said}
+            self._steps.append({"step": step, "ended_ns": now_ns, **known, **said})
+
+    def take(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The last step's numbers with the totals, and the steps since the last call."""
+        with self._lock:
+            steps = list(self._steps)
+            self._steps.clear()
+            return {**self._last, "totals": dict(self._totals)} if self._last else {}, steps
+
+
+def _exposed_seconds() -> float | None:
+    groups = sources.read("groups", None)
+    if groups is None:
+        return None
+    past = sources.read("past groups", {})
+    return float(past.get("exposed_seconds", 0.0) + sum(group["exposed_seconds"] for group in groups))
+
+
+training = Training()
+"""This process's."""
+
+
+def report_step(
+    step: int,
+    *,
+    loss: float | None = None,
+    learning_rate: float | None = None,
+    grad_norm: float | None = None,
+    tokens: int | None = None,
+    of_steps: int | None = None,
+    seconds: float | None = None,
+    input_seconds: float | None = None,
+    checkpoint_seconds: float | None = None,
+) -> None:
+    """Tell the run's telemetry that a training step has ended.
+
+    It costs some microseconds, and nothing waits. Without telemetry it does nothing that is seen. `geocomm train` calls
+    it by itself. Call it on every rank, once a step.
+
+    Args:
+        step: Its number.
+        loss: Of this rank, as a number: `loss.item()` makes a GPU wait, so give it every tenth step or so.
+        learning_rate: Of the step.
+        grad_norm: Of the step.
+        tokens: That this rank trained on in it.
+        of_steps: How many steps the run shall have.
+        seconds: That it took; by default the time since the last call.
+        input_seconds: Of these, waiting for data.
+        checkpoint_seconds: Of these, writing a checkpoint.
+
+    Example:
+        After the optimizer's step:
+
+            geocomm.report_step(step, tokens=batch.numel(), input_seconds=waited)
+    """
+    training.step(
+        step,
+        {"loss": loss, "learning_rate": learning_rate, "grad_norm": grad_norm, "of_steps": of_steps},
+        {
+            "seconds": seconds,
+            "tokens": tokens,
+            "input_seconds": input_seconds,
+            "checkpoint_seconds": checkpoint_seconds,
+        },
+    )

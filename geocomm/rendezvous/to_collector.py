@@ -1,0 +1,83 @@
+"""The way to a node's collector of telemetry: where its sockets are, and how another site's reports get there.
+
+The hub and the leader of an elastic run do not read reports: they carry the bytes to the collector, which is a process
+of its own, so that no amount of reports slows a rendezvous down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.rendezvous.store_session import PacketKind, Refused, offset_bytes, write_packet
+from geocomm.rendezvous.tls_stream import TlsStream
+
+_LONGEST_PATH = 100
+_READ_BYTES = 64 << 10
+_SILENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class CollectorConfig:
+    """What a collector is told."""
+
+    folder: Path
+    """Of its sockets, and of the run store where it has one."""
+    keys: str | Path
+    hub: str = ""
+    """host:port of the hub, which has the store; empty: this collector has."""
+    elastic: bool = False
+    """The folder is that of an elastic run. Its files say who leads, and that agent gets the reports too."""
+
+    def command(self, parent: int) -> list[str]:
+        """What runs it, until the process `parent`, which starts it, has ended."""
+        config = [str(self.folder.resolve()), str(Path(self.keys).resolve()), self.hub]
+        return [
+            sys.executable,
+            "-m",
+            "geocomm.telemetry.collector_process",
+            *config,
+            str(int(self.elastic)),
+            str(parent),
+        ]
+
+
+def rank_socket(folder: Path) -> Path:
+    """Where the collector of a folder takes datagrams of this node's ranks."""
+    return _socket(folder, "reports.sock")
+
+
+def site_socket(folder: Path) -> Path:
+    """Where the collector of a folder takes streams of other sites: a line with the site's name, then packets."""
+    return _socket(folder, "collector.sock")
+
+
+def _socket(folder: Path, name: str) -> Path:
+    path = folder.absolute() / name
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        return path
+    place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return Path(f"/tmp/geocomm-{os.getuid()}/{place}.sock")
+
+
+async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) -> None:
+    """Carry what a site reports to the collector of `folder`, until either ends it. Refused where there is none."""
+    if folder is None:
+        raise Refused("this run keeps no telemetry here: start the hub with --telemetry FOLDER")
+    try:
+        _, collector = await asyncio.open_unix_connection(site_socket(folder))
+    except OSError as error:
+        raise Refused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
+    try:
+        collector.write(site.encode() + b"\n")
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        while True:
+            async with asyncio.timeout(_SILENCE_S):
+                collector.write(await stream.read_some(_READ_BYTES))
+                await collector.drain()
+    finally:
+        collector.close()

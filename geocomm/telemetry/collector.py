@@ -1,0 +1,223 @@
+"""The collector of a node: takes reports of its ranks and of other sites, keeps them, and passes its ranks' on.
+
+Nothing waits for it. What comes too fast, or cannot be kept or sent, is dropped and counted: the newest reports win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress
+from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.rendezvous.tunnel import dial
+from geocomm.security.keys import Keys, KeysError
+from geocomm.telemetry.report import MAX_PACKED_BYTES, BadReportError, Report, parse, unpack
+from geocomm.telemetry.report_stream import ReportPacker, ReportUnpacker
+from geocomm.telemetry.run_store import RunStore
+
+MOST_RANKS_OF_A_SITE = 4096
+SHORTEST_INTERVAL_S = 0.2
+"""Reports of a rank that come sooner after its last one are dropped."""
+_MOST_WAITING = 512
+_THIN_S = 60.0
+_PAUSES_S = (1.0, 10.0)
+_REFUSED_PAUSE_S = 10.0
+_WRITE_LIMIT_S = 15.0
+_READ_BYTES = 64 << 10
+_SITE_LINE_BYTES = 128
+_LOG_INTERVAL_S = 60.0
+
+
+@dataclass
+class Counts:
+    """What became of the reports that came."""
+
+    kept: int = 0
+    refused: int = 0
+    """They were no reports, or of another site than the sender's."""
+    dropped: int = 0
+    """They came too fast, or could be neither kept nor sent."""
+
+
+class Collector:
+    """Serves the sockets of one folder. Used in one event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        store: RunStore | None,
+        keys: Keys | None,
+        upstream: Callable[[], HubAddress | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """folder: of the sockets. site: this one. store: None: reports are passed on alone. upstream: where to, now;
+        None: nowhere."""
+        self.counts = Counts()
+        self._folder, self._site, self._store, self._keys = folder, site, store, keys
+        self._upstream, self._log = upstream, _CalmLog(log)
+        self._last: dict[tuple[str, int], float] = {}
+        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
+        self._news = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Until cancelled. OSError: the sockets cannot be made."""
+        ranks, sites = rank_socket(self._folder), site_socket(self._folder)
+        for path in (ranks, sites):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as receiver:
+            with _private_files():
+                receiver.bind(os.fspath(ranks))
+                server = await asyncio.start_unix_server(self._serve_site, os.fspath(sites))
+            receiver.setblocking(False)
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+            loop.add_reader(receiver, self._take_datagram, receiver)
+            try:
+                async with server:
+                    await asyncio.gather(self._thin_forever(), self._pass_on_forever())
+            finally:
+                loop.remove_reader(receiver)
+                for path in (ranks, sites):
+                    path.unlink(missing_ok=True)
+
+    def _take_datagram(self, receiver: socket.socket) -> None:
+        try:
+            packed = receiver.recv(MAX_PACKED_BYTES + 1)
+        except BlockingIOError:
+            return
+        try:
+            report, text = unpack(packed)
+        except BadReportError as error:
+            self._refuse(f"a process of this machine: {error}")
+            return
+        if report.site != self._site:
+            self._refuse(f"a rank here says that it is of site {report.site}, and this is {self._site}")
+            return
+        if self._keep(report):
+            if len(self._waiting) == _MOST_WAITING:
+                self.counts.dropped += 1
+            self._waiting.append(text)
+            self._news.set()
+
+    async def _serve_site(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reports of another site, which the hub or leader has made sure of."""
+        site, unpacker = "", ReportUnpacker()
+        try:
+            site = (await reader.readuntil(b"\n"))[:_SITE_LINE_BYTES].decode().strip()
+            while content := await reader.read(_READ_BYTES):
+                for text in unpacker.take(content):
+                    report = parse(text)
+                    if report.site != site:
+                        raise BadReportError(f"it reports for site {report.site}")
+                    self._keep(report)
+                    await asyncio.sleep(0)  # a flood leaves the others their turn
+        except (BadReportError, UnicodeDecodeError) as error:
+            self._refuse(f"site {site}: {error}")
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    def _refuse(self, why: str) -> None:
+        self.counts.refused += 1
+        self._log(f"telemetry refused: {why}")
+
+    def _keep(self, report: Report) -> bool:
+        """Whether it came in time, and is not one too many."""
+        now, key = time.time(), (report.site, report.rank)
+        last = self._last.get(key)
+        if last is None and sum(site == report.site for site, _ in self._last) >= MOST_RANKS_OF_A_SITE:
+            self._refuse(f"site {report.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
+            return False
+        if last is not None and 0 <= now - last < SHORTEST_INTERVAL_S and not report.final:
+            self.counts.dropped += 1
+            return False
+        self._last[key] = now
+        if self._store is not None:
+            try:
+                self._store.add(report, now)
+                self.counts.kept += 1
+            except sqlite3.Error as error:
+                self.counts.dropped += 1
+                self._log(f"telemetry is not kept in {self._store.path}: {error}; training goes on. Free room there")
+        return True
+
+    async def _thin_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_THIN_S)
+            if self._store is not None:
+                try:
+                    self._store.thin(time.time(), 10 * _THIN_S)
+                except sqlite3.Error as error:
+                    self._log(f"old telemetry in {self._store.path} cannot be dropped: {error}")
+
+    async def _pass_on_forever(self) -> None:
+        pause_s = _PAUSES_S[0]
+        while True:
+            target = self._upstream()
+            if target is None or self._keys is None:
+                self._waiting.clear()
+                await asyncio.sleep(_PAUSES_S[0])
+                continue
+            try:
+                await self._pass_on(target, self._keys)
+                pause_s = _PAUSES_S[0]
+            except (Refused, KeysError, ProtocolError) as error:
+                self._log(f"{target} does not take this site's telemetry: {error}; trying again")
+                pause_s = _REFUSED_PAUSE_S
+            except OSError as error:
+                self._log(f"no telemetry goes to {target}: {str(error) or 'silent'}; trying again")
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+    async def _pass_on(self, target: HubAddress, keys: Keys) -> None:
+        """Over one connection, until it is lost (OSError), or another target is named."""
+        stream, _ = await dial(target, keys, Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+        packer = ReportPacker()
+        try:
+            while self._upstream() == target:
+                self._news.clear()
+                while self._waiting:
+                    async with asyncio.timeout(_WRITE_LIMIT_S):
+                        await stream.write(packer.pack(self._waiting.popleft()))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSES_S[0]):
+                        await self._news.wait()
+        finally:
+            stream.close()
+
+
+@contextlib.contextmanager
+def _private_files() -> Generator[None]:
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class _CalmLog:
+    """At most one line in _LOG_INTERVAL_S of each beginning."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._last: dict[str, float] = {}
+
+    def __call__(self, message: str) -> None:
+        now, kind = time.monotonic(), message[:40]
+        if now - self._last.get(kind, float("-inf")) >= _LOG_INTERVAL_S:
+            self._last[kind] = now
+            self._log(message)

@@ -1,0 +1,87 @@
+"""The collector as a process, which `geocomm run` starts on each node.
+
+It ends soon after the process that started it, so that last reports arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.message_log import logger
+from geocomm.elastic.whereabouts import leader_address
+from geocomm.rendezvous.doorway import raise_descriptor_limit
+from geocomm.rendezvous.to_collector import CollectorConfig
+from geocomm.security.keys import Keys
+from geocomm.telemetry.collector import Collector
+from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+_LOOK_S = 0.5
+_LAST_REPORTS_S = 3.0
+
+
+def _target(config: CollectorConfig) -> HubAddress | None:
+    """Where the reports of this node go, now."""
+    address = leader_address(config.folder) if config.elastic else config.hub
+    with contextlib.suppress(HubAddressError):
+        return HubAddress.parse(address) if address else None
+    return None
+
+
+async def _run(config: CollectorConfig, parent: int) -> None:
+    keys = Keys.load(config.keys)
+    store = None if config.hub else RunStore(config.folder, write=True)
+    with contextlib.closing(store) if store is not None else contextlib.nullcontext():
+        target = functools.partial(_target, config)
+        collector = Collector(config.folder, keys.identity.site, store, keys, target, logger().warning)
+        serving = asyncio.create_task(collector.serve())
+        while os.getppid() == parent and not serving.done():
+            await asyncio.wait([serving], timeout=_LOOK_S)
+        await asyncio.wait([serving], timeout=_LAST_REPORTS_S)
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Hold the folder, which one collector at a time may. OSError where another one does."""
+    with (folder / "collector.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OSError(f"{folder} is in use by another collector: name another folder") from None
+        yield
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of the process. What goes wrong costs one line: training goes on without telemetry."""
+    folder, keys, hub, elastic, parent = arguments
+    config = CollectorConfig(Path(folder), keys, hub, elastic=elastic == "1")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # for the program that started it
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)
+    raise_descriptor_limit()
+    try:
+        with _locked(config.folder):
+            asyncio.run(_run(config, int(parent)))
+    except (OSError, sqlite3.Error, NoStoreError) as error:
+        logger().warning(f"no telemetry: {error}; training goes on without")
+        sys.exit(1)
+    finally:
+        if config.hub:  # made for this one
+            shutil.rmtree(config.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""The run store: the reports of a run in one SQLite file, which one process writes and any number read.
+
+It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
+what is dropped costs detail and no sum. Operations and rounds are kept for an hour, events for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geocomm.telemetry.report import Report, Row
+
+FILE_NAME = "telemetry.sqlite"
+_APPLICATION_ID = 0x67637465
+_FORMAT = 1
+_KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
+"""(age, interval): of reports older than `age`, one in `interval` is kept."""
+_DETAILS = ("operations", "rounds", "steps")
+
+
+class NoStoreError(Exception):
+    """There is no run store, or it is none of this version; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process that reports."""
+
+    site: str
+    rank: int
+    process: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """A report, and when the collector had it, in Unix seconds of the collector's clock."""
+
+    at: float
+    report: Report
+
+    @property
+    def rank(self) -> Rank:
+        """Whose it is."""
+        return Rank(self.report.site, self.report.rank, self.report.process)
+
+
+class RunStore:
+    """One connection to the file; used by one thread at a time."""
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        """path: the file, or the folder that it is in. write: make it where it is not there.
+
+        Raises NoStoreError, and OSError or sqlite3.Error for what the disk says.
+        """
+        self.path = path / FILE_NAME if path.is_dir() else path
+        if not write and not self.path.is_file():
+            raise NoStoreError(
+                f"{path} has no telemetry ({FILE_NAME}): start the run with geocomm run --telemetry FOLDER or --elastic"
+            )
+        mode = "rwc" if write else "ro"
+        self._db = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
+        self._db.execute("PRAGMA busy_timeout=2000")
+        if write:
+            self._make()
+        self._check()
+
+    def add(self, report: Report, at: float) -> None:
+        """Keep a report that came at `at` (Unix seconds). Raises sqlite3.Error, such as for a full disk."""
+        body = report.model_dump(exclude={*_DETAILS, "events"})
+        details = {name: getattr(report, name) for name in _DETAILS}
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute(
+                "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(at, report.site, report.rank, report.process, report.sequence),
+                    *(_packed(body), _packed(details) if any(details.values()) else None),
+                ),
+            )
+            self._db.executemany(
+                "INSERT INTO events VALUES (?, ?, ?, ?)",
+                [(at, report.site, report.rank, json.dumps(event)) for event in report.events],
+            )
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def latest(self) -> list[Received]:
+        """The last report of each rank of each site, without its details; by site and rank."""
+        rows = self._db.execute(
+            "SELECT max(at), body FROM reports GROUP BY site, rank ORDER BY site, rank"  # body: of the row with the max
+        )
+        return [Received(at, _report(body, None)) for at, body in rows.fetchall()]
+
+    def reports(self, since: float = 0.0, *, details: bool = False, site: str | None = None) -> Iterator[Received]:
+        """Reports that came after `since`, oldest first. details: with `operations`, `rounds` and `steps`."""
+        rows = self._db.execute(
+            f"SELECT at, body, {'details' if details else 'NULL'} FROM reports "
+            "WHERE at > ? AND (? IS NULL OR site = ?) ORDER BY at",
+            (since, site, site),
+        )
+        for at, body, packed in rows:
+            yield Received(at, _report(body, packed))
+
+    def rows(self, kind: str, since: float = 0.0) -> list[tuple[Rank, Row]]:
+        """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was
+        said last; in the order in which they began at each rank."""
+        key = {"operations": "number", "rounds": "number", "steps": "step"}[kind]
+        found: dict[tuple[Rank, Any], Row] = {}
+        for received in self.reports(since, details=True):
+            for row in getattr(received.report, kind):
+                found[received.rank, row.get(key)] = row
+        return [(rank, row) for (rank, _), row in found.items()]
+
+    def events(self, since: float = 0.0) -> list[Row]:
+        """Events that came after `since`, oldest first, each with `site`, `rank` and `at`."""
+        rows = self._db.execute("SELECT at, site, rank, body FROM events WHERE at > ? ORDER BY at", (since,))
+        return [{**json.loads(body), "at": at, "site": site, "rank": rank} for at, site, rank, body in rows]
+
+    def thin(self, now: float, back_s: float = math.inf) -> None:
+        """Drop what is too old to be kept in full. back_s: how far back from each age to look, where what is older was
+        thinned before."""
+        for age, interval in _KEPT_S:
+            first, last = now - age - back_s, now - age
+            self._db.execute(
+                "DELETE FROM reports WHERE at BETWEEN ? AND ? AND rowid NOT IN (SELECT max(rowid) FROM reports "
+                "WHERE at BETWEEN ? AND ? GROUP BY site, rank, process, CAST(at / ? AS INTEGER))",
+                (first, last, first, last, interval),
+            )
+        last = now - _KEPT_S[0][0]
+        self._db.execute(
+            "UPDATE reports SET details = NULL WHERE at BETWEEN ? AND ? AND details IS NOT NULL", (last - back_s, last)
+        )
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._db.close()
+
+    def _make(self) -> None:
+        if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            return
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(
+            "BEGIN IMMEDIATE;"
+            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, body BLOB, "
+            "details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
+            "CREATE INDEX reports_at ON reports (at);"
+            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, body TEXT) STRICT;"
+            f"PRAGMA application_id={_APPLICATION_ID};"
+            f"PRAGMA user_version={_FORMAT};"
+            "COMMIT;"
+        )
+
+    def _check(self) -> None:
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        found, version = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        if (found, version) != (_APPLICATION_ID, _FORMAT):
+            self.close()
+            raise NoStoreError(f"{self.path} is no run store of this version of geocomm: name another folder")
+
+
+def _packed(value: Row) -> bytes:
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+
+
+def _report(body: bytes, details: bytes | None) -> Report:
+    value = json.loads(zlib.decompress(body))
+    if details is not None:
+        value |= json.loads(zlib.decompress(details))
+    return Report.model_construct(**value)

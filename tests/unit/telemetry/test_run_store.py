@@ -1,0 +1,69 @@
+"""The run store: what is kept, for how long, and who reads it meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.telemetry.report import Report
+from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+DAY_S = 86400.0
+
+
+def report(sequence: int, site: str = "a", rank: int = 0, **more: Any) -> Report:
+    own = {"site": site, "rank": rank, "process": "0123456789abcdef", "sequence": sequence}
+    return Report.model_validate({**own, "time": 0.0, "now_ns": sequence, **more})
+
+
+def test_readers_see_what_one_process_writes_while_it_writes(tmp_path: Path) -> None:
+    writer = RunStore(tmp_path, write=True)
+    reader = RunStore(tmp_path)
+    for second in range(3):
+        for rank in range(2):
+            writer.add(report(second, rank=rank, stats={"operations": second}), float(second))
+    writer.add(report(7, site="b", events=[{"kind": "checkpoint"}]), 3.0)
+    assert [(r.report.site, r.report.rank, r.at) for r in reader.latest()] == [
+        ("a", 0, 2.0),
+        ("a", 1, 2.0),
+        ("b", 0, 3.0),
+    ]
+    assert reader.latest()[0].report.stats == {"operations": 2}
+    assert reader.events() == [{"kind": "checkpoint", "at": 3.0, "site": "b", "rank": 0}]
+    assert [r.at for r in reader.reports(since=1.0, site="a")] == [2.0, 2.0]
+
+
+def test_an_operation_that_was_under_way_is_read_once_as_it_was_said_last(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    store.add(report(1, operations=[{"number": 1, "ended_ns": None}]), 1.0)
+    store.add(report(2, operations=[{"number": 1, "ended_ns": 5}, {"number": 2, "ended_ns": None}]), 2.0)
+    assert [row for _, row in store.rows("operations")] == [
+        {"number": 1, "ended_ns": 5},
+        {"number": 2, "ended_ns": None},
+    ]
+
+
+def test_old_reports_are_thinned_and_the_last_of_each_interval_stays(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    now = 10 * DAY_S
+    times = (
+        [now - 3 * DAY_S + s for s in range(120)] + [now - 7200 + s for s in range(120)] + [now - s for s in range(120)]
+    )
+    for number, at in enumerate(times):
+        store.add(report(number, steps=[{"step": number}]), at)
+    store.thin(now)
+    kept = [r.at for r in store.reports()]
+    assert [at for at in kept if at < now - 2 * DAY_S] == [now - 3 * DAY_S + 59, now - 3 * DAY_S + 119]
+    assert [at for at in kept if now - 7200 <= at < now - 3600] == [now - 7200 + s for s in range(9, 120, 10)]
+    assert len([at for at in kept if at > now - 3600]) == 120
+    assert len(store.rows("steps")) == 120
+
+
+def test_a_folder_without_telemetry_and_another_file_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(NoStoreError, match="geocomm run --telemetry"):
+        RunStore(tmp_path)
+    (tmp_path / "telemetry.sqlite").write_bytes(b"")
+    with pytest.raises(NoStoreError, match="no run store of this version"):
+        RunStore(tmp_path)
