@@ -38,8 +38,11 @@ def require_no_reduction_between_sites(parameters: Iterable[torch.Tensor], facts
     at several sites; UnsupportedError where an FSDP1 has one. Callbacks and modules of frameworks get the model without
     what is around it.
 
-    Looks at every object of the process: a quarter of a second for 450,000 of them.
+    Looks at every object of the process: a quarter of a second for 450,000 of them. Not without a process group, which
+    all three need.
     """
+    if not torch.distributed.is_initialized():
+        return
     wanted = {id(parameter) for parameter in parameters}
     if not any(_reduces_between_sites(one, facts) for one in _wrappers_of(wanted)):
         return
