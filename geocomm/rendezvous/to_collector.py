@@ -69,15 +69,25 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     if folder is None:
         raise Refused("this run keeps no telemetry here: start the hub with --telemetry FOLDER")
     try:
-        _, collector = await asyncio.open_unix_connection(site_socket(folder))
+        ended, collector = await asyncio.open_unix_connection(site_socket(folder))
     except OSError as error:
         raise Refused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
-        while True:
-            async with asyncio.timeout(_SILENCE_S):
-                collector.write(await stream.read_some(_READ_BYTES))
-                await collector.drain()
+        tasks = [asyncio.create_task(_carry(stream, collector)), asyncio.create_task(ended.read())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         collector.close()
+
+
+async def _carry(stream: TlsStream, collector: asyncio.StreamWriter) -> None:
+    while True:
+        async with asyncio.timeout(_SILENCE_S):
+            collector.write(await stream.read_some(_READ_BYTES))
+            await collector.drain()

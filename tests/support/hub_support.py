@@ -60,15 +60,18 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def running_hub(keys: Keys, port_of_store: int | Callable[[str], object]) -> AsyncIterator[Place]:
-    """A hub at HUB_HOST; its only store is at a loopback port, or as `port_of_store` says."""
+async def running_hub(
+    keys: Keys, port_of_store: int | Callable[[str], object], telemetry: Path | None = None
+) -> AsyncIterator[Place]:
+    """A hub at HUB_HOST; its only store is at a loopback port, or as `port_of_store` says. telemetry: the folder of a
+    collector."""
 
     async def fixed(_: str) -> int:
         return port_of_store
 
     listener = listen_on(f"{HUB_HOST}:0")
     lines: list[str] = []
-    hub = Hub(listener, keys, port_of_store if callable(port_of_store) else fixed, lines.append)
+    hub = Hub(listener, keys, port_of_store if callable(port_of_store) else fixed, lines.append, telemetry)
     serving = asyncio.create_task(hub.serve())
     try:
         yield Place(hub, HubAddress(HUB_HOST, listener.getsockname()[1]), lines)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from geocomm.telemetry.run_store import RunStore
 from support import hub_ranks
 from support.harness import Ranks
 from support.hub_support import HUB_HOST, SECURITY, make_keys
@@ -127,11 +128,14 @@ def start_node(
     *torchrun: str,
     sites: str = "ab",
     node_rank: int | None = None,
+    telemetry: Path | None = None,
     **variables: str,
 ) -> None:
     number = node if node_rank is None else node_rank
     job.start(
-        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}", "--"),
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}"),
+        *(() if telemetry is None else ("--telemetry", str(telemetry))),
+        "--",
         *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1", *torchrun),
         *(str(RANKS), work, str(job.folder)),
         GEOCOMM_KEYS=str(keys / sites[node]),
@@ -174,7 +178,8 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
 ) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
-    start_nodes(job, tmp_path / "keys", port, "stay")
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", telemetry=tmp_path / "telemetry")
     ranks = [job.fact(f"rank{rank}") for rank in range(2)]
     assert [rank["GEOCOMM_SITE"] for rank in ranks] == ["a", "b"]
     assert [rank["total"] for rank in ranks] == [3.0, 3.0]
@@ -197,6 +202,18 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
     (job.folder / "go").touch()
     assert job.end() == [0, 0, 2], job.output()
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
+
+    with contextlib.closing(RunStore(tmp_path / "telemetry")) as store:
+        end = time.monotonic() + LIMIT_S
+        while [(r.site, r.rank, r.final) for r in (said.report for said in store.latest())] != [
+            ("a", 0, True),
+            ("b", 1, True),
+        ]:
+            assert time.monotonic() < end, store.latest()
+            time.sleep(0.05)
+        sums = [row for _, row in store.rows("operations") if row["kind"] == "all_reduce" and row["elements"] == 40_000]
+        assert len(sums) == 4
+        assert all(row["ended_ns"] for row in sums)
 
 
 @pytest.mark.slow
