@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from geocomm.security.keys import Keys
@@ -20,14 +20,20 @@ class Supervised:
         self.sites = ElasticSites(folder, keys, wait_for)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *ranks: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """ranks: torchrun's arguments; by default one rank without torch."""
+    def start(
+        self,
+        name: str,
+        *ranks: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "geocomm"),
+    ) -> subprocess.Popen[bytes]:
+        """ranks: torchrun's arguments; by default one rank without torch. program: Python's, for `geocomm`."""
         site = self.sites[name]
         log = site.folder.parent / f"{name}-run-{len(site.logs)}.log"
         site.logs.append(log)
         wait_for = ["--wait-for", ",".join(site.wait_for)] if site.wait_for else []
         command = [
-            *[sys.executable, "-m", "geocomm", "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
+            *[sys.executable, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
             *["--hub", site.leader, "--listen", site.listen, "--run-dir", str(site.folder), "--"],
             *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
         ]

@@ -70,7 +70,7 @@ def _refresh_alone() -> str:
     from geocomm.backend.runtime import runtime
 
     assert runtime.world is not None
-    runtime.world.store.set_timeout(timedelta(seconds=2))
+    runtime.world.backend.options._timeout = timedelta(seconds=2)
     try:
         _refreshed()
     except TimeoutError as error:
@@ -129,6 +129,7 @@ def test_refresh_links_that_one_rank_leaves_out_names_what_was_missing() -> None
     with joined(["a", "b"]) as ranks:
         (outcome,) = ranks.outcomes(_refresh_alone, ranks=[1])
         assert "refresh_links" in outcome.value
+        assert "rank 0 did not call it within 2 s" in outcome.value
 
 
 @pytest.mark.parametrize(

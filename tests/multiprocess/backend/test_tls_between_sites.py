@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,6 @@ def test_keys_of_another_job_end_the_group_with_an_error_that_says_so(
     shutil.rmtree(keys["b"]["GEOCOMM_KEYS"])
     shutil.copytree(other / "b", keys["b"]["GEOCOMM_KEYS"])
     with Ranks(["a", "b"], environment_of={0: keys["a"], 1: keys["b"]}) as ranks:
-        ranks.init()
+        ranks.init(timeout=timedelta(seconds=10))
         messages = [outcome.failure.message for outcome in ranks.outcomes(_sum_and_ciphers) if outcome.failure]
         assert any("signed by" in message for message in messages), messages
