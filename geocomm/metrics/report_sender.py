@@ -38,6 +38,8 @@ class ReportSender:
         self, path: str, rank: int, site: str, read_stats: Callable[[], dict[str, Any]], events: EventReader
     ) -> None:
         """path: of the collector's socket, which need not be there yet."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         self._path = path
         self._own = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
@@ -46,12 +48,16 @@ class ReportSender:
         self._sequence = 0
         self._dropped = 0
         self._logs = {"operations": _Log(op_log, _MOST_OPERATIONS), "rounds": _Log(round_log, _MOST_ROUNDS)}
+        self._optimizers = register_optimizer_step_post_hook(
+            lambda optimizer, *_: training.optimizer_stepped(optimizer)
+        )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="geocomm-reports", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """The counters must still be readable."""
+        self._optimizers.remove()
         self._closing.set()
         self._thread.join(self._CLOSE_S)
 
@@ -90,6 +96,10 @@ class ReportSender:
             "events": [event.line() for event in self._events.take()],
         }
         return json.dumps(report, separators=(",", ":"), default=str).encode()
+
+
+def _optimizer_stepped(optimizer: object, _arguments: object, _named: object) -> None:
+    training.optimizer_stepped(optimizer)
 
 
 class _Log:

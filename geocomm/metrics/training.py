@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -18,14 +19,35 @@ class Training:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._told = False
+        self._optimizer: weakref.ref[object] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._last: dict[str, Any] = {}
         self._totals: dict[str, float] = {}
         self._steps: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._ended_ns: int | None = None
         self._exposed: float | None = None
 
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """Count a step, where the program tells none and this optimizer was the first to make one."""
+        if self._told:
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is optimizer:
+            self._step(int(self._last.get("step", 0)) + 1, {}, {})
+
     def step(self, step: int, numbers: dict[str, float | None], parts: dict[str, float | None]) -> None:
-        """A step has ended. numbers: of the last step alone; parts: seconds and counts, which add up."""
+        """Note what the program tells of a step. numbers: of the last alone; parts: seconds and counts, which add up."""
+        if not self._told:
+            with self._lock:
+                self._told = True
+                self._begin()
+        self._step(step, numbers, parts)
+
+    def _step(self, step: int, numbers: dict[str, float | None], parts: dict[str, float | None]) -> None:
         now_ns, exposed = time.monotonic_ns(), _exposed_seconds()
         with self._lock:
             seconds = parts.pop("seconds", None)
@@ -76,8 +98,8 @@ def report_step(
 ) -> None:
     """Tell the run's telemetry that a training step has ended.
 
-    It costs some microseconds, and nothing waits. Without telemetry it does nothing that is seen. `geocomm train` calls
-    it by itself. Call it on every rank, once a step.
+    Without it, telemetry counts the steps of the first optimizer that makes one, and knows neither loss nor tokens. It
+    costs some microseconds, and nothing waits. `geocomm train` calls it by itself. Call it on every rank, once a step.
 
     Args:
         step: Its number.

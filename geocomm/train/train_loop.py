@@ -16,6 +16,7 @@ import torch.distributed as dist
 from geocomm.core.environment import codec_name
 from geocomm.membership.collective_verdict import agree
 from geocomm.metrics.events import events
+from geocomm.metrics.training import report_step
 from geocomm.runs.run_log import RunLog
 from geocomm.runs.step_entry import RunFacts, sites_entry, step_entry
 from geocomm.train.agreed_run import Agreed
@@ -89,6 +90,7 @@ class TrainLoop:
         self._log_error: str | None = None
         self._last_save = time.monotonic()
         self._saved_step = -1
+        self._checkpoint_seconds = 0.0
 
     def run(self, progress: Progress, stop: StopRequest) -> Progress:
         """Train; returns where the run stands at its end or when some rank was asked to stop."""
@@ -167,7 +169,19 @@ class TrainLoop:
         if trained.local is not None:
             entry["sync"] = trained.local.summary()
             self._tell_trouble(step, entry["sync"])
-        self._unsent = (entry, self._meter.row())
+        row = self._meter.row()
+        self._unsent = (entry, row)
+        report_step(
+            step,
+            loss=totals.loss,
+            learning_rate=rate,
+            grad_norm=norm,
+            tokens=self._facts.tokens_per_rank,
+            of_steps=training.steps,
+            input_seconds=row[ROW.index("input_seconds")],
+            checkpoint_seconds=self._checkpoint_seconds,
+        )
+        self._checkpoint_seconds = 0.0
         if totals.wants.failed:
             agree(place, self._log_error)
         return Progress(step, progress.consumed + config.global_batch(place.world_size)), totals.wants
@@ -266,6 +280,7 @@ class TrainLoop:
         self._last_save = time.monotonic()
         self._saved_step = progress.step
         seconds = time.perf_counter() - begin
+        self._checkpoint_seconds += seconds
         if self._place.local_rank == 0:  # one of those who wrote it, on each machine
             events.record("checkpoint", step=progress.step, path=str(path), seconds=seconds)
         self._guard_log(self._log.note_events)
