@@ -49,7 +49,8 @@ def ls(
 ) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
 
-    since: the entry of the journal that made it so. in: fragments whose last round counted the site. heard: ago.
+    since: the entry of the journal that made it so. tokens: read by its last frame that counted. in: fragments whose
+    last round counted the site. heard: ago.
 
     Example:
 
@@ -62,8 +63,10 @@ def ls(
         typer.echo(json.dumps({"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}))
         return
     run = "-" if state.genesis is None else state.genesis.run[:8]
+    tokens = sum(record.taken for record in state.sites.values())
+    counted = f", {tokens} tokens" if tokens else ""
     ended = ", ended" if state.ended else ""
-    table = Table(title=f"run {run}, entry {state.head.index}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in _COLUMNS:
         table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:
@@ -73,7 +76,7 @@ def ls(
         Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
 
 
-_COLUMNS = ("site", "state", "since", "rounds", "weight", "in", "step", "heard", "s/step", "GiB", "why")
+_COLUMNS = ("site", "state", "since", "rounds", "weight", "tokens", "in", "step", "heard", "s/step", "GiB", "why")
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
@@ -85,6 +88,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "since": record.since,
         "rounds": record.rounds,
         "weight": record.weight,
+        "tokens": record.taken or None,
         "in": f"{len(listed)}/{len(state.versions)}",
         "step": None if beat is None else beat.step,
         "heard": None if seen is None else f"{seen.heard_s:.0f} s",

@@ -1,7 +1,8 @@
-"""Which file systems keep neither the promises of SQLite's locks nor of fsync."""
+"""What a file system promises: names that last, and which ones keep neither SQLite's locks nor fsync."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "afs", "9p"}
@@ -11,6 +12,15 @@ def network_file_system(folder: Path) -> str:
     """The kind of the file system that a folder is on, as Linux names it, where it is one of a network; else empty."""
     kind = _file_system_of(folder)
     return kind if kind in _OF_A_NETWORK else ""
+
+
+def fsync_folder(folder: Path) -> None:
+    """Bring the names of its files to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _file_system_of(folder: Path) -> str:

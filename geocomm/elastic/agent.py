@@ -729,6 +729,7 @@ class Agent:
                 states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
                 every=self.state.every,
                 step=self.state.step,
+                taken=own_site.taken if (own_site := self.state.sites.get(self.site)) else 0,
             )
         )
         behind = [fragment for fragment in own if rank.versions[fragment] < rank.goals[fragment]]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,8 @@ from pathlib import Path
 
 import xxhash
 
-from geocomm.core.file_systems import network_file_system
+from geocomm.core.file_systems import fsync_folder, network_file_system
+from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
@@ -157,7 +157,7 @@ class FragmentStore:
         """A name, in the folder of `path`, for what becomes that file."""
         if not path.parent.exists():
             path.parent.mkdir(exist_ok=True)
-            _fsync(path.parent.parent)
+            fsync_folder(path.parent.parent)
         return path.parent / f".{os.getpid()}-{next(self._numbers)}.part"
 
     @staticmethod
@@ -166,7 +166,7 @@ class FragmentStore:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.rename(path)
-        _fsync(path.parent)
+        fsync_folder(path.parent)
 
     def sweep(self) -> None:
         """Remove what processes left behind that died while they wrote."""
@@ -179,23 +179,10 @@ class FragmentStore:
         """The name of this store, made at first. A copied file has another inode: that tells a copy of the folder,
         which does not hold what the first one says it does."""
         path = self.run_dir / _STORE_ID
-        if not path.exists():
-            part = self.run_dir / f".{os.getpid()}-{next(self._numbers)}.part"
-            with part.open("w") as file:
-                json.dump({"id": uuid.uuid4().hex, "inode": os.fstat(file.fileno()).st_ino}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # a rank and the agent at once: the first counts
-                os.link(part, path)
-            part.unlink()
-            _fsync(self.run_dir)
         try:
-            with path.open() as file:
-                known = json.load(file)
-                copied = known["inode"] != os.fstat(file.fileno()).st_ino
-                store_id = str(known["id"])
-        except (ValueError, KeyError, TypeError):
-            raise StoreError(f"{path} cannot be read; remove it, and the site joins the run with a new store") from None
+            store_id, copied = folder_mark(path, uuid.uuid4().hex)
+        except FolderMarkError as error:
+            raise StoreError(f"{error}; remove it, and the site joins the run with a new store") from None
         if copied:
             raise StoreError(
                 f"{self.run_dir} is the copy of another run folder, and two stores of one name would vouch for each "
@@ -231,11 +218,3 @@ def _write(path: Path, pieces: Sequence[Piece]) -> None:
     with path.open("wb") as file:
         for piece in pieces:
             file.write(piece)
-
-
-def _fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

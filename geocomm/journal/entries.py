@@ -53,6 +53,8 @@ class Listed(Record):
     """Of the delta before it was coded (L2)."""
     lr: Annotated[float, Field(ge=0)]
     """The site's learning rate when the frame was made; 0: not known."""
+    taken: Whole = 0
+    """Tokens that the site has read in the run by then, over all its starts; 0: it does not say."""
 
 
 class EntryBase(Record):

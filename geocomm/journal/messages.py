@@ -159,6 +159,8 @@ class Offer(Record):
     lr: Annotated[float, Field(ge=0)]
     every: Whole
     """Steps between two rounds that the site wants from now on; 0: as now."""
+    taken: Whole = 0
+    """See `Listed`."""
 
 
 class Pass(Record):
@@ -346,6 +348,8 @@ class RankWelcome(Record):
     every: Annotated[int, Field(ge=1)]
     step: Whole
     """Of the run: the most that a listed frame says."""
+    taken: Whole = 0
+    """Tokens that the site had read by its newest listed frame."""
 
 
 class Leaving(Record):

@@ -68,6 +68,8 @@ class SiteRecord:
     """That listed a frame of it."""
     weight: int = 0
     """Of these frames: steps, or tokens. Those of all fragments are added up."""
+    taken: int = 0
+    """Tokens that the site has read by its newest listed frame: from there it reads on when it comes back."""
 
 
 _MAY_BECOME = {
@@ -217,7 +219,12 @@ class RunState:
             raise self._misfit(entry, f"{unknown[0]} never joined")
         for listed in entry.members:
             site = self.sites[listed.site]
-            self.sites[listed.site] = replace(site, rounds=site.rounds + 1, weight=site.weight + listed.weight)
+            self.sites[listed.site] = replace(
+                site,
+                rounds=site.rounds + 1,
+                weight=site.weight + listed.weight,
+                taken=max(site.taken, listed.taken),
+            )
         self.versions[entry.fragment] += 1
         self.rounds[entry.fragment] = entry
         self.every = entry.every or self.every

@@ -822,6 +822,7 @@ class Sequencer:
                 step=offer.step,
                 squared_norm=offer.squared_norm,
                 lr=offer.lr,
+                taken=offer.taken,
             )
             for name, offer in sorted(chosen.items())
         )

@@ -135,6 +135,12 @@ class LocalSteps:
         """Optimizer steps of the run, `begin_step` included; in an elastic run those of the site that has most."""
         return self._own.run_step
 
+    @property
+    def site_tokens(self) -> int:
+        """Tokens that `count_tokens` has told of: where this site is in its data. A site that returns to an elastic run
+        begins at those that its last frame that counted had read."""
+        return self._own.tokens
+
     def begin(self) -> None:
         """Compare everything with the other sites, and begin: `local_steps` calls it.
 
@@ -145,21 +151,20 @@ class LocalSteps:
         register_handle("local_steps", self)
 
     def count_tokens(self, tokens: int) -> None:
-        """Say how many tokens were trained on since the last call, with `LocalSettings(weights="tokens")`.
+        """Say how many tokens were trained on since the last call.
 
-        Call it at the latest before the optimizer step that they belong to.
+        Call it at the latest before the optimizer step that they belong to. With `LocalSettings(weights="tokens")` the
+        site counts by them. In an elastic run the journal has them, so that `site_tokens` outlives this process.
 
         Args:
             tokens: Of the whole site, 1 or more; the same number at each of its ranks.
 
         Raises:
-            InvalidArgumentError: The run counts steps, or `tokens` is below 1.
+            InvalidArgumentError: `tokens` is below 1.
         """
-        if self._settings.given.weights != "tokens":
-            raise InvalidArgumentError("count_tokens is for weights='tokens'; this run counts steps")
         if tokens < 1:
             raise InvalidArgumentError(f"tokens is {tokens}; it must be 1 or more")
-        self._own.weight += tokens
+        self._own.count_tokens(tokens)
 
     @torch.no_grad()
     def finish(self) -> None:

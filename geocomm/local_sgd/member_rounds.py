@@ -98,6 +98,8 @@ class Delta:
     squared_norm: float
     rate: float
     every: int
+    taken: int
+    """Tokens that the site has read in the run so far."""
 
 
 @dataclass(frozen=True)
@@ -614,6 +616,7 @@ class MemberRounds:
             squared_norm=delta.squared_norm,
             lr=delta.rate,
             every=delta.every,
+            taken=delta.taken,
         )
         self._act(self._require_member().made(offer))
 

@@ -126,7 +126,7 @@ class MemberSiteRounds(SiteState):
         if self.ranks.place == 0:
             self._rounds.write_layout(self._layout())
         self._heads = dict(welcome.versions)
-        self._begun_at = welcome.step
+        self._begun_at, self._taken = welcome.step, welcome.taken
         self._rounds.go(self._held)
         for index, version in welcome.versions.items():
             if version == 0:  # a site may join with other weights before the first round
@@ -151,7 +151,8 @@ class MemberSiteRounds(SiteState):
                 missing = sum(self._heads[index] - held.version for index, held in self._held.items())
                 say(patience, f"the replay of {missing} rounds", "frames that other sites have")
         # All owners heard the same journal's head or a later one; the most is where the run is.
-        begun = self.ranks.sum([self._begun_at if rounds is not None and self.ranks.place == 0 else 0])[0]
+        told = [self._begun_at, self._taken] if rounds is not None and self.ranks.place == 0 else [0, 0]
+        begun, self.tokens = self.ranks.sum(told)
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
         self._next_due = [begun + due for due in self._next_due]
@@ -243,6 +244,7 @@ class MemberSiteRounds(SiteState):
                     delta.squared_norm,
                     self._inner.rate,
                     every,
+                    self.tokens,
                 )
                 self._rounds.offer(opened, offered)
         (finite,) = self.ranks.tell(index, None if local is None else [int(finite)], 1)
@@ -381,8 +383,7 @@ class MemberSiteRounds(SiteState):
     def _beat(self) -> Beat:
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         line_s = 0.0 if self._rounds is None else self._rounds.line.seconds
-        tokens = self.weight if self._settings.given.weights == "tokens" else 0
-        return Beat(step=self.run_step, tokens=tokens, step_s=step_s, line_s=line_s, free_bytes=0)
+        return Beat(step=self.run_step, tokens=self.tokens, step_s=step_s, line_s=line_s, free_bytes=0)
 
 
 def _agreement(entry: Round, settings: ResolvedSettings, mean_norm: float) -> float | None:

@@ -68,6 +68,8 @@ class SiteState(ABC):
         self._has_stepped = False
         self.weight = 0
         """Steps or tokens so far."""
+        self.tokens = 0
+        """That the site has read so far, as far as it was told of them."""
         self._weight_at_begin = [0] * len(self.fragments)
         self._step_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
@@ -99,6 +101,12 @@ class SiteState(ABC):
         if not self._has_stepped:
             self._has_stepped = True
             self._view.check()
+
+    def count_tokens(self, tokens: int) -> None:
+        """The site has read so many tokens more."""
+        self.tokens += tokens
+        if self._settings.given.weights == "tokens":
+            self.weight += tokens
 
     @abstractmethod
     def meet(self) -> None:

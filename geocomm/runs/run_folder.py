@@ -47,6 +47,11 @@ class RunFolder:
         """The trained model, for other programs; rank 0 writes it at the end."""
         return self.path / "export"
 
+    @property
+    def elastic_site(self) -> Path:
+        """Which site of an elastic run the folder is of."""
+        return self.path / "elastic-site.json"
+
     def has_run(self) -> bool:
         """Whether a run has written here."""
         return self.metrics.exists() or self.checkpoints.exists()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.checkpoint.checkpoint_folder import complete_checkpoints, free_bytes
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
+from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
 from geocomm.data.packing import PackedSequences
 from geocomm.data.text_tokenizer import load_tokenizer
@@ -173,6 +174,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"output_dir {folder.path} cannot be made: {error}") from None
+    if elastic:
+        _require_own_folder(folder, place.site)
     tokenizer = load_tokenizer(config.data.tokenizer)
     data = PackedSequences(
         load_tokens(config.data, tokenizer),
@@ -220,6 +223,23 @@ def _require_elastic(config: RunConfig) -> None:
         raise BadInput(
             "checkpoint.resume is 'never', and a site of an elastic run goes on whenever it is started again; remove "
             "it, or begin another run with other folders (output_dir, --run-dir)"
+        )
+
+
+def _require_own_folder(folder: RunFolder, site: str) -> None:
+    """Refuse the folder of another site; the copy of one becomes this site's."""
+    mark = folder.elastic_site
+    try:
+        owner, copied = folder_mark(mark, site)
+        if copied:
+            mark.unlink(missing_ok=True)
+            owner, _ = folder_mark(mark, site)
+    except (OSError, FolderMarkError) as error:
+        raise BadInput(f"output_dir {folder.path} cannot be used: {error}") from None
+    if owner != site:
+        raise BadInput(
+            f"output_dir {folder.path} is that of site {owner}, and this is site {site}; give each site of an elastic run a "
+            f"folder of its own. If {owner} does not use it any more, remove {mark}"
         )
 
 

@@ -69,7 +69,7 @@ class LocalSync:
         """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""
         if self.is_joint and steps_done >= self._joint_steps:
             self.begin()
-        if self._handle is not None and self._settings.weights == "tokens":
+        if self._handle is not None:
             self._handle.count_tokens(self._tokens)
 
     def before_update(self) -> None:
@@ -81,6 +81,11 @@ class LocalSync:
     def run_step(self) -> int:
         """Steps of the run: in an elastic one those of the site that has most."""
         return 0 if self._handle is None else self._handle.run_step
+
+    @property
+    def tokens(self) -> int:
+        """That the site has read; in an elastic run by its last frame that counted, before this start, and since."""
+        return 0 if self._handle is None else self._handle.site_tokens
 
     def begin(self, step: int = 0) -> None:
         """Train with local steps from now on, the weights being those of this step. Collective over all ranks."""

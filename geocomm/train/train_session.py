@@ -41,8 +41,8 @@ def train_session(agreed: Agreed) -> int:
     if agreed.elastic and trained.local is not None:
         set_learning_rate(trained.engine, 0.0)  # a checkpoint's is of its step
         trained.local.begin(progress.step)
-        step = trained.local.run_step
-        progress = Progress(step, step * config.global_batch(place.world_size))
+        # Not by steps: another site may have made more, and this one may have had other batches.
+        progress = Progress(trained.local.run_step, trained.local.tokens // agreed.data.sequence_length)
     if agreed.elastic or agreed.resume_step is None or restored.ranks != place.world_size:
         # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
         site = zlib.crc32(place.site.encode()) if agreed.elastic else 0
@@ -59,7 +59,7 @@ def train_session(agreed: Agreed) -> int:
     with together(place, open_log) as log:
         module: Any = trained.engine.module
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())
-        start = _start_entry(agreed, restored, parameters)
+        start = _start_entry(agreed, restored, progress, parameters)
         together(place, lambda: log.write("start", start))
         log.say(_start_line(agreed, start))
         if progress.step >= config.training.steps:
@@ -94,9 +94,10 @@ def train_session(agreed: Agreed) -> int:
     return 0
 
 
-def _start_entry(agreed: Agreed, restored: Restored, parameters: int) -> dict[str, Any]:
+def _start_entry(agreed: Agreed, restored: Restored, progress: Progress, parameters: int) -> dict[str, Any]:
     return {
-        "step": restored.progress.step,
+        "step": progress.step,
+        "consumed": progress.consumed,
         "resumed": agreed.resume_step is not None,
         "ranks_before": restored.ranks,
         "backend": agreed.config.distributed.backend,

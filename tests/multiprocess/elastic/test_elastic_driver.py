@@ -1,8 +1,7 @@
-"""`geocomm train` as a site of an elastic run: killed, back, gone in order, and done with an exported model."""
+"""`geocomm train` as a site of an elastic run: killed, back, gone in order; and before and after such a run."""
 
 from __future__ import annotations
 
-import os
 import signal
 import statistics
 from pathlib import Path
@@ -14,18 +13,22 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
 from geocomm.checkpoint.checkpoint_folder import complete_checkpoints
+from geocomm.core.folder_mark import folder_mark
 from geocomm.export.export_record import read_record
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
-from support.elastic_commands import Supervised, processes_of, supervised
-from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_success, run_ranks
+from geocomm.runs.run_folder import RunFolder
+from support.elastic_commands import Supervised, supervised
+from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
 
 pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("training")]
 LOCAL = ("sync.mode=local", "sync.every=6", "sync.fragments=2", "sync.exact_below=1000")
 ENDLESS = 100_000
+SEQUENCE_LENGTH = 64  # of SMALL_RUN
+ZERO_3 = "training.zero_stage=3"
 
 
-def start(run: Supervised, name: str, steps: int = ENDLESS, *more: str) -> Any:
+def start(run: Supervised, name: str, *more: str, steps: int = ENDLESS, ranks: int = 1) -> Any:
     folder = run.sites[name].folder.parent / f"disk-{name}"
     settings = [
         *SMALL_RUN,
@@ -41,7 +44,7 @@ def start(run: Supervised, name: str, steps: int = ENDLESS, *more: str) -> Any:
     ]
     arguments = [argument for setting in settings for argument in ("--set", setting)]
     variables = {"OMP_NUM_THREADS": "1"}
-    return run.start(name, "--nproc-per-node", "1", "-m", "geocomm.train", *arguments, environment=variables)
+    return run.start(name, "--nproc-per-node", str(ranks), "-m", "geocomm.train", *arguments, environment=variables)
 
 
 def rounds_of(run: Supervised, name: str) -> list[Round]:
@@ -53,30 +56,27 @@ def checkpoints(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     return complete_checkpoints(folder / f"disk-{name}" / "run" / "checkpoints")
 
 
-def test_driver_is_killed_comes_back_leaves_and_ends_with_a_model(tmp_path: Path) -> None:
+def test_driver_is_killed_comes_back_and_leaves(tmp_path: Path) -> None:
+    """Sites of one rank and of two, which share their optimizer and weights (ZeRO 3)."""
     with supervised(tmp_path, "ab", together=True) as run:
-        leader, second = start(run, "a"), start(run, "b")
+        leader, second = start(run, "a", ZERO_3), start(run, "b", ZERO_3, ranks=2)
         run.until(lambda: bool(rounds_of(run, "b")) and bool(checkpoints(tmp_path, "b")), "b counts and has saved", 200)
 
-        (rank,) = processes_of(run.sites["b"], "-u -m geocomm.train")
-        os.kill(rank, signal.SIGKILL)
+        second.kill()
         run.until(lambda: run.sites["a"].state().sites["b"].standing is Standing.AWAY, "b is away")
-        counted = len(rounds_of(run, "b"))
-        run.until(lambda: len(rounds_of(run, "b")) >= counted + 2, "b counts again", 200)
-        begun = [entry["step"] for entry in entries(tmp_path / "disk-b", "start")]
-        assert len(begun) == 2
-        assert begun[1] > begun[0]  # where the run is
+        before = len(rounds_of(run, "b"))
+        listed = [one for entry in rounds_of(run, "b") for one in entry.members]
+        second = start(run, "b", ZERO_3, ranks=2)
+        run.until(lambda: len(rounds_of(run, "b")) >= before + 2, "b counts again", 200)
+        first, again = entries(tmp_path / "disk-b", "start")
+        assert (first["step"], first["consumed"]) == (0, 0)
+        assert again["step"] > max(one.step for one in listed)  # where the run is by now
+        # It reads on after the last batch that counted, in an order of its own.
+        assert again["consumed"] * SEQUENCE_LENGTH == max(one.taken for one in listed if one.site == "b")
 
         second.send_signal(signal.SIGTERM)
         assert second.wait(120) == 0, run.sites["b"].text()
         assert run.sites["a"].state().sites["b"].standing is Standing.LEFT
-        end = run.sites["a"].state().step + 40
-        second = start(run, "b", end, "export.format=hf")
-        assert second.wait(250) == 0, run.sites["b"].text()
-        exported = read_record(tmp_path / "disk-b" / "run" / "export")
-        assert exported is not None
-        assert exported.source.step >= end
-
         leader.send_signal(signal.SIGTERM)
         assert leader.wait(120) == 0, run.sites["a"].text()
         assert run.sites["a"].state().ended
@@ -93,8 +93,11 @@ def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_p
     require_success(run_ranks(tmp_path, [*common, "training.steps=6"]))
     copy_checkpoint(tmp_path, tmp_path / "disk-a", 6)
     with supervised(tmp_path, "a") as run:
-        site = start(run, "a", 40)
+        site = start(run, "a", "export.format=hf", steps=40)
         assert site.wait(200) == 0, run.sites["a"].text()
+        exported = read_record(tmp_path / "disk-a" / "run" / "export")
+        assert exported is not None
+        assert exported.source.step == 40
         [begun] = entries(tmp_path / "disk-a", "start")
         assert (begun["step"], begun["resumed"]) == (6, True)
         assert min(one.step for entry in run.sites["a"].rounds() for one in entry.members) > 6
@@ -106,3 +109,12 @@ def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_p
     assert set(ended) == set(range(41, 45))
     first, before, after = (losses(tmp_path)[1], losses(tmp_path / "disk-a")[7], statistics.mean(ended.values()))
     assert after < before < first
+
+
+def test_folder_of_another_site_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their agents are not reached before that."""
+    monkeypatch.setenv("GEOCOMM_AGENT", str(tmp_path / "agent.sock"))
+    (tmp_path / "run").mkdir()
+    assert folder_mark(RunFolder(tmp_path / "run").elastic_site, "frankfurt") == ("frankfurt", False)
+    ended = run_ranks(tmp_path, [*LOCAL, "distributed.backend=geocomm", "model.preset=tiny"], sites=["virginia"] * 2)
+    require_refusal(ended, "frankfurt", "virginia", str(tmp_path / "run"))
