@@ -66,7 +66,9 @@ def ls(
     tokens = sum(record.taken for record in state.sites.values())
     counted = f", {tokens} tokens" if tokens else ""
     ended = ", ended" if state.ended else ""
-    table = Table(title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for name in _COLUMNS:
         table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:

@@ -137,8 +137,10 @@ class LocalSteps:
 
     @property
     def site_tokens(self) -> int:
-        """Tokens that `count_tokens` has told of: where this site is in its data. A site that returns to an elastic run
-        begins at those that its last frame that counted had read."""
+        """Tokens that `count_tokens` has told of: where this site is in its data.
+
+        A site that returns to an elastic run begins with those that its last frame that counted had read.
+        """
         return self._own.tokens
 
     def begin(self) -> None:

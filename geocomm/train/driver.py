@@ -238,8 +238,8 @@ def _require_own_folder(folder: RunFolder, site: str) -> None:
         raise BadInput(f"output_dir {folder.path} cannot be used: {error}") from None
     if owner != site:
         raise BadInput(
-            f"output_dir {folder.path} is that of site {owner}, and this is site {site}; give each site of an elastic run a "
-            f"folder of its own. If {owner} does not use it any more, remove {mark}"
+            f"output_dir {folder.path} is that of site {owner}, and this is site {site}; give each site of an elastic "
+            f"run a folder of its own. If {owner} does not use it any more, remove {mark}"
         )
 
 
