@@ -194,9 +194,6 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: list[
         pairs = zip(saved, shards, strict=True)
         unequal = next((pair for pair in pairs if pair[0] != pair[1]), (shards[0], shards[0]))
         expected["ZeRO's shards over this many ranks:"] = unequal
-    if config.sync.mode != "local":
-        # From a checkpoint of mode gradients local steps begin as from weights that all share; not the other way.
-        expected["sync.mode"] = (manifest.get("sync_mode", "gradients"), config.sync.mode)
     for name, (saved, now) in expected.items():
         if saved != now:
             raise BadInput(f"the {where} was written with {name} {saved}, this run has {now}; they must be equal")
@@ -205,7 +202,21 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: list[
             f"the {where} was written with other data (text, tokenizer, data.sequence_length, "
             f"data.held_out_fraction or seed); restore them, or use another output_dir"
         )
+    if config.sync.mode != "local" and manifest.get("sync_mode") == "local":
+        _require_copies(records, step, where)
     return int(step)
+
+
+def _require_copies(records: list[dict[str, Any]], step: str, where: str) -> None:
+    """BadInput where the ranks do not have copies of one checkpoint of local steps, whose sites have moments of their
+    own: the replicas of per-step training must be equal."""
+    written = [record["checkpoints"][step].get("id") for record in records]
+    other = next((rank for rank, one in enumerate(written) if one is None or one != written[0]), None)
+    if other is not None:
+        raise BadInput(
+            f"the {where} is of local steps, whose sites differ, and per-step training begins from equal ones: copy "
+            f"that folder of one site to all ({_who(records[0])} and {_who(records[other])} have no copies of one)"
+        )
 
 
 def _differences(expected: dict[str, Any], got: dict[str, Any]) -> str:

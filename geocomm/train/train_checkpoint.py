@@ -41,12 +41,14 @@ class Progress:
 @dataclass(frozen=True)
 class Restored:
     """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has.
-    anchor_only: local steps begin anew from its anchor, or from the weights of mode gradients."""
+    anchor_only: local steps begin anew from its anchor, or from the weights of mode gradients. of_local: of local
+    steps, in a run without."""
 
     progress: Progress
     ranks: int
     lost_feedback: tuple[int, ...] = ()
     anchor_only: bool = False
+    of_local: bool = False
 
 
 class RunCheckpoints:
@@ -145,7 +147,9 @@ class RunCheckpoints:
             own["local"] = {"site": self._place.site, "outer": outer, **self._local.site_state()}
         torch.save(own, _rank_file(partial, self._place.rank))
         if self._is_disk_leader:
-            whole = {"format": 1, "step": progress.step, "consumed": progress.consumed, **self._manifest}
+            # A copy of the folder has the same id, and what another disk has of the same step another one.
+            about = {"format": 1, "id": uuid.uuid4().hex, "step": progress.step, "consumed": progress.consumed}
+            whole = {**about, **self._manifest}
             if self._local is not None:
                 whole["finished"] = self._local.is_finished
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
@@ -163,8 +167,9 @@ class RunCheckpoints:
         """Load the checkpoint of `step` into the engine and, if as many ranks wrote it, into the random generators."""
         source = folder.step_folder(self._root, step)
         manifest = folder.complete_checkpoints(self._root)[step]
-        restored = Restored(Progress(step, int(manifest["consumed"])), int(manifest["world_size"]))
-        as_many = restored.ranks == self._place.world_size and not self._elastic
+        of_local = self._local is None and manifest.get("sync_mode") == "local"
+        restored = Restored(Progress(step, int(manifest["consumed"])), int(manifest["world_size"]), of_local=of_local)
+        as_many = restored.ranks == self._place.world_size and not self._elastic and not of_local
         own = _rank_file(source, self._place.rank)
         if as_many and not own.is_file():
             error = f"{own} is missing: this machine did not write it; restore it or the rank order"

@@ -43,7 +43,8 @@ def train_session(agreed: Agreed) -> int:
         trained.local.begin(progress.step)
         # Not by steps: another site may have made more, and this one may have had other batches.
         progress = Progress(trained.local.run_step, trained.local.tokens // agreed.data.sequence_length)
-    if agreed.elastic or agreed.resume_step is None or restored.ranks != place.world_size:
+    anew = agreed.elastic or agreed.resume_step is None or restored.of_local
+    if anew or restored.ranks != place.world_size:
         # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
         site = zlib.crc32(place.site.encode()) if agreed.elastic else 0
         torch.manual_seed(config.seed + 1 + place.rank + progress.consumed + site)
@@ -78,6 +79,8 @@ def train_session(agreed: Agreed) -> int:
                 "the checkpoint is not of local steps between these sites: they begin anew from its weights, without "
                 "outer momentum, residuals and weights of the sites"
             )
+        if restored.of_local:
+            log.say("the checkpoint is of local steps: per-step training begins from what its sites shared")
         loop = TrainLoop(agreed, trained, checkpoints, log)
         stop = StopRequest()
         with stop.listening():

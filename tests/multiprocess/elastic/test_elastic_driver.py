@@ -88,7 +88,7 @@ def test_driver_is_killed_comes_back_and_leaves(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_path: Path) -> None:
-    """Per-step training, then a site of an elastic run, then local steps of two fixed sites."""
+    """Per-step training, then a site of an elastic run, then two fixed sites, with local steps and without."""
     common = ["distributed.backend=geocomm", "model.preset=tiny", "checkpoint.at_end=true"]
     require_success(run_ranks(tmp_path, [*common, "training.steps=6"]))
     copy_checkpoint(tmp_path, tmp_path / "disk-a", 6)
@@ -103,12 +103,13 @@ def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_p
         assert min(one.step for entry in run.sites["a"].rounds() for one in entry.members) > 6
     assert set(losses(tmp_path / "disk-a")) == set(range(7, 41))
 
-    copy_checkpoint(tmp_path / "disk-a", tmp_path / "again", 40)
-    require_success(run_ranks(tmp_path / "again", [*common, *LOCAL, "training.steps=44"]))
-    ended = losses(tmp_path / "again")
-    assert set(ended) == set(range(41, 45))
-    first, before, after = (losses(tmp_path)[1], losses(tmp_path / "disk-a")[7], statistics.mean(ended.values()))
-    assert after < before < first
+    for folder, mode in (("again", LOCAL), ("per-step", ())):
+        copy_checkpoint(tmp_path / "disk-a", tmp_path / folder, 40)
+        require_success(run_ranks(tmp_path / folder, [*common, *mode, "training.steps=44"]))
+        ended = losses(tmp_path / folder)
+        assert set(ended) == set(range(41, 45))
+        first, before, after = (losses(tmp_path)[1], losses(tmp_path / "disk-a")[7], statistics.mean(ended.values()))
+        assert after < before < first
 
 
 def test_folder_of_another_site_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,14 +175,24 @@ def test_local_steps_need_two_sites() -> None:
         decide(_records({1: {"site": "a"}}, config), config)
 
 
-@pytest.mark.parametrize(("saved", "now", "fits"), [("gradients", "local", True), ("local", "gradients", False)])
-def test_checkpoint_of_local_steps_is_not_for_the_other_mode(saved: str, now: str, *, fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("saved", "now", "ids", "fits"),
+    [
+        ("gradients", "local", "xy", True),
+        ("local", "gradients", "xx", True),
+        ("local", "gradients", "xy", False),
+    ],
+)
+def test_checkpoint_of_the_other_mode_is_taken_but_not_of_sites_that_differ(
+    saved: str, now: str, ids: str, *, fits: bool
+) -> None:
     config = _config(sync={"mode": now})
-    held = {rank: {"checkpoints": {"9": _MANIFEST | {"sync_mode": saved}}} for rank in range(2)}
+    manifest = _MANIFEST | {"sync_mode": saved}
+    held = {rank: {"checkpoints": {"9": manifest | {"id": one}}} for rank, one in enumerate(ids)}
     if fits:
         assert decide(_records(held, config), config).resume_step == 9
     else:
-        with pytest.raises(BadInput, match=r"sync\.mode local, this run has gradients"):
+        with pytest.raises(BadInput, match=r"copy that folder of one site to all \(rank 0 .* rank 1 "):
             decide(_records(held, config), config)
 
 
