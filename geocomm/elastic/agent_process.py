@@ -21,7 +21,8 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import EXIT_BAD_INPUT
-from geocomm.elastic.agent import Agent, AgentEnded
+from geocomm.elastic.agent import Agent
+from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
@@ -190,7 +191,7 @@ async def _run_once(
             refused=True,
         )
     agent = Agent(
-        begun.leader, known, keys, store, journal, begun.state, own_at, leader, log, passes_on=leadership.passes_on
+        begun.leader, known, keys, store, journal, begun.state, own_at, leader, passes_on=leadership.passes_on
     )
     works = [
         Doorway(begun.listener, keys, agent.serve_connection, log).serve(),

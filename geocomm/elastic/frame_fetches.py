@@ -1,0 +1,100 @@
+"""The frames that an agent brings here: for its ranks, since the leader says so, and for others that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from geocomm.elastic.agent_life import AgentLife
+from geocomm.elastic.fetch import Fetcher, Outcome, Wanted
+from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.other_agents import OtherAgents
+from geocomm.elastic.run_view import RunView
+from geocomm.elastic.site_ranks import SiteRanks
+from geocomm.journal.messages import Fetched, Hold, Lost, TakeState
+from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.waiting import Waiting
+
+NEED_PAUSE_S = 5.0
+"""Between two attempts to find a listed frame."""
+
+
+class FrameFetches:
+    """Used in one event loop."""
+
+    def __init__(
+        self,
+        view: RunView,
+        ranks: SiteRanks,
+        others: OtherAgents,
+        fetcher: Fetcher,
+        states: StatesOfOthers,
+        life: AgentLife,
+    ) -> None:
+        self._view, self._ranks, self._others = view, ranks, others
+        self._fetcher, self._states, self._life = fetcher, states, life
+        self._wanted: set[Wanted] = set()
+
+    def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
+        """Get an offered frame from these sources, if they have it."""
+        self._want(wanted, self._fetch_once(wanted, sources))
+
+    def until_here(self, wanted: Wanted) -> None:
+        """Get a listed frame, which the ranks need."""
+        self._want(wanted, self._fetch_until_here(wanted))
+
+    async def for_others(self, wanted: Wanted) -> bool:
+        """Get a frame that another agent cannot; whether it is here."""
+        return await self._fetcher.frame(wanted, await self._others.sources(first=wanted.site)) is Outcome.HERE
+
+    def _want(self, wanted: Wanted, work: Coroutine[Any, Any, None]) -> None:
+        """Get a frame, unless that is under way."""
+        if wanted in self._wanted:
+            work.close()
+            return
+        self._wanted.add(wanted)
+        self._life.start(work).add_done_callback(lambda _: self._wanted.discard(wanted))
+
+    async def _fetch_once(self, wanted: Wanted, sources: Iterable[str]) -> None:
+        if await self._fetcher.frame(wanted, list(sources), self._others.proxy) is Outcome.HERE:
+            self._arrived(wanted)
+
+    async def _fetch_until_here(self, wanted: Wanted) -> None:
+        """A listed frame: whoever has it, until it is here, or the rank no longer needs it."""
+        waiting = Waiting(log)
+        while self._is_needed(wanted):
+            sources = await self._others.sources(first=wanted.site)
+            outcome = await self._fetcher.frame(wanted, sources, self._others.proxy)
+            if outcome is Outcome.HERE:
+                self._arrived(wanted)
+                return
+            if outcome is Outcome.ABSENT and not await self._take_state(wanted, sources):
+                self._view.say_of_round(
+                    Lost(fragment=wanted.fragment, version=wanted.version, site=wanted.site, frame=wanted.frame)
+                )
+            waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
+            await asyncio.sleep(NEED_PAUSE_S)
+
+    async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
+        """Others let go of frames once they have written a state. Whether there is one, which the ranks take then."""
+        version = await self._states.newest(self._view.state, wanted.fragment, wanted.version, sources)
+        if version is None:
+            return False
+        self._ranks.tell_owner(wanted.fragment, TakeState(fragment=wanted.fragment, version=version))
+        return True
+
+    def _is_needed(self, wanted: Wanted) -> bool:
+        void = (wanted.fragment, wanted.version) in self._view.state.skipped
+        return not void and self._ranks.lacks(wanted.fragment, wanted.version)
+
+    def _arrived(self, wanted: Wanted) -> None:
+        """A frame lies on the disk: the leader may count on it, and the owner of the fragment use it."""
+        names = {
+            "fragment": wanted.fragment,
+            "version": wanted.version,
+            "site": wanted.site,
+            "frame": wanted.frame,
+        }
+        self._view.say_of_round(Hold.model_validate(names | {"by_mail": False}))
+        self._ranks.tell_owner(wanted.fragment, Fetched.model_validate(names))

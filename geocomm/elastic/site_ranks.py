@@ -1,0 +1,230 @@
+"""The ranks of a site as its agent sees them: who is connected, and what each begins with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from geocomm.elastic.agent_life import AgentLife
+from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.other_agents import OtherAgents
+from geocomm.elastic.rank_socket import RankConnection
+from geocomm.elastic.run_view import RunView
+from geocomm.journal.entries import BadLineError, Round, Skip
+from geocomm.journal.messages import Applied, Down, EntrySaid, RanksUp, RankWelcome, ReadySaid, Stop
+from geocomm.journal.run_state import Standing
+from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.waiting import Waiting
+
+_RANKS_END_S = 60.0
+
+
+@dataclass
+class _Rank:
+    """An owner of fragments that is connected."""
+
+    connection: RankConnection
+    versions: dict[int, int]
+    """Of its fragments, as it says."""
+    goals: dict[int, int] = field(default_factory=dict[int, int])
+    """Those that the journal had when the rank was welcomed."""
+    welcomed: bool = False
+    left: bool = False
+
+    @property
+    def caught_up(self) -> bool:
+        return self.welcomed and all(self.versions.get(fragment, -1) >= goal for fragment, goal in self.goals.items())
+
+
+class SiteRanks:
+    """Used in one event loop."""
+
+    def __init__(self, view: RunView, states: StatesOfOthers, others: OtherAgents, life: AgentLife) -> None:
+        self._view, self._states, self._others, self._life = view, states, others, life
+        self._ranks: dict[int, _Rank] = {}
+        self._welcoming: asyncio.Task[None] | None = None
+
+    def knows(self, connection: RankConnection) -> bool:
+        """Whether it is that of a rank, and none has taken its place."""
+        rank = self._ranks.get(connection.hello.place)
+        return rank is not None and rank.connection is connection
+
+    @property
+    def complete(self) -> bool:
+        """Whether all owners are connected."""
+        first = next(iter(self._ranks.values()), None)
+        return first is not None and len(self._ranks) == first.connection.hello.owners
+
+    def came(self, connection: RankConnection) -> None:
+        """A rank has said hello."""
+        hello = connection.hello
+        own = {fragment for fragment in range(hello.model.fragments) if fragment % hello.owners == hello.place}
+        if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
+            connection.say(
+                Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
+            )
+            connection.close()
+            return
+        if hello.head >= 0 and self._view.journal.hash_at(hello.head) != hello.head_hash:
+            # It was away while this site's entries were set aside: it may have their rounds.
+            connection.say(
+                Stop(
+                    why=f"the entries of site {self._view.site} up to {hello.head} that this rank has heard of are not "
+                    "a part of the run any more: it starts again from what the others have"
+                )
+            )
+            connection.close()
+            return
+        versions = dict(enumerate(self._view.state.versions))
+        if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
+            connection.say(Stop(why="this rank has applied rounds that the run does not have: start it again"))
+            connection.close()
+            return
+        others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
+        if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
+            connection.say(Stop(why="the ranks of this site have different models or settings"))
+            connection.close()
+            return
+        if (before := self._ranks.pop(hello.place, None)) is not None:
+            if before.connection.hello.owner.id != hello.owner.id:  # its launcher died, and it did not notice
+                before.connection.say(Stop(why="another process has taken the place of this rank"))
+            before.connection.close()
+        self._ranks[hello.place] = _Rank(connection, dict(hello.versions))
+        self.changed()
+
+    def applied(self, connection: RankConnection, up: Applied) -> None:
+        """A rank that is known has applied a round. BadLineError: not one of its own."""
+        versions = self._ranks[connection.hello.place].versions
+        if up.fragment not in versions:
+            raise BadLineError(f"a rank applied fragment {up.fragment}, which is not its own")
+        versions[up.fragment] = up.version
+
+    def leaves(self, connection: RankConnection) -> bool:
+        """A rank that is known has made its last offer. Whether all have."""
+        self._ranks[connection.hello.place].left = True
+        return self.complete and all(one.left for one in self._ranks.values())
+
+    def gone(self, connection: RankConnection) -> bool:
+        """The connection of a rank that is known has ended. Whether the site had all its ranks before."""
+        complete = self.complete
+        del self._ranks[connection.hello.place]
+        return complete
+
+    def tell(self, down: Down) -> None:
+        """Tell all that are welcomed; to end, all."""
+        for rank in self._ranks.values():
+            if rank.welcomed or isinstance(down, Stop):
+                rank.connection.say(down)
+
+    def tell_owner(self, fragment: int, down: Down) -> None:
+        """Tell who owns a fragment."""
+        for rank in self._ranks.values():
+            if rank.welcomed and fragment in rank.versions:
+                rank.connection.say(down)
+
+    def lacks(self, fragment: int, version: int) -> bool:
+        """Whether the owner of a fragment has not applied the round of this version yet."""
+        return any(rank.versions.get(fragment, version + 1) <= version for rank in self._ranks.values())
+
+    def catch_up(self) -> None:
+        """The journal is here as far as the leader had it: ranks that are welcomed have to come as far."""
+        for rank in self._ranks.values():
+            if rank.welcomed:
+                rank.goals = {fragment: self._view.state.versions[fragment] for fragment in rank.versions}
+
+    async def end_those_with(self, first: int, why: str) -> None:
+        """Stop the ranks that may have rounds of entry `first` on, and wait for their end."""
+        # Ranks that have just started have heard of no round.
+        ending = [rank for rank in self._ranks.values() if rank.welcomed or rank.connection.hello.head >= first]
+        for rank in ending:
+            rank.connection.say(Stop(why=why))
+        end, waiting = asyncio.get_running_loop().time() + _RANKS_END_S, Waiting(log)
+        while any(rank in ending for rank in self._ranks.values()) and asyncio.get_running_loop().time() < end:
+            waiting.tell(lambda: "the ranks of this site to end: they have rounds that the run does not have")
+            await asyncio.sleep(0.1)
+
+    def changed(self) -> None:
+        """Ranks or the leader's welcome are new."""
+        if not self.complete or self._view.welcome is None:
+            return
+        hellos = [self._ranks[place].connection.hello for place in sorted(self._ranks)]
+        model = hellos[0].model
+        digests = tuple(hellos[fragment % len(hellos)].digests[fragment] for fragment in range(model.fragments))
+        self._view.say(RanksUp(owners=tuple(hello.owner for hello in hellos), model=model, digests=digests))
+        self.welcome()
+        self.say_ready()
+
+    def say_ready(self) -> None:
+        if self._view.is_current and self.complete and all(rank.caught_up for rank in self._ranks.values()):
+            self._view.say(ReadySaid())
+
+    def welcome(self) -> None:
+        """Welcome the ranks that wait for it, once the journal is here as far as the leader had it."""
+        waiting = any(not rank.welcomed for rank in self._ranks.values())
+        known = self._view.state.genesis is not None and self._view.site in self._view.state.sites
+        if waiting and self._view.is_current and known and self.complete and self._welcoming is None:
+            self._welcoming = self._life.start(self._prepare_and_welcome())
+            self._welcoming.add_done_callback(self._welcoming_ended)
+
+    def _welcoming_ended(self, task: asyncio.Task[None]) -> None:
+        self._welcoming = None
+        if not task.cancelled():
+            self.welcome()
+
+    async def _prepare_and_welcome(self) -> None:
+        """Bring here what the ranks load first, then tell them; ranks that came meanwhile get their own turn."""
+        ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
+        bases: dict[int, tuple[int, bool]] = {}
+        rounds = await self._states.rounds()
+        joining = self._view.state.sites[self._view.site].standing is Standing.JOINING
+
+        async def find_base(rank: _Rank, fragment: int, version: int) -> None:
+            if rank.connection.hello.trains:  # it asks for frames that it lacks, and takes a state where they are gone
+                bases[fragment] = version, False
+                return
+            digest = rank.connection.hello.digests[fragment]
+            bases[fragment] = await self._states.base(
+                self._view.state, rounds, fragment, version, digest, self._others.sources, joining=joining
+            )
+
+        # At once: over a long line, each question takes a second.
+        await asyncio.gather(
+            *(find_base(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items())
+        )
+        for rank in ranks:
+            if self._ranks.get(rank.connection.hello.place) is rank:
+                self._welcome_rank(rank, bases, rounds)
+        self.say_ready()
+
+    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], rounds: dict[int, list[Round]]) -> None:
+        genesis = self._view.state.genesis
+        if genesis is None:  # never: welcome has looked
+            return
+        own = sorted(rank.versions)
+        rank.goals = {fragment: self._view.state.versions[fragment] for fragment in own}
+        rank.versions = {fragment: bases[fragment][0] for fragment in own}
+        rank.welcomed = True
+        rank.connection.say(
+            RankWelcome(
+                site=self._view.site,
+                run=genesis.run,
+                versions=rank.goals,
+                states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
+                every=self._view.state.every,
+                step=self._view.state.step,
+                taken=own_site.taken if (own_site := self._view.state.sites.get(self._view.site)) else 0,
+            )
+        )
+        behind = [fragment for fragment in own if rank.versions[fragment] < rank.goals[fragment]]
+        if behind:
+            lacks = [
+                one for fragment in behind for one in rounds.get(fragment, []) if one.version == bases[fragment][0]
+            ]
+            first = min(one.index for one in lacks) if len(lacks) == len(behind) else 0
+            for entry in self._view.journal.read(first):
+                if isinstance(entry, Round | Skip):
+                    base = rank.versions.get(entry.fragment)
+                    if base is not None and entry.version >= base:
+                        rank.connection.say(EntrySaid(entry=entry))
+        for opened in self._view.opens.values():
+            rank.connection.say(opened)
