@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from geocomm.telemetry.report import Report, Row
 
@@ -22,6 +21,7 @@ _APPLICATION_ID = 0x67637465
 _FORMAT = 1
 _KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
+_FOR_EVER = 1e12
 _DETAILS = ("operations", "rounds", "steps")
 
 
@@ -96,19 +96,27 @@ class RunStore:
                 self._db.execute("ROLLBACK")
             raise
 
-    def latest(self) -> list[Received]:
-        """The last report of each rank of each site, without its details; by site and rank."""
+    def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
+        """The last report of each rank of each site that came up to `until`; by site and rank. details: with
+        `operations`, `rounds` and `steps`."""
         rows = self._db.execute(
-            "SELECT max(at), body FROM reports GROUP BY site, rank ORDER BY site, rank"  # body: of the row with the max
+            f"SELECT at, body, {'details' if details else 'NULL'} "
+            "FROM (SELECT DISTINCT site, rank FROM reports) AS who JOIN reports ON reports.rowid = (SELECT rowid "
+            "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at <= ? "
+            "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
+            (until,),
         )
-        return [Received(at, _report(body, None)) for at, body in rows.fetchall()]
+        return [Received(at, _report(body, packed)) for at, body, packed in rows.fetchall()]
 
-    def reports(self, since: float = 0.0, *, details: bool = False, site: str | None = None) -> Iterator[Received]:
-        """Reports that came after `since`, oldest first. details: with `operations`, `rounds` and `steps`."""
+    def reports(
+        self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
+    ) -> Iterator[Received]:
+        """Reports that came after `since` and up to `until`, oldest first. details: with `operations`, `rounds` and
+        `steps`."""
         rows = self._db.execute(
             f"SELECT at, body, {'details' if details else 'NULL'} FROM reports "
-            "WHERE at > ? AND (? IS NULL OR site = ?) ORDER BY at",
-            (since, site, site),
+            "WHERE at > ? AND at <= ? AND (? IS NULL OR site = ?) ORDER BY at",
+            (since, until, site, site),
         )
         for at, body, packed in rows:
             yield Received(at, _report(body, packed))
@@ -117,11 +125,19 @@ class RunStore:
         """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was
         said last; in the order in which they began at each rank."""
         key = {"operations": "number", "rounds": "number", "steps": "step"}[kind]
-        found: dict[tuple[Rank, Any], Row] = {}
-        for received in self.reports(since, details=True):
-            for row in getattr(received.report, kind):
-                found[received.rank, row.get(key)] = row
+        found = {(rank, row.get(key)): row for _, rank, row in self.told(kind, since)}
         return [(rank, row) for (rank, _), row in found.items()]
+
+    def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
+        """The same with the time of the report, each as often as it was said."""
+        reports = self._db.execute(
+            "SELECT at, site, rank, process, details FROM reports WHERE at > ? AND at <= ? AND details IS NOT NULL "
+            "ORDER BY at",
+            (since, until),
+        )
+        for at, site, rank, process, packed in reports:
+            for row in json.loads(zlib.decompress(packed))[kind]:
+                yield at, Rank(site, rank, process), row
 
     def events(self, since: float = 0.0) -> list[Row]:
         """Events that came after `since`, oldest first, each with `site`, `rank` and `at`."""
@@ -156,6 +172,7 @@ class RunStore:
             "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, body BLOB, "
             "details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
             "CREATE INDEX reports_at ON reports (at);"
+            "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
             "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, body TEXT) STRICT;"
             f"PRAGMA application_id={_APPLICATION_ID};"
             f"PRAGMA user_version={_FORMAT};"
