@@ -48,9 +48,7 @@ class ReportSender:
         self._sequence = 0
         self._dropped = 0
         self._logs = {"operations": _Log(op_log, _MOST_OPERATIONS), "rounds": _Log(round_log, _MOST_ROUNDS)}
-        self._optimizers = register_optimizer_step_post_hook(
-            lambda optimizer, *_: training.optimizer_stepped(optimizer)
-        )
+        self._optimizers = register_optimizer_step_post_hook(_optimizer_stepped)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="geocomm-reports", daemon=True)
         self._thread.start()

@@ -40,7 +40,7 @@ class Training:
             self._step(int(self._last.get("step", 0)) + 1, {}, {})
 
     def step(self, step: int, numbers: dict[str, float | None], parts: dict[str, float | None]) -> None:
-        """Note what the program tells of a step. numbers: of the last alone; parts: seconds and counts, which add up."""
+        """Note what the program tells of a step. numbers: of the last alone; parts: what adds up."""
         if not self._told:
             with self._lock:
                 self._told = True
