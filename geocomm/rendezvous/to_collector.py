@@ -75,7 +75,7 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
-        tasks = [asyncio.create_task(_carry(stream, collector)), asyncio.create_task(ended.read())]
+        tasks = [asyncio.create_task(_carry(stream, collector)), asyncio.create_task(_until_end(ended))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -84,6 +84,11 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         collector.close()
+
+
+async def _until_end(collector: asyncio.StreamReader) -> None:
+    """It says nothing, and closes where it refuses."""
+    await collector.read(1)
 
 
 async def _carry(stream: TlsStream, collector: asyncio.StreamWriter) -> None:

@@ -21,7 +21,7 @@ def test_steps_that_the_program_tells_replace_those_of_its_optimizer() -> None:
     training.step(71, {"loss": None}, {"seconds": 1.0, "tokens": 8})
     training.optimizer_stepped(first)
     last, steps = training.take()
-    assert last["totals"] == {"seconds": 4.0, "tokens": 16.0, "steps": 2}
+    assert {"seconds": 4.0, "tokens": 16.0, "steps": 2}.items() <= last["totals"].items()
     assert (last["step"], last["loss"]) == (71, 2.5)
     assert [step["step"] for step in steps] == [70, 71]
     assert training.take()[1] == []
