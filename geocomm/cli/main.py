@@ -11,7 +11,23 @@ from typing import Annotated
 import typer
 
 from geocomm._version import __version__
-from geocomm.cli import bench, demo, doctor, export, keys, log, members, plan, probe, run, serve, snapshot, train, wan
+from geocomm.cli import (
+    bench,
+    demo,
+    doctor,
+    export,
+    hang,
+    keys,
+    log,
+    members,
+    plan,
+    probe,
+    run,
+    serve,
+    snapshot,
+    train,
+    wan,
+)
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 
@@ -20,7 +36,7 @@ _HELP = """Train large models across distant sites.
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
 as for wrong input; 125 where no WAN can be emulated; 128 + the signal that ended it.
 """
-_COMMANDS = (demo, train, export, serve, run, members, log, snapshot, keys, doctor, probe, plan, wan, bench)
+_COMMANDS = (demo, train, export, serve, run, hang, members, log, snapshot, keys, doctor, probe, plan, wan, bench)
 
 
 def build_app() -> typer.Typer:

@@ -139,6 +139,16 @@ class RunStore:
             for row in json.loads(zlib.decompress(packed))[kind]:
                 yield at, Rank(site, rank, process), row
 
+    def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
+        """The same of one process, the newest first."""
+        reports = self._db.execute(
+            "SELECT details FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "
+            "AND details IS NOT NULL ORDER BY at DESC",
+            (rank.site, rank.rank, rank.process, until),
+        )
+        for (packed,) in reports:
+            yield from reversed(json.loads(zlib.decompress(packed))[kind])
+
     def events(self, since: float = 0.0) -> list[Row]:
         """Events that came after `since`, oldest first, each with `site`, `rank` and `at`."""
         rows = self._db.execute("SELECT at, site, rank, body FROM events WHERE at > ? ORDER BY at", (since,))

@@ -68,6 +68,8 @@ CASES = [
     ("plan --parameters 7b --access fast", 2, "--access: 'fast'"),
     ("plan --parameters 7b --rate fast", 2, "--rate: 'fast'"),
     ("plan --parameters 7b --rtt fast", 2, "--rtt: 'fast'"),
+    ("hang {folder}", 2, "{folder} has no telemetry"),
+    ("hang --after -1", 2, "--after"),
     ("log", 2, "RUN_DIR"),
     ("log {away}", 2, "{away} has no journal.sqlite"),
     ("log {folder} --simulated 1", 2, "RUN_DIR"),

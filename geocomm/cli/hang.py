@@ -1,0 +1,164 @@
+"""`geocomm hang`: who has not come to which operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.diagnostics.hang import Hang, Member, StuckOperation
+    from geocomm.telemetry.overview import RoundState
+
+
+_MOST_LINES = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("hang")(hang)
+
+
+def hang(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
+    ] = Path(),
+    after: Annotated[
+        float, typer.Option(min=0, help="Seconds that an operation or a round may be under way.", metavar="SECONDS")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say who has not come to which operation, while a job hangs or after it.
+
+    Needs geocomm run --telemetry FOLDER, or an elastic run. Compares what all ranks say of their operations between
+    sites: who has not called one, who called another, and whose bytes are missing. Of local steps: which rounds wait
+    for whom. When the run is over, it tells what was so at its last report.
+
+    Exit status: 0 where nothing hangs, 1 where something does.
+
+    Example:
+
+        geocomm hang telemetry
+        geocomm hang run --after 60
+    """
+    from geocomm.diagnostics.hang import find_hang, moment
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    try:
+        store = RunStore(folder)
+    except NoStoreError as error:
+        fail("hang", str(error))
+    now = time.time()
+    found = find_hang(store, moment(store, now), after)
+    if as_json:
+        typer.echo(json.dumps({"found": found.found, **dataclasses.asdict(found)}))
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        for line in told(found, now):
+            console.print(line, markup=False)
+    raise typer.Exit(int(found.found))
+
+
+def told(found: Hang, now: float) -> Iterator[str]:
+    """What hangs, in plain words."""
+    if now - found.at > 1:
+        yield f"The last report came {_ago(now - found.at)} ago. What follows was so then."
+    groups = len({stuck.operation.group for stuck in found.operations})
+    for stuck in found.operations:
+        yield from _told_operation(stuck, several_groups=groups > 1)
+    for state in found.rounds:
+        yield _told_round(state)
+    if not found.found:
+        yield f"Nothing hangs: no operation has been under way for more than {_ago(found.after_seconds)}."
+    named = {(member.site, member.rank) for stuck in found.operations for member in stuck.members}
+    for site, rank, seconds in found.silent:
+        if (site, rank) not in named:
+            yield f"rank {rank} (site {site}) has been silent for {_ago(seconds)}."
+    if not found.ranks:
+        yield "No rank reports any more: all have ended."
+
+
+def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[str]:
+    from geocomm.diagnostics.hang import Standing
+
+    failed = [member for member in stuck.members if member.standing is Standing.FAILED]
+    group = f" of group {stuck.operation.group & 0xFFFF:04x}" if several_groups else ""
+    state = "failed" if failed else "is under way"
+    yield f"{stuck.operation}{group} {state}; it was called {_ago(stuck.seconds)} ago."
+    if len(stuck.calls) > 1:
+        for called, members in stuck.calls.items():
+            yield f"  {_listed(members)} called {called}."
+    for member in stuck.absent:
+        yield f"  {member} has not come: {_why(member)}."
+    for member in stuck.silent:
+        yield f"  {member} had come, and has been silent for {_ago(member.report_age_seconds)}."
+    waiting = [
+        member
+        for member in stuck.members
+        if member.standing in (Standing.WAITS, Standing.WAITS_INSIDE) and not member.is_silent
+    ]
+    for member in waiting[:_MOST_LINES]:
+        yield f"  {member} {_waits(member)}."
+    if len(waiting) > _MOST_LINES:
+        yield f"  {len(waiting) - _MOST_LINES} more ranks wait."
+    if failed:
+        yield f"  It failed on {_listed(failed)}."
+    if stuck.later:
+        yield f"  {stuck.later} later operations of the group are under way behind it."
+
+
+def _listed(members: Sequence[Member]) -> str:
+    more = f" and {len(members) - _MOST_LINES} more" if len(members) > _MOST_LINES else ""
+    return ", ".join(map(str, members[:_MOST_LINES])) + more
+
+
+def _why(member: Member) -> str:
+    if member.has_ended:
+        reason = f"it has ended, {_ago(member.report_age_seconds)} ago"
+    elif member.is_silent:
+        reason = f"it has been silent for {_ago(member.report_age_seconds)}"
+    else:
+        reason = "it reports, so its program is elsewhere"
+    if member.last is None or member.last_seconds is None:
+        return f"{reason}; no operation of it is known"
+    last = f"{reason}; its last operation was {member.last}"
+    if member.last_runs:
+        return f"{last}, called {_ago(member.last_seconds)} ago and still under way"
+    return f"{last}, which ended {_ago(member.last_seconds)} ago"
+
+
+def _waits(member: Member) -> str:
+    from geocomm.diagnostics.hang import Standing
+
+    where = " inside its site" if member.standing is Standing.WAITS_INSIDE else ""
+    senders = [f"{'the rest' if sender.has_begun else 'bytes'} from {sender.peer}" for sender in member.waits_for]
+    whom = f" for {', '.join(senders)}" if senders and not where else ""
+    since = "" if member.seconds is None else f", since {_ago(member.seconds)}"
+    return f"waits{where}{whom}{since}"
+
+
+def _told_round(state: RoundState) -> str:
+    from geocomm.telemetry.overview import Phase
+
+    name = f"round {state.round} of fragment {state.fragment}"
+    age = _ago(state.age_seconds or 0)
+    if state.phase is Phase.DUE:
+        return f"{name} has been due for {age}, and has not begun at every site."
+    if state.waits_for:
+        return f"{name} has been under way for {age}: it waits for {', '.join(state.waits_for)}."
+    return f"{name} has been under way for {age}: all frames are there, and it is not over."
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

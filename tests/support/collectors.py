@@ -1,0 +1,43 @@
+"""Collectors of telemetry for ranks of several sites on one machine, with one run store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from geocomm.rendezvous.to_collector import rank_socket
+from geocomm.telemetry.collector import Collector
+from geocomm.telemetry.run_store import RunStore
+
+
+@contextlib.contextmanager
+def collecting(folder: Path, sites: Sequence[str]) -> Iterator[dict[int, dict[str, str]]]:
+    """Keep in `folder` what ranks report. Yields the environment of each rank; `sites` are theirs."""
+    store = RunStore(folder, write=True)
+    folders = {site: folder / site for site in sites}
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        collectors = [Collector(at, site, store, None, lambda: None, print) for site, at in folders.items()]
+        await asyncio.gather(*(collector.serve() for collector in collectors))
+
+    serving = loop.create_task(serve())
+
+    def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(serving)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield {
+            rank: {"GEOCOMM_COLLECTOR": str(rank_socket(folders[site].absolute()))} for rank, site in enumerate(sites)
+        }
+    finally:
+        loop.call_soon_threadsafe(serving.cancel)
+        thread.join()
+        loop.close()
+        store.close()
