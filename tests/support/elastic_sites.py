@@ -19,6 +19,7 @@ from geocomm.journal.entries import Entry, Round
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.security.keys import Keys
+from support.warm_python import WarmProcess
 
 TESTS = Path(__file__).resolve().parents[1]
 _PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -40,7 +41,7 @@ class ElasticSite:
     snapshot_s: float = 0
     mail: bool = True
     agent: subprocess.Popen[str] | None = None
-    rank: subprocess.Popen[str] | None = None
+    rank: subprocess.Popen[str] | WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
 
     def start_agent(self) -> None:
@@ -131,15 +132,19 @@ class ElasticSite:
                     process.stdin.close()
 
     def _popen(self, command: list[str], what: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        path = self.folder.parent / f"{self.name}-{what}-{len(self.logs)}.log"
-        self.logs.append(path)
-        environment = ENVIRONMENT | {
-            "GEOCOMM_AGENT": str(socket_path(self.folder)),
-            "GEOCOMM_RUN_DIR": str(self.folder),
-            **(more or {}),
-        }
-        with path.open("w") as log:
+        with self.log(what).open("w") as log:
+            environment = self.environment(more or {})
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+
+    def log(self, what: str) -> Path:
+        """For what another of its processes writes."""
+        self.logs.append(self.folder.parent / f"{self.name}-{what}-{len(self.logs)}.log")
+        return self.logs[-1]
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Of its processes."""
+        own = {"GEOCOMM_AGENT": str(socket_path(self.folder)), "GEOCOMM_RUN_DIR": str(self.folder)}
+        return ENVIRONMENT | own | dict(more)
 
 
 class ElasticSites(dict[str, ElasticSite]):

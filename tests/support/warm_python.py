@@ -31,7 +31,9 @@ _LONGEST_REQUEST_BYTES = 1 << 20
 
 
 class WarmProcess:
-    """A started process; `returncode` and the methods are those of subprocess.Popen."""
+    """A started process; what it has of subprocess.Popen, it has alike."""
+
+    stdin = None
 
     def __init__(self, pid: int, status: int, out: IO[str], err: IO[str]) -> None:
         self.pid = pid
@@ -39,13 +41,26 @@ class WarmProcess:
         self._status = status
         self._files = (out, err)
 
+    def poll(self) -> int | None:
+        """Its exit status, once it has ended."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self._reap()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. subprocess.TimeoutExpired: it has not ended in time."""
+        if self.returncode is None and timeout is not None and not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self._reap() if self.returncode is None else self.returncode
+
+    def _reap(self) -> int:
+        self.returncode = int(os.read(self._status, 20))
+        os.close(self._status)
+        return self.returncode
+
     def communicate(self, timeout: float) -> tuple[str, str]:
         """What it wrote to stdout and stderr, once it has ended. subprocess.TimeoutExpired: not in time."""
-        if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            self.returncode = int(os.read(self._status, 20))
-            os.close(self._status)
+        self.wait(timeout)
         for file in self._files:
             file.seek(0)
         out, err = (file.read() for file in self._files)
@@ -56,6 +71,10 @@ class WarmProcess:
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, hard."""
@@ -89,13 +108,15 @@ class WarmPython:
         environment: Mapping[str, str],
         *,
         most_file_bytes: int | None = None,
+        log: IO[str] | None = None,
     ) -> WarmProcess:
         """`python -m module arguments…` with these variables and with this process's working directory.
 
         `most_file_bytes`: no file that it writes can become larger (RLIMIT_FSIZE), what it prints included.
+        `log`: of both stdout and stderr; else `communicate` returns them.
         """
-        out = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
-        err = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        out = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
+        err = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         status, its_status = os.pipe()
         request = {
             "module": module,
