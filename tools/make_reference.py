@@ -228,7 +228,7 @@ def metrics() -> str:
         [Events](#events) of rank 0 stand between the entries.
 
         In a `step` entry tokens and counters are totals over all ranks, or over rank 0's site with local
-        steps; `exposed_seconds` is averaged. With another backend than geocomm the counters are null, and
+        steps; seconds are averaged. With another backend than geocomm the counters are null, and
         so are numbers that JSON lacks (a NaN loss). A step's entry appears when the next step is done.
         """)
     events = inspect.cleandoc("""

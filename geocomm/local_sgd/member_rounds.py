@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -582,7 +582,8 @@ class MemberRounds:
     def _make(self, opened: Open, delta: Delta) -> None:
         """Code the delta, keep the frame, and offer it."""
         fragment = self._fragments[opened.fragment]
-        with self.line.running():
+        record = self._record_to_come(opened.fragment, opened.version)
+        with self.line.running(), nullcontext() if record is None else record.coding():
             frames, residual = encode_delta(
                 fragment, delta.values, delta.residual, self._coding, seed=self._seed(opened), counts=True
             )
@@ -596,7 +597,7 @@ class MemberRounds:
             self._act(self._require_member().made(nothing))
             return
         coded, exact = frames.sizes
-        if record := self._record_to_come(opened.fragment, opened.version):
+        if record is not None:
             record.stored()
             record.offered(coded + exact)
         own = delta.own
@@ -649,14 +650,15 @@ class MemberRounds:
             return Decided(settled, None, own, values)
         if entry is None:
             return Decided(settled, None, None)
-        with self.line.running():
+        record = self._record_to_come(settled.fragment, settled.version)
+        with self.line.running(), nullcontext() if record is None else record.coding():
             deltas = {one: delta for one in entry.members if (delta := self._delta_of(settled, one)) is not None}
             if not deltas:
                 return Decided(settled, None, None)
             average = host_empty(fragment.numel, pinned=False)
             weights = [one.weight for one in deltas]
             average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
-        if record := self._record_to_come(settled.fragment, settled.version):
+        if record is not None:
             record.averaged()
         counts = any(one.site == self.site for one in deltas)
         return Decided(settled, average, own if counts else None)

@@ -235,7 +235,7 @@ class RoundExchange:
         if self._failure is not None:
             return
         exchange.record.awaits(self._owed)
-        with self._line.running():
+        with self._line.running(), exchange.record.coding():
             frames, exchange.new_residual = encode_delta(
                 exchange.fragment,
                 exchange.delta,
@@ -352,7 +352,7 @@ class RoundExchange:
         values = None
         if any(exchange.entry.weights):
             values = host_empty(exchange.fragment.numel, pinned=False)
-            with self._line.running():
+            with self._line.running(), exchange.record.coding():
                 average_frames(
                     [exchange.frames[one] for one in self._sites],
                     exchange.fragment,

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,7 @@ class _Times:
     listed_ns: int | None = None
     averaged_ns: int | None = None
     applied_ns: int | None = None
+    coding_ns: int = 0
     counted: list[str] | None = None
     failed: bool = False
     peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
@@ -136,6 +138,15 @@ class RoundRecord:
         with self._lock:
             peer = self._times.peers.setdefault(site, _Peer(site))
             peer.bytes, peer.step, peer.weight = size, step, weight
+
+    @contextmanager
+    def coding(self) -> Generator[None]:
+        """Within, the own frame is made, or all are decoded and averaged."""
+        began = time.monotonic_ns()
+        yield
+        took = time.monotonic_ns() - began
+        with self._lock:
+            self._times.coding_ns += took
 
     def averaged(self) -> None:
         """The average is computed."""

@@ -34,6 +34,7 @@ def round_log(after: int = 0) -> list[dict[str, Any]]:
         - `listed_ns`: it was decided which sites count: all announcements were there, or the journal's entry.
         - `averaged_ns`: the frames were decoded and averaged.
         - `applied_ns`: the outer step was taken.
+        - `coding_ns`: host time for making the own frame, and for decoding and averaging all of them.
         - `counted`: names of the sites that count; empty: the round is void; None: not decided yet.
         - `last_arrived`: the other site whose frame came last; None: frames are missing, or no other site counts.
         - `failed`: it ended with an error.

@@ -16,6 +16,7 @@ SITE = {
     "step_seconds": "mean of its ranks",
     "tokens_per_second": "tokens by step_seconds",
     "input_seconds": "in which a rank waited for its data, mean of its ranks; of `steps`, where there are several",
+    "checkpoint_seconds": "the same for writing a checkpoint before these steps, not in step_seconds",
     **_COUNTED,
 }
 """What `sites` of a step holds of a site: counters summed over its ranks, times as their mean."""
@@ -64,6 +65,7 @@ ENTRIES: dict[str, dict[str, str]] = {
         "tokens": "",
         "tokens_per_second": "",
         "input_seconds": "waiting for data, mean of the ranks",
+        "checkpoint_seconds": "writing a checkpoint before this step, not in step_seconds",
         **_COUNTED,
         "site": "of rank 0",
         "codec": "",

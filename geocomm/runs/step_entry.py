@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+WAITS = ("input_seconds", "checkpoint_seconds")
+"""What a rank waits for besides other sites, whatever the backend."""
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -21,6 +24,8 @@ class RunFacts:
     """The codec of traffic between sites; None where the backend has none."""
     counters: Sequence[str]
     """Names of the whole numbers that a site counts."""
+    times: Sequence[str]
+    """Names of the seconds that a rank counts."""
     counts: bool
     """Whether the backend has counters; else they are None in the entries."""
 
@@ -35,20 +40,20 @@ def step_entry(
 ) -> dict[str, Any]:
     """`step`, what this rank knows of it, with times, speeds and counters, in total and by site.
 
-    own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, input_seconds,
-    exposed_seconds and counters.
+    own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, `WAITS`, counters and
+    times.
     """
     sites = {site: _site_entry(run, site, row) for site, row in rows.items()}
     tokens = run.tokens_per_rank * run.ranks
-    exposed = sum(row["exposed_seconds"] for row in rows.values()) / run.ranks
+    times = {name: sum(row[name] for row in rows.values()) / run.ranks for name in (*WAITS, *run.times)}
     return {
         **step,
         "step_seconds": own_seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / own_seconds,
-        "input_seconds": sum(row["input_seconds"] for row in rows.values()) / run.ranks,
+        **{name: times[name] for name in WAITS},
         **{name: sum(site[name] for site in sites.values()) if run.counts else None for name in run.counters},
-        "exposed_seconds": exposed if run.counts else None,
+        **{name: times[name] if run.counts else None for name in run.times},
         "site": run.site,
         "codec": run.codec,
         "backend": run.backend,
@@ -62,7 +67,7 @@ def sites_entry(
     """Where all sites of a run with local steps stand; None where none has done a step since it last told.
 
     rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
-    ranks of step_seconds, input_seconds, exposed_seconds and counters.
+    ranks of step_seconds, `WAITS`, counters and times.
     """
     sites = {}
     for site, row in rows.items():
@@ -81,9 +86,9 @@ def sites_entry(
                 "tokens": tokens,
                 "step_seconds": seconds / steps,
                 "tokens_per_second": tokens / seconds,
-                "input_seconds": row["input_seconds"] / ranks,
+                **{name: row[name] / ranks for name in WAITS},
                 **{name: int(row[name]) for name in run.counters},
-                "exposed_seconds": row["exposed_seconds"] / ranks,
+                **{name: row[name] / ranks for name in run.times},
             }
     if not sites:
         return None
@@ -103,7 +108,7 @@ def _site_entry(run: RunFacts, site: str, row: Mapping[str, float]) -> dict[str,
         "tokens": tokens,
         "step_seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "input_seconds": row["input_seconds"] / ranks,
+        **{name: row[name] / ranks for name in WAITS},
         **{name: int(row[name]) if run.counts else None for name in run.counters},
-        "exposed_seconds": row["exposed_seconds"] / ranks if run.counts else None,
+        **{name: row[name] / ranks if run.counts else None for name in run.times},
     }

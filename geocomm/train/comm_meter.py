@@ -19,10 +19,10 @@ from typing_extensions import override
 
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
+from geocomm.runs.step_entry import WAITS
 
-_TIMES = ("step_seconds", "input_seconds")
 COUNTERS = tuple(schema.names(schema.COUNTERS))
-ROW = (*_TIMES, *COUNTERS)
+ROW = ("step_seconds", *WAITS, *COUNTERS)
 
 
 class StepMeter:
@@ -30,6 +30,7 @@ class StepMeter:
 
     def __init__(self, backend: str) -> None:
         self.has_counters = backend == "geocomm"
+        self._checkpoint = 0.0
         self.start()
 
     def _read(self) -> list[float]:
@@ -51,10 +52,16 @@ class StepMeter:
         yield
         self._input += time.perf_counter() - began
 
+    def wrote_checkpoint(self, seconds: float) -> None:
+        """Before `start`: the row of the step that begins then has it."""
+        self._checkpoint += seconds
+
     def row(self) -> list[float]:
         """Values of `ROW` since `start`."""
         elapsed = time.perf_counter() - self._begin
-        return [elapsed, self._input, *(now - before for now, before in zip(self._read(), self._before, strict=True))]
+        checkpoint, self._checkpoint = self._checkpoint, 0.0
+        counted = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        return [elapsed, self._input, checkpoint, *counted]
 
 
 @dataclass(frozen=True)

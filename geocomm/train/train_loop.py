@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from geocomm.core.environment import codec_name
 from geocomm.membership.collective_verdict import agree
+from geocomm.metrics import schema
 from geocomm.metrics.events import events
 from geocomm.metrics.training import report_step
 from geocomm.runs.run_log import RunLog
 from geocomm.runs.step_entry import RunFacts, sites_entry, step_entry
 from geocomm.train.agreed_run import Agreed
-from geocomm.train.comm_meter import COUNTERS, ROW, StepMeter, StepReducer, StepTalk, Wants
+from geocomm.train.comm_meter import ROW, StepMeter, StepReducer, StepTalk, Wants
 from geocomm.train.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.evaluation import evaluate
 from geocomm.train.lr_schedule import learning_rate
@@ -80,7 +81,8 @@ class TrainLoop:
             tokens_per_rank=config.global_batch(1) * agreed.data.sequence_length,
             backend=config.distributed.backend,
             codec=effective_codec(config),
-            counters=COUNTERS[:-1],
+            counters=schema.names([one for one in schema.COUNTERS if not one.is_time]),
+            times=schema.names([one for one in schema.COUNTERS if one.is_time]),
             counts=self._meter.has_counters,
         )
         self._ranks_of_site = agreed.sites
@@ -90,7 +92,6 @@ class TrainLoop:
         self._log_error: str | None = None
         self._last_save = time.monotonic()
         self._saved_step = -1
-        self._checkpoint_seconds = 0.0
 
     def run(self, progress: Progress, stop: StopRequest) -> Progress:
         """Train; returns where the run stands at its end or when some rank was asked to stop."""
@@ -179,9 +180,8 @@ class TrainLoop:
             tokens=self._facts.tokens_per_rank,
             of_steps=training.steps,
             input_seconds=row[ROW.index("input_seconds")],
-            checkpoint_seconds=self._checkpoint_seconds,
+            checkpoint_seconds=row[ROW.index("checkpoint_seconds")],
         )
-        self._checkpoint_seconds = 0.0
         if totals.wants.failed:
             agree(place, self._log_error)
         return Progress(step, progress.consumed + config.global_batch(place.world_size)), totals.wants
@@ -280,7 +280,7 @@ class TrainLoop:
         self._last_save = time.monotonic()
         self._saved_step = progress.step
         seconds = time.perf_counter() - begin
-        self._checkpoint_seconds += seconds
+        self._meter.wrote_checkpoint(seconds)
         if self._place.local_rank == 0:  # one of those who wrote it, on each machine
             events.record("checkpoint", step=progress.step, path=str(path), seconds=seconds)
         self._guard_log(self._log.note_events)

@@ -365,6 +365,8 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   result["raw_bytes_received"] = stats.raw_bytes_received;
   result["wire_bytes_received"] = stats.wire_bytes_received;
   result["relayed_bytes"] = stats.relayed_bytes;
+  result["encode_seconds"] = static_cast<double>(stats.encode_time) * 1e-9;
+  result["decode_seconds"] = static_cast<double>(stats.decode_time) * 1e-9;
   result["exposed_seconds"] =
       self.spans_sites() ? static_cast<double>(self.wan()->exposed()->nanoseconds()) * 1e-9 : 0.0;
   return result;

@@ -198,6 +198,8 @@ class ExchangeImpl final : public Exchange {
     stats.raw_bytes_received = shared_->raw_bytes_received;
     stats.wire_bytes_received = shared_->wire_bytes_received;
     stats.relayed_bytes = shared_->relayed_bytes;
+    stats.encode_time = shared_->encode_time;
+    stats.decode_time = shared_->decode_time;
     return stats;
   }
 

@@ -124,6 +124,10 @@ struct ExchangeStats {
   std::uint64_t raw_bytes_received = 0;
   std::uint64_t wire_bytes_received = 0;
   std::uint64_t relayed_bytes = 0;  // of the wire bytes sent: frames of one other site for another
+  // Of reductions, in ns, all threads together: frames made and handed over; decoded and summed. Not what
+  // kernels on a device take.
+  std::uint64_t encode_time = 0;
+  std::uint64_t decode_time = 0;
 };
 
 struct ExchangeConfig {

@@ -36,17 +36,19 @@ void OpRecord::awaits(int rank, std::string name) {
   }
 }
 
-void OpRecord::made_frame(std::uint64_t began) {
+std::uint64_t OpRecord::made_frame(std::uint64_t began) {
   const std::uint64_t at = now();
   std::lock_guard lock(mutex_);
   times_.encoded = std::max(times_.encoded, at);
   times_.coding_time += at - began;
+  return at - began;
 }
 
-void OpRecord::used_frame(std::uint64_t began) {
-  const std::uint64_t at = now();
+std::uint64_t OpRecord::used_frame(std::uint64_t began) {
+  const std::uint64_t took = now() - began;
   std::lock_guard lock(mutex_);
-  times_.coding_time += at - began;
+  times_.coding_time += took;
+  return took;
 }
 
 void OpRecord::sent(std::uint64_t raw_bytes, std::uint64_t wire_bytes) {

@@ -56,8 +56,8 @@ class OpRecord {
   // What the operation between sites says; a call may have several, one after the other.
   void begins(const std::string& codec);
   void awaits(int rank, std::string name);
-  void made_frame(std::uint64_t began);
-  void used_frame(std::uint64_t began);
+  std::uint64_t made_frame(std::uint64_t began);  // the time since then, as the next one
+  std::uint64_t used_frame(std::uint64_t began);
   void sent(std::uint64_t raw_bytes, std::uint64_t wire_bytes);
   void arrived(int rank, std::uint64_t raw_bytes, std::uint64_t wire_bytes);
   void exchanged();

@@ -147,14 +147,16 @@ void Operation::begin() {
 Status Operation::timed_produce(std::size_t job) {
   const std::uint64_t began = OpRecord::now();
   Status status = produce(job);
-  record_->made_frame(began);
+  const std::uint64_t took = record_->made_frame(began);
+  if (!codec_name_.empty()) shared_->encode_time += took;
   return status;
 }
 
 Status Operation::timed_finish(const std::function<Status()>& task) {
   const std::uint64_t began = OpRecord::now();
   Status status = task();
-  record_->used_frame(began);
+  const std::uint64_t took = record_->used_frame(began);
+  if (!codec_name_.empty()) shared_->decode_time += took;
   return status;
 }
 

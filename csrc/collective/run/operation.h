@@ -40,6 +40,8 @@ struct ExchangeShared {
   std::atomic<std::uint64_t> raw_bytes_received{0};
   std::atomic<std::uint64_t> wire_bytes_received{0};
   std::atomic<std::uint64_t> relayed_bytes{0};
+  std::atomic<std::uint64_t> encode_time{0};
+  std::atomic<std::uint64_t> decode_time{0};
   RateMeter rates;
 };
 

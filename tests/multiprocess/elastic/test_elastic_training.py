@@ -114,6 +114,7 @@ def assert_rounds_were_logged(sites: ElasticSites, name: str) -> None:
         times = [row[key] for key in ("begun_ns", "stored_ns", "listed_ns", "averaged_ns", "applied_ns")]
         assert times == sorted(times)
         assert row["elastic"]
+        assert 0 < row["coding_ns"] < row["averaged_ns"] - row["begun_ns"]
         assert row["counted"] == [one.site for one in entry.members]
         peers = {peer["site"]: peer for peer in row["peers"]}
         others = [one for one in entry.members if one.site != name]

@@ -73,6 +73,7 @@ def test_rounds_have_times_in_order_and_name_the_late_site() -> None:
                 assert peer["announced_ns"] <= peer["arrived_ns"] <= one["averaged_ns"]
                 assert one["counted"] == SITES
                 assert one["attempts"] == 1
+                assert 0 < one["coding_ns"] < one["averaged_ns"] - one["begun_ns"]
                 assert one["stored_ns"] is None
                 assert not one["failed"]
         assert [[one["last_arrived"] for one in rows] for rows in logs] == [["b"] * 3, ["a"] * 3]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,13 @@ def _last_number() -> int:
 
 def _log_after(number: int) -> list[dict[str, Any]]:
     return geocomm.op_log(number)
+
+
+def _coding_seconds() -> tuple[float, float, float]:
+    """For making messages of reductions, for using them, and for both as the log has it."""
+    counters = geocomm.stats()
+    logged = sum(row["coding_ns"] for row in geocomm.op_log() if row["codec"])
+    return counters["encode_seconds"], counters["decode_seconds"], logged * 1e-9
 
 
 def _collectives() -> tuple[int, int, list[dict[str, Any]]]:
@@ -66,6 +74,10 @@ def test_times_of_a_collective_follow_each_other_and_its_bytes_are_counted() -> 
             assert reduced["coding_ns"] > 0
             assert reduced["wait_began_ns"] >= reduced["issued_ns"]
             assert not reduced["failed"]
+        for encoding, decoding, logged in ranks.run(_coding_seconds):
+            assert encoding > 0
+            assert decoding > 0
+            assert encoding + decoding == pytest.approx(logged, rel=1e-6)
         # Both machines are this one, so their clocks are: nothing arrives before it was sent.
         logs = ranks.run(_log_after, 0)
         for here, there in zip(*logs, strict=True):

@@ -55,6 +55,8 @@ def test_run_metrics_hold_every_step_of_every_site(plain_run: Path) -> None:
         assert entry["step_seconds"] > entry["input_seconds"] > 0
         assert entry["tokens_per_second"] == pytest.approx(entry["tokens"] / entry["step_seconds"])
         assert entry["wire_bytes_sent"] is None
+    # The checkpoint after step 2.
+    assert [entry["checkpoint_seconds"] > 0 for entry in steps] == [False, False, True, False]
     assert losses(plain_run)[4] < losses(plain_run)[1]
     assert [entry["step"] for entry in entries(plain_run, "eval")] == [4]
     assert entries(plain_run, "end")[0]["complete"] is True

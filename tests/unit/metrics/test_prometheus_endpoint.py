@@ -58,6 +58,8 @@ STATS = {
     "raw_bytes_received": 4000,
     "wire_bytes_received": 1000,
     "relayed_bytes": 250,
+    "encode_seconds": 0.25,
+    "decode_seconds": 0.75,
     "exposed_seconds": 1.5,
     "ratio": 4.0,
     "groups": [],
