@@ -141,11 +141,20 @@ class Etcd:
                 self._clients.append(self._clients.pop(0))
         raise EtcdAwayError(_short(reason))
 
-    def transact(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> bool:
-        """Write all of `puts` where all of `compare` is so. Whether it was."""
-        transaction = {"compare": compare, "success": [{"request_put": put} for put in puts], "failure": []}
+    def transact(self, compare: list[dict[str, Any]], *requests: dict[str, Any]) -> int:
+        """Do all of `requests` where all of `compare` is so. The revision with them; 0: it was not so."""
+        transaction = {"compare": compare, "success": list(requests), "failure": []}
+        answer = self.call(lambda client: client.transaction(transaction))
         # An answer without `succeeded` is no.
-        return bool(self.call(lambda client: client.transaction(transaction)).get("succeeded", False))
+        return int(answer["header"]["revision"]) if answer.get("succeeded", False) else 0
+
+    def put(self, name: str, value: str, lease: int = 0) -> dict[str, Any]:
+        """A request that writes a key."""
+        return {"request_put": {"key": _b64(self.key(name)), "value": _b64(value), "lease": lease}}
+
+    def compact(self, revision: int) -> None:
+        """Have etcd forget what was overwritten or deleted up to a revision, of all its keys."""
+        self.call(lambda client: client.post(client.get_url("/kv/compaction"), json={"revision": revision}))
 
     def get(self, name: str) -> tuple[str, int] | None:
         """The value of a key, and the revision that wrote it."""
@@ -179,8 +188,8 @@ class Election:
         if found is not None and found.said.store != self._own.store:
             return found
         lease = self._etcd.call(lambda client: client.lease(LEASE_S)).id
-        put = {"key": _b64(self._etcd.key("leader")), "value": _b64(line_of(self._own)), "lease": lease}
-        if self._etcd.transact([compare_term(self._etcd, 0 if found is None else found.term)], [put]):
+        put = self._etcd.put("leader", line_of(self._own), lease)
+        if self._etcd.transact([compare_term(self._etcd, 0 if found is None else found.term)], put):
             self._lease = lease
         return self.leader()
 
@@ -212,6 +221,9 @@ class EtcdJournal:
         self._etcd, self._term = etcd, term
         self._head = self._read_head()
 
+    def __str__(self) -> str:
+        return str(self._etcd.address)
+
     @property
     def head(self) -> Head:
         """The end of the chain, as this process knows it."""
@@ -223,19 +235,8 @@ class EtcdJournal:
         if entry.index != expected_head.index + 1 or entry.prev != expected_head.hash:
             raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
         etcd, head = self._etcd, Head(entry.index, hash_of(entry))
-        written = {"key": _b64(etcd.key("head")), "target": "MOD", "result": "EQUAL", "mod_revision": 0}
-        if expected_head != EMPTY:
-            written = {
-                "key": _b64(etcd.key("head")),
-                "target": "VALUE",
-                "result": "EQUAL",
-                "value": _b64(_head_text(expected_head)),
-            }
-        puts = [
-            {"key": _b64(etcd.key(_entry_name(entry.index))), "value": _b64(line_of(entry))},
-            {"key": _b64(etcd.key("head")), "value": _b64(_head_text(head))},
-        ]
-        if not etcd.transact([written, compare_term(etcd, self._term)], puts):
+        puts = etcd.put(_entry_name(entry.index), line_of(entry)), etcd.put("head", _head_text(head))
+        if not etcd.transact([self._compare_head(expected_head), compare_term(etcd, self._term)], *puts):
             self._head = self._read_head()
             if self._head != head:  # else an attempt before was written, and its answer lost
                 raise HeadMovedError(
@@ -244,37 +245,76 @@ class EtcdJournal:
                 )
         self._head = head
 
-    def read(self, first: int = 0) -> Iterator[Entry]:
-        """The entries from index `first` on, up to the head at that time. BadLineError for what is none."""
+    def begin_after(self, head: Head) -> None:
+        """Have a journal without entries go on after `head`. HeadMovedError: it has some, or another one leads."""
         etcd = self._etcd
+        compare = [self._compare_head(EMPTY), compare_term(etcd, self._term)]
+        if head != EMPTY and not etcd.transact(compare, etcd.put("head", _head_text(head))):
+            raise HeadMovedError(f"{etcd.address}: another site has begun to write there")
+        self._head = head
+
+    def forget(self, before: int) -> None:
+        """Delete the entries before this index, and what etcd keeps of all that was overwritten. Nothing happens where
+        another one leads."""
+        etcd = self._etcd
+        span = {"key": _b64(etcd.key(_entry_name(0))), "range_end": _b64(etcd.key(_entry_name(before)))}
+        if revision := etcd.transact([compare_term(etcd, self._term)], {"request_delete_range": span}):
+            etcd.compact(revision)
+
+    @property
+    def first(self) -> int:
+        """The index of the first entry that was not deleted."""
+        found = self._entries(0, 1)
+        return found[0].index if found else self._head.index + 1
+
+    def read(self, first: int = 0) -> Iterator[Entry]:
+        """The entries from index `first` on, up to the head at that time. BadLineError for what is none. EtcdAwayError:
+        the first ones were deleted."""
+        begun = first
         while True:
-            found = etcd.call(
-                lambda client, first=first: client.get(
-                    etcd.key(_entry_name(first)),
-                    sort_order="ascend",
-                    sort_target="key",
-                    range_end=etcd.key("entries0"),  # "0" follows "/"
-                    limit=_READ_AT_ONCE,
-                )
-            )
-            for number, line in enumerate(found, first):
-                entry = entry_of(line.decode(errors="replace"))
+            found = self._entries(first, _READ_AT_ONCE)
+            for number, entry in enumerate(found, first):
+                if entry.index > number == begun:
+                    raise EtcdAwayError(f"its entries before {entry.index} were deleted")
                 if entry.index != number:
-                    raise BadLineError(f"{etcd.address}: entry {entry.index} lies in the place of entry {number}")
+                    raise BadLineError(f"{self._etcd.address}: entry {entry.index} lies in the place of entry {number}")
                 yield entry
             if len(found) < _READ_AT_ONCE:
                 return
             first += len(found)
 
     def hash_at(self, index: int) -> str | None:
-        """The hash of an entry; FIRST_PREV for -1, and None where there is no such entry."""
-        if index == EMPTY.index:
-            return EMPTY.hash
-        found = self._etcd.get(_entry_name(index))
-        return None if found is None else hash_of(entry_of(found[0]))
+        """The hash of an entry, also of the last deleted one; FIRST_PREV for -1, and None where there is no such
+        entry."""
+        if index in (EMPTY.index, self._head.index):
+            return EMPTY.hash if index == EMPTY.index else self._head.hash
+        found = self._entries(index, 1)
+        if not found or found[0].index > index + 1:
+            return None
+        return hash_of(found[0]) if found[0].index == index else found[0].prev
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _entries(self, first: int, limit: int) -> list[Entry]:
+        """The next ones that there are."""
+        etcd = self._etcd
+        found = etcd.call(
+            lambda client: client.get(
+                etcd.key(_entry_name(first)),
+                sort_order="ascend",
+                sort_target="key",
+                range_end=etcd.key("entries0"),  # "0" follows "/"
+                limit=limit,
+            )
+        )
+        return [entry_of(line.decode(errors="replace")) for line in found]
+
+    def _compare_head(self, head: Head) -> dict[str, Any]:
+        compare = {"key": _b64(self._etcd.key("head")), "result": "EQUAL"}
+        if head == EMPTY:
+            return compare | {"target": "MOD", "mod_revision": 0}
+        return compare | {"target": "VALUE", "value": _b64(_head_text(head))}
 
     def _read_head(self) -> Head:
         found = self._etcd.get("head")
@@ -305,5 +345,5 @@ def _b64(text: str) -> str:
 
 def _short(reason: str) -> str:
     """Of a chain of errors, the first one's text."""
-    cause = re.search(r"\[(?:Errno|SSL)[^\]]*\] ([^'\")]*)", reason)
+    cause = re.search(r"\[(?:Errno|SSL)[^\]]*\] ([^'\")]*)", reason) or re.search(r'"error": *"([^"]*)"', reason)
     return (cause.group(1) if cause else reason)[:200] or "silent"

@@ -13,7 +13,7 @@ from geocomm.elastic.leader import StartAgain
 from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import TermBegun
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError
-from geocomm.journal.run_state import EMPTY, RunState
+from geocomm.journal.run_state import EMPTY, Head, RunState
 from geocomm.rendezvous.waiting import Waiting
 
 LOOK_S = 1.0
@@ -76,12 +76,20 @@ class EtcdLeadership:
     def _begun(self, journal: Journal, leader: str, term: int = 0, shared: EtcdJournal | None = None) -> Begun:
         return Begun(RunState.of(journal.read()), listen_on(self._listen), leader, bool(term), term, shared)
 
-    async def _check(self, journal: Journal) -> None:
-        """That etcd has all of `journal`. EtcdAwayError: it lacks the end. NoJournalError: it has another run."""
+    async def _check(self, journal: Journal, *, to_lead: bool = False) -> None:
+        """That etcd has all of `journal`. EtcdAwayError: it lacks the end; or, to lead, the next entry was deleted.
+        NoJournalError: it has another run."""
         own = journal.head
         found = await asyncio.to_thread(EtcdJournal, self._for_election, 0)
         common = min(own.index, found.head.index)
-        if await asyncio.to_thread(found.hash_at, common) != journal.hash_at(common):
+        first = await asyncio.to_thread(lambda: found.first)
+        if first > own.index + 1:
+            if to_lead:
+                raise EtcdAwayError(
+                    f"its entries before {first} were deleted, and this run folder has {own.index + 1}: a site that "
+                    "has them leads first, and gives them"
+                )
+        elif await asyncio.to_thread(found.hash_at, common) != journal.hash_at(common):
             raise NoJournalError(
                 f"{self._address} has {found.head.index + 1} entries, and not entry {common} of this run folder: it is "
                 "another run. Name another one after the last / of --journal, or take an empty run folder"
@@ -98,6 +106,9 @@ class EtcdLeadership:
     async def _take_over(self, journal: Journal, term: int) -> EtcdJournal:
         """Bring the own journal to the end of the run's, and begin the term there."""
         shared = await asyncio.to_thread(EtcdJournal, self._for_entries, term)
+        if shared.head == EMPTY and (kept := RunState.of(journal.read()).kept):
+            before = max(kept) - 1
+            await asyncio.to_thread(shared.begin_after, Head(before, journal.hash_at(before) or ""))
         for entry in list(journal.read(shared.head.index + 1)):
             await asyncio.to_thread(shared.append, entry, shared.head)
         for entry in await asyncio.to_thread(lambda: list(shared.read(journal.head.index + 1))):
@@ -125,14 +136,18 @@ class EtcdLeadership:
                     hear(leading.term, leading.said.address)
                 waiting = Waiting(self._log)
             except EtcdAwayError as error:
-                waiting.tell(
-                    lambda error=error: f"{self._address} ({error}): rounds stand still, and training goes on meanwhile"
-                )
+                if not term:  # else what waits for an entry says so
+                    waiting.tell(
+                        lambda error=error: (
+                            f"{self._address} ({error}); rounds stand still if the leader waits for it too, and "
+                            "training goes on meanwhile"
+                        )
+                    )
 
     async def _leader_now(self, journal: Journal) -> Leading | None:
         leading = await asyncio.to_thread(self._election.leader)
         if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
-            await self._check(journal)
+            await self._check(journal, to_lead=True)
             leading = await asyncio.to_thread(self._election.stand)
         return leading
 

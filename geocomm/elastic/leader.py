@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.journal.entries import Entry, line_of
-from geocomm.journal.journal import HeadMovedError, Journal
+from geocomm.journal.entries import Entry, Kept, line_of
+from geocomm.journal.journal import HeadMovedError, Journal, SharedJournal
 from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import (
@@ -68,7 +68,7 @@ class Leader:
         fetch: str,
         known: KnownAgents,
         log: Callable[[str], None],
-        shared: Journal | None = None,
+        shared: SharedJournal | None = None,
         term: int = 0,
     ) -> None:
         """`fetch` is the host:port of the agent that this leader is a part of. shared: where an entry is to be before
@@ -203,14 +203,30 @@ class Leader:
                     self._do(action)
 
     async def _share(self, entry: Entry) -> None:
-        while self._shared is not None:
+        if self._shared is None:
+            return
+        waiting, written = Waiting(self._log), False
+        while not written:
             try:
                 await asyncio.to_thread(self._shared.append, entry, self._journal.head)
-                return
-            except EtcdAwayError:  # who keeps the lease says so
+                written = True
+            except EtcdAwayError as error:
+                waiting.tell(
+                    lambda error=error: (
+                        f"{self._shared} to take entry {entry.index} ({error}): rounds stand still, and training "
+                        "goes on meanwhile"
+                    )
+                )
                 await asyncio.sleep(1)
             except HeadMovedError as error:
                 raise StartAgain(str(error)) from None
+        if isinstance(entry, Kept):  # enough sites have all before
+            try:
+                await asyncio.to_thread(self._shared.forget, entry.snapshot)
+            except EtcdAwayError as error:
+                self._log(
+                    f"{self._shared} still has the entries before {entry.snapshot} ({error}), until a later snapshot"
+                )
 
     def _do(self, action: Action) -> None:
         match action:

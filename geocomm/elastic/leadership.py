@@ -17,7 +17,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import StandingAsked, standings
 from geocomm.elastic.whereabouts import ABOUT_FILE
-from geocomm.journal.journal import Journal
+from geocomm.journal.journal import Journal, SharedJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys
@@ -38,7 +38,7 @@ class Begun:
     """This agent does."""
     term: int = 0
     """In which this agent begins an empty journal."""
-    shared: Journal | None = None
+    shared: SharedJournal | None = None
     """Where this agent's entries are to be before they are in its own journal."""
 
 

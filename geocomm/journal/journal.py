@@ -55,6 +55,14 @@ class Journal(Protocol):
         ...
 
 
+class SharedJournal(Journal, Protocol):
+    """A journal of all agents: each follows it into one of its own, which has all entries."""
+
+    def forget(self, before: int) -> None:
+        """Delete the entries before this index."""
+        ...
+
+
 class SqliteJournal:
     """The chain of entries of a run folder, of which none is ever changed, and `cut` alone takes some away.
 

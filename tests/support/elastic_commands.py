@@ -16,8 +16,8 @@ from support.hub_support import make_keys
 class Supervised:
     """Sites whose processes `geocomm run --elastic` starts."""
 
-    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = ()) -> None:
-        self.sites = ElasticSites(folder, keys, wait_for)
+    def __init__(self, folder: Path, keys: dict[str, Keys], wait_for: tuple[str, ...] = (), journal: str = "") -> None:
+        self.sites = ElasticSites(folder, keys, wait_for, journal)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
@@ -34,7 +34,10 @@ class Supervised:
         wait_for = ["--wait-for", ",".join(site.wait_for)] if site.wait_for else []
         command = [
             *[sys.executable, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
-            *["--hub", site.leader, "--listen", site.listen, "--run-dir", str(site.folder), "--"],
+            *(["--journal", site.journal] if site.journal else ["--hub", site.leader]),
+            *(["--address", site.address] if site.address else []),
+            *([] if site.may_lead else ["--never-lead"]),
+            *["--listen", site.listen, "--run-dir", str(site.folder), "--"],
             *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
         ]
         with log.open("w") as output:
@@ -58,9 +61,9 @@ class Supervised:
 
 
 @contextlib.contextmanager
-def supervised(folder: Path, sites: str, *, together: bool = False) -> Generator[Supervised]:
-    """together: no round opens before all of them are there."""
-    running = Supervised(folder, make_keys(folder / "keys", sites), tuple(sites) if together else ())
+def supervised(folder: Path, sites: str, *, together: bool = False, journal: str = "") -> Generator[Supervised]:
+    """together: no round opens before all of them are there. journal: where it is in etcd."""
+    running = Supervised(folder, make_keys(folder / "keys", sites), tuple(sites) if together else (), journal)
     try:
         yield running
     finally:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from geocomm.elastic.fragment_store import FragmentStore, digest_of
 from geocomm.elastic.rank_socket import RankSocket
-from geocomm.journal.entries import Join
+from geocomm.elastic.snapshots import Snapshots
+from geocomm.journal.entries import Join, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Say, SendFrame
 from geocomm.journal.messages import (
     Beat,
@@ -34,6 +35,7 @@ from geocomm.journal.messages import (
     Owner,
     RankHello,
     RankWelcome,
+    StateKept,
     Stop,
 )
 
@@ -58,6 +60,8 @@ class FakeRank:
         self._site = ""
         self._step = 0
         self._keep_state = False
+        self._snapshots = Snapshots(self._store)
+        self._snapshot: Snapshot | None = None
         self._socket = RankSocket(agent, self._hello)
 
     def run(self, leave_on_end: bool) -> None:
@@ -99,6 +103,15 @@ class FakeRank:
                 self._store.write_state(0, self._version, [self._state])
                 self._store.remove_before(0, self._version)
                 self._keep_state = False
+        if self._snapshot is not None and self._version >= self._snapshot.versions[0]:
+            self._take_snapshot(self._snapshot)
+            self._snapshot = None
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        if self._version == snapshot.versions[0]:
+            self._store.write_state(0, self._version, [self._state])
+            self._snapshots.keep_state(snapshot.index, 0, self._version)
+            self._socket.say(StateKept(fragment=0, version=self._version))
 
     def _hello(self) -> RankHello:
         return RankHello(
@@ -125,6 +138,8 @@ class FakeRank:
         if self._member is not None:
             if isinstance(down, EntrySaid) and isinstance(down.entry, Join) and down.entry.site != self._site:
                 self._keep_state = True
+            if isinstance(down, EntrySaid) and isinstance(down.entry, Snapshot):
+                self._snapshot = down.entry
             self._do(self._member.on_down(down))
 
     def _on_disk(self, head: int) -> list[Frame]:

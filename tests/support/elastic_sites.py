@@ -39,6 +39,8 @@ class ElasticSite:
     min_sites: int = 1
     wait_for: tuple[str, ...] = ()
     snapshot_s: float = 0
+    address: str = ""
+    may_lead: bool = True
     mail: bool = True
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | WarmProcess | None = None
@@ -48,6 +50,8 @@ class ElasticSite:
         config = AgentConfig(
             leader=self.leader,
             journal=self.journal,
+            address=self.address,
+            may_lead=self.may_lead,
             keys=str(self.keys.folder),
             run_dir=str(self.folder),
             listen=self.listen,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdJournal, LeaderSaid
-from geocomm.journal.entries import Round, TermBegun, hash_of
+from geocomm.journal.entries import Kept, Round, TermBegun, hash_of
+from support.elastic_commands import supervised
 from support.elastic_sites import ElasticSite, ElasticSites
-from support.etcd_servers import EtcdServers, needs_etcd
+from support.etcd_servers import EtcdServers, Relay, needs_etcd
 from support.hub_support import make_keys
 
 pytestmark = [pytest.mark.timeout(240), needs_etcd]
@@ -21,9 +25,34 @@ def end(site: ElasticSite) -> None:
     site.kill_rank()
 
 
-def leader_of(address: EtcdAddress) -> str:
+def leading(address: EtcdAddress) -> LeaderSaid | None:
     found = Election(Etcd(address), LeaderSaid(site="x", store="f" * 32, address="")).leader()
-    return "" if found is None else found.said.site
+    return None if found is None else found.said
+
+
+def leader_of(address: EtcdAddress) -> str:
+    found = leading(address)
+    return "" if found is None else found.site
+
+
+def assert_one_chain(address: EtcdAddress, sites: ElasticSites) -> None:
+    """All entries of each site are the run's, and none was set aside."""
+    shared = EtcdJournal(Etcd(address), 0)
+    first = shared.first
+    chain = [hash_of(entry) for entry in shared.read(first)]
+    for site in sites.values():
+        own = [hash_of(entry) for entry in site.entries()][first:]
+        assert own == chain[: len(own)]
+        assert not list(site.folder.glob("journal-*.jsonl"))
+
+
+@contextlib.contextmanager
+def relay_to_etcd(etcd: EtcdServers, *sites: ElasticSite) -> Generator[Relay]:
+    """The line of these sites to a cluster of one member."""
+    with Relay(etcd.address().servers[0]) as relay:
+        for site in sites:
+            site.journal = f"etcd://{relay.address}/run"
+        yield relay
 
 
 def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
@@ -54,12 +83,8 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         counts = {name: first.listed(name) for name in sites}
         sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count again")
 
-        shared = EtcdJournal(Etcd(etcd.address()), 0)
-        chain = [hash_of(entry) for entry in shared.read()]
-        for site in sites.values():
-            own = [hash_of(entry) for entry in site.entries()]
-            assert own == chain[: len(own)]
-        rounds = [entry for entry in shared.read() if isinstance(entry, Round)]
+        assert_one_chain(etcd.address(), sites)
+        rounds = [entry for entry in EtcdJournal(Etcd(etcd.address()), 0).read() if isinstance(entry, Round)]
         assert any(entry.base for entry in rounds[-10:])  # sites said equal digests
         assert not any("other bits" in site.text() for site in sites.values())
 
@@ -100,7 +125,122 @@ def test_a_leader_that_was_silent_for_too_long_gives_way(tmp_path: Path) -> None
         counted = other.listed(first.name)
         sites.until(lambda: other.listed(first.name) >= counted + 2, "the former leader's site counts again")
         assert "leads no more" in first.text()
-        chain = [hash_of(entry) for entry in EtcdJournal(Etcd(etcd.address()), 0).read()]
-        own = [hash_of(entry) for entry in first.entries()]
-        assert own == chain[: len(own)]
-        assert not list(first.folder.glob("journal-*.jsonl"))  # nothing had to be set aside
+        assert_one_chain(etcd.address(), sites)
+
+
+def test_a_site_joins_after_entries_were_deleted(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), journal=etcd.url()) as sites,
+    ):
+        a, b, c = sites.values()
+        for site in (a, b):
+            site.snapshot_s = 1.0
+            site.start()
+        sites.until(lambda: any(isinstance(entry, Kept) for entry in a.entries()), "a snapshot is kept")
+        shared = EtcdJournal(Etcd(etcd.address()), 0)
+        sites.until(lambda: shared.first > 0, "entries are deleted")
+        c.start()
+        sites.until(lambda: a.listed("c") >= 2, "the site that joined counts")
+        assert c.entries()[0].index == 0  # the leader has given them all
+        first = sites[leader_of(etcd.address())]
+        end(first)
+        other = next(site for site in (a, b) if site is not first)
+        counted = other.listed("c")
+        sites.until(lambda: other.listed("c") >= counted + 2, "rounds go on under another leader")
+        assert_one_chain(etcd.address(), sites)
+
+
+def test_a_site_that_is_cut_off_from_etcd_alone_counts_on(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), journal=etcd.url()) as sites,
+        relay_to_etcd(etcd, sites["b"]) as relay,
+    ):
+        a, b = sites.values()
+        a.start()
+        sites.until(lambda: leader_of(etcd.address()) == "a", "a leads")
+        b.start()
+        sites.until(lambda: a.listed("b") >= 2, "b counts")
+        relay.cut()
+        sites.until(lambda: f"waiting for {b.journal}" in b.text(), "b says so")
+        b.kill_agent()
+        b.start_agent()  # it follows the leader that it last knew
+        counted = a.listed("b")
+        sites.until(lambda: a.listed("b") >= counted + 2, "b counts on")
+        assert "rounds stand still" not in a.text()
+
+
+def test_a_leader_that_is_cut_off_from_etcd_follows_the_next_one(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), journal=etcd.url()) as sites,
+        relay_to_etcd(etcd, sites["a"]) as relay,
+    ):
+        a, b, c = sites.values()
+        a.start()
+        sites.until(lambda: leader_of(etcd.address()) == "a", "a leads")
+        for site in (b, c):
+            site.start()
+        sites.until(lambda: all(b.listed(name) >= 2 for name in sites), "all count")
+        relay.cut()
+        sites.until(lambda: leader_of(etcd.address()) in ("b", "c"), "another one leads")
+        counts = {name: b.listed(name) for name in sites}
+        sites.until(
+            lambda: all(b.listed(name) >= had + 2 for name, had in counts.items()), "all count, the cut one too"
+        )
+        assert "another site leads since term" in a.text()
+        assert_one_chain(etcd.address(), sites)
+        relay.mend()
+        end(next(site for site in (b, c) if site.name == leader_of(etcd.address())))
+        sites.until(lambda: leader_of(etcd.address()) in ("a", "b", "c"), "one of the others leads")
+        counted = a.listed("a")
+        sites.until(lambda: a.listed("a") >= counted + 2, "rounds go on")
+        assert_one_chain(etcd.address(), sites)
+
+
+def test_a_translated_address_leads_and_who_cannot_be_dialed_does_not(tmp_path: Path) -> None:
+    with EtcdServers(tmp_path) as etcd, supervised(tmp_path, "ab", journal=etcd.url()) as run:
+        a, b = run.sites.values()
+        with Relay(HubAddress.parse(a.listen)) as translated:
+            a.address = str(translated.address)
+            b.may_lead = False
+            run.start("b")
+            run.until(lambda: "nobody leads, and this site may not" in b.text(), "b waits")
+            leader = run.start("a")
+            run.until(lambda: all(b.listed(name) >= 2 for name in "ab"), "both count")
+            said = leading(etcd.address())
+            assert said is not None
+            assert (said.site, said.address) == ("a", a.address)
+            leader.kill()
+            run.until(lambda: not leader_of(etcd.address()), "its lease has run out")
+            run.until(lambda: f"waiting for the leader at {a.address}" in b.text(), "b says so, and does not lead")
+            counted = b.listed("a")
+            run.start("a")
+            run.until(lambda: b.listed("a") >= counted + 2, "both count again")
+            assert_one_chain(etcd.address(), run.sites)
+
+
+def test_a_run_goes_back_from_etcd_to_the_hub(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), journal=etcd.url()) as sites,
+    ):
+        sites.start()
+        first = sites[leader_of(etcd.address())]
+        end(first)
+        sites.until(lambda: leader_of(etcd.address()) not in ("", first.name), "another one leads")
+        first.start()
+        counted = first.listed(first.name)
+        sites.until(lambda: first.listed(first.name) >= counted + 2, "all count")
+        for site in sites.values():
+            end(site)
+        before = [hash_of(entry) for entry in min((site.entries() for site in sites.values()), key=len)]
+    hub = first.listen
+    with sites:
+        for site in sites.values():
+            site.journal, site.leader = "", hub
+            site.start()
+        counts = {name: first.listed(name) for name in sites}
+        sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count")
+        assert [hash_of(entry) for entry in first.entries()][: len(before)] == before

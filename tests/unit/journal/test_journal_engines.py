@@ -27,7 +27,7 @@ from geocomm.elastic.etcd import (
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leadership import Begun
-from geocomm.journal.entries import BadLineError, Entry, TermBegun, hash_of
+from geocomm.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun, hash_of
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head, RunState
 from geocomm.journal.simulated_run import SimulatedRun
@@ -212,7 +212,8 @@ def test_missing_servers_are_named_and_the_last_known_leader_counts(tmp_path: Pa
         leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", words.append, may_lead=True, fills=False)
         begun = await leadership.begin(SqliteJournal(tmp_path / "j"), known, asyncio.Event())
         assert begun is not None
-        assert not begun.term
+        begun.listener.close()
+        assert not begun.leads
         return begun.leader
 
     assert asyncio.run(begin()) == "127.0.0.1:7"
@@ -250,12 +251,88 @@ def test_etcd_that_lacks_entries_gets_them_where_that_is_allowed(
     ]
 
 
-async def begun(address: EtcdAddress, journal: SqliteJournal, folder: Path, *, fills: bool) -> Begun | None:
-    """With whom site a begins; None where it still waits after a second."""
+@needs_etcd
+def test_deleted_entries_leave_a_chain_that_goes_on(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
+    address = servers.address("deleted")
+    journal = lead(address)
+    fill(journal, entries[:9])
+    journal.forget(5)
+    again = look(address)
+    assert (again.first, list(again.read(5))) == (5, list(entries[5:9]))
+    assert [again.hash_at(index) for index in (3, 4, 8)] == [None, entries[5].prev, hash_of(entries[8])]
+    with pytest.raises(EtcdAwayError, match="before 5 were deleted"):
+        list(again.read(4))
+    later = lead(address)
+    journal.forget(8)  # it leads no more
+    fill(later, entries[9:12])
+    assert list(look(address).read(5)) == list(entries[5:12])
+
+
+@needs_etcd
+def test_deleted_entries_take_no_room_in_etcd(tmp_path: Path) -> None:
+    with EtcdServers(tmp_path, more=("--quota-backend-bytes", "600000")) as servers:
+        election, leading = elect(servers.address(), "a")
+        assert leading is not None
+        journal = EtcdJournal(Etcd(servers.address()), leading.term)
+        for index in range(1500):  # a third of them would be too much
+            entry = TermBegun(index=index, prev=journal.head.hash, term=1, site="b", address="x" * 500)
+            journal.append(entry, journal.head)
+            if index % 100 == 99:
+                journal.forget(index - 5)
+                assert election.keep(leading.term)
+
+
+@needs_etcd
+def test_who_lacks_deleted_entries_does_not_lead(
+    servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
+) -> None:
+    address = servers.address("lacks-deleted")
+    election, leading = elect(address, "a")
+    assert leading is not None
+    journal = EtcdJournal(Etcd(address), leading.term)
+    fill(journal, entries[:9])
+    journal.forget(5)
+    own = SqliteJournal(tmp_path / "j")
+    assert asyncio.run(begun(address, own, tmp_path, fills=False)) is None
+    fill(own, entries[:4])
+    assert asyncio.run(begun(address, own, tmp_path, fills=False)) is None
+    # Another one leads: its own journal has them all.
+    assert election.keep(leading.term)
+    follows = asyncio.run(begun(address, own, tmp_path, fills=False, site="b"))
+    assert follows is not None
+    assert not follows.leads
+    fill(own, entries[4:5])
+    leads = asyncio.run(begun(address, own, tmp_path, fills=False))
+    assert leads is not None
+    assert leads.leads
+    assert list(own.read())[:9] == list(entries[:9])
+
+
+@needs_etcd
+def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
+    servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
+) -> None:
+    own = SqliteJournal(tmp_path / "j")
+    fill(own, entries[:9])
+    versions = tuple(RunState.of(own.read()).versions)
+    own.append(Snapshot(index=9, prev=own.head.hash, term=0, versions=versions), own.head)
+    own.append(Kept(index=10, prev=own.head.hash, term=0, snapshot=9, digest="1" * 32, sites=("a",)), own.head)
+    address = servers.address("lost-all")
+    assert asyncio.run(begun(address, own, tmp_path, fills=True)) is not None
+    assert look(address).first == 9
+    assert list(look(address).read(9)) == list(own.read(9))
+
+
+async def begun(
+    address: EtcdAddress, journal: SqliteJournal, folder: Path, *, fills: bool, site: str = "a"
+) -> Begun | None:
+    """With whom a site begins; None where it still waits after a second."""
     leaving = asyncio.Event()
     asyncio.get_running_loop().call_later(1, leaving.set)
-    leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", print, may_lead=True, fills=fills)
-    return await leadership.begin(journal, KnownAgents(folder, print), leaving)
+    leadership = EtcdLeadership(address, said(site), "127.0.0.1:0", print, may_lead=True, fills=fills)
+    if (found := await leadership.begin(journal, KnownAgents(folder, print), leaving)) is not None:
+        found.listener.close()
+    return found
 
 
 @pytest.mark.parametrize("text", ["h:2379", "etcd://", "etcd://h:x", "etcd://h:1/", "etcd://h:1/a/b", "etcd://h,,g"])
