@@ -41,6 +41,7 @@ ENTRIES: dict[str, dict[str, str]] = {
     "start": {
         "step": _STEP_NUMBER + " before",
         "resumed": "from a checkpoint",
+        "consumed": "sequences trained on before",
         "ranks_before": "that wrote it",
         "backend": "",
         "codec": "null: the backend has none",
