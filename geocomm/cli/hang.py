@@ -49,7 +49,8 @@ def hang(
         geocomm hang telemetry
         geocomm hang run --after 60
     """
-    from geocomm.diagnostics.hang import find_hang, moment
+    from geocomm.diagnostics.hang import find_hang
+    from geocomm.telemetry.overview import moment
     from geocomm.telemetry.run_store import NoStoreError, RunStore
 
     try:

@@ -25,6 +25,7 @@ from geocomm.cli import (
     run,
     serve,
     snapshot,
+    top,
     train,
     wan,
 )
@@ -36,7 +37,7 @@ _HELP = """Train large models across distant sites.
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
 as for wrong input; 125 where no WAN can be emulated; 128 + the signal that ended it.
 """
-_COMMANDS = (demo, train, export, serve, run, hang, members, log, snapshot, keys, doctor, probe, plan, wan, bench)
+_COMMANDS = (demo, train, export, serve, run, top, hang, members, log, snapshot, keys, doctor, probe, plan, wan, bench)
 
 
 def build_app() -> typer.Typer:

@@ -150,15 +150,8 @@ class Hang:
         return bool(self.operations or self.rounds)
 
 
-def moment(store: RunStore, now: float) -> float:
-    """The moment to look at: `now` if some rank reports; else the last report, so that a run that is over is seen as it
-    was at its end."""
-    last = max((received.at for received in store.latest()), default=now)
-    return now if now - last <= SILENT_SECONDS else last
-
-
 def find_hang(store: RunStore, at: float, after_seconds: float) -> Hang:
-    """What has been under way for longer than `after_seconds` at `at`; see `moment`."""
+    """What has been under way for longer than `after_seconds` at `at`."""
     last = store.latest(until=at, details=True)
     alive = [received for received in last if not received.report.final]
     running = (Phase.DUE, Phase.OPEN)

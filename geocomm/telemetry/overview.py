@@ -228,6 +228,12 @@ class Overview:
         return None if step is None or of_steps is None or pace is None else max(0, of_steps - step) * pace
 
 
+def moment(store: RunStore, now: float) -> float:
+    """The moment to look at: `now`, or the last report of a run that says no more, to see what was so then."""
+    last = store.last_at()
+    return now if last is None or now - last <= SILENT_SECONDS else last
+
+
 def overview(store: RunStore, at: float) -> Overview:
     """The picture at `at`, in Unix seconds: now, or any moment that the store still has."""
     seen = _Seen(store, at)

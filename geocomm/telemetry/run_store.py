@@ -96,6 +96,10 @@ class RunStore:
                 self._db.execute("ROLLBACK")
             raise
 
+    def last_at(self) -> float | None:
+        """When the last report came; None: none has."""
+        return self._db.execute("SELECT max(at) FROM reports").fetchone()[0]
+
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. details: with
         `operations`, `rounds` and `steps`."""

@@ -68,6 +68,7 @@ CASES = [
     ("plan --parameters 7b --access fast", 2, "--access: 'fast'"),
     ("plan --parameters 7b --rate fast", 2, "--rate: 'fast'"),
     ("plan --parameters 7b --rtt fast", 2, "--rtt: 'fast'"),
+    ("top {folder}", 2, "{folder} has no telemetry"),
     ("hang {folder}", 2, "{folder} has no telemetry"),
     ("hang --after -1", 2, "--after"),
     ("log", 2, "RUN_DIR"),

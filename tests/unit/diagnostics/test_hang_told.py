@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.cli.hang import told
-from geocomm.diagnostics.hang import find_hang, moment
+from geocomm.diagnostics.hang import find_hang
+from geocomm.telemetry.overview import moment
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 

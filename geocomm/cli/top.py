@@ -1,0 +1,201 @@
+"""`geocomm top`: a run in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.telemetry.overview import EventState, LinkState, Overview, RoundState, SiteState
+    from geocomm.telemetry.run_store import RunStore
+
+_EVERY_S = 1.0
+_LATE_S = 5.0
+_MOST_SHOWN = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("top")(top)
+
+
+def top(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
+    ] = Path(),
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
+) -> None:
+    """Show a run in the terminal: its sites, the links between them, rounds of local steps, and what happened.
+
+    Needs geocomm run --telemetry FOLDER, or an elastic run. Ctrl+C ends it. exposed: the share of the time for which
+    ranks stood still for other sites. busy: of the time, that a link had data on its way. held back: of that time, by
+    the receivers' windows and by the send buffers here. sent again: of the bytes that TCP sent.
+
+    Example:
+
+        geocomm top telemetry
+        geocomm top run --once
+    """
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    try:
+        store = RunStore(folder)
+    except NoStoreError as error:
+        fail("top", str(error))
+    console = Console(highlight=False)
+    if once:
+        console.print(_picture(store))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(_picture(store), console=console, screen=True) as live:
+        while True:
+            time.sleep(_EVERY_S)
+            live.update(_picture(store), refresh=True)
+
+
+def _picture(store: RunStore) -> Group:
+    from geocomm.telemetry.overview import moment, overview
+
+    now = time.time()
+    seen = overview(store, moment(store, now))
+    parts = [_heading(seen, now), _sites(seen)]
+    parts += [_links(seen)] if seen.links else []
+    parts += [_rounds(seen)] if seen.rounds else []
+    parts += [_events(seen, now)] if seen.events else []
+    return Group(*parts)
+
+
+def _heading(seen: Overview, now: float) -> str:
+    step = "" if seen.step is None else f"step {seen.step}" + ("" if seen.of_steps is None else f" of {seen.of_steps}")
+    left = "" if not seen.seconds_left else f"{_time(seen.seconds_left)} left"
+    loss = "" if seen.loss is None else f"loss {seen.loss:.4f}"
+    tokens = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f} tokens/s"
+    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens))) + "[/bold]"
+    if now - seen.at > 1:
+        line += f"\n[red]The last report came {_time(now - seen.at)} ago. All was so then.[/red]"
+    return line
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
+
+
+def _sites(seen: Overview) -> Table:
+    table = _table(
+        *("\nsite", "\nranks", "", "\nstep", "\nago", "\ns/step", "\ntokens/s", "\nexposed", "\nloss", "\nMB sent"),
+        "\nheard",
+    )
+    for site in seen.sites:
+        table.add_row(*_site(site))
+    return table
+
+
+def _site(site: SiteState) -> tuple[str, ...]:
+    from geocomm.telemetry.overview import Life
+
+    color = {Life.REPORTING: "green", Life.SILENT: "red", Life.ENDED: "dim"}[site.life]
+    heard = f"{site.report_age_seconds:.0f} s"
+    return (
+        escape(site.name),
+        f"{site.ranks_reporting}/{len(site.ranks)}",
+        f"[{color}]{site.life}[/{color}]",
+        _number(site.step, "d"),
+        "-" if site.step_age_seconds is None else _time(site.step_age_seconds),
+        _number(site.step_seconds, ".3g"),
+        _number(site.tokens_per_second, ",.0f"),
+        _percent(site.exposed_share),
+        _number(site.loss, ".4f"),
+        _number(site.bytes_sent / 1e6, ",.1f"),
+        f"[red]{heard}[/red]" if site.life is not Life.ENDED and site.report_age_seconds > _LATE_S else heard,
+    )
+
+
+def _links(seen: Overview) -> Table:
+    table = _table(
+        *("\nlink", "\nMbit/s", "\nplanned", "\nMB", "\nms", "\nleast", "\nbusy", "\nheld back", "\nsent again"),
+        *("\noutages", "\nstreams", ""),
+    )
+    for link in seen.links:
+        table.add_row(*_link(link))
+    return table
+
+
+def _link(link: LinkState) -> tuple[str, ...]:
+    held = (_percent(link.stalled_by_receiver_share), _percent(link.stalled_by_send_buffer_share))
+    outages = f"{link.outages} ({_time(link.outage_seconds)})" if link.outages else "0"
+    over = filter(None, (link.transport, link.congestion_control, link.cipher and "TLS"))
+    return (
+        f"{escape(link.source)} to {escape(link.target)}",
+        _number(None if link.bytes_per_second is None else link.bytes_per_second * 8 / 1e6, ",.1f"),
+        _number(None if link.planned_bytes_per_second is None else link.planned_bytes_per_second * 8 / 1e6, ",.0f"),
+        _number(link.bytes_sent / 1e6, ",.1f"),
+        _number(None if link.rtt_seconds is None else link.rtt_seconds * 1e3, ".3g"),
+        _number(None if link.least_rtt_seconds is None else link.least_rtt_seconds * 1e3, ".3g"),
+        _percent(link.busy_share),
+        "-" if held == ("-", "-") else " ".join(held),
+        _percent(link.retransmitted_share, ".2f"),
+        f"[red]{outages}[/red]" if link.outages else outages,
+        str(link.streams),
+        escape(", ".join(over)),
+    )
+
+
+def _rounds(seen: Overview) -> Table:
+    table = _table("\nfragment", "\nround", "", "\nfor", "\nwaits for", "\ncounted")
+    for state in seen.rounds[:_MOST_SHOWN]:
+        table.add_row(*_round(state))
+    return table
+
+
+def _round(state: RoundState) -> tuple[str, ...]:
+    return (
+        str(state.fragment),
+        str(state.round),
+        state.phase,
+        "-" if state.age_seconds is None else _time(state.age_seconds),
+        escape(", ".join(state.waits_for)) or "-",
+        escape(", ".join(state.counted)) or "-",
+    )
+
+
+def _events(seen: Overview, now: float) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("\nevent", "\nago", "", ""):
+        table.add_column(name, no_wrap=True)
+    for event in seen.events[:_MOST_SHOWN]:
+        table.add_row(*_event(event, now))
+    return table
+
+
+def _event(event: EventState, now: float) -> tuple[str, ...]:
+    fields = " ".join(f"{name}={json.dumps(value)}" for name, value in event.fields.items())
+    ranks = f"rank {event.ranks[0]}" if len(event.ranks) == 1 else f"{len(event.ranks)} ranks"
+    return event.kind, _time(now - event.at), f"{escape(event.site)}, {ranks}", escape(fields)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(share: float | None, form: str = ".0f") -> str:
+    return "-" if share is None else f"{share * 100:{form}} %"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,51 @@
+"""`geocomm top --once`: what stands in the picture of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from geocomm.cli.main import build_app
+from geocomm.metrics import schema
+from geocomm.telemetry.report import Report
+from geocomm.telemetry.run_store import RunStore
+
+S = 10**9
+MB = 1_000_000
+
+
+def told(second: int) -> Report:
+    peer: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
+    peer |= {"peer": "rank 1", "site": "b", "rank": 1, "bytes_sent": second * MB, "rtt_us": 30_000, "outages": 1}
+    totals = {"steps": second, "tokens": 70 * second}
+    return Report.model_validate(
+        {
+            "site": "a",
+            "rank": 0,
+            "process": "0123456789abcdef",
+            "sequence": second,
+            "time": 0.0,
+            "now_ns": second * S,
+            "final": second == 9,
+            "stats": {"exposed_seconds": second / 2, "peers": [peer], "groups": [], "local_steps": []},
+            "training": {"step": second, "of_steps": 12, "loss": 2.5, "ended_ns": second * S, "totals": totals},
+            "events": [{"kind": "checkpoint", "path": "[red]x"}] if second == 9 else [],
+        }
+    )
+
+
+def test_run_that_is_over_is_shown_as_it_was_at_its_last_report(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    for second in range(1, 10):
+        store.add(told(second), float(second))
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "step 9 of 12, 3 s left, loss 2.5000, 70 tokens/s"
+    assert lines[1].startswith("The last report came ")
+    assert "a 0/1 ended 9 0 s 1 70 50 % 2.5000 9.0 0 s" in lines
+    assert "a to b 8.0 - 9.0 30 - 0 % - - 1 (0 s) 0" in lines
+    assert "b to a 0.0 - 0.0 30 - - - - 0 0" in lines
+    assert any(line.startswith("checkpoint") and line.endswith('a, rank 0 path="[red]x"') for line in lines)
