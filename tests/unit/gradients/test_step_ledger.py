@@ -38,14 +38,14 @@ class _Steps:
         self.ledger = StepLedger(self.buckets, cast(QualityGuard, self.guard), Shard())
         self._generator = torch.Generator().manual_seed(1)
 
-    def step(self, *, broken: bool = False, whole: bool = True, codec: str = _CODEC) -> None:
+    def step(self, *, broken: bool = False, whole: bool = True, codec: str = _CODEC, factor: int = 1) -> None:
         """One step, and its end."""
         self.ledger.begin_step()
         for index in (1, 0):  # as DDP does: the last layers come first
             gradient = torch.randn(4096, generator=self._generator)
             if broken and index == 0:
                 gradient[7] = float("nan")
-            reduction = self.ledger.begin_bucket(index, 1)
+            reduction = self.ledger.begin_bucket(index, factor)
             layout = (_LAYOUT[0]._replace(name=f"weight{index}"),)
             self.buckets.reduce(reduction, gradient, layout, codec, average=True).wait()
         if whole:
@@ -75,6 +75,14 @@ def test_step_that_counts_is_in_the_rows_and_shown_to_the_guard() -> None:
     assert input_square == pytest.approx(residual_square + gradient_square, rel=1e-3)  # it sends exact values
     assert not_finite == 0
     assert (steps.ledger.steps, steps.ledger.skipped_steps) == (1, 0)
+
+
+def test_square_of_the_gradients_is_that_of_their_sum_over_the_ranks() -> None:
+    plain, larger = _Steps(), _Steps()
+    plain.step()
+    larger.step(factor=3)
+    ((_, _, plain_square, _),), ((_, _, larger_square, _),) = plain.guard.shown, larger.guard.shown
+    assert larger_square == pytest.approx(9 * plain_square)
 
 
 @pytest.mark.parametrize("fault", [{"broken": True}, {"whole": False}])

@@ -38,6 +38,15 @@ def test_two_sites_take_the_bytes_over_the_rate_and_a_latency() -> None:
     assert row.dollars_per_day is None
 
 
+def test_every_64_mib_of_a_rank_that_begin_are_an_operation() -> None:
+    whole, more, ranks = (
+        estimate(Workload(parameters, ranks_per_site, 1.0), links(), "none", INSTANT).exchange_s
+        for parameters, ranks_per_site in ((1 << 24, 1), ((1 << 24) + 1, 1), (1 << 25, 2))
+    )
+    assert more - whole == pytest.approx(OPERATION_S, rel=1e-3)
+    assert ranks - whole == pytest.approx((1 << 24) * 4 * 8 / 1e9)
+
+
 def test_owners_move_two_thirds_of_what_broadcasting_would_with_three_sites() -> None:
     work = Workload(parameters=1e9, ranks_per_site=1000, compute_s=1.0, dollars_per_gb=0.05)
     row = estimate(work, links(3), "none", INSTANT)
