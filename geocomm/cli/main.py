@@ -28,6 +28,7 @@ from geocomm.cli import (
     top,
     train,
     wan,
+    why,
 )
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
@@ -37,7 +38,25 @@ _HELP = """Train large models across distant sites.
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
 as for wrong input; 125 where no WAN can be emulated; 128 + the signal that ended it.
 """
-_COMMANDS = (demo, train, export, serve, run, top, hang, members, log, snapshot, keys, doctor, probe, plan, wan, bench)
+_COMMANDS = (
+    demo,
+    train,
+    export,
+    serve,
+    run,
+    top,
+    why,
+    hang,
+    members,
+    log,
+    snapshot,
+    keys,
+    doctor,
+    probe,
+    plan,
+    wan,
+    bench,
+)
 
 
 def build_app() -> typer.Typer:

@@ -71,6 +71,8 @@ CASES = [
     ("top {folder}", 2, "{folder} has no telemetry"),
     ("hang {folder}", 2, "{folder} has no telemetry"),
     ("hang --after -1", 2, "--after"),
+    ("why {folder}", 2, "{folder} has no telemetry"),
+    ("why {away} --last 1", 2, "--last"),
     ("log", 2, "RUN_DIR"),
     ("log {away}", 2, "{away} has no journal.sqlite"),
     ("log {folder} --simulated 1", 2, "RUN_DIR"),

@@ -1,0 +1,116 @@
+"""`geocomm why`: what makes a run slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.diagnostics.bottleneck import Diagnosis
+    from geocomm.diagnostics.run_window import RunWindow
+    from geocomm.diagnostics.verdict import Verdict
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("why")(why)
+
+
+def why(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
+    ] = Path(),
+    last: Annotated[int, typer.Option(min=2, help="Look at so many steps.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say what makes a run slow, what it costs, and what helps.
+
+    It replays the last steps without one cause at a time. The causes that would save most are named, each with what was
+    measured. It works while the run goes on, and after its end.
+
+    Example:
+
+        geocomm why telemetry
+        geocomm why run --last 200 --json
+    """
+    import sqlite3
+
+    from geocomm.diagnostics.bottleneck import diagnose
+    from geocomm.diagnostics.run_window import read_window
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    try:
+        store = RunStore(folder)
+        window = read_window(store, last)
+        store.close()
+    except (NoStoreError, sqlite3.Error, OSError) as error:
+        fail("why", str(error))
+    diagnosis = diagnose(window)
+    if as_json:
+        typer.echo(json.dumps(_row(window, diagnosis)))
+        return
+    _show(window, diagnosis, Console(highlight=False))
+
+
+def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
+    return {
+        "steps": window.step_count,
+        "ranks": len(window.ranks),
+        "of_ranks": window.of_ranks,
+        "last_heard": window.last_heard,
+        "over": window.over,
+        "step_seconds": round(diagnosis.step_seconds, 6),
+        "parts": diagnosis.parts,
+        "verdicts": [verdict.row() for verdict in diagnosis.verdicts],
+        "notes": list(diagnosis.notes),
+    }
+
+
+def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
+    if diagnosis.step_seconds > 0:
+        parts = ", ".join(
+            f"{name} {'not told' if seconds is None else f'{seconds / diagnosis.step_seconds:.0%}'}"
+            for name, seconds in diagnosis.parts.items()
+        )
+        out.print(
+            f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.",
+            markup=False,
+        )
+    first, *others = diagnosis.verdicts
+    out.print()
+    out.print(headline(first), style="bold", markup=False)
+    evidence = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+    for name, value in first.evidence:
+        evidence.add_row(name, value)
+    out.print(evidence)
+    out.print(f"  {first.fix}", markup=False)
+    if others:
+        out.print()
+        out.print("Also, each by itself:")
+        for verdict in others:
+            out.print(f"  {headline(verdict)}", markup=False)
+    for note in diagnosis.notes:
+        out.print(note, style="yellow", markup=False)
+
+
+def headline(verdict: Verdict) -> str:
+    """A verdict in a line."""
+    from geocomm.diagnostics.verdict import Cause
+
+    if verdict.cause is Cause.COMPUTE:
+        return "Computation: the steps wait for nothing else that is known."
+    if verdict.cause is Cause.UNKNOWN:
+        return "Not known."
+    where = f", {verdict.where}" if verdict.where else ""
+    most = "at most " if verdict.at_most else ""
+    return (
+        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
+        f"shorter ({verdict.share:.0%})."
+    )

@@ -1,0 +1,254 @@
+"""What makes a run slow: which of its causes, taken away, would save most of a step.
+
+Each cause is taken away in a replay of the last steps (`replay`), and named only where what was measured agrees with
+it: waiting for a late site looks like a slow link at all others, and a link that is full loses packets too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from geocomm.diagnostics.link_causes import LinkCauses
+from geocomm.diagnostics.replay import Replay, Without, waits
+from geocomm.diagnostics.run_window import Place, RunWindow, Step
+from geocomm.diagnostics.verdict import Cause, Verdict, judge, seconds_text
+
+NAMED_FROM = 0.05
+"""A cause is named if it would save so much of a step."""
+_HIDDEN = 0.10
+"""Where the program waits for less of a step, the network is none of its concerns."""
+_LATE_STEPS = 0.7
+_SLOW_SCORE = 0.7
+_REPLAY_OFF = 0.15
+_CLEARLY_MORE = 1.1
+"""By so much a cause must save more than one that is tested before it, to stand before it."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a window shows."""
+
+    step_seconds: float
+    parts: Mapping[str, float | None]
+    """Seconds of a step: input, checkpoint, exposed and the rest, which is computation for the most part; None: the
+    program does not tell."""
+    verdicts: Sequence[Verdict]
+    """The most costly first; one at least."""
+    notes: Sequence[str]
+    """What is missing or doubtful."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The first."""
+        return self.verdicts[0]
+
+
+def diagnose(window: RunWindow) -> Diagnosis:
+    """What the last steps of a run lost most time to."""
+    if not window.ranks or window.step_seconds <= 0:
+        return Diagnosis(0.0, {}, [_unknown("no steps and no operations were reported yet")], [])
+    return _Examination(window).diagnosis()
+
+
+class _Examination:
+    """A window, and all that is asked of it."""
+
+    def __init__(self, window: RunWindow) -> None:
+        self._window = window
+        self._replay = Replay(window)
+        self._step = window.step_seconds
+
+    def diagnosis(self) -> Diagnosis:
+        """All causes, the most costly first."""
+        off = abs(self._replay.seen / self._step - 1)
+        found = [verdict for verdict in self._causes() if verdict.share >= NAMED_FROM] if off < _REPLAY_OFF else []
+        ranked: list[Verdict] = []
+        for verdict in found:  # in the order of the tests
+            place = len(ranked)
+            while place > 0 and verdict.saved_seconds > _CLEARLY_MORE * ranked[place - 1].saved_seconds:
+                place -= 1
+            ranked.insert(place, verdict)
+        if not ranked:
+            ranked = [self._healthy(off)]
+        return Diagnosis(self._step, self._parts, ranked, [*self._notes(off)])
+
+    @cached_property
+    def _parts(self) -> dict[str, float | None]:
+        parts: dict[str, float | None] = {
+            name: self._mean(lambda step, name=name: getattr(step, name)) for name in ("input", "checkpoint")
+        }
+        parts["exposed"] = self._exposed
+        parts["computation and the rest"] = self._step - sum(seconds or 0.0 for seconds in parts.values())
+        return parts
+
+    @cached_property
+    def _exposed(self) -> float:
+        told = self._mean(lambda step: step.exposed)
+        waited = [waits(rank, step) for rank in self._window.ranks for step in rank.steps]
+        return max(told or 0.0, statistics.fmean(waited) if waited else 0.0)
+
+    def _mean(self, of: Callable[[Step], float | None]) -> float | None:
+        values = [of(step) for rank in self._window.ranks for step in rank.steps]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(values) if known else None
+
+    def _notes(self, off: float) -> Iterable[str]:
+        window = self._window
+        if len(window.ranks) < window.of_ranks:
+            yield f"PARTIAL: {len(window.ranks)} of {window.of_ranks} ranks report; what the others do is not known."
+        if any(rank.clock_error is None for rank in window.ranks):
+            yield "The clocks of some ranks are not known against the others': who was late is not known there."
+        if window.lost:
+            yield f"{window.lost} reports or operations were lost on their way here."
+        if not window.steps_known:
+            yield "The program tells of no steps (geocomm.report_step): all its operations count as one step."
+        elif window.step_count < 10:
+            yield f"Only {window.step_count} steps are known: let the run go on for a better verdict."
+        if off >= _REPLAY_OFF:
+            yield f"The replay of these steps is {off:.0%} off what was measured, so no cause is named."
+
+    def _healthy(self, off: float) -> Verdict:
+        exposed = self._exposed / self._step
+        under_way = self._under_way()
+        evidence = [("waiting for other sites", f"{exposed:.0%} of a step")]
+        if under_way is not None:
+            evidence.append(("operations between sites under way", f"{under_way:.0%} of a step"))
+        if off >= _REPLAY_OFF or exposed >= _HIDDEN:
+            return Verdict(
+                Cause.UNKNOWN, "", 0.0, 0.0, evidence, "No single cause that is known here explains these waits."
+            )
+        fix = "There is nothing to win between the sites."
+        if under_way is not None and under_way > exposed + 0.3:
+            fix += " If the program computes on GPUs: the waits of their streams are not seen here."
+        return Verdict(Cause.COMPUTE, "", 0.0, 0.0, evidence, fix)
+
+    def _under_way(self) -> float | None:
+        shares: list[float] = []
+        for rank in self._window.ranks:
+            if not rank.operations or not rank.steps:
+                continue
+            covered, until = 0.0, rank.steps[0].began
+            for operation in rank.operations:
+                covered += max(0.0, operation.ended - max(operation.issued, until))
+                until = max(until, operation.ended)
+            shares.append(covered / (rank.steps[-1].ended - rank.steps[0].began))
+        return min(1.0, statistics.fmean(shares)) if shares else None
+
+    def _causes(self) -> Iterable[Verdict]:
+        yield from self._input()
+        yield from self._checkpoint()
+        yield from self._straggler()
+        yield from LinkCauses(self._replay).verdicts()
+
+    def _input(self) -> Iterable[Verdict]:
+        if not self._parts["input"]:
+            return
+        by_site = self._by_site(lambda step: step.input)
+        worst = max(by_site, key=lambda site: by_site[site])
+        least = min(by_site.values())
+        where = worst if len(by_site) > 1 and least < 0.5 * by_site[worst] else ""
+        yield judge(
+            self._replay,
+            Cause.INPUT,
+            where,
+            Without(program=lambda rank, step, own: own - (step.input or 0.0)),
+            [(f"waiting for data at {site}", seconds_text(seconds)) for site, seconds in sorted(by_site.items())],
+            "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
+        )
+
+    def _checkpoint(self) -> Iterable[Verdict]:
+        if not self._parts["checkpoint"]:
+            return
+        by_site = self._by_site(lambda step: step.checkpoint)
+        yield judge(
+            self._replay,
+            Cause.CHECKPOINT,
+            "",
+            Without(program=lambda rank, step, own: own - (step.checkpoint or 0.0)),
+            [(f"writing checkpoints at {site}", seconds_text(seconds)) for site, seconds in sorted(by_site.items())],
+            "Write checkpoints less often, or to a faster disk.",
+        )
+
+    def _by_site(self, of: Callable[[Step], float | None]) -> dict[str, float]:
+        """Seconds a step, of the site's slowest rank."""
+        found: dict[str, float] = {}
+        for rank in self._window.ranks:
+            seconds = statistics.fmean((of(step) or 0.0) for step in rank.steps) if rank.steps else 0.0
+            found[rank.place[0]] = max(found.get(rank.place[0], 0.0), seconds)
+        return found
+
+    def _straggler(self) -> Iterable[Verdict]:
+        own = self._own_seconds()
+        sites = {place[0] for place in own}
+        if len(sites) < 2:
+            return
+        mean = {site: max(statistics.fmean(own[place]) for place in own if place[0] == site) for site in sites}
+        slow = max(mean, key=lambda site: mean[site])
+        others = max(seconds for site, seconds in mean.items() if site != slow)
+        late, error = self._lateness(slow)
+        count = self._window.step_count
+        steps = [
+            max(own[place][i] for place in own if place[0] == slow and i < len(own[place]))
+            > max(own[place][i] for place in own if place[0] != slow and i < len(own[place])) / _SLOW_SCORE
+            or late.get(i, 0.0) > error
+            for i in range(min(map(len, own.values())))
+        ]
+        share = sum(steps) / len(steps) if steps else 0.0
+        if share < _LATE_STEPS or mean[slow] <= others:
+            return
+        evidence = [
+            (f"a step of {slow} without its waits", seconds_text(mean[slow])),
+            ("the slowest other site", seconds_text(others)),
+            ("steps in which it was clearly the last", f"{share:.0%} of {count}"),
+        ]
+        if late:
+            evidence.append(
+                (
+                    "it came later than the others by",
+                    f"{seconds_text(statistics.median(late.values()))} ± {seconds_text(error)}",
+                )
+            )
+        factor = others / mean[slow]
+        yield judge(
+            self._replay,
+            Cause.STRAGGLER,
+            slow,
+            Without(program=lambda rank, step, own: own * factor if rank.place[0] == slow else own),
+            evidence,
+            f"Look at {slow}: geocomm doctor and py-spy there; or give it a smaller share of the batch.",
+        )
+
+    def _own_seconds(self) -> dict[Place, list[float]]:
+        """Of each step of each rank, what was no waiting for others."""
+        return {
+            rank.place: [step.seconds - max(waits(rank, step), step.exposed or 0.0) for step in rank.steps]
+            for rank in self._window.ranks
+            if rank.steps
+        }
+
+    def _lateness(self, site: str) -> tuple[dict[int, float], float]:
+        """By how much the site came last, by step, the most of its operations; and what is no evidence of it."""
+        late: dict[int, float] = {}
+        errors = [rank.clock_error for rank in self._window.ranks]
+        if None in errors:
+            return {}, 0.0
+        links = [link for link in self._window.links if site in (link.source[0], link.target[0])]
+        round_trips = [link.min_rtt_s for link in links]
+        error = max((one for one in errors if one is not None), default=0.0) + max(round_trips, default=0.0) / 2
+        for rank in self._window.ranks:
+            if rank.place[0] != site:
+                continue
+            for operation in rank.operations:
+                ranks = self._replay.operations(operation.key)
+                others = [one.began for place, one in ranks.items() if place[0] != site]
+                index = next((i for i, step in enumerate(rank.steps) if operation.issued < step.ended), None)
+                if others and index is not None:
+                    late[index] = max(late.get(index, float("-inf")), operation.began - max(others))
+        return late, error
+
+
+def _unknown(why: str) -> Verdict:
+    return Verdict(Cause.UNKNOWN, "", 0.0, 0.0, [("reason", why)], "Let the run go on, and ask again.")

@@ -1,0 +1,290 @@
+"""What the links between sites cost a run: their rate, their delay, loss, windows, and codecs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from geocomm.diagnostics.replay import Message, Replay, Way, Without
+from geocomm.diagnostics.verdict import Cause, Verdict, bytes_text, judge, rate_text, seconds_text
+
+_FULL_USE = 0.85
+_HALF = 0.5
+_QUEUE = 1.25
+_IDLE_USE = 0.3
+_LOSS = 0.01
+_LIMITED = 0.2
+_MOST_PAIRS = 12
+
+
+def pair_name(one: str, other: str) -> str:
+    """The link between two sites."""
+    return " - ".join(sorted((one, other)))
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """What the messages and the counters of one way say."""
+
+    way: Way
+    busy: float  # seconds that messages held it
+    rate: float  # bytes per second meanwhile
+    use: float  # of the best rate seen; 0: not known
+    queue: float  # loaded round trip over the least; 0: not known
+    limited: float  # share of TCP's busy time in which a window held data back
+    held_back: float  # share of `busy`, likewise
+    by_receiver: bool
+    lost: float  # share of bytes
+    size: float  # of a message, the mean
+    fastest: float  # seconds for a byte, of the fastest tenth of messages
+    lasting: bool  # messages last for round trips, so that rates say something of the line
+
+    @property
+    def narrow(self) -> bool:
+        """Windows hold data back."""
+        return self.limited > _LIMITED
+
+    @property
+    def full(self) -> bool:
+        """Its rate is what messages wait for: they queue, or flow as fast as ever and lose nothing."""
+        if self.narrow or not self.lasting:
+            return False
+        return (self.queue >= _QUEUE and (not self.use or self.use >= _HALF)) or (
+            self.use >= _FULL_USE and self.lost <= _LOSS
+        )
+
+    @property
+    def loses(self) -> bool:
+        """Packets are lost, and not since it is full."""
+        return not self.full and not self.narrow and self.lost > _LOSS
+
+
+class LinkCauses:
+    """Causes between the sites, each with the link of the two sites that it costs most at."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._window = replay.window
+
+    def verdicts(self) -> Iterable[Verdict]:
+        """In the order of the tests, also those that cost nothing."""
+        yield from self._bandwidth()
+        yield from self._windows()
+        yield from self._loss()
+        yield from self._codec()
+        yield from self._latency()
+
+    @cached_property
+    def _facts(self) -> dict[Way, LinkFacts]:
+        by_way: dict[Way, list[Message]] = defaultdict(list)
+        for messages in self._replay.messages.values():
+            for message in messages:
+                by_way[message.way].append(message)
+        return {way: self._link_facts(way, messages) for way, messages in by_way.items()}
+
+    def _link_facts(self, way: Way, messages: Sequence[Message]) -> LinkFacts:
+        link = self._replay.link(way)
+        busy, size = sum(message.service for message in messages), sum(message.size for message in messages)
+        rate = size / busy if busy > 0 else 0.0
+        # Of the connections one has control messages only, whose busy time is no data's.
+        data = link.busy_s * link.streams / (link.streams + 1)
+        limited_s = link.receiver_limited_s + link.buffer_limited_s
+        paces = sorted(message.service / message.size for message in messages if message.size)
+        return LinkFacts(
+            way,
+            busy,
+            rate,
+            min(1.0, rate / link.best_rate) if link.best_rate else 0.0,
+            link.rtt_s / link.min_rtt_s if link.min_rtt_s else 0.0,
+            min(1.0, limited_s / data) if data else 0.0,
+            min(1.0, limited_s / link.streams / busy) if link.streams and busy else 0.0,
+            link.receiver_limited_s >= link.buffer_limited_s,
+            link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
+            size / len(messages),
+            paces[len(paces) // 10] if paces else 0.0,
+            busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
+        )
+
+    def _wire(self, message: Message) -> float:
+        """What the bytes of a message need on the link as fast as it ever was; 0 if that is not known."""
+        best = self._replay.link(message.way).best_rate if self._facts[message.way].lasting else 0.0
+        return min(message.service, message.size / best) if best else 0.0
+
+    def _full(self, way: Way) -> bool:
+        """Also the way back of a full one, if it is not far from that itself."""
+        back = self._facts.get((way[1], way[0]))
+        own = self._facts[way]
+        return own.full or (back is not None and back.full and own.use > _HALF and not own.narrow)
+
+    def _by_pairs(
+        self,
+        cause: Cause,
+        ways: Iterable[LinkFacts],
+        without: Callable[[set[Way]], Without],
+        evidence: Callable[[LinkFacts], Sequence[tuple[str, str]]],
+        fix: Callable[[LinkFacts], str],
+        *,
+        at_most: bool = False,
+    ) -> Iterable[Verdict]:
+        """One verdict: of the two sites whose link costs most, or of all links if no single one makes a difference."""
+        pairs: dict[str, list[LinkFacts]] = defaultdict(list)
+        for facts in ways:
+            pairs[pair_name(facts.way[0][0], facts.way[1][0])].append(facts)
+        if not pairs:
+            return
+
+        def verdict(where: str, links: Sequence[LinkFacts]) -> Verdict:
+            worst = max(links, key=lambda one: one.busy)
+            changed = without({one.way for one in links})
+            return judge(self._replay, cause, where, changed, evidence(worst), fix(worst), at_most=at_most)
+
+        busiest = sorted(pairs, key=lambda pair: -max(one.busy for one in pairs[pair]))[:_MOST_PAIRS]
+        best = max((verdict(pair, pairs[pair]) for pair in busiest), key=lambda one: one.saved_seconds)
+        if len(pairs) > 1:
+            everywhere = verdict("", [one for links in pairs.values() for one in links])
+            if everywhere.saved_seconds > 1.25 * best.saved_seconds:
+                best = everywhere
+        yield best
+
+    def _bandwidth(self) -> Iterable[Verdict]:
+        def without(ways: set[Way]) -> Without:
+            # The bytes take no time, but what is left of the codec does.
+            return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
+
+        yield from self._by_pairs(
+            Cause.BANDWIDTH,
+            [one for one in self._facts.values() if self._full(one.way)],
+            without,
+            lambda one: [
+                ("rate while messages were under way", rate_text(one.rate)),
+                ("of the best that TCP delivered", f"{one.use:.0%}" if one.use else "not known"),
+                ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
+            ],
+            lambda one: (
+                f"Send less: a coarser codec (GEOCOMM_CODEC), or local steps; or more than {rate_text(one.rate)} of "
+                "egress. geocomm plan says what each would bring."
+            ),
+        )
+
+    def _windows(self) -> Iterable[Verdict]:
+        held_back = {one.way: one.held_back for one in self._facts.values()}
+
+        def without(ways: set[Way]) -> Without:
+            return Without(service=lambda one: one.service * (1 - held_back[one.way] * (one.way in ways)))
+
+        yield from self._by_pairs(
+            Cause.WINDOWS,
+            [one for one in self._facts.values() if one.narrow],
+            without,
+            lambda one: [
+                (
+                    f"{'receive window' if one.by_receiver else 'send buffer'} held data back",
+                    f"{one.limited:.0%} of the busy time",
+                ),
+                ("rate while messages were under way", rate_text(one.rate)),
+            ],
+            lambda one: (
+                f"Raise net.ipv4.tcp_{'rmem' if one.by_receiver else 'wmem'} at "
+                f"{one.way[1 if one.by_receiver else 0][0]} (geocomm doctor prints the values)."
+            ),
+            at_most=True,
+        )
+
+    def _loss(self) -> Iterable[Verdict]:
+        fastest = {one.way: one.fastest for one in self._facts.values()}
+
+        def without(ways: set[Way]) -> Without:
+            def service(one: Message) -> float:
+                if one.way not in ways:
+                    return one.service
+                least = self._wire(one) or one.size * fastest[one.way]
+                return min(one.service, max(least, one.coding))
+
+            return Without(service=service)
+
+        yield from self._by_pairs(
+            Cause.LOSS,
+            [one for one in self._facts.values() if one.loses],
+            without,
+            lambda one: [
+                ("bytes that TCP sent again", f"{one.lost:.1%}"),
+                ("rate while messages were under way", rate_text(one.rate)),
+                ("of the best that TCP delivered", f"{one.use:.0%}" if one.use else "not known"),
+                ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
+                ("congestion control", self._replay.link(one.way).congestion_control or "not known"),
+            ],
+            lambda one: (
+                "Ask the carrier for the loss."
+                if self._replay.link(one.way).congestion_control == "bbr"
+                else "Load BBR at both ends (modprobe tcp_bbr): it does not slow down for single losses."
+            ),
+        )
+
+    def _codec(self) -> Iterable[Verdict]:
+        coding = [operation.coding for rank in self._window.ranks for operation in rank.operations]
+        if not any(coding):
+            return
+        full = {way for way in self._facts if self._full(way)}
+
+        def service(one: Message) -> float:
+            if one.way in full:
+                return one.service
+            return max(self._wire(one), one.service - one.coding)
+
+        codecs = sorted({one.codec for rank in self._window.ranks for one in rank.operations if one.codec})
+        steps = sum(len(rank.steps) for rank in self._window.ranks)
+        made = sum(message.coding for messages in self._replay.messages.values() for message in messages)
+        yield judge(
+            self._replay,
+            Cause.CODEC,
+            "",
+            Without(service=service, coding=lambda place: 0.0),
+            [
+                ("codecs", ", ".join(codecs) or "none"),
+                ("all threads' time for making and decoding", f"{seconds_text(sum(coding) / steps)} a step and rank"),
+                ("of that, messages waited for the sender", f"{seconds_text(made / steps)} a step and rank"),
+            ],
+            "Use a cheaper codec (geocomm bench codec compares them here), or give geocomm more threads "
+            "(GEOCOMM_THREADS) and cores.",
+        )
+
+    def _latency(self) -> Iterable[Verdict]:
+        plain = {
+            one.way
+            for one in self._facts.values()
+            if not self._full(one.way) and not one.narrow and not one.loses and (one.use < _IDLE_USE or not one.lasting)
+        }
+
+        def without(ways: set[Way]) -> Without:
+            def service(one: Message) -> float:
+                # TCP's slow start, and its pace after a pause, go by round trips as well.
+                if one.way in ways & plain:
+                    return min(one.service, max(self._wire(one), one.coding))
+                return one.service
+
+            return Without(service=service, delay=lambda one: 0.0 if one.way in ways else one.delay)
+
+        steps = max(1, self._window.step_count)
+
+        def evidence(one: LinkFacts) -> list[tuple[str, str]]:
+            link = self._replay.link(one.way)
+            count = sum(1 for _, messages in self._replay.messages.items() for each in messages if each.way == one.way)
+            return [
+                ("least round trip", seconds_text(link.min_rtt_s)),
+                ("operations", f"{count / steps:.0f} a step, of {bytes_text(one.size)} each"),
+                ("time on the link beyond the way", f"{seconds_text(one.busy / steps)} a step"),
+                ("of the best rate that TCP delivered", f"{one.use:.0%}" if one.use else "not known, never filled"),
+            ]
+
+        yield from self._by_pairs(
+            Cause.LATENCY,
+            self._facts.values(),
+            without,
+            evidence,
+            lambda one: (
+                "Make fewer and larger operations (DDP: bucket_cap_mb), let them run behind the computation "
+                "(async_op=True), or take local steps."
+            ),
+        )

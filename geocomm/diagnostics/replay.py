@@ -1,0 +1,335 @@
+"""The last steps of a run once more, as they were or without one thing that cost time.
+
+The program of each rank is what it did between its operations, which takes the time that it took, its calls, and its
+waits. A message leaves when its operation has begun and those before it have left; it then takes the time that it took
+on the link, and half a round trip. So a replay that changes nothing gives the times that were seen, and one that takes
+something away moves all that depended on it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from geocomm.diagnostics.run_window import Key, LinkUse, Operation, Place, RankWindow, RunWindow, Step
+
+Way = tuple[Place, Place]
+"""From one rank to another."""
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "sparse_all_reduce")
+_LEAST_WAIT_S = 1e-3
+_AT_ONCE_S = 2e-3
+"""What comes so soon after the receiver asked for it lay there already."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What went from one rank to another for one operation. Seconds."""
+
+    source: Place
+    target: Place
+    size: int
+    service: float
+    """From the moment when it could leave to its last byte's, less the way."""
+    coding: float
+    """Of that, until the sender had made the last frame."""
+    hops: int
+    """How many times half a round trip."""
+    delay: float
+    """Half a round trip of that link."""
+
+    @property
+    def way(self) -> Way:
+        """Its link."""
+        return self.source, self.target
+
+
+@dataclass(frozen=True)
+class Without:
+    """What a replay leaves out; nothing: it shows what was seen."""
+
+    service: Callable[[Message], float] = lambda message: message.service
+    """What a message takes on the link then."""
+    delay: Callable[[Message], float] = lambda message: message.delay
+    coding: Callable[[Place], float] = lambda place: 1.0
+    """By what to multiply a rank's time for decoding."""
+    program: Callable[[RankWindow, Step, float], float] = lambda rank, step, own: own
+    """What the program needs for itself in a step, of which `own` seconds were seen."""
+
+
+@dataclass
+class _Event:
+    """A call or a wait of a program, in its order."""
+
+    own: float  # seconds of the program since the event before
+    key: Key | None  # None: a step ends
+    waits: bool = False
+    late: float = 0.0  # seconds between the operation's end and the program's going on
+    step: int = 0
+
+
+@dataclass
+class _Program:
+    rank: RankWindow
+    events: list[_Event]
+    next: int = 0
+    now: float = 0.0
+    began: float = 0.0
+
+
+class Replay:
+    """A window that can be replayed again and again."""
+
+    def __init__(self, window: RunWindow) -> None:
+        """window: its times are on one clock, as far as that is known."""
+        self.window = window
+        self._links = {(link.source, link.target): link for link in window.links}
+        self._by_key: dict[Key, dict[Place, Operation]] = defaultdict(dict)
+        for rank in window.ranks:
+            for operation in rank.operations:
+                self._by_key[operation.key][rank.place] = operation
+        self.messages: dict[tuple[Key, Place], list[Message]] = defaultdict(list)
+        """Those that a rank gets for an operation."""
+        self._find_messages()
+        self._programs = {rank.place: _events(rank) for rank in window.ranks}
+
+    @cached_property
+    def seen(self) -> float:
+        """A step's seconds in a replay that changes nothing."""
+        return self.seconds(Without())
+
+    def link(self, way: Way) -> LinkUse:
+        """What is known of it."""
+        return self._links.get(way) or LinkUse(*way)
+
+    def operations(self, key: Key) -> Mapping[Place, Operation]:
+        """An operation at all ranks that told of it."""
+        return self._by_key[key]
+
+    def seconds(self, without: Without) -> float:
+        """A step's, the mean over steps and ranks."""
+        programs = {
+            rank.place: _Program(rank, self._events_without(rank, without), 0, _begin(rank), _begin(rank))
+            for rank in self.window.ranks
+        }
+        free: dict[Way, float] = defaultdict(lambda: float("-inf"))
+        begun: dict[Key, dict[Place, float]] = defaultdict(dict)
+        ends: dict[tuple[Key, Place], float] = {}
+        moving = True
+        while moving:
+            moving = False
+            for place, program in programs.items():
+                moving |= self._advance(place, program, begun, ends, free, without)
+            if not moving:
+                moving = self._unblock(programs, begun, ends, free, without)
+        total = sum(program.now - program.began for program in programs.values())
+        return total / max(1, sum(len(rank.steps) for rank in self.window.ranks))
+
+    def _find_messages(self) -> None:
+        """How long each message held its link, from what was seen: they leave one after the other."""
+        arrivals = [
+            (last_in, key, target, source)
+            for key, ranks in self._by_key.items()
+            for target, operation in ranks.items()
+            for source, last_in in operation.arrivals.items()
+        ]
+        free: dict[Way, float] = defaultdict(lambda: float("-inf"))
+        early: list[tuple[tuple[Key, Place], int]] = []
+        for last_in, key, target, source in sorted(arrivals, key=lambda one: one[0]):
+            ranks, way = self._by_key[key], (source, target)
+            to, back = self.link(way), self.link((target, source))
+            delay = (to.min_rtt_s or back.min_rtt_s) / 2
+            sent, operation = ranks.get(source), ranks[target]
+            hops = _hops(ranks, sent)
+            left = max(_ready(ranks, sent, target, hops), free[way])
+            service = max(0.0, last_in - hops * delay - left)
+            free[way] = left + service
+            coding = 0.0 if sent is None or not sent.codec else min(service, max(0.0, sent.encoded - sent.began))
+            size = operation.bytes_received // max(1, len(operation.arrivals))
+            if last_in < operation.began + _AT_ONCE_S:
+                early.append(((key, target), len(self.messages[key, target])))
+            self.messages[key, target].append(Message(source, target, size, service, coding, hops, delay))
+        self._shorten(early)
+
+    def _shorten(self, early: Sequence[tuple[tuple[Key, Place], int]]) -> None:
+        """Messages that were there before their receiver asked for them took less than was seen: what others take, on
+        that link or on its way back."""
+        waited = set(early)
+        paces: dict[Way, list[float]] = defaultdict(list)
+        for place, messages in self.messages.items():
+            for i, message in enumerate(messages):
+                if (place, i) not in waited and message.size:
+                    paces[message.way].append(message.service / message.size)
+        for place, i in early:
+            message = self.messages[place][i]
+            seen = paces.get(message.way) or paces.get((message.target, message.source))
+            if seen:
+                service = min(message.service, message.size * statistics.median(seen))
+                self.messages[place][i] = replace(message, service=service, coding=min(service, message.coding))
+
+    def _events_without(self, rank: RankWindow, without: Without) -> list[_Event]:
+        events = self._programs[rank.place]
+        seen: dict[int, float] = defaultdict(float)
+        for event in events:
+            seen[event.step] += event.own
+        factors = {
+            i: without.program(rank, step, seen[i]) / seen[i] if seen[i] > 0 else 1.0
+            for i, step in enumerate(rank.steps)
+        }
+        return [
+            _Event(event.own * max(0.0, factors.get(event.step, 1.0)), event.key, event.waits, event.late, event.step)
+            for event in events
+        ]
+
+    def _advance(
+        self,
+        place: Place,
+        program: _Program,
+        begun: dict[Key, dict[Place, float]],
+        ends: dict[tuple[Key, Place], float],
+        free: dict[Way, float],
+        without: Without,
+    ) -> bool:
+        """As far as the program comes by itself. Whether it did anything."""
+        moved = False
+        while program.next < len(program.events):
+            event = program.events[program.next]
+            if event.waits and event.key is not None:
+                end = ends.get((event.key, place))
+                if end is None:
+                    return moved
+                program.now = max(program.now + event.own, end) + event.late
+            else:
+                program.now += event.own
+                if event.key is not None:
+                    ranks = self._by_key[event.key]
+                    operation = ranks[place]
+                    begun[event.key][place] = program.now + operation.began - operation.issued
+                    if len(begun[event.key]) == len(ranks):
+                        self._exchange(event.key, begun[event.key], ends, free, without)
+            program.next += 1
+            moved = True
+        return moved
+
+    def _exchange(
+        self,
+        key: Key,
+        begun: Mapping[Place, float],
+        ends: dict[tuple[Key, Place], float],
+        free: dict[Way, float],
+        without: Without,
+    ) -> None:
+        """When an operation, which has begun at all ranks, ends at each."""
+        ranks = self._by_key[key]
+        for place, operation in ranks.items():
+            if place not in begun:
+                continue
+            last = begun[place]
+            for message in self.messages.get((key, place), ()):
+                sent = ranks.get(message.source)
+                if message.hops > 1:
+                    ready = max(begun.values())
+                elif sent is not None and message.source in begun:
+                    ready = begun[message.source]
+                else:  # its sender does not tell: it comes as long after the own call as it came
+                    ready = begun[place]
+                left = max(ready, free[message.way])
+                free[message.way] = left + without.service(message)
+                last = max(last, free[message.way] + message.hops * without.delay(message))
+            arrived = max([operation.began, *operation.arrivals.values()])
+            decoding = max(0.0, operation.exchanged - arrived) if operation.arrivals else 0.0
+            if not operation.arrivals:  # it only sends
+                last += max(0.0, operation.exchanged - operation.began)
+            inside = max(0.0, operation.ended - operation.exchanged)
+            ends[key, place] = last + decoding * without.coding(place) + inside
+
+    def _unblock(
+        self,
+        programs: Mapping[Place, _Program],
+        begun: dict[Key, dict[Place, float]],
+        ends: dict[tuple[Key, Place], float],
+        free: dict[Way, float],
+        without: Without,
+    ) -> bool:
+        """What the window's edge cuts off: an operation that a rank began before it. The wait that began first ends
+        without the others. Whether there was one."""
+        blocked: list[tuple[float, Place, Key]] = []
+        for place, program in programs.items():
+            key = program.events[program.next].key if program.next < len(program.events) else None
+            if key is not None and (key, place) not in ends:
+                blocked.append((program.now, place, key))
+        for _, place, key in sorted(blocked, key=lambda one: (one[0], one[1]))[:1]:
+            begun[key].setdefault(place, programs[place].now)
+            self._exchange(key, begun[key], ends, free, without)
+        return bool(blocked)
+
+
+def _begin(rank: RankWindow) -> float:
+    return rank.steps[0].began if rank.steps else 0.0
+
+
+def _hops(ranks: Mapping[Place, Operation], sent: Operation | None) -> int:
+    """Reductions of more than two sites go to an owner and from there to all, as a rule."""
+    sites = {place[0] for place in ranks}
+    return 2 if sent is not None and sent.kind in _REDUCTIONS and len(sites) > 2 else 1
+
+
+def _ready(ranks: Mapping[Place, Operation], sent: Operation | None, target: Place, hops: int) -> float:
+    if sent is None:
+        return ranks[target].began
+    return max(operation.began for operation in ranks.values()) if hops > 1 else sent.began
+
+
+def _events(rank: RankWindow) -> list[_Event]:
+    """What the program did, in its order."""
+    moments: list[tuple[float, float, Key | None, bool, float]] = []  # when, until when, which, waits, late
+    begin, end = (rank.steps[0].began, rank.steps[-1].ended) if rank.steps else (0.0, 0.0)
+    for operation in rank.operations:
+        moments.append((operation.issued, operation.issued, operation.key, False, 0.0))
+        if operation.wait_began is not None and operation.wait_ended is not None and operation.wait_ended <= end:
+            late = max(0.0, operation.wait_ended - max(operation.wait_began, operation.ended))
+            moments.append((operation.wait_began, operation.wait_ended, operation.key, True, late))
+    moments += _hidden_waits(rank)
+    moments += [(step.ended, step.ended, None, False, 0.0) for step in rank.steps]
+    moments.sort(key=lambda moment: (moment[0], moment[3]))
+    events: list[_Event] = []
+    now, step = begin, 0
+    for at, until, key, waits, late in moments:
+        events.append(_Event(max(0.0, at - now), key, waits, late, step))
+        now = max(now, until)
+        if key is None:
+            step += 1
+    return events
+
+
+def waits(rank: RankWindow, step: Step) -> float:
+    """Seconds of a step in which the program stood in `wait()`."""
+    return sum(
+        min(operation.wait_ended, step.ended) - max(operation.wait_began, step.began)
+        for operation in rank.operations
+        if operation.wait_began is not None
+        and operation.wait_ended is not None
+        and operation.wait_began < step.ended
+        and operation.wait_ended > step.began
+    )
+
+
+def _hidden_waits(rank: RankWindow) -> list[tuple[float, float, Key | None, bool, float]]:
+    """Who takes an operation's Future, as DDP does, waits where the log does not see it. The counter of exposed time
+    says how long: that is taken to be before the step's last end of an operation."""
+    found: list[tuple[float, float, Key | None, bool, float]] = []
+    for step in rank.steps:
+        hidden = (step.exposed or 0.0) - waits(rank, step)
+        unseen = [
+            operation
+            for operation in rank.operations
+            if operation.wait_began is None and step.began <= operation.issued and operation.ended <= step.ended
+        ]
+        if hidden < _LEAST_WAIT_S or not unseen:
+            continue
+        last = max(unseen, key=lambda operation: operation.ended)
+        began = max(step.began, last.ended - hidden, max(operation.issued for operation in unseen))
+        found.append((began, last.ended, last.key, True, 0.0))
+    return found

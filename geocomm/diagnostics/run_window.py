@@ -1,0 +1,353 @@
+"""The last steps of a run, as its run store has them: steps, operations and links of all ranks, on one clock."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm.telemetry.run_store import Rank, Received, RunStore
+
+_LOOK_BACK_S = (120.0, 600.0, math.inf)
+_SILENT_S = 15.0
+"""Ranks that were heard of before so long, when the last one was, do not belong to the window."""
+
+Place = tuple[str, int]
+"""A rank: its site and its number."""
+Key = tuple[Any, ...]
+"""Of an operation: the same at all ranks."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one rank. Seconds."""
+
+    number: int
+    began: float
+    ended: float
+    input: float | None = None
+    exposed: float | None = None
+    checkpoint: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective at one rank; seconds of the window's clock, as `geocomm.op_log` has them."""
+
+    key: Key
+    kind: str
+    codec: str
+    issued: float
+    began: float
+    encoded: float
+    exchanged: float
+    ended: float
+    wait_began: float | None
+    wait_ended: float | None
+    coding: float
+    bytes_sent: int
+    bytes_received: int
+    arrivals: Mapping[Place, float]
+    """When the last byte of each peer came."""
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What TCP said of the bytes from one rank to another in the window."""
+
+    source: Place
+    target: Place
+    bytes_sent: int = 0
+    retransmitted: int = 0
+    busy_s: float = 0.0
+    receiver_limited_s: float = 0.0
+    buffer_limited_s: float = 0.0
+    rtt_s: float = 0.0
+    """The median of the heartbeats' last round trips; 0: not known."""
+    min_rtt_s: float = 0.0
+    best_rate: float = 0.0
+    """The most that TCP was seen to deliver with enough to send, in bytes per second; 0: it never was."""
+    congestion_control: str = ""
+    streams: int = 0
+
+
+@dataclass(frozen=True)
+class RankWindow:
+    """What one rank said."""
+
+    place: Place
+    steps: Sequence[Step]
+    operations: Sequence[Operation]
+    clock_error: float | None = 0.0
+    """By so many seconds its times may be wrong on the window's clock; None: its clock is not known there."""
+
+
+@dataclass(frozen=True)
+class RunWindow:
+    """The last steps of a run."""
+
+    ranks: Sequence[RankWindow]
+    links: Sequence[LinkUse] = ()
+    of_ranks: int = 0
+    """How many there are, as far as known: those that report, and those that they speak with."""
+    lost: int = 0
+    """Reports that never came, and operations that were not kept."""
+    steps_known: bool = True
+    """Whether the program tells of its steps; else the operations' time is taken as one step."""
+    last_heard: float = 0.0
+    """Unix seconds of the collector's clock."""
+    over: bool = False
+    """All ranks have ended."""
+    waited_by_site: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds a step for which steps of local training waited for rounds."""
+
+    @property
+    def step_count(self) -> int:
+        """Steps that all ranks of it have."""
+        return max((len(rank.steps) for rank in self.ranks), default=0)
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean."""
+        steps = [step.seconds for rank in self.ranks for step in rank.steps]
+        return statistics.fmean(steps) if steps else 0.0
+
+
+def read_window(store: RunStore, last: int) -> RunWindow:
+    """The last `last` steps in the store; without steps, what its operations of the last minutes say.
+
+    Raises NoStoreError or sqlite3.Error."""
+    latest = store.latest()
+    if not latest:
+        return RunWindow([])
+    heard = max(received.at for received in latest)
+    living = {received.rank: received for received in latest if heard - received.at < _SILENT_S}
+    steps: dict[Rank, list[dict[str, Any]]] = {}
+    since = 0.0
+    for back in _LOOK_BACK_S:
+        since = max(0.0, heard - back)
+        steps = defaultdict(list)
+        for rank, row in store.rows("steps", since):
+            if rank in living and "seconds" in row:
+                steps[rank].append(row)
+        if steps and min(len(rows) for rows in steps.values()) > last:
+            break
+    operations: dict[Rank, list[dict[str, Any]]] = defaultdict(list)
+    for rank, row in store.rows("operations", since):
+        if rank in living and row["ended_ns"] is not None and not row["failed"]:
+            operations[rank].append(row)
+    reports: dict[Rank, list[Received]] = defaultdict(list)
+    for received in store.reports(since):
+        if received.rank in living:
+            reports[received.rank].append(received)
+    return _window(living, steps, operations, reports, last)
+
+
+def _window(
+    living: Mapping[Rank, Received],
+    steps: Mapping[Rank, list[dict[str, Any]]],
+    operations: Mapping[Rank, list[dict[str, Any]]],
+    reports: Mapping[Rank, list[Received]],
+    last: int,
+) -> RunWindow:
+    clocks = _clocks(living, reports)
+    common = _common_steps(steps, last)
+    ranks: list[RankWindow] = []
+    links: list[LinkUse] = []
+    lost = 0
+    for rank, received in living.items():
+        place = (rank.site, rank.rank)
+        offset, error = clocks.get(place, (0.0, None))
+        own = [row for row in steps.get(rank, ()) if row["step"] in common]
+        rows = sorted(operations.get(rank, ()), key=lambda row: row["issued_ns"])
+        told = sorted({row["step"]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
+        if told:
+            begin_ns = min(row["ended_ns"] - 1e9 * row["seconds"] for row in own)
+            rows = [row for row in rows if row["issued_ns"] >= begin_ns and row["issued_ns"] < own[-1]["ended_ns"]]
+        elif not steps and rows:
+            began, ended = rows[0]["issued_ns"] / 1e9, max(row["ended_ns"] for row in rows) / 1e9
+            told = [Step(0, began - offset, ended - offset)]
+        if not told and not rows:
+            continue
+        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error))
+        numbers = [row["number"] for row in rows]
+        lost += max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
+        began, ended = told[0].began + offset if told else 0.0, told[-1].ended + offset if told else math.inf
+        links += _links(place, reports[rank], 1e9 * began, 1e9 * ended)
+        lost += int(received.report.stats.get("reports_dropped", 0) or 0)
+    return RunWindow(
+        ranks,
+        links,
+        of_ranks=_count_of_ranks(living),
+        lost=lost,
+        steps_known=bool(steps),
+        last_heard=max(received.at for received in living.values()),
+        over=all(received.report.final for received in living.values()),
+        waited_by_site=_waited(living, reports, steps),
+    )
+
+
+def _common_steps(steps: Mapping[Rank, list[dict[str, Any]]], last: int) -> set[int]:
+    """Those of the last steps that all ranks have told of; the first of a program is warm-up."""
+    if not steps:
+        return set()
+    told: list[set[int]] = [{row["step"] for row in rows} for rows in steps.values()]
+    common = sorted(told[0].intersection(*told[1:]))[-last:]
+    for i in range(len(common) - 1, 1, -1):
+        if common[i - 1] - common[i - 2] != common[-1] - common[-2]:
+            return set(common[i - 1 :])  # a replay needs steps in a row
+    return set(common)
+
+
+def _step(row: Mapping[str, Any], offset: float) -> Step:
+    ended = row["ended_ns"] / 1e9 - offset
+    return Step(
+        row["step"],
+        ended - row["seconds"],
+        ended,
+        row.get("input_seconds"),
+        row.get("exposed_seconds"),
+        row.get("checkpoint_seconds"),
+    )
+
+
+def _operation(row: Mapping[str, Any], offset: float) -> Operation:
+    def at(name: str) -> float | None:
+        return None if row[name] is None else row[name] / 1e9 - offset
+
+    issued, ended = row["issued_ns"] / 1e9 - offset, row["ended_ns"] / 1e9 - offset
+    began = at("began_ns") or issued
+    peers = [peer for peer in row["peers"] if peer["last_in_ns"] is not None and peer["rank"] is not None]
+    numbers = tuple(sorted(str(peer["peer"]) for peer in row["peers"])) if row["kind"] == "send_recv" else ()
+    return Operation(
+        key=(row["group"], row["kind"], row["sequence"], *numbers),
+        kind=row["kind"],
+        codec=row["codec"],
+        issued=issued,
+        began=began,
+        encoded=at("encoded_ns") or began,
+        exchanged=at("exchanged_ns") or ended,
+        ended=ended,
+        wait_began=at("wait_began_ns"),
+        wait_ended=at("wait_ended_ns"),
+        coding=row["coding_ns"] / 1e9,
+        bytes_sent=row["wire_bytes_sent"],
+        bytes_received=row["wire_bytes_received"],
+        arrivals={(str(peer["site"]), int(peer["rank"])): peer["last_in_ns"] / 1e9 - offset for peer in peers},
+    )
+
+
+def _peers(report: Received) -> Iterable[Mapping[str, Any]]:
+    return (peer for peer in report.report.stats.get("peers", ()) if peer.get("rank") is not None)
+
+
+def _clocks(
+    living: Mapping[Rank, Received], reports: Mapping[Rank, list[Received]]
+) -> dict[Place, tuple[float, float | None]]:
+    """Each rank's clock less the first one's, and by how much that may be wrong: from neighbour to neighbour."""
+    seen: dict[Place, dict[Place, tuple[float, float]]] = defaultdict(dict)
+    hosts: dict[str, list[Place]] = defaultdict(list)
+    for rank, received in living.items():
+        own = (rank.site, rank.rank)
+        if received.report.host:
+            hosts[rank.site + "/" + received.report.host].append(own)
+        for report in reports[rank]:
+            for peer in _peers(report):
+                if peer.get("clock_offset_us") is None or peer["site"] is None:
+                    continue
+                other = (str(peer["site"]), int(peer["rank"]))
+                offset, error = peer["clock_offset_us"] / 1e6, peer["clock_error_us"] / 1e6
+                seen[own][other] = (offset, error)
+                seen[other].setdefault(own, (-offset, error))
+    for places in hosts.values():
+        for one, other in itertools.permutations(places, 2):
+            seen[one][other] = (0.0, 0.0)
+    first = min(((rank.site, rank.rank) for rank in living), default=None)
+    if first is None:
+        return {}
+    known: dict[Place, tuple[float, float | None]] = {first: (0.0, 0.0)}
+    ways = [(0.0, 0.0, first)]
+    while ways:
+        ways.sort()
+        error, offset, place = ways.pop(0)
+        for other, (more, wrong) in seen[place].items():
+            if other not in known:
+                known[other] = (offset + more, error + wrong)
+                ways.append((error + wrong, offset + more, other))
+    return known
+
+
+def _links(place: Place, reports: Sequence[Received], began_ns: float, ended_ns: float) -> list[LinkUse]:
+    """What the counters of a rank say of the time between two moments of its clock."""
+    before = [report for report in reports if report.report.now_ns <= began_ns]
+    inside = [report for report in reports if began_ns < report.report.now_ns < ended_ns]
+    after = [report for report in reports if report.report.now_ns >= ended_ns]
+    around = [*before[-1:], *inside, *after[:1]]
+    rows: dict[Place, list[Mapping[str, Any]]] = defaultdict(list)
+    for report in around:
+        for peer in _peers(report):
+            if peer["site"] is not None:
+                rows[str(peer["site"]), int(peer["rank"])].append(peer)
+    links: list[LinkUse] = []
+    for target, told in rows.items():
+        nothing: Mapping[str, Any] = {}
+        first, end = (told[0] if before and len(told) > 1 else nothing), told[-1]
+
+        def grown(name: str, first: Mapping[str, Any] = first, end: Mapping[str, Any] = end) -> int:
+            return max(0, int(end.get(name, 0)) - int(first.get(name, 0)))
+
+        round_trips = [peer["rtt_us"] for peer in told if peer.get("rtt_us")]
+        links.append(
+            LinkUse(
+                place,
+                target,
+                bytes_sent=grown("tcp_bytes_sent"),
+                retransmitted=grown("retransmitted_bytes"),
+                busy_s=grown("busy_us") / 1e6,
+                receiver_limited_s=grown("stalled_by_receiver_us") / 1e6,
+                buffer_limited_s=grown("stalled_by_send_buffer_us") / 1e6,
+                rtt_s=statistics.median(round_trips) / 1e6 if round_trips else 0.0,
+                min_rtt_s=end.get("min_rtt_us", 0) / 1e6,
+                best_rate=float(max(peer.get("delivery_rate", 0) or 0 for peer in told)),
+                congestion_control=str(end.get("congestion_control", "")),
+                streams=max(peer.get("streams", 0) or 0 for peer in told),
+            )
+        )
+    return links
+
+
+def _count_of_ranks(living: Mapping[Rank, Received]) -> int:
+    """Ranks that report, and those that these have links to."""
+    found = {(rank.site, rank.rank) for rank in living}
+    for received in living.values():
+        found |= {(str(peer["site"]), int(peer["rank"])) for peer in _peers(received) if peer["site"] is not None}
+    return len(found)
+
+
+def _waited(
+    living: Mapping[Rank, Received],
+    reports: Mapping[Rank, list[Received]],
+    steps: Mapping[Rank, list[dict[str, Any]]],
+) -> dict[str, float]:
+    """Seconds a step that each site's slowest rank waited for rounds of local steps, over what was read."""
+    waited: dict[str, float] = {}
+    for rank in living:
+        told = [rows for report in reports[rank] if (rows := report.report.stats.get("local_steps"))]
+        if not told:
+            continue
+        count, seconds = (
+            sum(row.get(name, 0) for row in told[-1]) - (sum(row.get(name, 0) for row in told[0]) if told[1:] else 0)
+            for name in ("steps", "waited_seconds")
+        )
+        if count > 0:
+            waited[rank.site] = max(waited.get(rank.site, 0.0), float(seconds) / count)
+    return waited

@@ -1,0 +1,86 @@
+"""A cause of slow steps and what it costs, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from geocomm.diagnostics.replay import Replay, Without
+
+
+class Cause(StrEnum):
+    """What a step's time may be lost to, in the order in which it is tested."""
+
+    INPUT = "input"
+    CHECKPOINT = "checkpoint"
+    STRAGGLER = "straggler site"
+    BANDWIDTH = "bandwidth"
+    WINDOWS = "TCP windows"
+    LOSS = "packet loss"
+    CODEC = "codec"
+    LATENCY = "latency"
+    ROUNDS = "rounds of local steps"
+    COMPUTE = "computation"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause, and what it costs."""
+
+    cause: Cause
+    where: str
+    """A site, or two sites as "a - b"; empty: everywhere."""
+    saved_seconds: float
+    """Of a step, if the cause were gone."""
+    share: float
+    """Of a step."""
+    evidence: Sequence[tuple[str, str]]
+    """What was looked at, and what was there."""
+    fix: str
+    at_most: bool = False
+    """How much could be saved is not known; it is no more than said."""
+
+    def row(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "cause": str(self.cause),
+            "where": self.where,
+            "saved_seconds": round(self.saved_seconds, 6),
+            "share": round(self.share, 4),
+            "at_most": self.at_most,
+            "evidence": [list(row) for row in self.evidence],
+            "fix": self.fix,
+        }
+
+
+def judge(
+    replay: Replay,
+    cause: Cause,
+    where: str,
+    without: Without,
+    evidence: Sequence[tuple[str, str]],
+    fix: str,
+    *,
+    at_most: bool = False,
+) -> Verdict:
+    """A cause with what a replay without it saves."""
+    saved = max(0.0, replay.seen - replay.seconds(without))
+    return Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
+
+
+def seconds_text(seconds: float) -> str:
+    """A time as people write it."""
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A rate of bytes in bits, as lines are sold."""
+    return f"{8 * bytes_per_s / 1e6:.1f} Mbit/s"
+
+
+def bytes_text(count: float) -> str:
+    """A size."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
