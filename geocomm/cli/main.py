@@ -13,6 +13,7 @@ import typer
 from geocomm._version import __version__
 from geocomm.cli import (
     bench,
+    dashboard,
     demo,
     doctor,
     export,

@@ -22,7 +22,7 @@ _FORMAT = 1
 _KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
-_DETAILS = ("operations", "rounds", "steps")
+_DETAILS = ("operations", "rounds")
 
 
 class NoStoreError(Exception):
@@ -102,7 +102,7 @@ class RunStore:
 
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. details: with
-        `operations`, `rounds` and `steps`."""
+        `operations` and `rounds`."""
         rows = self._db.execute(
             f"SELECT at, body, {'details' if details else 'NULL'} "
             "FROM (SELECT DISTINCT site, rank FROM reports) AS who JOIN reports ON reports.rowid = (SELECT rowid "
@@ -115,8 +115,7 @@ class RunStore:
     def reports(
         self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
     ) -> Iterator[Received]:
-        """Reports that came after `since` and up to `until`, oldest first. details: with `operations`, `rounds` and
-        `steps`."""
+        """Reports that came after `since` and up to `until`, oldest first. details: with `operations` and `rounds`."""
         rows = self._db.execute(
             f"SELECT at, body, {'details' if details else 'NULL'} FROM reports "
             "WHERE at > ? AND at <= ? AND (? IS NULL OR site = ?) ORDER BY at",
@@ -124,6 +123,21 @@ class RunStore:
         )
         for at, body, packed in rows:
             yield Received(at, _report(body, packed))
+
+    def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
+        """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first."""
+        rows = self._db.execute(
+            "SELECT at, body FROM reports WHERE rowid IN (SELECT max(rowid) FROM reports WHERE at > ? AND at <= ? "
+            "GROUP BY site, rank, CAST(at / ? AS INTEGER)) ORDER BY at",
+            (since, until, interval_s),
+        )
+        for at, body in rows:
+            yield Received(at, _report(body, None))
+
+    def span(self) -> tuple[float, float] | None:
+        """When the first report came, and the last; None: there is none yet."""
+        first, last = self._db.execute("SELECT min(at), max(at) FROM reports").fetchone()
+        return None if first is None else (first, last)
 
     def rows(self, kind: str, since: float = 0.0) -> list[tuple[Rank, Row]]:
         """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was
@@ -134,8 +148,9 @@ class RunStore:
 
     def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
         """The same with the time of the report, each as often as it was said."""
+        column = "body" if kind == "steps" else "details"
         reports = self._db.execute(
-            "SELECT at, site, rank, process, details FROM reports WHERE at > ? AND at <= ? AND details IS NOT NULL "
+            f"SELECT at, site, rank, process, {column} FROM reports WHERE at > ? AND at <= ? AND {column} IS NOT NULL "
             "ORDER BY at",
             (since, until),
         )

@@ -76,7 +76,7 @@ FLOORS = (
     ("integrations", "elastic"),
     ("telemetry",),
     ("gradients", "local_sgd", "diagnostics", "bench", "export", "serve"),
-    ("train", "demo"),
+    ("train", "demo", "dashboard"),
     ("cli",),
 )
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}

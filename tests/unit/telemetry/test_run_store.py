@@ -52,13 +52,13 @@ def test_old_reports_are_thinned_and_the_last_of_each_interval_stays(tmp_path: P
         [now - 3 * DAY_S + s for s in range(120)] + [now - 7200 + s for s in range(120)] + [now - s for s in range(120)]
     )
     for number, at in enumerate(times):
-        store.add(report(number, steps=[{"step": number}]), at)
+        store.add(report(number, rounds=[{"number": number}]), at)
     store.thin(now)
     kept = [r.at for r in store.reports()]
     assert [at for at in kept if at < now - 2 * DAY_S] == [now - 3 * DAY_S + 59, now - 3 * DAY_S + 119]
     assert [at for at in kept if now - 7200 <= at < now - 3600] == [now - 7200 + s for s in range(9, 120, 10)]
     assert len([at for at in kept if at > now - 3600]) == 120
-    assert len(store.rows("steps")) == 120
+    assert len(store.rows("rounds")) == 120
 
 
 def test_a_folder_without_telemetry_and_another_file_are_refused_in_words(tmp_path: Path) -> None:

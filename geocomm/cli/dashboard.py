@@ -1,0 +1,95 @@
+"""`geocomm dashboard`: the page of a run, for a browser."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from geocomm.cli.command_end import fail
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("dashboard")(dashboard)
+
+
+def dashboard(
+    folder: Annotated[
+        Path, typer.Argument(help="Of the run's telemetry: --telemetry of geocomm run, or an elastic run's --run-dir.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is; 0: a free one.")] = 8420,
+    address: Annotated[
+        str, typer.Option(help="Listen here. Beyond this machine the page needs the token that is printed.")
+    ] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Another name by which browsers ask for the page, such as a proxy's.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="GEOCOMM_DASHBOARD_TOKEN", help="Ask for this token. Default: one is made with --address."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the page to this file, to send it on, and end.", metavar="FILE.html")
+    ] = None,
+) -> None:
+    """Show all sites of a run on one page: steps, links, rounds, what is slow, and who is silent.
+
+    It reads the run's folder, while the run goes on and after it, and changes nothing. The page needs no other host.
+    Prometheus finds the metrics of all sites at /metrics.
+
+    Example:
+
+        geocomm dashboard telemetry
+        geocomm dashboard telemetry --export report.html
+    """
+    import sqlite3
+
+    from geocomm.core.extras import install_command
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    try:
+        store = RunStore(folder)
+    except (NoStoreError, sqlite3.Error, OSError) as error:
+        fail("dashboard", str(error))
+    try:
+        import uvicorn
+
+        from geocomm.dashboard.app import dashboard_app
+        from geocomm.dashboard.report_file import write_report
+    except ImportError as error:
+        fail("dashboard", f"the package {error.name} is missing: {install_command('dashboard')}")
+    if export is not None:
+        try:
+            write_report(store, export)
+        except OSError as error:
+            fail("dashboard", f"{export}: {error.strerror}", 1)
+        typer.echo(f"{export}: {export.stat().st_size / 1e6:.1f} MB")
+        return
+    store.close()
+    if token is None and address not in _LOOPBACK:
+        token = secrets.token_urlsafe(24)
+    hosts = frozenset({*_LOOPBACK, address, *(name.lower() for name in host or ())})
+    app = dashboard_app(folder, token, hosts)
+    # A stream never ends by itself, so that a browser would keep this command from ending.
+    config = uvicorn.Config(
+        app, host=address, port=port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+    )
+    try:
+        listener = config.bind_socket()
+        listener.listen()  # before the address is printed
+    except SystemExit:
+        fail("dashboard", f"cannot listen on {address}:{port}: --port 0 takes a free one")
+    shown = f"[{address}]" if ":" in address else address
+    typer.echo(
+        f"http://{shown}:{listener.getsockname()[1]}/{'' if token is None else f'?token={token}'}   (Ctrl+C ends it)"
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None

@@ -1,0 +1,180 @@
+"""The web application of the page: files, the state as JSON, a stream of it, and the metrics of all sites.
+
+It only reads. Who may look is decided before anything else: requests come to a host name that it knows, from this
+machine or with the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from geocomm.dashboard.curves import curves
+from geocomm.dashboard.page_state import page_state, plain
+from geocomm.telemetry.overview import overview
+from geocomm.telemetry.run_store import RunStore
+
+STATIC = Path(__file__).parent / "static"
+COOKIE = "geocomm-token"
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_INTERVAL_S = 1.0
+_MOST_VIEWERS = 32
+_KEPT_S = 1.0
+
+
+class Page:
+    """One run's page."""
+
+    def __init__(self, path: Path) -> None:
+        """path: of the run store, or its folder. NoStoreError."""
+        self._store = RunStore(path)
+        self._turn = asyncio.Lock()
+        self._state: tuple[float, dict[str, Any]] = (0.0, {})
+        self._viewers = 0
+
+    async def state(self) -> dict[str, Any]:
+        """The state of now; at most a second old."""
+        async with self._turn:
+            if time.monotonic() - self._state[0] > _KEPT_S / 2:
+                state = await run_in_threadpool(page_state, self._store, time.time())
+                self._state = (time.monotonic(), state)
+            return self._state[1]
+
+    async def show_state(self, _: Request) -> Response:
+        """`/api/run`."""
+        return JSONResponse(await self.state())
+
+    async def show_curves(self, request: Request) -> Response:
+        """`/api/curves?seconds=3600`."""
+        try:
+            seconds = float(request.query_params.get("seconds", "600"))
+        except ValueError:
+            return PlainTextResponse("seconds: a number", 400)
+        async with self._turn:
+            found = await run_in_threadpool(self._curves, seconds)
+        return JSONResponse(plain(found))
+
+    def _curves(self, seconds: float) -> dict[str, Any]:
+        now, span = time.time(), self._store.span()
+        first = now if span is None else span[0] - 1
+        return curves(self._store, max(first, now - seconds) if seconds > 0 else first, now)
+
+    async def show_metrics(self, _: Request) -> Response:
+        """`/metrics`."""
+        try:
+            from geocomm.telemetry.prometheus_text import prometheus_text
+
+            async with self._turn:
+                seen = await run_in_threadpool(overview, self._store, time.time())
+            return Response(prometheus_text(seen), media_type="text/plain; version=0.0.4; charset=utf-8")
+        except ImportError:
+            return PlainTextResponse("the package prometheus-client is missing", 501)
+
+    async def stream(self, _: Request) -> Response:
+        """`/api/stream`: the state once a second, as server-sent events."""
+        if self._viewers >= _MOST_VIEWERS:
+            return PlainTextResponse("too many viewers", 503)
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _events(self) -> AsyncGenerator[str]:
+        self._viewers += 1
+        try:
+            while True:
+                yield f"data: {json.dumps(await self.state(), separators=(',', ':'))}\n\n"
+                await asyncio.sleep(_INTERVAL_S)
+        finally:
+            self._viewers -= 1
+
+
+def dashboard_app(path: Path, token: str | None, hosts: frozenset[str]) -> Starlette:
+    """The application. token: who comes without it sees nothing; None: everybody who reaches it sees the run.
+    hosts: names by which it is asked for, without the port; a request for another one is refused, so that no web page
+    elsewhere can read this one by a name of its own (DNS rebinding)."""
+    page = Page(path)
+
+    routes = [
+        Route("/", _index),
+        Route("/api/run", page.show_state),
+        Route("/api/curves", page.show_curves),
+        Route("/api/stream", page.stream),
+        Route("/metrics", page.show_metrics),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    middleware = [Middleware(_Gate, token=token, hosts=hosts), Middleware(GZipMiddleware, minimum_size=1000)]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+async def _index(_: Request) -> Response:
+    return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
+
+
+class _Gate:
+    """Lets those in who may look, and adds the headers that keep the page to itself."""
+
+    def __init__(self, app: ASGIApp, token: str | None, hosts: frozenset[str]) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.encode(), value.encode()) for name, value in _HEADERS.items()),
+                ]
+            await send(message)
+
+        request = Request(scope)
+        answer = self._refusal(request)
+        await (self._app if answer is None else answer)(scope, receive, with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to who may not look; None: may."""
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("this page only shows", 405)
+        if _host_of(request.headers.get("host", "")) not in self._hosts:
+            return PlainTextResponse("this page is not asked for by that name: geocomm dashboard --host", 421)
+        if self._token is None:
+            return None
+        given = request.query_params.get("token")
+        if given is not None and self._is_token(given):
+            answer = RedirectResponse(request.url.path, 303)  # the token leaves the address line
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+            return answer
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_token(bearer) or self._is_token(request.cookies.get(COOKIE, "")):
+            return None
+        return PlainTextResponse("open the address that geocomm dashboard has printed, with its token", 401)
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _host_of(header: str) -> str:
+    """The name of a Host header, without its port."""
+    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+    return host.strip("[]").lower()

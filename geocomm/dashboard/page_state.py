@@ -1,0 +1,93 @@
+"""What the page shows, as JSON: the state of now, and the steps before it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sqlite3
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, cast
+
+from geocomm._version import __version__
+from geocomm.journal.journal import FILE_NAME as JOURNAL
+from geocomm.journal.journal import NoJournalError, SqliteJournal
+from geocomm.journal.run_state import RunState
+from geocomm.telemetry.overview import Overview, overview
+from geocomm.telemetry.run_store import RunStore
+
+_STEPS = 60
+_STEPS_WINDOWS_S = (60.0, 600.0, 86400.0)
+
+
+def page_state(store: RunStore, at: float) -> dict[str, Any]:
+    """The run at `at`, in Unix seconds; numbers that are not finite are None."""
+    seen = overview(store, at)
+    return plain({
+        "version": __version__,
+        "at": at,
+        **_head(seen),
+        "sites": [{**dataclasses.asdict(site), "life": site.life, "ranks_reporting": site.ranks_reporting,
+                   "report_age_seconds": site.report_age_seconds} for site in seen.sites],
+        "links": [dataclasses.asdict(link) for link in seen.links],
+        "rounds": [dataclasses.asdict(one) for one in seen.rounds],
+        "events": [dataclasses.asdict(one) for one in seen.events],
+        "members": _members(store.path.parent),
+        "steps": _steps(store, at),
+    })  # fmt: skip
+
+
+def _head(seen: Overview) -> dict[str, Any]:
+    names = ("step", "of_steps", "tokens_per_second", "loss", "seconds_left")
+    return {name: getattr(seen, name) for name in names}
+
+
+def _members(run_dir: Path) -> list[dict[str, Any]] | None:
+    """Sites of an elastic run as its journal has them; None: the run is not elastic."""
+    if not (run_dir / JOURNAL).is_file():
+        return None
+    try:
+        with contextlib.closing(SqliteJournal(run_dir / JOURNAL, read_only=True)) as journal:
+            state = RunState.of(journal.read())
+    except (NoJournalError, sqlite3.Error):
+        return None
+    return [
+        {"site": name, "standing": one.standing.value, "rounds": one.rounds}
+        for name, one in sorted(state.sites.items())
+    ]
+
+
+def _steps(store: RunStore, at: float) -> dict[str, list[dict[str, float]]]:
+    """By site, the last steps: the median over its ranks of `seconds` and of the parts that are known."""
+    by_site: dict[str, dict[int, list[dict[str, float]]]] = {}
+    for window_s in _STEPS_WINDOWS_S:
+        by_site = defaultdict(lambda: defaultdict(list))
+        for _, rank, row in store.told("steps", at - window_s, at):
+            by_site[rank.site][int(row["step"])].append(row)
+        if by_site and min(len(steps) for steps in by_site.values()) >= _STEPS:
+            break
+    names = ("seconds", "input_seconds", "exposed_seconds", "checkpoint_seconds")
+    return {
+        site: [
+            {"step": step} | {name: _median(rows, name) for name in names if any(name in row for row in rows)}
+            for step, rows in sorted(steps.items())[-_STEPS:]
+        ]
+        for site, steps in sorted(by_site.items())
+    }
+
+
+def _median(rows: list[dict[str, float]], name: str) -> float:
+    return statistics.median(row[name] for row in rows if name in row)
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON, in which there is no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast(list[Any], value)]
+    return value

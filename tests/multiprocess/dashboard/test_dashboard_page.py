@@ -1,0 +1,86 @@
+"""The page in a browser: what it draws, of whatever names there are, and that a file of it needs nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from support.recorded_run import record
+
+pytestmark = pytest.mark.timeout(120)
+CHROMIUM = shutil.which("chromium")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def drawn(page: Path) -> str:
+    """The document of the file after its scripts have run, in a browser."""
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    return subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=3000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=90,
+    ).stdout
+
+
+@pytest.mark.parametrize("sites", [2, 16])
+def test_file_of_the_page_draws_all_sites_by_itself_and_no_name_becomes_markup(tmp_path: Path, sites: int) -> None:
+    folder = record(tmp_path / "telemetry", sites, 1, time.time() - 60, 60, host=EVIL)
+    page = tmp_path / "report.html"
+    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", page], check=True)
+    assert page.stat().st_size < 2_000_000
+    document = drawn(page)
+    assert len(re.findall(r"<canvas", document)) == 6  # the curves
+    assert "training" in document
+    assert f"<td>{EVIL.replace('<', '&lt;').replace('>', '&gt;')}</td>" in document  # a machine's name, in the table
+    assert "<img" not in document
+    if sites == 2:
+        assert "4 of" not in document
+        assert document.count('class="node') == 2
+        assert "→ virginia: " in document
+    else:
+        assert document.count('<td title="') == sites * (sites - 1)
+
+
+def test_page_is_served_until_ctrl_c_and_its_stream_goes_on(tmp_path: Path) -> None:
+    folder = record(tmp_path / "telemetry", 2, 1, time.time() - 20, 20)
+    command = [sys.executable, "-m", "geocomm", "dashboard", folder, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as cleanup:
+        cleanup.callback(process.kill)
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{address}api/stream", timeout=20) as stream:
+            lines = [line for line in (stream.readline() for _ in range(4)) if line.startswith(b"data: {")]
+        assert len(lines) == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 128 + signal.SIGINT
+
+
+def test_folder_without_telemetry_is_refused_in_words(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "geocomm", "dashboard", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "has no telemetry" in " ".join(done.stderr.split())

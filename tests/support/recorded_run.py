@@ -1,0 +1,100 @@
+"""A run store of any number of sites: reports as ranks make them, of a run of a given shape."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from geocomm.telemetry.report import Report
+from geocomm.telemetry.run_store import RunStore
+
+CITIES = [
+    "frankfurt",
+    "virginia",
+    "tokyo",
+    "sydney",
+    "saopaulo",
+    "mumbai",
+    "oregon",
+    "london",
+    "paris",
+    "dublin",
+    "seoul",
+    "osaka",
+    "milan",
+    "zurich",
+    "oslo",
+    "cairo",
+]
+STEP_S = 2.0
+
+
+def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int, **more: Any) -> Path:
+    """Write the reports of `seconds`, one a second, from the Unix time `begin` on. more: fields of every report."""
+    names = (CITIES + [f"site{number}" for number in range(sites)])[:sites]
+    folder.mkdir(exist_ok=True)
+    store = RunStore(folder, write=True)
+    for second in range(seconds):
+        for site in range(sites):
+            for rank in range(ranks):
+                report = _report(names, site, site * ranks + rank, ranks, begin, second)
+                store.add(Report.model_validate({**report, **more}), begin + second)
+    store.close()
+    return folder
+
+
+def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, second: int) -> dict[str, Any]:
+    step = int(second / STEP_S)
+    now_ns = int((100 + second) * 1e9)
+    ended_ns = int((100 + step * STEP_S) * 1e9)
+    exposed = 0.3 + 0.15 * site / len(names)
+    rows = [_peer(names[site], other, site, second, rank % ranks) for other in range(len(names)) if other != site]
+    peers = [
+        {**row, "site": names[other]}
+        for other, row in zip((o for o in range(len(names)) if o != site), rows, strict=True)
+    ]
+    parts = {"seconds": STEP_S, "input_seconds": 0.1, "exposed_seconds": exposed, "tokens": 8192}
+    return {
+        "site": names[site],
+        "rank": rank,
+        "host": f"{names[site]}-{rank % ranks}",
+        "process": f"{rank:016x}",
+        "sequence": second,
+        "time": begin + second,
+        "now_ns": now_ns,
+        "stats": {"exposed_seconds": exposed * step, "local_steps": [], "groups": [], "peers": peers},
+        "training": {
+            "step": step,
+            "of_steps": 5000,
+            "ended_ns": ended_ns,
+            "loss": 2.0 + 6.0 * math.exp(-step / 60) + 0.05 * math.sin(step + site),
+            "totals": {name: value * step for name, value in parts.items()} | {"steps": step},
+        },
+        "steps": [{"step": step, "ended_ns": ended_ns, **parts}] if second % STEP_S == 0 and step else [],
+        "events": [{"kind": "checkpoint", "step": step, "path": "checkpoints", "seconds": 1.2}] if second == 60 else [],
+    }
+
+
+def _peer(source: str, target: int, site: int, second: int, rank: int) -> dict[str, Any]:
+    rtt_us = 20_000 + 9_000 * abs(target - site)
+    sent = int(12e6 * second + 60e6 * (1 + target % 3) / 2 * (1 - math.cos(second / 20)))
+    return {
+        "peer": f"{source}-{target}-{rank}",
+        "bytes_sent": sent,
+        "bytes_received": sent,
+        "busy_us": int(second * 600_000),
+        "streams": 4,
+        "stalled_by_receiver_us": 0,
+        "stalled_by_send_buffer_us": 0,
+        "retransmitted_bytes": int(sent * (0.02 if target == 2 else 0.001)),
+        "tcp_bytes_sent": sent,
+        "rtt_us": int(rtt_us * (1.3 + 0.2 * math.sin(second / 7))),
+        "min_rtt_us": rtt_us,
+        "outages": 1 if site == 1 else 0,
+        "outage_us": 2_300_000 if site == 1 else 0,
+        "resumes": 4 if site == 1 else 0,
+        "congestion_control": "bbr",
+        "cipher": "TLS_AES_128_GCM_SHA256",
+        "transport": "tcp",
+    }

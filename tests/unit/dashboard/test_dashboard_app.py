@@ -1,0 +1,101 @@
+"""The page of a run as a server gives it: who may look, what they get, and that nothing of it comes from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+from starlette.testclient import TestClient
+
+from geocomm.dashboard.app import STATIC, dashboard_app
+from support.recorded_run import record
+
+UPLOT = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("run") / "telemetry", 3, 2, time.time() - 40, 40)
+
+
+def client(run: Path, token: str | None = None, host: str = "127.0.0.1") -> TestClient:
+    return TestClient(dashboard_app(run, token, frozenset({"127.0.0.1"})), base_url=f"http://{host}:8420")
+
+
+def test_page_and_its_files_come_from_here_alone(run: Path) -> None:
+    with client(run) as browser:
+        page = browser.get("/")
+        assert page.headers["content-security-policy"].startswith("default-src 'self';")
+        files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len([name for name in files if name.startswith("static/")]) == len(files) - 1  # one is no icon: data:,
+        for name in files[1:]:
+            assert browser.get(f"/{name}").status_code == 200, name
+        own = [path for path in STATIC.glob("*") if path.suffix in (".js", ".css", ".html")]
+        assert not [path for path in own if re.search(r"https?://(?!www\.w3\.org)", path.read_text("utf-8"))]
+
+
+def test_uplot_is_the_released_file_and_has_its_licence() -> None:
+    folder = STATIC / "uplot-1.6.32"
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in UPLOT} == UPLOT
+    assert "MIT" in (folder / "LICENSE").read_text()
+
+
+def test_state_and_curves_have_every_site_and_both_ways_of_each_pair(run: Path) -> None:
+    with client(run) as browser:
+        state = browser.get("/api/run").json()
+        names = ["frankfurt", "tokyo", "virginia"]
+        assert [site["name"] for site in state["sites"]] == names
+        assert {(link["source"], link["target"]) for link in state["links"]} == {
+            (a, b) for a in names for b in names if a != b
+        }
+        assert state["step"] == 19
+        assert [step["step"] for step in state["steps"]["tokyo"]] == list(range(1, 20))
+        series = browser.get("/api/curves?seconds=600").json()
+        assert set(series["sites"]) == set(names)
+        lengths = {len(one) for group in ("sites", "links") for row in series[group].values() for one in row.values()}
+        assert lengths == {len(series["times"])}
+        assert all(1e8 < rate * 8 < 4e8 for rate in series["links"]["tokyo > virginia"]["bytes_per_second"][2:])
+        assert browser.get("/api/curves?seconds=x").status_code == 400
+
+
+def test_metrics_of_all_sites_are_what_prometheus_reads(run: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    with client(run) as browser:
+        text = browser.get("/metrics").text
+    samples = {
+        (s.name, *sorted(s.labels.values())): s.value
+        for f in parser.text_string_to_metric_families(text)
+        for s in f.samples
+    }
+    assert samples["geocomm_train_step", "tokyo"] == 19
+    assert samples["geocomm_site_ranks_reporting", "virginia"] == 2
+    assert samples["geocomm_site_link_least_rtt_seconds", "frankfurt", "virginia"] == 0.029
+    assert samples["geocomm_site_link_outages_total", "tokyo", "virginia"] == 2
+
+
+def test_who_asks_by_another_name_or_would_change_something_is_refused(run: Path) -> None:
+    with client(run, host="evil.example") as browser:
+        assert browser.get("/api/run").status_code == 421
+    with client(run) as browser:
+        assert browser.post("/api/run").status_code == 405
+        assert browser.get("/static/../app.py").status_code == 404
+        assert browser.get("/static/%2e%2e/app.py").status_code == 404
+
+
+def test_with_a_token_nothing_is_seen_without_it(run: Path) -> None:
+    with client(run, token="secret") as browser:
+        for path in ("/", "/api/run", "/api/stream", "/metrics", "/static/app.js", "/?token=guess"):
+            assert browser.get(path).status_code == 401, path
+        assert browser.get("/metrics", headers={"authorization": "Bearer secret"}).status_code == 200
+        first = browser.get("/?token=secret", follow_redirects=False)
+        assert (first.status_code, first.headers["location"]) == (303, "/")
+        assert "HttpOnly" in first.headers["set-cookie"]
+        assert browser.get("/api/run").status_code == 200
