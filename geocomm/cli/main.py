@@ -47,6 +47,7 @@ _COMMANDS = (
     run,
     top,
     why,
+    dashboard,
     hang,
     members,
     log,
