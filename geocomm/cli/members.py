@@ -162,8 +162,24 @@ def remove(
 
 
 def lead(
-    hub: Annotated[str, typer.Option(help="Where this machine leads: host:port, the same at all sites.")],
     run_dir: _RunDir,
+    hub: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where this machine leads: host:port, the same at all sites."),
+    ] = None,
+    journal: Annotated[
+        str,
+        typer.Option(
+            metavar="etcd://HOST:PORT,HOST:PORT/NAME",
+            help="In place of --hub: the run's journal is in etcd, and this machine leads where nobody does.",
+        ),
+    ] = "",
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="With --journal: where sites reach this machine, if its address is translated."
+        ),
+    ] = "",
     listen: Annotated[
         str | None, typer.Option(metavar="ADDRESS:PORT", help="Where it listens, if --hub is a translated address.")
     ] = None,
@@ -186,22 +202,30 @@ def lead(
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.elastic.agent_process import AgentConfig
+    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
     from geocomm.security.keys import Keys, KeysError
 
+    if (hub is None) == (not journal):
+        fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
     folder = keys or keys_folder()
     if folder is None:
         fail("members", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this machine's")
     try:
-        HubAddress.parse(hub)
+        for one in filter(None, (hub, address)):
+            HubAddress.parse(one)
+        if journal:
+            Etcd(EtcdAddress.parse(journal))
         Keys.load(folder)
-    except (HubAddressError, KeysError) as error:
+    except (HubAddressError, EtcdAddressError, KeysError) as error:
         fail("members", str(error))
     config = AgentConfig(
-        leader=hub,
+        leader=hub or "",
+        journal=journal,
+        address=address,
         keys=folder,
         run_dir=str(run_dir),
         listen=listen,
-        lead=True,
+        lead=not journal,
         ranks=False,
         min_sites=min_sites,
         wait_for=tuple(filter(None, wait_for.split(","))),

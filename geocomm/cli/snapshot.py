@@ -160,14 +160,18 @@ def restore(
     try:
         about = json.loads((run_dir / ABOUT_FILE).read_text())
         snapshots.restore(index, into, about["site"], about["leader"])
+        journal = about.get("journal", "")
     except (SnapshotError, StoreError) as error:
         fail("snapshot restore", str(error), 1)
     except (OSError, ValueError, KeyError) as error:
         fail("snapshot restore", f"{into}: {error}", 1)
-    typer.echo(
-        f"{into}: the run as it stood at snapshot {index}. Start the leader's site ({about['leader']}) with "
-        f"--run-dir {into}, and the others with empty run folders"
-    )
+    where = f"Start the leader's site ({about['leader']}) with --run-dir {into}, and the others with empty run folders"
+    if journal:
+        where = (
+            f"Start this site with --run-dir {into} --lead, and with another name in --journal than {journal} has. "
+            "Start the others there too, with empty run folders, once it says that it leads"
+        )
+    typer.echo(f"{into}: the run as it stood at snapshot {index}. {where}")
 
 
 def _open(run_dir: Path) -> tuple[Snapshots, RunState]:

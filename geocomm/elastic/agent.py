@@ -80,11 +80,12 @@ class Agent:
         own_at: HubAddress,
         leader: Leader | None,
         *,
+        ranks: bool,
         passes_on: bool,
     ) -> None:
         """hub: where all sites look for the leader at the start. state: what the journal says, which this agent goes on
-        with. own_at: where it listens, on this machine. leader: where it leads too. passes_on: another site leads by
-        itself where the leader is gone."""
+        with. own_at: where it listens, on this machine. leader: where it leads too. ranks: its site has some.
+        passes_on: another site leads by itself where the leader is gone."""
         self.site = keys.identity.site
         self.left = asyncio.Event()
         """The site has left, as the journal says."""
@@ -95,7 +96,7 @@ class Agent:
         link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
         self._view = view = RunView(self.site, hub, state, journal, known, leader, link)
         self._life = life = AgentLife()
-        self._own_at, self._store = own_at, store
+        self._own_at, self._store, self._has_ranks = own_at, store, ranks
         fetcher, others = Fetcher(store, keys, log), OtherAgents(view, keys)
         states = StatesOfOthers(store, journal.path, fetcher, log)
         self._following = Following(view, keys, own_at, self._append, life, passes_on=passes_on)
@@ -218,6 +219,7 @@ class Agent:
             head_hash=head.hash if head.index >= 0 else None,
             term=self._view.state.term,
             fetch=self._view.own_fetch,
+            ranks=self._has_ranks,
             attempts={
                 fragment: attempt
                 for fragment, (version, attempt) in self._attempts.items()

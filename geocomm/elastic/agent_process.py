@@ -171,6 +171,7 @@ async def _run_once(
         "keys": str(Path(config.keys).resolve()),
         "site": keys.identity.site,
         "leads": begun.leads,
+        "journal": config.journal,
     }
     (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
     leader = None
@@ -184,14 +185,23 @@ async def _run_once(
             copies=config.copies,
         )
         leader = Leader(journal, terms, at, known, log, begun.shared, begun.term)
-    elif not config.ranks:
+    elif not config.ranks and not leadership.passes_on:
         raise AgentEnded(
             f"another site leads the run since term {known.term}, at {known.leader}: a machine without ranks has "
             "nothing to do",
             refused=True,
         )
     agent = Agent(
-        begun.leader, known, keys, store, journal, begun.state, own_at, leader, passes_on=leadership.passes_on
+        begun.leader,
+        known,
+        keys,
+        store,
+        journal,
+        begun.state,
+        own_at,
+        leader,
+        ranks=config.ranks,
+        passes_on=leadership.passes_on,
     )
     works = [
         Doorway(begun.listener, keys, agent.serve_connection, log).serve(),
@@ -202,6 +212,8 @@ async def _run_once(
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works += [ranks.serve(), agent.run()]
+    elif leader is None:  # it has what it needs to lead, once nobody does
+        works.append(agent.run())
     tasks = [asyncio.create_task(work) for work in works]
     tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving, leadership.passes_on)))
     sent_limit_s = _SENT_LIMIT_S

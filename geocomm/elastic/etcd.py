@@ -1,7 +1,8 @@
 """A run's journal in etcd, and who may append to it: the engine for a run that nobody watches.
 
 Each call blocks, for TRY_S at each server at most: an event loop makes it in a thread, one at a time per `Etcd`. What a
-name has in etcd: `entries/INDEX`, `head` (the last index and its hash), and `leader`, which goes with its lease.
+name has in etcd: `entries/INDEX`, `head` (the last index and its hash), `leader`, which goes with its lease, and
+`base`, above which the terms are: revisions of another etcd may have been higher.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import etcd_tls_files
@@ -59,8 +58,9 @@ class Leading:
     """A leader as etcd knows it."""
 
     said: LeaderSaid
+    revision: int
+    """At which it began: higher than that of any leader before."""
     term: int
-    """The revision at which it began, which is higher than that of any leader before."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,11 @@ class Election:
         found = self._etcd.get("leader")
         if found is None:
             return None
+        base = self._etcd.get("base")
         try:
-            return Leading(LeaderSaid.model_validate_json(found[0]), found[1])
-        except ValidationError:
+            said = LeaderSaid.model_validate_json(found[0])
+            return Leading(said, found[1], found[1] + (0 if base is None else int(base[0])))
+        except ValueError:  # ValidationError is one
             raise EtcdAwayError(
                 f"{self._etcd.key('leader')} there is no leader's word, but {found[0][:80]!r}"
             ) from None
@@ -189,9 +191,13 @@ class Election:
             return found
         lease = self._etcd.call(lambda client: client.lease(LEASE_S)).id
         put = self._etcd.put("leader", line_of(self._own), lease)
-        if self._etcd.transact([compare_term(self._etcd, 0 if found is None else found.term)], put):
+        if self._etcd.transact([compare_leader(self._etcd, 0 if found is None else found.revision)], put):
             self._lease = lease
         return self.leader()
+
+    def begin_above(self, term: int) -> None:
+        """In an etcd without entries, terms of the run are to be higher than this one."""
+        self._etcd.transact([_compare_head(self._etcd, EMPTY)], self._etcd.put("base", str(term)))
 
     def keep(self, term: int) -> bool:
         """Go on leading. False: another one may."""
@@ -214,11 +220,11 @@ class Election:
 
 
 class EtcdJournal:
-    """The chain of entries of a run in etcd, to which the leader of `term` alone appends."""
+    """The chain of entries of a run in etcd, to which the leader alone appends that began at `revision`."""
 
-    def __init__(self, etcd: Etcd, term: int) -> None:
-        """EtcdAwayError: no server answers."""
-        self._etcd, self._term = etcd, term
+    def __init__(self, etcd: Etcd, revision: int = 0) -> None:
+        """revision: 0: to read. EtcdAwayError: no server answers."""
+        self._etcd, self._revision = etcd, revision
         self._head = self._read_head()
 
     def __str__(self) -> str:
@@ -236,19 +242,19 @@ class EtcdJournal:
             raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
         etcd, head = self._etcd, Head(entry.index, hash_of(entry))
         puts = etcd.put(_entry_name(entry.index), line_of(entry)), etcd.put("head", _head_text(head))
-        if not etcd.transact([self._compare_head(expected_head), compare_term(etcd, self._term)], *puts):
+        if not etcd.transact([_compare_head(etcd, expected_head), compare_leader(etcd, self._revision)], *puts):
             self._head = self._read_head()
             if self._head != head:  # else an attempt before was written, and its answer lost
                 raise HeadMovedError(
-                    f"{etcd.address}: entry {entry.index} is not written, since term {self._term} is over: another "
-                    f"site leads. The head is entry {self._head.index}"
+                    f"{etcd.address}: entry {entry.index} is not written, since this one leads no "
+                    f"more: another site does. The head is entry {self._head.index}"
                 )
         self._head = head
 
     def begin_after(self, head: Head) -> None:
         """Have a journal without entries go on after `head`. HeadMovedError: it has some, or another one leads."""
         etcd = self._etcd
-        compare = [self._compare_head(EMPTY), compare_term(etcd, self._term)]
+        compare = [_compare_head(etcd, EMPTY), compare_leader(etcd, self._revision)]
         if head != EMPTY and not etcd.transact(compare, etcd.put("head", _head_text(head))):
             raise HeadMovedError(f"{etcd.address}: another site has begun to write there")
         self._head = head
@@ -258,7 +264,7 @@ class EtcdJournal:
         another one leads."""
         etcd = self._etcd
         span = {"key": _b64(etcd.key(_entry_name(0))), "range_end": _b64(etcd.key(_entry_name(before)))}
-        if revision := etcd.transact([compare_term(etcd, self._term)], {"request_delete_range": span}):
+        if revision := etcd.transact([compare_leader(etcd, self._revision)], {"request_delete_range": span}):
             etcd.compact(revision)
 
     @property
@@ -310,12 +316,6 @@ class EtcdJournal:
         )
         return [entry_of(line.decode(errors="replace")) for line in found]
 
-    def _compare_head(self, head: Head) -> dict[str, Any]:
-        compare = {"key": _b64(self._etcd.key("head")), "result": "EQUAL"}
-        if head == EMPTY:
-            return compare | {"target": "MOD", "mod_revision": 0}
-        return compare | {"target": "VALUE", "value": _b64(_head_text(head))}
-
     def _read_head(self) -> Head:
         found = self._etcd.get("head")
         if found is None:
@@ -326,9 +326,16 @@ class EtcdJournal:
         return Head(int(index), said)
 
 
-def compare_term(etcd: Etcd, term: int) -> dict[str, Any]:
-    """That the leader of this term leads; 0: that nobody does."""
-    return {"key": _b64(etcd.key("leader")), "target": "MOD", "result": "EQUAL", "mod_revision": term}
+def compare_leader(etcd: Etcd, revision: int) -> dict[str, Any]:
+    """That the leader that began at this revision leads; 0: that nobody does."""
+    return {"key": _b64(etcd.key("leader")), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+def _compare_head(etcd: Etcd, head: Head) -> dict[str, Any]:
+    compare = {"key": _b64(etcd.key("head")), "result": "EQUAL"}
+    if head == EMPTY:
+        return compare | {"target": "MOD", "mod_revision": 0}
+    return compare | {"target": "VALUE", "value": _b64(_head_text(head))}
 
 
 def _entry_name(index: int) -> str:

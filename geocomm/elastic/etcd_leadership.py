@@ -58,7 +58,7 @@ class EtcdLeadership:
                     known.saw(leading.term, leading.said.address)
                     if not self._is_own(leading):
                         return self._begun(journal, leading.said.address)
-                    taking_over = asyncio.create_task(self._take_over(journal, leading.term))
+                    taking_over = asyncio.create_task(self._take_over(journal, leading))
                     while not (await asyncio.wait([taking_over], timeout=LOOK_S))[0]:  # a long journal takes long
                         with contextlib.suppress(EtcdAwayError):
                             await asyncio.to_thread(self._election.keep, leading.term)
@@ -80,7 +80,7 @@ class EtcdLeadership:
         """That etcd has all of `journal`. EtcdAwayError: it lacks the end; or, to lead, the next entry was deleted.
         NoJournalError: it has another run."""
         own = journal.head
-        found = await asyncio.to_thread(EtcdJournal, self._for_election, 0)
+        found = await asyncio.to_thread(EtcdJournal, self._for_election)
         common = min(own.index, found.head.index)
         first = await asyncio.to_thread(lambda: found.first)
         if first > own.index + 1:
@@ -94,7 +94,10 @@ class EtcdLeadership:
                 f"{self._address} has {found.head.index + 1} entries, and not entry {common} of this run folder: it is "
                 "another run. Name another one after the last / of --journal, or take an empty run folder"
             )
-        if common < own.index and not self._fills:
+        if common < own.index and self._fills:
+            if to_lead and found.head == EMPTY:
+                await asyncio.to_thread(self._election.begin_above, RunState.of(journal.read()).term)
+        elif common < own.index:
             raise EtcdAwayError(
                 f"it has {common + 1} entries of this run, and this run folder {own.index + 1}: start the site that "
                 "has the most entries with --lead, which gives them to etcd"
@@ -103,9 +106,9 @@ class EtcdLeadership:
     def _is_own(self, leading: Leading) -> bool:
         return self._may_lead and leading.said.store == self._own.store
 
-    async def _take_over(self, journal: Journal, term: int) -> EtcdJournal:
+    async def _take_over(self, journal: Journal, leading: Leading) -> EtcdJournal:
         """Bring the own journal to the end of the run's, and begin the term there."""
-        shared = await asyncio.to_thread(EtcdJournal, self._for_entries, term)
+        shared = await asyncio.to_thread(EtcdJournal, self._for_entries, leading.revision)
         if shared.head == EMPTY and (kept := RunState.of(journal.read()).kept):
             before = max(kept) - 1
             await asyncio.to_thread(shared.begin_after, Head(before, journal.hash_at(before) or ""))
@@ -115,7 +118,7 @@ class EtcdLeadership:
             journal.append(entry, journal.head)
         if (head := journal.head) != EMPTY and not RunState.of(journal.read()).ended:
             entry = TermBegun(
-                index=head.index + 1, prev=head.hash, term=term, site=self._own.site, address=self._own.address
+                index=head.index + 1, prev=head.hash, term=leading.term, site=self._own.site, address=self._own.address
             )
             await asyncio.to_thread(shared.append, entry, head)
             journal.append(entry, head)

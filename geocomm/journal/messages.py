@@ -98,6 +98,8 @@ class Hello(Record):
     """See `Peer`."""
     attempts: dict[int, Whole]
     """By fragment: the highest attempt that the site has seen at its version."""
+    ranks: bool = True
+    """False: it follows the journal to lead once nobody does, and is no member of the run."""
 
 
 class RanksUp(Record):

@@ -429,7 +429,7 @@ class Sequencer:
         first, last = self._first_to_send(hello), self.state.head.index
         if first <= last:
             self._out.append(SendEntries(name, first, last))
-        if self.state.genesis is not None and (known is None or known.store != hello.store):
+        if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
             self._away(name, "it came back with another run folder")
             self._append(Join, site=name, store=hello.store)
         for fragment, found in sorted(self._rounds.items()):

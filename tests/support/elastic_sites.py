@@ -46,7 +46,7 @@ class ElasticSite:
     rank: subprocess.Popen[str] | WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
 
-    def start_agent(self) -> None:
+    def start_agent(self, *, ranks: bool = True) -> None:
         config = AgentConfig(
             leader=self.leader,
             journal=self.journal,
@@ -58,6 +58,7 @@ class ElasticSite:
             min_sites=self.min_sites,
             wait_for=self.wait_for,
             snapshot_s=self.snapshot_s,
+            ranks=ranks,
             parent=os.getpid(),
         )
         self.agent = self._popen(config.command(), "agent")

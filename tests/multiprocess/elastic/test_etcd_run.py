@@ -37,7 +37,7 @@ def leader_of(address: EtcdAddress) -> str:
 
 def assert_one_chain(address: EtcdAddress, sites: ElasticSites) -> None:
     """All entries of each site are the run's, and none was set aside."""
-    shared = EtcdJournal(Etcd(address), 0)
+    shared = EtcdJournal(Etcd(address))
     first = shared.first
     chain = [hash_of(entry) for entry in shared.read(first)]
     for site in sites.values():
@@ -84,7 +84,7 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count again")
 
         assert_one_chain(etcd.address(), sites)
-        rounds = [entry for entry in EtcdJournal(Etcd(etcd.address()), 0).read() if isinstance(entry, Round)]
+        rounds = [entry for entry in EtcdJournal(Etcd(etcd.address())).read() if isinstance(entry, Round)]
         assert any(entry.base for entry in rounds[-10:])  # sites said equal digests
         assert not any("other bits" in site.text() for site in sites.values())
 
@@ -138,7 +138,7 @@ def test_a_site_joins_after_entries_were_deleted(tmp_path: Path) -> None:
             site.snapshot_s = 1.0
             site.start()
         sites.until(lambda: any(isinstance(entry, Kept) for entry in a.entries()), "a snapshot is kept")
-        shared = EtcdJournal(Etcd(etcd.address()), 0)
+        shared = EtcdJournal(Etcd(etcd.address()))
         sites.until(lambda: shared.first > 0, "entries are deleted")
         c.start()
         sites.until(lambda: a.listed("c") >= 2, "the site that joined counts")
@@ -244,3 +244,27 @@ def test_a_run_goes_back_from_etcd_to_the_hub(tmp_path: Path) -> None:
         counts = {name: first.listed(name) for name in sites}
         sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count")
         assert [hash_of(entry) for entry in first.entries()][: len(before)] == before
+
+
+def test_a_machine_without_ranks_stands_by(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abm"), journal=etcd.url()) as sites,
+    ):
+        a, b, machine = sites.values()
+        b.may_lead = False
+        a.start()
+        sites.until(lambda: leader_of(etcd.address()) == "a", "a leads")
+        b.start()
+        machine.start_agent(ranks=False)
+        sites.until(lambda: a.listed("b") >= 2, "b counts")
+        sites.until(lambda: len(machine.rounds()) >= 2, "the machine follows")
+        end(a)
+        counted = b.listed("b")
+        sites.until(lambda: b.listed("b") >= counted + 2, "rounds go on")
+        assert leader_of(etcd.address()) == "m"
+        a.start()
+        counted = b.listed("a")
+        sites.until(lambda: b.listed("a") >= counted + 2, "a counts again")
+        assert set(b.state().sites) == {"a", "b"}
+        assert_one_chain(etcd.address(), sites)

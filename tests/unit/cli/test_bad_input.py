@@ -93,6 +93,7 @@ CASES = [
     ("snapshot restore --into {away} --run-dir {run}", 2, "--snapshot-every"),
     ("members promote --run-dir {away}", 2, "not the run folder of a site"),
     ("members lead --hub nowhere --run-dir {away} --keys {away}", 2, "nowhere"),
+    ("members lead --hub h:1 --journal etcd://h --run-dir {away}", 2, "--journal may instead"),
     ("keys create a/b --out {away}", 2, "'a/b'"),
     ("keys create a --out {file}/keys", 2, "cannot write"),
     ("keys create a --out {keys}", 2, "exists already"),

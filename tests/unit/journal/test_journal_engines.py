@@ -76,11 +76,11 @@ def elect(address: EtcdAddress, site: str) -> tuple[Election, Leading | None]:
 def lead(address: EtcdAddress) -> EtcdJournal:
     _, leading = elect(address, "a")
     assert leading is not None
-    return EtcdJournal(Etcd(address), leading.term)
+    return EtcdJournal(Etcd(address), leading.revision)
 
 
 def look(address: EtcdAddress) -> EtcdJournal:
-    return EtcdJournal(Etcd(address), 0)
+    return EtcdJournal(Etcd(address))
 
 
 def fill(journal: Journal, entries: tuple[Entry, ...]) -> None:
@@ -160,7 +160,7 @@ def test_lease_that_runs_out_ends_a_term(servers: EtcdServers, entries: tuple[En
     address = servers.address("lease")
     first, leading = elect(address, "a")
     assert leading is not None
-    former = EtcdJournal(Etcd(address), leading.term)
+    former = EtcdJournal(Etcd(address), leading.revision)
     fill(former, entries[:2])
     other, found = elect(address, "b")
     assert found == leading
@@ -173,7 +173,7 @@ def test_lease_that_runs_out_ends_a_term(servers: EtcdServers, entries: tuple[En
     assert found.said == said("b")
     assert found.term > leading.term
     assert not first.keep(leading.term)
-    with pytest.raises(HeadMovedError, match="another site leads"):
+    with pytest.raises(HeadMovedError, match="another site does"):
         former.append(entries[2], former.head)
 
 
@@ -273,7 +273,7 @@ def test_deleted_entries_take_no_room_in_etcd(tmp_path: Path) -> None:
     with EtcdServers(tmp_path, more=("--quota-backend-bytes", "600000")) as servers:
         election, leading = elect(servers.address(), "a")
         assert leading is not None
-        journal = EtcdJournal(Etcd(servers.address()), leading.term)
+        journal = EtcdJournal(Etcd(servers.address()), leading.revision)
         for index in range(1500):  # a third of them would be too much
             entry = TermBegun(index=index, prev=journal.head.hash, term=1, site="b", address="x" * 500)
             journal.append(entry, journal.head)
@@ -289,7 +289,7 @@ def test_who_lacks_deleted_entries_does_not_lead(
     address = servers.address("lacks-deleted")
     election, leading = elect(address, "a")
     assert leading is not None
-    journal = EtcdJournal(Etcd(address), leading.term)
+    journal = EtcdJournal(Etcd(address), leading.revision)
     fill(journal, entries[:9])
     journal.forget(5)
     own = SqliteJournal(tmp_path / "j")
@@ -313,14 +313,17 @@ def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
     servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
 ) -> None:
     own = SqliteJournal(tmp_path / "j")
-    fill(own, entries[:9])
+    fill(own, entries[:8])
+    before = 10**9  # its revisions were higher than those of the new one
+    own.append(TermBegun(index=8, prev=own.head.hash, term=before, site="b", address="127.0.0.1:1"), own.head)
     versions = tuple(RunState.of(own.read()).versions)
-    own.append(Snapshot(index=9, prev=own.head.hash, term=0, versions=versions), own.head)
-    own.append(Kept(index=10, prev=own.head.hash, term=0, snapshot=9, digest="1" * 32, sites=("a",)), own.head)
+    own.append(Snapshot(index=9, prev=own.head.hash, term=before, versions=versions), own.head)
+    own.append(Kept(index=10, prev=own.head.hash, term=before, snapshot=9, digest="1" * 32, sites=("a",)), own.head)
     address = servers.address("lost-all")
     assert asyncio.run(begun(address, own, tmp_path, fills=True)) is not None
     assert look(address).first == 9
     assert list(look(address).read(9)) == list(own.read(9))
+    assert RunState.of(own.read()).term > before
 
 
 async def begun(
