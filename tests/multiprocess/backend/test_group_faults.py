@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -60,33 +61,52 @@ def _require_lost(outcomes: list[Outcome], lost: int) -> None:
         assert f"rank {lost} (site " in failure.message
 
 
-@pytest.mark.parametrize(
-    ("sites", "lost"),
-    [
-        (["a", "b"], 0),
-        (["a", "b", "c"], 1),
-        (["a", "a", "b", "b"], 3),
-        (["a", "a", "b", "b"], 0),
-        (["a", "b", "a", "b", "a", "b"], 4),
-        (["a", "a", "b", "c", "c"], 2),
-    ],
-)
-def test_rank_that_dies_in_any_shape_of_sites_is_named_by_every_survivor(sites: list[str], lost: int) -> None:
-    """Also by those that never talk to it: they hear it from others, long before their own timeout."""
-    with Ranks(sites, time_limit=LIMIT) as ranks:
-        ranks.init(timeout=timedelta(seconds=120))
-        ranks.run(_all_reduce)
-        survivors = [rank for rank in range(len(sites)) if rank != lost]
-        ranks.begin(_all_reduce, ranks=survivors)
+SHAPES = [
+    (["a", "b"], 0),
+    (["a", "b", "c"], 1),
+    (["a", "a", "b", "b"], 3),
+    (["a", "a", "b", "b"], 0),
+    (["a", "b", "a", "b", "a", "b"], 4),
+    (["a", "a", "b", "c", "c"], 2),
+]
+"""The sites of the ranks, and which rank dies."""
+
+
+@pytest.fixture(scope="module")
+def without_lost() -> Iterator[list[tuple[Ranks, list[Outcome]]]]:
+    """Of each shape the ranks, and what its survivors say. All die at once: a lost one is believed after 5 s."""
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(Ranks(sites, time_limit=LIMIT)) for sites, _ in SHAPES]
+        for ranks in groups:
+            ranks.init(timeout=timedelta(seconds=120))
+            ranks.run(_all_reduce)
+        for ranks, (_, lost) in zip(groups, SHAPES, strict=True):
+            ranks.begin(_all_reduce, ranks=_survivors(ranks, lost))
         time.sleep(0.2)
-        ranks.signal(lost, signal.SIGKILL)
-        outcomes = ranks.finish(ranks=survivors)
-        _require_lost(outcomes, lost)
-        for rank, outcome in zip(survivors, outcomes, strict=True):
-            message = outcome.require("PeerLostError").message
-            assert "its process has ended" in message
-            assert "firewall" not in message  # it let the link through
-            assert "its process has ended" not in ranks.output(rank)  # the caller says it
+        for ranks, (_, lost) in zip(groups, SHAPES, strict=True):
+            ranks.signal(lost, signal.SIGKILL)
+        yield [
+            (ranks, ranks.finish(ranks=_survivors(ranks, lost)))
+            for ranks, (_, lost) in zip(groups, SHAPES, strict=True)
+        ]
+
+
+def _survivors(ranks: Ranks, lost: int) -> list[int]:
+    return [rank for rank in range(ranks.size) if rank != lost]
+
+
+@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=[f"{''.join(sites)}-{lost}" for sites, lost in SHAPES])
+def test_rank_that_dies_in_any_shape_of_sites_is_named_by_every_survivor(
+    without_lost: list[tuple[Ranks, list[Outcome]]], shape: int
+) -> None:
+    """Also by those that never talk to it: they hear it from others, long before their own timeout."""
+    (ranks, outcomes), lost = without_lost[shape], SHAPES[shape][1]
+    _require_lost(outcomes, lost)
+    for rank, outcome in zip(_survivors(ranks, lost), outcomes, strict=True):
+        message = outcome.require("PeerLostError").message
+        assert "its process has ended" in message
+        assert "firewall" not in message  # it let the link through
+        assert "its process has ended" not in ranks.output(rank)  # the caller says it
 
 
 @pytest.mark.parametrize("call", [_all_reduce, _all_reduce_by_future, _backward])
