@@ -1,0 +1,69 @@
+"""`geocomm trace`: the last steps of a run, for Perfetto."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from geocomm.cli.command_end import fail, require_writable
+
+if TYPE_CHECKING:
+    from geocomm.diagnostics.trace_export import Trace
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("trace")(trace)
+
+
+def trace(
+    out: Annotated[Path, typer.Option(metavar="PATH.tar", help="Write it here.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
+    ] = Path(),
+    steps: Annotated[int, typer.Option(min=1, help="How many of each rank's last steps.")] = 3,
+) -> None:
+    """Write the last steps of all ranks as a trace: open it at ui.perfetto.dev, or in trace_processor.
+
+    Needs geocomm run --telemetry FOLDER, or an elastic run. Shows each rank's steps, its operations between sites with
+    their parts, what came from which rank, and rounds of local steps. All is on one clock, by the offsets that the
+    links measured. Operations are known for an hour.
+
+    Example:
+
+        geocomm trace telemetry --steps 5 --out run.tar
+    """
+    from geocomm.diagnostics.trace_export import NoTraceError, read_trace, write_trace
+    from geocomm.telemetry.overview import moment
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    require_writable("trace", "--out", out)
+    try:
+        store = RunStore(folder)
+        made = read_trace(store, moment(store, time.time()), steps)
+        write_trace(made, out)
+    except (NoStoreError, NoTraceError) as error:
+        fail("trace", str(error))
+    except OSError as error:
+        fail("trace", f"--out {out}: {error.strerror}", 1)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{out}: {_told(made)}", markup=False)
+    if made.left_out:
+        names = ", ".join(f"rank {rank.rank} (site {rank.site})" for rank in made.left_out)
+        console.print(f"Left out, since silent or without a step: {names}.", markup=False)
+
+
+def _told(made: Trace) -> str:
+    seconds = (made.end_ns - made.begin_ns) / 1e9
+    operations = sum(len(one.operations) for one in made.ranks)
+    error_ns = made.error_ns
+    clocks = (
+        "clocks by the machines' time of day, since no link has measured them"
+        if error_ns is None
+        else f"clocks agree within {error_ns / 1e6:.2g} ms"
+    )
+    return f"{len(made.ranks)} ranks, {seconds:.3g} s, {operations} operations; {clocks}."
