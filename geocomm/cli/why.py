@@ -15,7 +15,6 @@ from geocomm.cli.command_end import fail
 if TYPE_CHECKING:
     from geocomm.diagnostics.bottleneck import Diagnosis
     from geocomm.diagnostics.run_window import RunWindow
-    from geocomm.diagnostics.verdict import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -83,6 +82,8 @@ def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
             f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.",
             markup=False,
         )
+    from geocomm.diagnostics.verdict import headline
+
     first, *others = diagnosis.verdicts
     out.print()
     out.print(headline(first), style="bold", markup=False)
@@ -98,19 +99,3 @@ def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
             out.print(f"  {headline(verdict)}", markup=False)
     for note in diagnosis.notes:
         out.print(note, style="yellow", markup=False)
-
-
-def headline(verdict: Verdict) -> str:
-    """A verdict in a line."""
-    from geocomm.diagnostics.verdict import Cause
-
-    if verdict.cause is Cause.COMPUTE:
-        return "Computation: the steps wait for nothing else that is known."
-    if verdict.cause is Cause.UNKNOWN:
-        return "Not known."
-    where = f", {verdict.where}" if verdict.where else ""
-    most = "at most " if verdict.at_most else ""
-    return (
-        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
-        f"shorter ({verdict.share:.0%})."
-    )

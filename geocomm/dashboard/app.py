@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.dashboard.curves import curves
-from geocomm.dashboard.page_state import page_state, plain
+from geocomm.dashboard.page_state import page_state, plain, verdicts
 from geocomm.telemetry.overview import overview
 from geocomm.telemetry.run_store import RunStore
 
@@ -41,6 +41,7 @@ _HEADERS = {
 _INTERVAL_S = 1.0
 _MOST_VIEWERS = 32
 _KEPT_S = 1.0
+_JUDGED_EVERY_S = 10.0
 
 
 class Page:
@@ -51,14 +52,19 @@ class Page:
         self._store = RunStore(path)
         self._turn = asyncio.Lock()
         self._state: tuple[float, dict[str, Any]] = (0.0, {})
+        self._verdicts: list[dict[str, Any]] = []
+        self._judged = float("-inf")
         self._viewers = 0
 
     async def state(self) -> dict[str, Any]:
         """The state of now; at most a second old."""
         async with self._turn:
             if time.monotonic() - self._state[0] > _KEPT_S / 2:
+                if time.monotonic() - self._judged > _JUDGED_EVERY_S:
+                    self._verdicts = await run_in_threadpool(verdicts, self._store)
+                    self._judged = time.monotonic()
                 state = await run_in_threadpool(page_state, self._store, time.time())
-                self._state = (time.monotonic(), state)
+                self._state = (time.monotonic(), {**state, "verdicts": self._verdicts})
             return self._state[1]
 
     async def show_state(self, _: Request) -> Response:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from geocomm._version import __version__
+from geocomm.diagnostics.bottleneck import diagnose
+from geocomm.diagnostics.run_window import read_window
+from geocomm.diagnostics.verdict import Cause, headline
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
@@ -37,6 +40,16 @@ def page_state(store: RunStore, at: float) -> dict[str, Any]:
         "members": _members(store.path.parent),
         "steps": _steps(store, at),
     })  # fmt: skip
+
+
+def verdicts(store: RunStore) -> list[dict[str, Any]]:
+    """What slows the last steps most, first, as `geocomm why` has it: `text`, `fix`, `evidence`."""
+    found = diagnose(read_window(store, _STEPS)).verdicts
+    return [
+        {"text": headline(one), "fix": one.fix, "evidence": [list(row) for row in one.evidence]}
+        for one in found
+        if one.cause is not Cause.UNKNOWN
+    ]
 
 
 def _head(seen: Overview) -> dict[str, Any]:

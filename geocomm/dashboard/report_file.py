@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geocomm.dashboard.app import STATIC
 from geocomm.dashboard.curves import curves
-from geocomm.dashboard.page_state import page_state, plain
+from geocomm.dashboard.page_state import page_state, plain, verdicts
 from geocomm.telemetry.run_store import RunStore
 
 _STYLES = ("uplot-1.6.32/uPlot.min.css", "app.css")
@@ -19,7 +19,10 @@ def write_report(store: RunStore, path: Path) -> None:
     """Write the run as it stood at its last report, with the curves of all of it. OSError."""
     span = store.span()
     first, last = span or (0.0, 0.0)
-    data = {"run": page_state(store, last + 1), "curves": plain(curves(store, first - 1, last))}
+    data = {
+        "run": page_state(store, last + 1) | {"verdicts": verdicts(store)},
+        "curves": plain(curves(store, first - 1, last)),
+    }
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     for name in _STYLES:
         page = page.replace(f'<link rel="stylesheet" href="static/{name}">', f"<style>{_text(name)}</style>")

@@ -82,7 +82,13 @@ function showHead(run) {
 function showVerdict(run) {
   const verdict = (run.verdicts || [])[0];
   $("verdict").hidden = !verdict;
-  if (verdict) $("verdict").replaceChildren(verdict.text, " ", element("span", { class: "faint" }, verdict.fix || ""));
+  if (verdict) {
+    const evidence = element("table", {});
+    table(evidence, [["measured", ([name]) => name], ["", ([, value]) => value]], verdict.evidence);
+    const others = run.verdicts.slice(1).map((one) => element("p", {}, one.text));
+    $("verdict").replaceChildren(
+      element("summary", {}, verdict.text, " ", element("span", { class: "faint" }, verdict.fix)), evidence, ...others);
+  }
   const alerts = run.alerts || [];
   $("alerts").hidden = alerts.length === 0;
   $("alerts").replaceChildren(...alerts.map((alert) =>
@@ -133,13 +139,13 @@ function ring(run) {
   }
   for (const site of run.sites) {
     const { x, y } = place.get(site.name);
-    const alive = `${site.ranks_reporting} of ${site.ranks.length} rank${site.ranks.length === 1 ? "" : "s"}`;
+    const alive = site.life === "ended" ? "ended" : `${site.ranks_reporting} of ${site.ranks.length} rank${site.ranks.length === 1 ? "" : "s"}`;
     picture.append(element("g", {},
       element("circle", { cx: x, cy: y, r: 40, class: `node ${site.life}` }),
       element("text", { x, y: y - 6, "text-anchor": "middle", "font-weight": 600 }, short(site.name)),
       element("text", { x, y: y + 9, "text-anchor": "middle", class: "faint" }, alive),
       element("text", { x, y: y + 23, "text-anchor": "middle", class: "faint" }, `step ${whole(site.step)}`),
-      element("title", {}, `${site.name}: ${alive} report, ${count(site.tokens_per_second)} tokens/s, ` +
+      element("title", {}, `${site.name}: ${alive}, ${count(site.tokens_per_second)} tokens/s, ` +
         `a step takes ${seconds(site.step_seconds)}, heard ${seconds(site.report_age_seconds)} ago`)));
   }
   picture.append(...texts);
@@ -215,7 +221,7 @@ function showSteps(run) {
 // ---- curves
 
 const CURVES = [
-  ["loss", "sites", "loss", (value) => number(value, 2)],
+  ["loss", "sites", "loss", or((value) => String(Number(value.toPrecision(4))))],
   ["tokens a second", "sites", "tokens_per_second", count],
   ["seconds a step", "sites", "step_seconds", seconds],
   ["share of the step that stands still for other sites", "sites", "exposed", percent],
@@ -282,7 +288,7 @@ function showTables(run) {
     ["outages", (link) => link.outages ? `${link.outages}, ${seconds(link.outage_seconds)}` : "0", "number"],
     ["streams", (link) => link.streams, "number"],
     ["by", (link) => `${link.transport} ${link.congestion_control}`],
-    ["cipher", (link) => link.cipher || marked("plaintext", "warn")],
+    ["cipher", (link) => link.cipher || (link.streams ? marked("plaintext", "warn") : "–")],
   ], run.links);
   table($("ranks"), [
     ["site", (rank) => rank.site], ["rank", (rank) => rank.rank, "number"], ["machine", (rank) => rank.host],
