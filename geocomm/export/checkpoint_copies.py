@@ -27,8 +27,9 @@ class CheckpointCopies:
         self.manifest = self._manifests[self._first]
         for folder, manifest in self._manifests.items():
             names = self.manifest.keys() | manifest.keys()
-            # Local steps join sites of different sizes: each has cut what all of them share into as many shards.
-            differ = {name for name in names if self.manifest.get(name) != manifest.get(name)} - {"shard_ranks"}
+            # Local steps join sites of different sizes: each has cut what all of them share into as many shards. Each
+            # disk's checkpoint has an id of its own.
+            differ = {name for name in names if self.manifest.get(name) != manifest.get(name)} - {"shard_ranks", "id"}
             if differ:
                 raise BadInput(
                     f"{self._first} and {folder} are not of one checkpoint: they differ in {', '.join(sorted(differ))}"
