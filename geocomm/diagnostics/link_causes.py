@@ -34,7 +34,6 @@ class LinkFacts:
     use: float  # of the best rate seen; 0: not known
     queue: float  # loaded round trip over the least; 0: not known
     limited: float  # share of TCP's busy time in which a window held data back
-    held_back: float  # share of `busy`, likewise
     by_receiver: bool
     lost: float  # share of bytes
     size: float  # of a message, the mean
@@ -99,7 +98,6 @@ class LinkCauses:
             min(1.0, rate / link.best_rate) if link.best_rate else 0.0,
             link.rtt_s / link.min_rtt_s if link.min_rtt_s else 0.0,
             min(1.0, limited_s / data) if data else 0.0,
-            min(1.0, limited_s / link.streams / busy) if link.streams and busy else 0.0,
             link.receiver_limited_s >= link.buffer_limited_s,
             link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
             size / len(messages),
@@ -114,9 +112,13 @@ class LinkCauses:
 
     def _full(self, way: Way) -> bool:
         """Also the way back of a full one, if it is not far from that itself."""
-        back = self._facts.get((way[1], way[0]))
-        own = self._facts[way]
+        own, back = self._facts[way], self._facts.get((way[1], way[0]))
         return own.full or (back is not None and back.full and own.use > _HALF and not own.narrow)
+
+    def _loses(self, way: Way) -> bool:
+        """Likewise."""
+        own, back = self._facts[way], self._facts.get((way[1], way[0]))
+        return own.loses or (back is not None and back.loses and own.lost > _HALF * _LOSS and not self._full(way))
 
     def _by_pairs(
         self,
@@ -169,10 +171,9 @@ class LinkCauses:
         )
 
     def _windows(self) -> Iterable[Verdict]:
-        held_back = {one.way: one.held_back for one in self._facts.values()}
-
         def without(ways: set[Way]) -> Without:
-            return Without(service=lambda one: one.service * (1 - held_back[one.way] * (one.way in ways)))
+            # What the line would carry is not known: no more can be saved than all of it.
+            return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
 
         yield from self._by_pairs(
             Cause.WINDOWS,
@@ -199,14 +200,14 @@ class LinkCauses:
             def service(one: Message) -> float:
                 if one.way not in ways:
                     return one.service
-                least = self._wire(one) or one.size * fastest[one.way]
-                return min(one.service, max(least, one.coding))
+                least = one.size * fastest[one.way]
+                return min(one.service, max(min(self._wire(one) or least, least), one.coding))
 
             return Without(service=service)
 
         yield from self._by_pairs(
             Cause.LOSS,
-            [one for one in self._facts.values() if one.loses],
+            [one for one in self._facts.values() if self._loses(one.way)],
             without,
             lambda one: [
                 ("bytes that TCP sent again", f"{one.lost:.1%}"),
@@ -254,7 +255,10 @@ class LinkCauses:
         plain = {
             one.way
             for one in self._facts.values()
-            if not self._full(one.way) and not one.narrow and not one.loses and (one.use < _IDLE_USE or not one.lasting)
+            if not self._full(one.way)
+            and not one.narrow
+            and not self._loses(one.way)
+            and (one.use < _IDLE_USE or not one.lasting)
         }
 
         def without(ways: set[Way]) -> Without:
