@@ -41,6 +41,7 @@ class ElasticSite:
     snapshot_s: float = 0
     address: str = ""
     may_lead: bool = True
+    lead: bool = False
     mail: bool = True
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | WarmProcess | None = None
@@ -52,6 +53,7 @@ class ElasticSite:
             journal=self.journal,
             address=self.address,
             may_lead=self.may_lead,
+            lead=self.lead,
             keys=str(self.keys.folder),
             run_dir=str(self.folder),
             listen=self.listen,

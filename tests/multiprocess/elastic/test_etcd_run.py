@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -13,7 +15,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdJournal, LeaderSaid
 from geocomm.journal.entries import Kept, Round, TermBegun, hash_of
 from support.elastic_commands import supervised
-from support.elastic_sites import ElasticSite, ElasticSites
+from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd
 from support.hub_support import make_keys
 
@@ -149,6 +151,21 @@ def test_a_site_joins_after_entries_were_deleted(tmp_path: Path) -> None:
         counted = other.listed("c")
         sites.until(lambda: other.listed("c") >= counted + 2, "rounds go on under another leader")
         assert_one_chain(etcd.address(), sites)
+
+        # Back to a snapshot, under another name.
+        end(other)
+        end(c)
+        again = tmp_path / "again"
+        command = ["snapshot", "restore", "--run-dir", str(other.folder), "--into", str(again)]
+        told = subprocess.run(
+            [sys.executable, "-m", "geocomm", *command], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        )
+        assert "another name in --journal" in told.stdout
+        other.folder, other.journal, other.lead = again, etcd.url("again"), True
+        before = len(other.rounds())
+        other.start()
+        sites.until(lambda: len(other.rounds()) >= before + 2, "rounds go on from the snapshot")
+        assert EtcdJournal(Etcd(etcd.address("again"))).first > 0
 
 
 def test_a_site_that_is_cut_off_from_etcd_alone_counts_on(tmp_path: Path) -> None:
