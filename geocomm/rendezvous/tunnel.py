@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
+from geocomm.rendezvous.accepting import accept_forever
 from geocomm.rendezvous.store_session import (
     RESUME_LIMIT_S,
     Greeting,
@@ -112,21 +113,13 @@ class Tunnel:
 
     async def serve(self) -> None:
         """Accept and carry until cancelled; then everything is closed."""
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                connection, _ = await loop.sock_accept(self._listener)
-                if len(self._tasks) >= MAX_SESSIONS:
-                    connection.close()
-                    continue
-                task = asyncio.create_task(self._carry(connection))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        finally:
-            self._listener.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await accept_forever(self._listener, self._begin, self._log)
+
+    def _begin(self, connection: socket.socket, _: object) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._carry(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def drained(self, limit_s: float) -> None:
         """End the sessions in order: return when what programs wrote has arrived, or after `limit_s`."""
@@ -137,8 +130,11 @@ class Tunnel:
 
     async def _carry(self, connection: socket.socket) -> None:
         """One connection of a store's client, over as many connections to the hub as it takes."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            return
         loop = asyncio.get_running_loop()
-        session = Session(*await asyncio.open_connection(sock=connection))
+        # A duplicate, since the session's end closes its own once all is sent, after this task has ended.
+        session = Session(*await asyncio.open_connection(sock=connection.dup()))
         self._sessions.add(session)
         number, purpose = os.urandom(16), Purpose.BEGIN
         pauses, reported = _pauses(), ""

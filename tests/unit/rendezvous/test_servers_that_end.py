@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import listen_on
+from geocomm.core.addresses import HubAddress, free_port, listen_on
 from geocomm.elastic.rank_socket import RankServer
 from geocomm.rendezvous.doorway import Doorway
+from geocomm.rendezvous.tunnel import Tunnel
 from support.hub_support import make_keys
 
 
@@ -25,6 +26,21 @@ async def _ends_after(serving: asyncio.Task[None], client: socket.socket, turns:
     with client, contextlib.suppress(ConnectionError):
         async with asyncio.timeout(10):
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_tunnel_that_ends_closes_the_store_client_that_has_just_come(tmp_path: Path, turns: int) -> None:
+    keys = make_keys(tmp_path, "a")["a"]
+
+    async def run() -> None:
+        listener = listen_on("127.0.0.1:0")
+        tunnel = Tunnel(listener, HubAddress("127.0.0.1", free_port()), keys, "store", lambda _: None)
+        serving = asyncio.create_task(tunnel.serve())
+        await asyncio.sleep(0.05)
+        client = socket.create_connection(listener.getsockname(), timeout=10)
+        await _ends_after(serving, client, turns)
+
+    asyncio.run(run())
 
 
 async def _nobody(*_: object) -> None:
