@@ -19,9 +19,11 @@ from geocomm.backend.policy_epochs import note
 from geocomm.backend.ready_line import ready_line
 from geocomm.backend.runtime import Group, runtime
 from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.core.environment import collector_socket, telemetry_folder
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads
+from geocomm.core.place import local_rank
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.membership.group_agreement import check, exchange, publish
 from geocomm.membership.one_site import Scope, own_presence
@@ -36,6 +38,7 @@ from geocomm.membership.rank_record import (
 from geocomm.metrics.events import events
 from geocomm.metrics.exporters import check_reporting, reporting
 from geocomm.planning import codec_choice
+from geocomm.rendezvous.to_collector import collect_here
 
 if TYPE_CHECKING:
     from geocomm._C import Endpoint, ProcessGroupGeocomm
@@ -150,8 +153,16 @@ def _make_group(
         if policy:
             note(made, policy)
     runtime.add(made)
-    reporting.start(options, global_ranks[rank])
+    reporting.start(options, global_ranks[rank], _collector)
     return made
+
+
+def _collector() -> str | None:
+    """The socket that takes this rank's reports: of `geocomm run`, or of this machine's ranks themselves."""
+    if (given := collector_socket()) is not None:
+        return given
+    folder = telemetry_folder()
+    return None if folder is None else collect_here(folder, local_rank())
 
 
 def _known_inside_a_site(world: Group, global_ranks: list[int]) -> list[RankInfo]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from geocomm.core.addresses import HubAddress, HubAddressError
@@ -28,6 +29,7 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "",
         "socket of the node's collector of telemetry; `geocomm run` sets it",
     ),
+    ("GEOCOMM_TELEMETRY", "", "folder for the telemetry of this machine's ranks, where no `geocomm run` collects it"),
     ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
@@ -111,6 +113,12 @@ def keep_keys_from_ranks() -> None:
 def collector_socket() -> str | None:
     """Where this process reports to once a second, from GEOCOMM_COLLECTOR; None: nowhere."""
     return os.environ.get("GEOCOMM_COLLECTOR") or None
+
+
+def telemetry_folder() -> Path | None:
+    """Where this machine's ranks keep their telemetry by themselves, from GEOCOMM_TELEMETRY; None: nowhere."""
+    folder = os.environ.get("GEOCOMM_TELEMETRY")
+    return Path(folder) if folder else None
 
 
 def one_site() -> bool:

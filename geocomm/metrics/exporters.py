@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from geocomm.core.environment import collector_socket
 from geocomm.core.message_log import logger
 from geocomm.core.options import Options, metrics_listen_port
+from geocomm.core.site import UNNAMED_SITE
 from geocomm.metrics.counters import stats
 from geocomm.metrics.events import EventReader, events
 
@@ -38,8 +39,11 @@ class Reporting:
         self._parts: list[MetricsServer | StatsFile | ReportSender] = []
         self._events = EventReader(events)  # goes on where the last file ended
 
-    def start(self, options: Options, rank: int) -> None:
-        """Start what the options ask for, unless it runs already: the first group's count. Never raises OSError."""
+    def start(self, options: Options, rank: int, collector: Callable[[], str | None]) -> None:
+        """Start what the options ask for, unless it runs already: the first group's count. Never raises OSError.
+
+        collector: says which socket takes reports; None: there are none.
+        """
         with self._lock:
             if self._parts:
                 return
@@ -51,11 +55,11 @@ class Reporting:
 
                 interval_s = options.stats_interval.total_seconds()
                 self._parts.append(StatsFile(options.stats_file, interval_s, rank, site, stats, self._events))
-            if (collector := collector_socket()) is not None:
+            if (path := collector()) is not None:
                 from geocomm.metrics.report_sender import ReportSender
 
                 reported = EventReader(events)
-                self._parts.append(ReportSender(collector, rank, site, stats, reported))
+                self._parts.append(ReportSender(path, rank, site or UNNAMED_SITE, stats, reported))
 
     def _serve(self, options: Options, rank: int, site: str) -> None:
         from geocomm.metrics.prometheus_endpoint import MetricsServer

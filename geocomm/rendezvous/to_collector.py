@@ -7,8 +7,10 @@ of its own, so that no amount of reports slows a rendezvous down.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ class CollectorConfig:
 
     folder: Path
     """Of its sockets, and of the run store where it has one."""
-    keys: str | Path
+    keys: str | Path = ""
+    """This site's, for the way to another; empty: there is none, and ranks of all sites report here."""
     hub: str = ""
     """host:port of the hub, which has the store; empty: this collector has."""
     elastic: bool = False
@@ -35,7 +38,7 @@ class CollectorConfig:
 
     def command(self, parent: int) -> list[str]:
         """What runs it, until the process `parent`, which starts it, has ended."""
-        config = [str(self.folder.resolve()), str(Path(self.keys).resolve()), self.hub]
+        config = [str(self.folder.resolve()), str(Path(self.keys).resolve()) if self.keys else "", self.hub]
         return [
             sys.executable,
             "-m",
@@ -44,6 +47,16 @@ class CollectorConfig:
             str(int(self.elastic)),
             str(parent),
         ]
+
+
+def collect_here(folder: Path, local_rank: int) -> str:
+    """Have the ranks of this machine report to a folder by themselves. The first one starts the collector, which ends
+    with it. Returns the socket that takes the reports."""
+    if local_rank == 0:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        subprocess.Popen(CollectorConfig(folder).command(os.getpid()), stdin=subprocess.DEVNULL)
+    return str(rank_socket(folder))
 
 
 def rank_socket(folder: Path) -> Path:

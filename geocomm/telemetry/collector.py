@@ -56,14 +56,14 @@ class Collector:
     def __init__(
         self,
         folder: Path,
-        site: str,
+        site: str | None,
         store: RunStore | None,
         keys: Keys | None,
         upstream: Callable[[], HubAddress | None],
         log: Callable[[str], None],
     ) -> None:
-        """folder: of the sockets. site: this one. store: None: reports are passed on alone. upstream: where to, now;
-        None: nowhere."""
+        """folder: of the sockets. site: this one; None: ranks of any. store: None: reports are passed on alone.
+        upstream: where to, now; None: nowhere."""
         self.counts = Counts()
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
         self._upstream, self._log = upstream, _CalmLog(log)
@@ -103,7 +103,7 @@ class Collector:
         except BadReportError as error:
             self._refuse(f"a process of this machine: {error}")
             return
-        if report.site != self._site:
+        if self._site is not None and report.site != self._site:
             self._refuse(f"a rank here says that it is of site {report.site}, and this is {self._site}")
             return
         if self._keep(report):

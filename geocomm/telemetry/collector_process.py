@@ -39,11 +39,12 @@ def _target(config: CollectorConfig) -> HubAddress | None:
 
 
 async def _run(config: CollectorConfig, parent: int) -> None:
-    keys = Keys.load(config.keys)
+    keys = Keys.load(config.keys) if config.keys else None
+    site = None if keys is None else keys.identity.site
     store = None if config.hub else RunStore(config.folder, write=True)
     with contextlib.closing(store) if store is not None else contextlib.nullcontext():
         target = functools.partial(_target, config)
-        collector = Collector(config.folder, keys.identity.site, store, keys, target, logger().warning)
+        collector = Collector(config.folder, site, store, keys, target, logger().warning)
         serving = asyncio.create_task(collector.serve())
         while os.getppid() == parent and not serving.done():
             await asyncio.wait([serving], timeout=_LOOK_S)
@@ -53,6 +54,10 @@ async def _run(config: CollectorConfig, parent: int) -> None:
             await serving
 
 
+class _InUseError(OSError):
+    """Another collector has the folder."""
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Generator[None]:
     """Hold the folder, which one collector at a time may. OSError where another one does."""
@@ -60,7 +65,7 @@ def _locked(folder: Path) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise OSError(f"{folder} is in use by another collector: name another folder") from None
+            raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
         yield
 
 
@@ -76,6 +81,8 @@ def main(arguments: list[str]) -> None:
         with _locked(config.folder):
             asyncio.run(_run(config, int(parent)))
     except (OSError, sqlite3.Error, NoStoreError) as error:
+        if isinstance(error, _InUseError) and not config.keys:
+            return  # the first rank of another site on this machine was earlier
         logger().warning(f"no telemetry: {error}; training goes on without")
         sys.exit(1)
     finally:

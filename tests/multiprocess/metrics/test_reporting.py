@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.extras import install_command
+from geocomm.telemetry.run_store import RunStore
 from support.harness import Ranks
 from support.local_jobs import free_ports
 
@@ -87,6 +90,13 @@ def _scrape(port: int) -> dict[str, tuple[float, dict[str, str]]]:
     return {sample.name: (sample.value, sample.labels) for family in families for sample in family.samples}
 
 
+def _wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def _lines(path: Path, *kinds: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in (kinds or ("stats",))]
 
@@ -100,9 +110,11 @@ def _refresh() -> None:
 def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> None:
     ports = free_ports(2)
     common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_STATS_INTERVAL": "100ms"}
+    common |= {"GEOCOMM_CODEC": "int8", "GEOCOMM_TELEMETRY": str(tmp_path / "telemetry")}
     each = {rank: {"GEOCOMM_METRICS_PORT": str(port)} for rank, port in enumerate(ports)}
-    with Ranks(["rome", "berlin"], environment=common | {"GEOCOMM_CODEC": "int8"}, environment_of=each) as ranks:
+    with Ranks(["rome", "berlin"], environment=common, environment_of=each) as ranks:
         ranks.init()
+        _wait_until((tmp_path / "telemetry/reports.sock").exists)
         assert ranks.run(_reduce, 3) == pytest.approx([8.0, 8.0], rel=0.01)
         stats = ranks.run(_stats)
         scraped = [_scrape(port) for port in ports]
@@ -111,6 +123,13 @@ def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> Non
             with pytest.raises(urllib.error.URLError):
                 _scrape(port)
         assert ranks.run(_reporting_threads) == [[], []]
+        with contextlib.closing(RunStore(tmp_path / "telemetry")) as store:  # no geocomm run: the ranks keep it
+            _wait_until(lambda: [said.report.final for said in store.latest()] == [True, True])
+            assert [(said.report.site, said.report.stats["operations"]) for said in store.latest()] == [
+                ("berlin", 3),
+                ("rome", 3),
+            ]
+            assert len([row for _, row in store.rows("operations") if row["kind"] == "all_reduce"]) == 6
 
         for rank, (site, other) in enumerate((("rome", "berlin"), ("berlin", "rome"))):
             (peer,) = stats[rank]["peers"]

@@ -70,6 +70,7 @@ CASES = [
     ("plan --parameters 7b --rtt fast", 2, "--rtt: 'fast'"),
     ("top {folder}", 2, "{folder} has no telemetry"),
     ("hang {folder}", 2, "{folder} has no telemetry"),
+    ("dashboard {folder}", 2, "{folder} has no telemetry"),
     ("hang --after -1", 2, "--after"),
     ("why {folder}", 2, "{folder} has no telemetry"),
     ("why {away} --last 1", 2, "--last"),

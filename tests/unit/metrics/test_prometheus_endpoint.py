@@ -186,7 +186,7 @@ def test_closed_server_frees_its_port() -> None:
 
 def test_reporting_with_a_taken_port_tells_and_goes_on(server: MetricsServer, caplog: pytest.LogCaptureFixture) -> None:
     reporting = Reporting()
-    reporting.start(Options(metrics_port=server.port), 0)
+    reporting.start(Options(metrics_port=server.port), 0, lambda: None)
     reporting.stop()
     (told,) = caplog.messages
     assert str(server.port) in told
