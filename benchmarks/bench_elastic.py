@@ -1,16 +1,19 @@
-"""What joining an elastic run takes, and what its step hook costs beside that of a fixed group.
+"""What joining an elastic run takes, how soon its leader is back, and what its step hook costs beside a fixed group's.
 
-    bench_elastic.py [--out benchmarks/results]
+    bench_elastic.py [--out benchmarks/results] [--only {join,leader,hook}]
 
 Over the emulated WAN with TLS. What is measured is verified first: equal states at all sites, a frame of every site
-counted. Writes elastic.md. What faults cost is in soak-elastic.md.
+counted. Writes elastic.md, of which --only leaves the other sections as they are. What faults cost is in
+soak-elastic.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -26,7 +29,7 @@ from geocomm.demo.elastic_run import JournalWatch, members
 from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.journal.entries import Entry, Join, Ready, Round
+from geocomm.journal.entries import Away, Entry, Join, Ready, Round
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("elastic_worker.py")
@@ -38,6 +41,8 @@ EVERY, STEP_S = 20, 0.1
 JOIN_WIDTH, HOOK_WIDTH = 2048, 512
 HOOK_STEPS = 300
 REPEATS = 2
+LEADER_KILLS = 10
+ENTRIES_BETWEEN_KILLS = 6
 
 _START = (
     'while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
@@ -76,6 +81,14 @@ class Run:
         """When the leader had such an entry; waits for it."""
         self.wait(lambda: any(fits(one.entry) for one in self.watch.seen), what)
         return next(one.at for one in self.watch.seen if fits(one.entry))
+
+    def kill_agent(self, site: str) -> None:
+        """SIGKILL to the agent alone."""
+        for process in self.wan.processes(site):
+            with contextlib.suppress(OSError):
+                words = (Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0")
+                if b"geocomm.elastic.agent_process" in words:
+                    os.kill(process, signal.SIGKILL)
 
     def bytes_into(self, site: str) -> int:
         """So far, headers included."""
@@ -150,6 +163,13 @@ def join(folder: Path) -> list[str]:
     median = statistics.median(quiet)
     multiples = took["site2"] / (state + took["site1"])
     return [
+        f"Two sites train a model of {2 * JOIN_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a round "
+        f"of each fragment every {EVERY}). A third one starts with an empty folder: {LINK.rate_bps / 1e6:g} Mbit/s, "
+        f"{LINK.delay_s * 2e3:g} ms, {LINK.loss * 100:g} % loss, TLS. States may take {100 * ALLOWANCE:g} % of each "
+        "source's line.",
+        "",
+        "| | |",
+        "|---|---:|",
         f"| state, anchor and momentum | {state / 1e6:.1f} MB |",
         f"| bytes into the joiner until it is ready | {took['site2'] / 1e6:.1f} MB |",
         f"| bytes into another site meanwhile | {took['site1'] / 1e6:.1f} MB |",
@@ -164,6 +184,40 @@ def join(folder: Path) -> list[str]:
     ]
 
 
+def leader(folder: Path) -> list[str]:
+    """The agent of the site that leads is killed, again and again."""
+    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", _START, sys.executable]) as run:
+
+        def rounds() -> list[float]:
+            return [one.at for one in run.watch.seen if isinstance(one.entry, Round)]
+
+        run.wait(lambda: len(rounds()) >= 2 * ENTRIES_BETWEEN_KILLS, "rounds")
+        quiet = [after - before for before, after in itertools.pairwise(rounds())]
+        took: list[float] = []
+        for _ in range(LEADER_KILLS):
+            run.watch.look()
+            had = len(run.watch.seen)
+            killed = time.monotonic()
+            run.kill_agent("site0")
+            run.wait(lambda had=had: len(run.watch.seen) > had, "an entry")
+            took.append(run.watch.seen[had].at - killed)
+            counted = len(rounds())
+            run.wait(lambda counted=counted: len(rounds()) >= counted + ENTRIES_BETWEEN_KILLS, "rounds go on")
+        away = sum(isinstance(one.entry, Away) for one in run.watch.seen)
+    return [
+        f"Three sites train a model of {2 * HOOK_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a "
+        f"round of each fragment every {EVERY}); {LINK.rate_bps / 1e6:g} Mbit/s, {LINK.delay_s * 2e3:g} ms, "
+        f"{LINK.loss * 100:g} % loss, TLS. SIGKILL to the agent of the site that leads, {LEADER_KILLS} times.",
+        "",
+        "| | |",
+        "|---|---:|",
+        f"| to the next entry: median | {statistics.median(took):.1f} s (target 3 s) |",
+        f"| longest | {max(took):.1f} s |",
+        f"| between two rounds before: median | {statistics.median(quiet):.1f} s |",
+        f"| sites that were away | {away} |",
+    ]
+
+
 def hook(folder: Path, elastic: bool) -> list[float]:
     """How long the optimizer's steps took at both sites, geocomm's part included."""
     command = ["/bin/sh", "-c", _START, sys.executable] if elastic else hub_command([])
@@ -174,6 +228,7 @@ def hook(folder: Path, elastic: bool) -> list[float]:
 
 def hooks(folder: Path) -> list[str]:
     """Elastic and fixed, in turns."""
+    folder.mkdir()
     found: defaultdict[str, list[float]] = defaultdict(list)
     for repeat in range(REPEATS):
         for name in ("fixed group", "elastic run"):
@@ -188,56 +243,56 @@ def hooks(folder: Path) -> list[str]:
         for name, f in (("median", statistics.median), ("mean", statistics.mean))
     }
     return [
+        f"`optimizer.step()` of two sites, {2 * HOOK_WIDTH**2 / 1e6:.1f} M parameters, SGD, local steps with the "
+        f"defaults and a round every {EVERY} steps; in turns, {REPEATS} runs each. Times in ms.",
+        "",
+        "| | steps | median | mean | 95 of 100 below |",
+        "|---|---:|---:|---:|---:|",
         *lines,
         f"| elastic run, more | | {more['median']:+.2f} (target 1) | {more['mean']:+.2f} | |",
     ]
+
+
+PARTS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "join": ("A third site joins", join),
+    "leader": ("The leader's agent is killed", leader),
+    "hook": ("Step hook", hooks),
+}
+_HEAD = """# Joining an elastic run, losing its leader's agent, and its step hook
+
+- Verified before anything was computed: all sites had equal states of equal versions, bit for bit.
+- What faults cost is in [the soak](soak-elastic.md).
+"""
+
+
+def measured(part: str) -> str:
+    """A section of the results."""
+    title, measure = PARTS[part]
+    conditions = Conditions.here(f"python benchmarks/bench_elastic.py --only {part}")
+    with tempfile.TemporaryDirectory(prefix="geocomm-elastic-") as made:
+        lines = measure(Path(made) / part)
+    at_end = f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
+    return "\n".join([title, "", *conditions.lines(), at_end, "", *lines]) + "\n"
 
 
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
-    conditions = Conditions.here("python benchmarks/bench_elastic.py")
-    with tempfile.TemporaryDirectory(prefix="geocomm-elastic-") as made:
-        try:
-            joined = join(Path(made) / "join")
-            cost = hooks(Path(made))
-        except Failed as error:
-            print(f"bench_elastic: {error}", file=sys.stderr)
-            return 1
-    lines = [
-        "# Joining an elastic run, and its step hook",
-        "",
-        *conditions.lines(),
-        f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}",
-        "- Verified before anything was computed: all sites had equal states of equal versions, bit for bit.",
-        "- What faults cost is in [the soak](soak-elastic.md).",
-        "",
-        "## A third site joins",
-        "",
-        f"Two sites train a model of {2 * JOIN_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a round "
-        f"of each fragment every {EVERY}). A third one starts with an empty folder: {LINK.rate_bps / 1e6:g} Mbit/s, "
-        f"{LINK.delay_s * 2e3:g} ms, {LINK.loss * 100:g} % loss, TLS. States may take {100 * ALLOWANCE:g} % of each "
-        "source's line.",
-        "",
-        "| | |",
-        "|---|---:|",
-        *joined,
-        "",
-        "## Step hook",
-        "",
-        f"`optimizer.step()` of two sites, {2 * HOOK_WIDTH**2 / 1e6:.1f} M parameters, SGD, local steps with the "
-        f"defaults and a round every {EVERY} steps; in turns, {REPEATS} runs each. Times in ms.",
-        "",
-        "| | steps | median | mean | 95 of 100 below |",
-        "|---|---:|---:|---:|---:|",
-        *cost,
-    ]
+    path: Path = options.out / "elastic.md"
+    there = path.read_text(encoding="utf-8").split("\n## ")[1:] if options.only and path.exists() else []
+    sections = {section.partition("\n")[0]: section.rstrip() + "\n" for section in there}
+    try:
+        for part in [options.only] if options.only else PARTS:
+            sections[PARTS[part][0]] = measured(part)
+    except Failed as error:
+        print(f"bench_elastic: {error}", file=sys.stderr)
+        return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "elastic.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines) + f"\nbench_elastic: wrote {path}")
+    path.write_text("\n## ".join([_HEAD, *(sections[title] for title, _ in PARTS.values() if title in sections)]))
+    print(f"{path.read_text(encoding='utf-8')}\nbench_elastic: wrote {path}")
     return 0
 
 
