@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch.distributed as dist
 from typing_extensions import override
@@ -69,6 +70,11 @@ class ElasticSite(SiteFacts):
                 f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
                 "each site is a job of its own: start geocomm run --elastic at each, with ranks of that site alone"
             )
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Of this site; None where not all of its ranks have it: it has several nodes."""
+        return Path(self._run_dir) if self.ranks.owners == self.ranks.size else None
 
     @property
     @override

@@ -94,6 +94,11 @@ class InnerOptimizers:
         """The learning rate of the first group, as it is now; 0: it has none."""
         return float(self.each[0].param_groups[0].get("lr", 0.0))
 
+    @property
+    def inside(self) -> list[Any]:
+        """Those of torch's that make the steps, also where a DeepSpeed engine has one."""
+        return [_inside_engine(one) for one in self.each]
+
     def heal(self) -> list[str]:
         """Begin the state of each parameter anew that has NaN or Inf, after which it is that of a new optimizer.
 

@@ -102,7 +102,8 @@ def _of_member(
     inner.check(view)
     resolved = ResolvedSettings.of(settings, view.tensors, site.site_count)
     rounds_of = partial(site.rounds, coding=resolved.coding)
-    handle = LocalSteps(view, inner, resolved, MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step))
+    own = MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step, site.run_dir)
+    handle = LocalSteps(view, inner, resolved, own)
     handle.begin()
     return handle
 

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -27,6 +28,7 @@ from geocomm.local_sgd.merge import CARRY, merge_local
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.resolved_settings import ResolvedSettings
 from geocomm.local_sgd.rounds import Entry, SiteFacts
+from geocomm.local_sgd.site_moments import SiteMoments
 from geocomm.local_sgd.site_state import SiteState
 from geocomm.local_sgd.site_weights import take_delta, weights_of
 from geocomm.local_sgd.waiting import say
@@ -36,6 +38,9 @@ _LEAVE_S = 30.0
 _MOST_CYCLES = 4
 """What did not count for longer adds no weight any more."""
 _SETTLED, _BEGINS, _FAILED = range(3)
+_FIRST_KEPT_S, _KEPT_EVERY_S = 60.0, 600.0
+"""How often the moments are kept."""
+_KEEP, _KEEP_AND_LEAVE = 1, 2
 
 OfModel = Callable[[list[Fragment], Model], MemberRounds]
 
@@ -56,8 +61,10 @@ class MemberSiteRounds(SiteState):
         settings: ResolvedSettings,
         rounds_of: OfModel,
         begin_step: int = 0,
+        run_dir: Path | None = None,
     ) -> None:
-        """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run.
+        """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run. run_dir:
+        where the moments of the optimizers are kept, if they are.
 
         Takes no memory yet. Raises InvalidArgumentError where there will be too little, and for settings that an
         elastic run does not have.
@@ -83,6 +90,12 @@ class MemberSiteRounds(SiteState):
         self._last_step: int | None = None
         """Up to which all is to count before the site ends; None: it does not end."""
         self._has_left = False
+        self._moments = None
+        if run_dir is not None:
+            self._moments = SiteMoments(run_dir, inner, self.layout, self.ranks, sharded=view.sharded)
+        self._kept_at = time.monotonic() + _FIRST_KEPT_S - _KEPT_EVERY_S  # the moments
+        self._leaves = False
+        self._run, self._head_step = "", 0
         self._ahead = 0  # steps that the site with most has more than this one
 
     @property
@@ -126,7 +139,7 @@ class MemberSiteRounds(SiteState):
         if self.ranks.place == 0:
             self._rounds.write_layout(self._layout())
         self._heads = dict(welcome.versions)
-        self._begun_at, self._taken = welcome.step, welcome.taken
+        self._begun_at, self._taken, self._run = welcome.step, welcome.taken, welcome.run
         self._rounds.go(self._held)
         for index, version in welcome.versions.items():
             if version == 0:  # a site may join with other weights before the first round
@@ -156,7 +169,27 @@ class MemberSiteRounds(SiteState):
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
         self._next_due = [begun + due for due in self._next_due]
-        self._quiet_until = begun + self._schedule.every if begun and not self._begin_step else begun
+        self._head_step = begun
+        has_moments = self._take_moments() or bool(self._begin_step)
+        self._quiet_until = begun + self._schedule.every if begun and not has_moments else begun
+
+    def _take_moments(self) -> bool:
+        """Give the optimizers the moments that this site has kept, where they are newer than what it came with."""
+        moments, found = self._moments, None
+        if moments is not None and self.ranks.place == 0:
+            found = moments.newest(self._run, self._head_step, self._begin_step)
+        step = self.ranks.sum([found or 0])[0]
+        if moments is None or not step:
+            return False
+        loaded = moments.read(step)
+        if self.ranks.sum([int(loaded is None)])[0] or loaded is None:
+            if self.ranks.place == 0:
+                logger().warning("local steps: the moments that this site has kept do not fit; it begins with new ones")
+            return False
+        moments.take(loaded)
+        if self.ranks.place == 0:
+            logger().info(f"local steps: this site goes on with the moments that it kept at step {step} of the run")
+        return True
 
     @override
     def count_step(self) -> None:
@@ -168,6 +201,8 @@ class MemberSiteRounds(SiteState):
         """Apply what is decided, and begin what is open: the same at all ranks of the site."""
         rounds, count = self._rounds, len(self.fragments)
         said, decided, opened, failure = [0] * (3 * count), dict[int, Decided](), dict[int, Open](), None
+        leaves = rounds is not None and rounds.is_leaving  # asked once: it may change at any time
+        said += [self._asks_to_keep(leaves=leaves), int(self._moments is not None and self._moments.is_writing)]
         if rounds is not None:
             try:
                 decided, opened = rounds.decided(), rounds.to_begin()
@@ -179,6 +214,7 @@ class MemberSiteRounds(SiteState):
             for index in opened:
                 said[_BEGINS * count + index] = 1
         said = self.ranks.sum(said)
+        asked, writing = said[-2:]
         failed = [index for index in range(count) if said[_FAILED * count + index]]
         if failed:
             told = self.ranks.tell_failure(failed[0], failure)
@@ -188,9 +224,10 @@ class MemberSiteRounds(SiteState):
                 self._merge(index, decided.get(index))
             elif said[_BEGINS * count + index]:
                 self._begin(index, opened.get(index))
+        self._keep_moments(asked)
         if rounds is not None:
-            if rounds.is_leaving and not self._has_left:
-                self._make_last_steps_count(rounds)
+            if leaves and not self._has_left:
+                self._make_last_steps_count(rounds, is_keeping=bool(asked or writing))
             for fragment in self._owned:
                 index = fragment.index
                 if self.step >= self._next_due[index]:
@@ -200,7 +237,23 @@ class MemberSiteRounds(SiteState):
                     rounds.write_state(self._held[index])
             rounds.tell(self._beat())
 
-    def _make_last_steps_count(self, rounds: MemberRounds) -> None:
+    def _asks_to_keep(self, *, leaves: bool) -> int:
+        """What the first rank has to say: that the moments are to be kept, now or before the site leaves."""
+        if self._moments is None or self.ranks.place != 0:
+            return 0
+        if leaves and self._last_step is None:
+            return _KEEP_AND_LEAVE
+        return _KEEP if time.monotonic() - self._kept_at >= _KEPT_EVERY_S else 0
+
+    def _keep_moments(self, asked: int) -> None:
+        if self._moments is None:
+            return
+        if asked:
+            self._kept_at, self._leaves = time.monotonic(), asked == _KEEP_AND_LEAVE
+            self._moments.write(self._run, self.step, self._head_step)
+        self._moments.advance(leaving=self._leaves)
+
+    def _make_last_steps_count(self, rounds: MemberRounds, *, is_keeping: bool) -> None:
         """The site is asked to end: every fragment is due, until the steps up to now have counted."""
         own = [fragment.index for fragment in self._owned]
         if self._last_step is None:
@@ -208,7 +261,7 @@ class MemberSiteRounds(SiteState):
         waits = [index for index in own if self._step_at_begin[index] < self._last_step]
         for index in waits:
             self._next_due[index] = min(self._next_due[index], self.step)
-        if not waits:
+        if not waits and not is_keeping:
             self._has_left = True
             rounds.say_leave()
 
@@ -281,6 +334,7 @@ class MemberSiteRounds(SiteState):
             self.ranks.write(self._view, fragment, merged)
         most, void, counted, weight, step = self.ranks.tell(index, said, 5)
         self._ahead = max(self._ahead, most - self.step)
+        self._head_step = max(self._head_step, most)
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void
         if counted:
@@ -331,6 +385,8 @@ class MemberSiteRounds(SiteState):
         left = self._rounds is not None and self._rounds.has_left
         for index in [] if left else self._uncounted():
             logger().warning(f"local steps: the last delta of fragment {index} was not counted within {_LEAVE_S:g} s")
+        if self._moments is not None:
+            self._moments.close()
         if self._rounds is not None:
             self._rounds.leave(5.0)
         self.show_anchor()

@@ -1,9 +1,10 @@
-"""The state of an optimizer after a step with NaN or Inf: what is not finite begins anew."""
+"""The state of an optimizer: what is in it, and what begins anew after a step with NaN or Inf."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,36 @@ _ZERO_AT_FIRST = frozenset(
 _NEVER_CHANGES = frozenset({"qmap1", "qmap2"})  # bitsandbytes
 _ONE_AT_FIRST = frozenset({"mu_product", "mu"})  # NAdam, ASGD
 _RATE_AT_FIRST = frozenset({"step_size", "eta"})  # Rprop, ASGD
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where an optimizer keeps the state of a parameter; or the step counter of a group, without a parameter."""
+
+    parameter: Any | None
+    optimizer: Any
+    group: MutableMapping[str, Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is there now."""
+        if self.group is not None:
+            return ("step",) if "step" in self.group else ()
+        return tuple(self.optimizer.state.get(self.parameter, ()))
+
+    @property
+    def state(self) -> MutableMapping[str, Any]:
+        """By those names; made where there is none."""
+        return self.optimizer.state[self.parameter] if self.group is None else self.group
+
+
+def slots(optimizer: Any) -> list[Slot]:
+    """In an order that is the same at the next start: groups, their parameters, and what ZeRO 3 has in no group."""
+    of_groups = [one for group in optimizer.param_groups for one in group["params"]]
+    known = set(map(id, of_groups))
+    parameters = [*of_groups, *(one for one in optimizer.state if id(one) not in known)]
+    counters = [Slot(None, optimizer, group) for group in optimizer.param_groups]
+    return [*counters, *(Slot(one, optimizer) for one in parameters)]
 
 
 def begin_anew(optimizer: Any, label: str) -> tuple[int, int]:
@@ -87,7 +118,7 @@ def _first(name: str, group: Mapping[str, Any], label: str) -> float | None:
 def _filled(value: Any, first: float) -> Any:
     """The value, changed in place where it is a tensor."""
     if isinstance(value, torch.Tensor):
-        _local(value.detach()).fill_(first)
+        local_part(value.detach()).fill_(first)
         return value
     return value if value is None or isinstance(value, bool) else type(value)(first)
 
@@ -98,7 +129,7 @@ def _is_finite(value: Any, label: str) -> bool:
             return False
         if isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()):
             try:
-                if not bool(torch.isfinite(_local(one.detach())).all()):
+                if not bool(torch.isfinite(local_part(one.detach())).all()):
                     return False
             except (NotImplementedError, RuntimeError, TypeError) as error:
                 raise UnsupportedError(
@@ -121,6 +152,6 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _local(tensor: Any) -> torch.Tensor:
+def local_part(tensor: Any) -> torch.Tensor:
     """This rank's part of a DTensor, else the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

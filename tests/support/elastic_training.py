@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
+from geocomm.local_sgd.optimizer_state import local_part
 
 FEATURES = 64
 
@@ -30,6 +31,11 @@ def weights_digest(model: torch.nn.Module) -> str:
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         found.update(whole.detach().numpy().tobytes())
     return found.hexdigest()
+
+
+def moments(optimizer: torch.optim.Optimizer) -> list[float]:
+    """What tells this rank's second moments from those of another step; nothing where there are none."""
+    return [float(local_part(state["exp_avg_sq"]).double().sum()) for state in optimizer.state.values() if state]
 
 
 def build_model() -> torch.nn.Sequential:
@@ -55,6 +61,7 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
     handle = geocomm.local_steps(model, optimizer, settings)
     name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}"
     generator = torch.Generator().manual_seed(xxhash.xxh3_64(name.encode()).intdigest() % 2**31)
+    began_with = moments(optimizer)
     stop = Path(out) / "stop"
     with (Path(out) / f"{name}.jsonl").open("a", buffering=1) as log:
         taken = 0
@@ -76,6 +83,8 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
                         "took": time.monotonic() - begun,
                         "loss": float(loss.detach()),
                         "rounds": numbers["rounds"],
+                        "moments": moments(optimizer),
+                        "began_with": began_with,
                     }
                 ),
                 file=log,

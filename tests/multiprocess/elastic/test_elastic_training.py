@@ -169,7 +169,8 @@ def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path
         assert_equal_bits(sites)
 
 
-@pytest.mark.parametrize("wrap", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, wrap: str) -> None:
     """Each site is a job of its own: its parallelism is nobody else's business."""
     with training_sites(tmp_path, "ab", ranks=2, wrap=wrap) as sites:
@@ -198,11 +199,13 @@ def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) 
         assert str(EVERY) in text
 
 
-def test_a_site_that_is_asked_to_end_leaves_once_all_its_steps_have_counted(tmp_path: Path) -> None:
+def test_a_site_that_is_asked_to_end_leaves_once_all_counts_and_comes_back_with_its_moments(tmp_path: Path) -> None:
     with training_sites(tmp_path, "ab") as sites:
+        second = training(sites, "b")
+        second.ranks, second.wrap = 2, "fsdp2"
         for site in sites.values():
             site.start()
-        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2, "two rounds with b", 120)
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 4, "four rounds with b", 120)
         taken = training(sites, "b").steps()[-1]["step"]
         agent = sites["b"].agent
         assert agent is not None
@@ -213,6 +216,19 @@ def test_a_site_that_is_asked_to_end_leaves_once_all_its_steps_have_counted(tmp_
         assert len(steps) == 2
         assert min(steps) >= taken
         assert sites["a"].state().sites["b"].standing is Standing.LEFT
+
+        assert second.rank is not None
+        second.rank.terminate()
+        second.rank.wait()
+        before = [second.steps(rank) for rank in range(2)]
+        second.start()
+        sites.until(lambda: all(len(second.steps(rank)) > len(before[rank]) for rank in range(2)), "b trains", 120)
+        for rank in range(2):  # each its own shard
+            began_with = second.steps(rank)[-1]["began_with"]
+            assert began_with
+            assert began_with in [one["moments"] for one in before[rank] if one["step"] >= taken]
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
 
 
 def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path) -> None:
