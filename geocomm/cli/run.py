@@ -120,6 +120,12 @@ def run(
         int,
         typer.Option(min=1, help="At the leader: sites that keep a snapshot, at least.", rich_help_panel=_ELASTIC),
     ] = 2,
+    snapshot_url: Annotated[
+        str,
+        typer.Option(
+            help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL", rich_help_panel=_ELASTIC
+        ),
+    ] = "",
     site_nodes: Annotated[int, typer.Option(min=1, help="Nodes of this site.", rich_help_panel=_ELASTIC)] = 1,
     node_rank: Annotated[
         int, typer.Option(min=0, help="This node of the site; the run folder is on node 0.", rich_help_panel=_ELASTIC)
@@ -135,6 +141,8 @@ def run(
     from geocomm.core.site import site_name
     from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
     from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.snapshots import SnapshotError
     from geocomm.elastic.supervisor import ElasticRun, SiteJob, run_elastic
     from geocomm.rendezvous.run_at_hub import run_at_hub
     from geocomm.security.keys import Keys, KeysError
@@ -159,6 +167,8 @@ def run(
             HubAddress.parse(address)
         if journal:
             Etcd(EtcdAddress.parse(journal))
+        if snapshot_url:
+            SnapshotCopies(snapshot_url)
         if elastic or meeting is None:
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
@@ -178,13 +188,15 @@ def run(
                 min_sites=min_sites,
                 snapshot_s=60 * snapshot_every,
                 copies=copies,
+                snapshot_url=snapshot_url,
             )
             status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
-        elif run_dir is not None or wait_for or min_sites != 1 or site_nodes != 1 or site_hub:
-            fail("run", "--run-dir, --wait-for, --min-sites, --site-nodes and --site-hub are for --elastic")
+        elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or site_nodes != 1 or site_hub:
+            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --site-nodes and --site-hub"
+            fail("run", f"{given} are for --elastic")
         else:
             status = run_at_hub(meeting, listen, loaded, arguments, wait, telemetry)
-    except (KeysError, HubAddressError, EtcdAddressError, StoreError) as error:
+    except (KeysError, HubAddressError, EtcdAddressError, SnapshotError, StoreError) as error:
         fail("run", str(error))
     except OSError as error:
         fail("run", f"{hub or journal}: {error.strerror or error}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 _HELP = """List, check and use the snapshots of an elastic run.
 
 Every site keeps its own, in snapshots/ of its run folder: the model and its outer momentum as they were at one entry of
-the journal. The states are hard links, so a copy of that folder elsewhere is a backup.
+the journal. With --snapshot-url of geocomm run, others lie elsewhere.
 """
-_RunDir = Annotated[Path, typer.Option(metavar="FOLDER", help="This site's folder of the run.")]
+_RunDir = Annotated[
+    str, typer.Option(metavar="FOLDER", help="This site's folder of the run, or the --snapshot-url of copies.")
+]
 _Index = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number in ls. Default: the newest kept.")]
 
 
@@ -47,9 +51,9 @@ def ls(
 
         geocomm snapshot ls --run-dir run
     """
-    snapshots, state = _open(run_dir)
-    complete = {manifest.index: manifest for manifest in snapshots.manifests()}
-    rows = [_row(snapshots, state, index, complete.get(index)) for index in snapshots.indices()]
+    from geocomm.elastic.snapshot_copies import is_url
+
+    rows = _rows_of_copies(run_dir) if is_url(run_dir) else _rows(run_dir)
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -62,6 +66,33 @@ def ls(
 
 
 _COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")
+
+
+def _rows(run_dir: str) -> list[dict[str, str | int | float | None]]:
+    snapshots, state, _ = _open(run_dir)
+    complete = {manifest.index: manifest for manifest in snapshots.manifests()}
+    return [_row(snapshots, state, index, complete.get(index)) for index in snapshots.indices()]
+
+
+def _rows_of_copies(url: str) -> list[dict[str, str | int | float | None]]:
+    from geocomm.elastic.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.snapshots import SnapshotError
+
+    try:
+        copies = SnapshotCopies(url)
+        return [
+            {
+                "snapshot": one.index,
+                "rounds": sum(one.versions),
+                "GiB": round(copies.size(one.index) / 2**30, 3),
+                "written": None,
+                "state": "a copy",
+                "sites": None,
+            }
+            for one in copies.manifests()
+        ]
+    except (OSError, SnapshotError) as error:
+        fail("snapshot", f"{url}: {error}" if isinstance(error, OSError) else str(error))
 
 
 def _row(
@@ -87,7 +118,7 @@ def verify(run_dir: _RunDir, snapshot: _Index = None) -> None:
     """
     from geocomm.elastic.snapshots import SnapshotError
 
-    snapshots, state = _open(run_dir)
+    snapshots, state, _ = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot verify")
     try:
         manifest = snapshots.verified(index)
@@ -123,7 +154,7 @@ def export(
         import safetensors.numpy as safetensors
     except ImportError:
         fail("snapshot export", "the package safetensors is missing: pip install safetensors")
-    snapshots, state = _open(run_dir)
+    snapshots, state, _ = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot export")
     if out.exists():
         fail("snapshot export", f"{out} is there already")
@@ -141,6 +172,10 @@ def restore(
     run_dir: _RunDir,
     into: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder, empty or not there yet.")],
     snapshot: _Index = None,
+    site: Annotated[str, typer.Option(help="The site that leads from now on. Default: the one of the snapshot.")] = "",
+    hub: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where it leads. Default: where the run was led at first.")
+    ] = "",
 ) -> None:
     """Make a run folder in which the run stands where it stood at a snapshot.
 
@@ -151,21 +186,23 @@ def restore(
 
         geocomm snapshot restore --run-dir run --into run-2
     """
+    from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.elastic.fragment_store import StoreError
     from geocomm.elastic.snapshots import SnapshotError
     from geocomm.elastic.whereabouts import ABOUT_FILE
 
-    snapshots, state = _open(run_dir)
+    snapshots, state, folder = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot restore")
     try:
-        about = json.loads((run_dir / ABOUT_FILE).read_text())
-        snapshots.restore(index, into, about["site"], about["leader"])
+        about = json.loads((folder / ABOUT_FILE).read_text())
+        site, hub = site or about["site"], str(HubAddress.parse(hub or about["leader"]))
+        snapshots.restore(index, into, site, hub)
         journal = about.get("journal", "")
-    except (SnapshotError, StoreError) as error:
+    except (HubAddressError, SnapshotError, StoreError) as error:
         fail("snapshot restore", str(error), 1)
     except (OSError, ValueError, KeyError) as error:
         fail("snapshot restore", f"{into}: {error}", 1)
-    where = f"Start the leader's site ({about['leader']}) with --run-dir {into}, and the others with empty run folders"
+    where = f"Start site {site}, which leads at {hub}, with --run-dir {into}, and the others with empty run folders"
     if journal:
         where = (
             f"Start this site with --run-dir {into} --lead, and with another name in --journal than {journal} has. "
@@ -174,21 +211,40 @@ def restore(
     typer.echo(f"{into}: the run as it stood at snapshot {index}. {where}")
 
 
-def _open(run_dir: Path) -> tuple[Snapshots, RunState]:
+def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState, Path]:
+    """What a run folder has; or, of what lies at a URL, one snapshot."""
     from geocomm.elastic.fragment_store import FragmentStore, StoreError
+    from geocomm.elastic.snapshot_copies import is_url
     from geocomm.elastic.snapshots import Snapshots
     from geocomm.journal.entries import BadLineError
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
     from geocomm.journal.run_state import RunState
 
+    run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
     if not (run_dir / FILE_NAME).is_file():
         fail("snapshot", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
     try:
         with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
             state = RunState.of(journal.read())
-        return Snapshots(FragmentStore(run_dir)), state
+        return Snapshots(FragmentStore(run_dir)), state, run_dir
     except (NoJournalError, BadLineError, StoreError) as error:
         fail("snapshot", str(error))
+
+
+def _fetched(url: str, snapshot: int | None) -> Path:
+    """A run folder, for as long as this process lives, of a snapshot that lies elsewhere."""
+    from geocomm.elastic.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.snapshots import SnapshotError
+
+    made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
+    try:
+        SnapshotCopies(url).fetch(snapshot, Path(made.name))
+    except SnapshotError as error:
+        fail("snapshot", str(error))
+    except OSError as error:
+        fail("snapshot", f"{url}: {error}")
+    return Path(made.name)
 
 
 def _chosen(snapshots: Snapshots, state: RunState, index: int | None, command: str) -> int:

@@ -30,6 +30,8 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, StartAgain
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
+from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
+from geocomm.elastic.snapshots import SnapshotError
 from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
@@ -80,6 +82,8 @@ class AgentConfig(Record):
     """From one snapshot to the next; 0: there are none."""
     copies: int = Terms.copies
     """A snapshot is kept once so many sites have it."""
+    snapshot_url: str = ""
+    """Where each kept snapshot is copied to; empty: nowhere."""
     parent: int = 0
     """Process that it ends with; 0: none."""
 
@@ -294,8 +298,18 @@ def main() -> None:
         store = FragmentStore(config.run_dir)
         with locked(store.run_dir):
             store.sweep()
+            if config.snapshot_url:
+                copy_kept_snapshots(SnapshotCopies(config.snapshot_url), store, log)
             asyncio.run(run_agent(config, store, keys))
-    except (StoreError, NoJournalError, KeysError, HubAddressError, EtcdAddressError, AgentEnded) as error:
+    except (
+        SnapshotError,
+        StoreError,
+        NoJournalError,
+        KeysError,
+        HubAddressError,
+        EtcdAddressError,
+        AgentEnded,
+    ) as error:
         print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_INPUT)
     except sqlite3.OperationalError as error:

@@ -43,7 +43,7 @@ LAYOUT_FILE = "layout.json"
 """In the run folder, and in every snapshot."""
 KEPT = 2
 """Newest snapshots of a site, and newest ones of which the journal says that enough sites have them: others go."""
-_MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 
 
 class SnapshotError(ValueError):
@@ -109,7 +109,7 @@ class Snapshots:
         manifest = Manifest(run=run, index=entry.index, entry=hash_of(entry), versions=entry.versions, digests=digests)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.link(self._store.run_dir / LAYOUT_FILE, folder / LAYOUT_FILE)
-        with self._store.arriving(folder / _MANIFEST) as part:
+        with self._store.arriving(folder / MANIFEST_FILE) as part:
             part.write_text(line_of(manifest))
         return manifest
 
@@ -169,12 +169,12 @@ class Snapshots:
 
     def _manifest(self, index: int) -> Manifest | None:
         try:
-            return Manifest.model_validate_json((self._folder_of(index) / _MANIFEST).read_bytes())
+            return Manifest.model_validate_json((self._folder_of(index) / MANIFEST_FILE).read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise SnapshotError(
-                f"{self._folder_of(index) / _MANIFEST} is no manifest of a snapshot ({error.errors()[0]['msg']}); "
+                f"{self._folder_of(index) / MANIFEST_FILE} is no manifest of a snapshot ({error.errors()[0]['msg']}); "
                 "remove the folder"
             ) from None
 

@@ -260,6 +260,8 @@ class ElasticRun:
     """From one snapshot to the next; 0: there are none."""
     copies: int
     """A snapshot is kept once so many sites have it."""
+    snapshot_url: str
+    """Where this site copies each kept snapshot to; empty: nowhere."""
 
 
 def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
@@ -285,6 +287,7 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
         wait_for=run.wait_for,
         snapshot_s=run.snapshot_s,
         copies=run.copies,
+        snapshot_url=run.snapshot_url,
         parent=os.getpid(),
     )
     return asyncio.run(Supervisor(agent, job, keys).run())

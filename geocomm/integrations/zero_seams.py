@@ -211,6 +211,11 @@ def master_of(engine: deepspeed.DeepSpeedEngine) -> Callable[[torch.nn.Parameter
     return lambda parameter: WholeMaster(parameter, copies[id(parameter)]) if id(parameter) in copies else None
 
 
+def flat_parts(optimizer: Any) -> list[torch.Tensor] | None:
+    """What ZeRO 3 updates, which is in the groups of its optimizer only while it steps; None: another optimizer."""
+    return getattr(optimizer, "fp32_partitioned_groups_flat", None)
+
+
 def whole_shape(parameter: Any) -> torch.Size:
     """The whole shape of a parameter, also of one that ZeRO 3 has cut."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))

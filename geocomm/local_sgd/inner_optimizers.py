@@ -10,8 +10,9 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.integrations.zero_seams import flat_parts
 from geocomm.local_sgd.anchor import digest
-from geocomm.local_sgd.optimizer_state import begin_anew
+from geocomm.local_sgd.optimizer_state import Slot, begin_anew, slots
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.step_clock import after_each_step
 
@@ -94,10 +95,9 @@ class InnerOptimizers:
         """The learning rate of the first group, as it is now; 0: it has none."""
         return float(self.each[0].param_groups[0].get("lr", 0.0))
 
-    @property
-    def inside(self) -> list[Any]:
-        """Those of torch's that make the steps, also where a DeepSpeed engine has one."""
-        return [_inside_engine(one) for one in self.each]
+    def slots(self) -> list[Slot]:
+        """Where their state is, in an order that is the same at the next start."""
+        return [slot for one in self.each for slot in slots(_inside_engine(one), flat_parts(one))]
 
     def heal(self) -> list[str]:
         """Begin the state of each parameter anew that has NaN or Inf, after which it is that of a new optimizer.

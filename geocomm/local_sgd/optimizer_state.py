@@ -49,11 +49,10 @@ class Slot:
         return self.optimizer.state[self.parameter] if self.group is None else self.group
 
 
-def slots(optimizer: Any) -> list[Slot]:
-    """In an order that is the same at the next start: groups, their parameters, and what ZeRO 3 has in no group."""
-    of_groups = [one for group in optimizer.param_groups for one in group["params"]]
-    known = set(map(id, of_groups))
-    parameters = [*of_groups, *(one for one in optimizer.state if id(one) not in known)]
+def slots(optimizer: Any, parameters: Sequence[Any] | None = None) -> list[Slot]:
+    """Groups, then parameters, in an order that is the same at the next start. parameters: by default the groups'."""
+    if parameters is None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
     counters = [Slot(None, optimizer, group) for group in optimizer.param_groups]
     return [*counters, *(Slot(one, optimizer) for one in parameters)]
 

@@ -28,7 +28,7 @@ from geocomm.core.message_log import logger
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.journal.entries import Record, line_of
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
-from geocomm.local_sgd.optimizer_state import Slot, local_part, slots
+from geocomm.local_sgd.optimizer_state import local_part
 
 if TYPE_CHECKING:
     from geocomm.local_sgd.site_ranks import SiteRanks
@@ -156,7 +156,7 @@ class SiteMoments:
 
     def take(self, loaded: Loaded) -> None:
         """Give the optimizers what was read."""
-        every, offset = self._slots(), 0
+        every, offset = self._inner.slots(), 0
         for value in loaded.kept.values:
             slot, end = every[value.slot], offset + _bytes_of(value)
             if value.shape is None:
@@ -192,16 +192,15 @@ class SiteMoments:
             if folder.name.isdecimal() and int(folder.name) < newest:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _slots(self) -> list[Slot]:
-        return [slot for one in self._inner.inside for slot in slots(one)]
-
     def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(() if one.parameter is None else tuple(local_part(one.parameter).shape) for one in self._slots())
+        return tuple(
+            () if one.parameter is None else tuple(local_part(one.parameter).shape) for one in self._inner.slots()
+        )
 
     def _values(self) -> tuple[list[_Value], list[torch.Tensor]]:
         found: list[_Value] = []
         tensors: list[torch.Tensor] = []
-        for index, slot in enumerate(self._slots()):
+        for index, slot in enumerate(self._inner.slots()):
             for name in slot.names:
                 value = slot.state[name]
                 if value is None or isinstance(value, (bool, int, float)):

@@ -42,6 +42,7 @@ class ElasticSite:
     address: str = ""
     may_lead: bool = True
     lead: bool = False
+    snapshot_url: str = ""
     mail: bool = True
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | WarmProcess | None = None
@@ -61,6 +62,7 @@ class ElasticSite:
             wait_for=self.wait_for,
             snapshot_s=self.snapshot_s,
             ranks=ranks,
+            snapshot_url=self.snapshot_url,
             parent=os.getpid(),
         )
         self.agent = self._popen(config.command(), "agent")

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geocomm.elastic.snapshot_copies import SnapshotCopies
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
 from geocomm.security.keys import Keys
@@ -234,14 +235,18 @@ def test_a_site_that_is_asked_to_end_leaves_once_all_counts_and_comes_back_with_
 def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path) -> None:
     with training_sites(tmp_path, "ab") as sites:
         sites["a"].snapshot_s = 1.0
+        sites["b"].snapshot_url = (tmp_path / "elsewhere").as_uri()
         for site in sites.values():
             site.start()
-        sites.until(lambda: len(sites["a"].state().kept) >= 2, "two snapshots are kept", 120)
+        copies = SnapshotCopies(sites["b"].snapshot_url)
+        sites.until(lambda: len(copies.manifests()) == 2, "two snapshots are kept, and copied elsewhere", 120)
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
     kept = sites["a"].state().kept
     index = max(kept)
-    rounds = sum(1 for entry in sites["a"].rounds() if entry.index < index)
+    copied = max(
+        one["snapshot"] for one in json.loads(_geocomm("snapshot", "ls", "--json", "--run-dir", copies.url).stdout)
+    )
     weights: list[dict[str, torch.Tensor]] = []
     for site in sites.values():
         assert kept[index].sites == ("a", "b")
@@ -260,7 +265,9 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
     assert _geocomm("snapshot", "verify", "--run-dir", sites["b"].folder, index).returncode == 1
 
     again = tmp_path / "again"
-    assert _geocomm("snapshot", "restore", "--run-dir", sites["a"].folder, "--into", again / "a", index).returncode == 0
+    ran = _geocomm("snapshot", "restore", "--run-dir", copies.url, "--into", again / "a", "--site", "a", copied)
+    assert ran.returncode == 0, ran.stderr
+    rounds = sum(1 for entry in sites["a"].rounds() if entry.index < copied)
     leader = sites["a"].leader  # as the restored journal names it
     with training_sites(again, "ab", keys={name: site.keys for name, site in sites.items()}) as sites:
         sites["a"].listen = leader
@@ -269,8 +276,8 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
             site.start()
         sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds", 120)
         assert sum(sites["a"].state().versions) > rounds
-        assert [entry for entry in sites["b"].entries() if entry.index <= index] == [
-            entry for entry in sites["a"].entries() if entry.index <= index
+        assert [entry for entry in sites["b"].entries() if entry.index <= copied] == [
+            entry for entry in sites["a"].entries() if entry.index <= copied
         ]
         end_all(sites, again)
         assert_equal_bits(sites)

@@ -1,0 +1,150 @@
+"""Copies of kept snapshots where fsspec can write: a bucket, another machine, a folder.
+
+    URL/I/P@V.state, URL/I/layout.json    as in the run folder
+    URL/I/journal.sqlite                  up to the entry that says that the snapshot is kept
+    URL/I/run.json                        the site, and where the run was led
+    URL/I/manifest.json                   written last: it makes the copy complete
+
+`fetch` makes a run folder of one, out of which everything is done as out of any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from geocomm.core.extras import install_command
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
+from geocomm.elastic.whereabouts import ABOUT_FILE
+from geocomm.journal.entries import Kept
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
+
+_LOOK_S = 2.0
+_AGAIN_S = 60.0
+"""After a failure."""
+
+
+def is_url(where: str) -> bool:
+    """Whether this names copies elsewhere, and no folder of this machine."""
+    return "://" in where
+
+
+class SnapshotCopies:
+    """The copies below one URL, all of one run. Methods raise OSError, and what the storage raises."""
+
+    def __init__(self, url: str) -> None:
+        """SnapshotError: fsspec, or what it needs for this kind of URL, is not installed."""
+        try:
+            from fsspec import core
+        except ImportError:
+            raise SnapshotError(f"{url} needs fsspec: {install_command('snapshots')}") from None
+        untyped: Any = core
+        try:
+            self._files, root = untyped.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise SnapshotError(f"{url} cannot be used: {error}") from None
+        self.url, self._root = url, str(root).rstrip("/")
+
+    def manifests(self) -> list[Manifest]:
+        """Of the complete copies, the oldest first."""
+        self._files.invalidate_cache()
+        try:
+            names = [str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
+        except FileNotFoundError:
+            return []
+        found: list[Manifest] = []
+        for index in sorted(int(name) for name in names if name.isdecimal()):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(self._manifest(index))
+        return found
+
+    def size(self, index: int) -> int:
+        """Bytes of a copy."""
+        return int(self._files.du(self._at(index)))
+
+    def copy(self, run_dir: Path, kept: Kept) -> None:
+        """Copy a kept snapshot out of a run folder; older copies than the newest two go. SnapshotError: the URL has
+        those of another run."""
+        index, folder = kept.snapshot, run_dir / FOLDER / str(kept.snapshot)
+        manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
+        before = self.manifests()
+        if other := next((one.run for one in before if one.run != manifest.run), None):
+            raise SnapshotError(
+                f"{self.url} has snapshots of run {other[:12]}, and this is run {manifest.run[:12]}: use another URL"
+            )
+        if manifest in before:
+            return
+        self._files.makedirs(self._at(index), exist_ok=True)
+        with tempfile.TemporaryDirectory() as made:
+            with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+                journal.copy_to(Path(made) / FILE_NAME, kept.index)
+            about = json.loads((run_dir / ABOUT_FILE).read_text())
+            (Path(made) / ABOUT_FILE).write_text(json.dumps({name: about.get(name, "") for name in ("site", "leader", "journal")}))
+            beside = [Path(made) / FILE_NAME, Path(made) / ABOUT_FILE]
+            for path in [*folder.glob("*.state"), folder / LAYOUT_FILE, *beside]:
+                self._files.put_file(str(path), f"{self._at(index)}/{path.name}")
+        self._files.put_file(str(folder / MANIFEST_FILE), f"{self._at(index)}/{MANIFEST_FILE}")
+        for old in [one.index for one in before][: -KEPT + 1]:
+            self._files.rm(self._at(old), recursive=True)
+
+    def fetch(self, index: int | None, into: Path) -> int:
+        """Make a run folder of a copy, by default the newest; its index. SnapshotError: there is none."""
+        there = [one.index for one in self.manifests()]
+        if not there or index not in (None, *there):
+            which = "" if index is None else f" {index}"
+            raise SnapshotError(f"{self.url} has no complete snapshot{which}; it has {there or 'none'}")
+        index = there[-1] if index is None else index
+        folder = into / FOLDER / str(index)
+        folder.mkdir(parents=True)
+        for path in self._files.ls(self._at(index), detail=False):
+            name = str(path).rpartition("/")[2]
+            to = into if name in (FILE_NAME, ABOUT_FILE) else folder
+            self._files.get_file(str(path), str(to / name))
+        return index
+
+    def _at(self, index: int) -> str:
+        return f"{self._root}/{index}"
+
+    def _manifest(self, index: int) -> Manifest:
+        try:
+            return Manifest.model_validate_json(self._files.cat_file(f"{self._at(index)}/{MANIFEST_FILE}"))
+        except ValidationError:
+            raise SnapshotError(f"{self.url}/{index}/{MANIFEST_FILE} is no manifest of a snapshot: remove it") from None
+
+
+def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Callable[[str], None]) -> None:
+    """Copy each snapshot once it is kept, in a thread that ends with the process."""
+
+    def watch() -> None:
+        done = -1
+        while True:
+            time.sleep(_LOOK_S)
+            try:
+                kept = _newest_kept(store)
+                if kept is not None and kept.snapshot > done:
+                    copies.copy(store.run_dir, kept)
+                    done = kept.snapshot
+            except Exception as error:  # of whatever kind the storage has: the site trains on
+                log(f"a snapshot cannot be copied to {copies.url} ({error}); it is tried again in {_AGAIN_S:g} s")
+                time.sleep(_AGAIN_S)
+
+    threading.Thread(target=watch, name="geocomm-copies", daemon=True).start()
+
+
+def _newest_kept(store: FragmentStore) -> Kept | None:
+    """Of the snapshots that are complete here."""
+    complete = [one.index for one in Snapshots(store).manifests()]
+    if not complete:
+        return None
+    with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME, read_only=True)) as journal:
+        kept = [one for one in journal.read(complete[0]) if isinstance(one, Kept) and one.snapshot in complete]
+    return max(kept, key=lambda one: one.snapshot, default=None)
