@@ -88,7 +88,9 @@ class SnapshotCopies:
             with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
                 journal.copy_to(Path(made) / FILE_NAME, kept.index)
             about = json.loads((run_dir / ABOUT_FILE).read_text())
-            (Path(made) / ABOUT_FILE).write_text(json.dumps({name: about.get(name, "") for name in ("site", "leader", "journal")}))
+            (Path(made) / ABOUT_FILE).write_text(
+                json.dumps({name: about.get(name, "") for name in ("site", "leader", "journal")})
+            )
             beside = [Path(made) / FILE_NAME, Path(made) / ABOUT_FILE]
             for path in [*folder.glob("*.state"), folder / LAYOUT_FILE, *beside]:
                 self._files.put_file(str(path), f"{self._at(index)}/{path.name}")
