@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.hang import Hang, Member, StuckOperation
@@ -28,9 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def hang(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
-    ] = Path(),
+    folder: TelemetryFolder = Path(),
     after: Annotated[
         float, typer.Option(min=0, help="Seconds that an operation or a round may be under way.", metavar="SECONDS")
     ] = 10,
@@ -51,12 +49,8 @@ def hang(
     """
     from geocomm.diagnostics.hang import find_hang
     from geocomm.telemetry.overview import moment
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
 
-    try:
-        store = RunStore(folder)
-    except NoStoreError as error:
-        fail("hang", str(error))
+    store = open_store("hang", folder)
     now = time.time()
     found = find_hang(store, moment(store, now), after)
     if as_json:

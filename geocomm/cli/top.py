@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +16,15 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
     from geocomm.telemetry.overview import EventState, LinkState, Overview, RoundState, SiteState
     from geocomm.telemetry.run_store import RunStore
 
 _EVERY_S = 1.0
+_VERDICT_EVERY_S = 15.0
+_VERDICT_STEPS = 50
 _LATE_S = 5.0
 _MOST_SHOWN = 8
 
@@ -31,12 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def top(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
-    ] = Path(),
+    folder: TelemetryFolder = Path(),
     once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
 ) -> None:
-    """Show a run in the terminal: its sites, the links between them, rounds of local steps, and what happened.
+    """Show a run in the terminal: sites, links, rounds of local steps, the first verdict of geocomm why, and events.
 
     Needs geocomm run --telemetry FOLDER, or an elastic run. Ctrl+C ends it. exposed: the share of the time for which
     ranks stood still for other sites. busy: of the time, that a link had data on its way. held back: of that time, by
@@ -47,23 +49,45 @@ def top(
         geocomm top telemetry
         geocomm top run --once
     """
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
-
-    try:
-        store = RunStore(folder)
-    except NoStoreError as error:
-        fail("top", str(error))
+    store = open_store("top", folder)
     console = Console(highlight=False)
     if once:
-        console.print(_picture(store))
+        console.print(_picture(store, _verdict(folder)))
         return
-    with contextlib.suppress(KeyboardInterrupt), Live(_picture(store), console=console, screen=True) as live:
+    verdicts = _Verdicts(folder)
+    with contextlib.suppress(KeyboardInterrupt), Live(_picture(store, ""), console=console, screen=True) as live:
         while True:
             time.sleep(_EVERY_S)
-            live.update(_picture(store), refresh=True)
+            live.update(_picture(store, verdicts.last), refresh=True)
 
 
-def _picture(store: RunStore) -> Group:
+class _Verdicts:
+    """What `_verdict` says every now and then, in a thread of its own: it reads much."""
+
+    def __init__(self, folder: Path) -> None:
+        self.last = ""
+        self._folder = folder
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(sqlite3.Error):  # a busy store has an answer the next time
+                self.last = _verdict(self._folder)
+            time.sleep(_VERDICT_EVERY_S)
+
+
+def _verdict(folder: Path) -> str:
+    from geocomm.diagnostics.bottleneck import diagnose
+    from geocomm.diagnostics.run_window import read_window
+    from geocomm.diagnostics.verdict import headline
+    from geocomm.telemetry.run_store import RunStore
+
+    with contextlib.closing(RunStore(folder)) as store:
+        first, *_ = diagnose(read_window(store, _VERDICT_STEPS)).verdicts
+    return f"{headline(first)} {first.fix}"
+
+
+def _picture(store: RunStore, verdict: str) -> Group:
     from geocomm.telemetry.overview import moment, overview
 
     now = time.time()
@@ -71,6 +95,7 @@ def _picture(store: RunStore) -> Group:
     parts = [_heading(seen, now), _sites(seen)]
     parts += [_links(seen)] if seen.links else []
     parts += [_rounds(seen)] if seen.rounds else []
+    parts += [f"\n{escape(verdict)}"] if verdict else []
     parts += [_events(seen, now)] if seen.events else []
     return Group(*parts)
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail, require_writable
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.trace_export import Trace
@@ -22,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     out: Annotated[Path, typer.Option(metavar="PATH.tar", help="Write it here.")],
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Of --telemetry; of an elastic run a site's run folder.")
-    ] = Path(),
+    folder: TelemetryFolder = Path(),
     steps: Annotated[int, typer.Option(min=1, help="How many of each rank's last steps.")] = 3,
 ) -> None:
     """Write the last steps of all ranks as a trace: open it at ui.perfetto.dev, or in trace_processor.
@@ -39,14 +38,13 @@ def trace(
     """
     from geocomm.diagnostics.trace_export import NoTraceError, read_trace, write_trace
     from geocomm.telemetry.overview import moment
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
 
     require_writable("trace", "--out", out)
+    store = open_store("trace", folder)
     try:
-        store = RunStore(folder)
         made = read_trace(store, moment(store, time.time()), steps)
         write_trace(made, out)
-    except (NoStoreError, NoTraceError) as error:
+    except NoTraceError as error:
         fail("trace", str(error))
     except OSError as error:
         fail("trace", f"--out {out}: {error.strerror}", 1)

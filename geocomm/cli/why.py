@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.bottleneck import Diagnosis
@@ -23,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def why(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
-    ] = Path(),
+    folder: TelemetryFolder = Path(),
     last: Annotated[int, typer.Option(min=2, help="Look at so many steps.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -43,13 +42,11 @@ def why(
 
     from geocomm.diagnostics.bottleneck import diagnose
     from geocomm.diagnostics.run_window import read_window
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
 
+    store = open_store("why", folder)
     try:
-        store = RunStore(folder)
         window = read_window(store, last)
-        store.close()
-    except (NoStoreError, sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError) as error:
         fail("why", str(error))
     diagnosis = diagnose(window)
     if as_json:

@@ -230,8 +230,8 @@ class Overview:
 
 def moment(store: RunStore, now: float) -> float:
     """The moment to look at: `now`, or the last report of a run that says no more, to see what was so then."""
-    last = store.last_at()
-    return now if last is None or now - last <= SILENT_SECONDS else last
+    span = store.span()
+    return now if span is None or now - span[1] <= SILENT_SECONDS else span[1]
 
 
 def overview(store: RunStore, at: float) -> Overview:

@@ -96,10 +96,6 @@ class RunStore:
                 self._db.execute("ROLLBACK")
             raise
 
-    def last_at(self) -> float | None:
-        """When the last report came; None: none has."""
-        return self._db.execute("SELECT max(at) FROM reports").fetchone()[0]
-
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. details: with
         `operations` and `rounds`."""
@@ -148,7 +144,7 @@ class RunStore:
 
     def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
         """The same with the time of the report, each as often as it was said."""
-        column = "body" if kind == "steps" else "details"
+        column = _column_of(kind)
         reports = self._db.execute(
             f"SELECT at, site, rank, process, {column} FROM reports WHERE at > ? AND at <= ? AND {column} IS NOT NULL "
             "ORDER BY at",
@@ -160,9 +156,10 @@ class RunStore:
 
     def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
         """The same of one process, the newest first."""
+        column = _column_of(kind)
         reports = self._db.execute(
-            "SELECT details FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "
-            "AND details IS NOT NULL ORDER BY at DESC",
+            f"SELECT {column} FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "
+            f"AND {column} IS NOT NULL ORDER BY at DESC",
             (rank.site, rank.rank, rank.process, until),
         )
         for (packed,) in reports:
@@ -216,6 +213,10 @@ class RunStore:
         if (found, version) != (_APPLICATION_ID, _FORMAT):
             self.close()
             raise NoStoreError(f"{self.path} is no run store of this version of geocomm: name another folder")
+
+
+def _column_of(kind: str) -> str:
+    return "details" if kind in _DETAILS else "body"
 
 
 def _packed(value: Row) -> bytes:

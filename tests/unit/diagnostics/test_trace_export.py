@@ -63,7 +63,7 @@ def traced(folder: Path, reports: list[tuple[float, Report]], steps: int = 2) ->
     store = RunStore(folder, write=True)
     for at, one in reports:
         store.add(one, at)
-    write_trace(read_trace(store, store.last_at() or 0.0, steps), folder / "run.tar")
+    write_trace(read_trace(store, reports[-1][0], steps), folder / "run.tar")
     return open_trace(folder / "run.tar")
 
 

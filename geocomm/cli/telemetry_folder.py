@@ -1,0 +1,28 @@
+"""What the commands share that read a run's telemetry."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.telemetry.run_store import RunStore
+
+TelemetryFolder = Annotated[
+    Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
+]
+
+
+def open_store(command: str, folder: Path) -> RunStore:
+    """The run store in `folder`; without one, says so and exits."""
+    from geocomm.telemetry.run_store import NoStoreError, RunStore
+
+    try:
+        return RunStore(folder)
+    except (NoStoreError, sqlite3.Error, OSError) as error:
+        fail(command, str(error))
