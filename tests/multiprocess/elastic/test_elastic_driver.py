@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import statistics
 from pathlib import Path
@@ -18,6 +19,7 @@ from geocomm.export.export_record import read_record
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
 from geocomm.runs.run_folder import RunFolder
+from geocomm.telemetry.run_store import RunStore
 from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
 
@@ -80,11 +82,22 @@ def test_driver_is_killed_comes_back_and_leaves(tmp_path: Path) -> None:
         leader.send_signal(signal.SIGTERM)
         assert leader.wait(120) == 0, run.sites["a"].text()
         assert run.sites["a"].state().ended
+        # The leader's run folder has the telemetry of both, the other one its own.
+        said = {name: told(run.sites[name].folder) for name in "ab"}
+        assert set(said["a"]) == {("a", 0), ("b", 0), ("b", 1)}
+        assert set(said["b"]) == {("b", 0), ("b", 1)}
+        assert all(said["a"].values())
     assert not any("other bits" in site.text() for site in run.sites.values())
     for name in "ab":
         seen = list(losses(tmp_path / f"disk-{name}").values())
         assert statistics.mean(seen[-10:]) < 0.9 * statistics.mean(seen[:10])
     assert max(checkpoints(tmp_path, "a")) == max(losses(tmp_path / "disk-a"))  # the last thing that a did
+
+
+def told(run_dir: Path) -> dict[tuple[str, int], bool]:
+    """Who has reported there, and whether it has told steps."""
+    with contextlib.closing(RunStore(run_dir)) as store:
+        return {(one.report.site, one.report.rank): "step" in one.report.training for one in store.latest()}
 
 
 def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_path: Path) -> None:
