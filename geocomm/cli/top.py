@@ -7,11 +7,12 @@ import json
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -92,11 +93,11 @@ def _picture(store: RunStore, verdict: str) -> Group:
 
     now = time.time()
     seen = overview(store, moment(store, now))
-    parts = [_heading(seen, now), _sites(seen)]
-    parts += [_links(seen)] if seen.links else []
-    parts += [_rounds(seen)] if seen.rounds else []
-    parts += [f"\n{escape(verdict)}"] if verdict else []
-    parts += [_events(seen, now)] if seen.events else []
+    parts: list[RenderableType] = [_heading(seen, now), "", _sites(seen)]
+    parts += ["", _links(seen)] if seen.links else []
+    parts += ["", _rounds(seen)] if seen.rounds else []
+    parts += ["", escape(verdict)] if verdict else []
+    parts += ["", _events(seen, now)] if seen.events else []
     return Group(*parts)
 
 
@@ -111,21 +112,21 @@ def _heading(seen: Overview, now: float) -> str:
     return line
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[str] = ()) -> Table:
+    """Without the columns of which nothing is known, since terminals are narrow. text: those that are words."""
+    shown = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in rows)]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for number in shown:
+        name = columns[number]
+        table.add_column(name, justify="left" if number == 0 or name in text else "right", no_wrap=name != "what")
+    for row in rows:
+        table.add_row(*(row[number] for number in shown))
     return table
 
 
 def _sites(seen: Overview) -> Table:
-    table = _table(
-        *("\nsite", "\nranks", "", "\nstep", "\nago", "\ns/step", "\ntokens/s", "\nexposed", "\nloss", "\nMB sent"),
-        "\nheard",
-    )
-    for site in seen.sites:
-        table.add_row(*_site(site))
-    return table
+    columns = ("site", "ranks", "", "step", "ago", "s/step", "tokens/s", "exposed", "loss", "MB sent", "heard")
+    return _table(columns, [_site(site) for site in seen.sites])
 
 
 def _site(site: SiteState) -> tuple[str, ...]:
@@ -149,13 +150,8 @@ def _site(site: SiteState) -> tuple[str, ...]:
 
 
 def _links(seen: Overview) -> Table:
-    table = _table(
-        *("\nlink", "\nMbit/s", "\nplanned", "\nMB", "\nms", "\nleast", "\nbusy", "\nheld back", "\nsent again"),
-        *("\noutages", "\nstreams", ""),
-    )
-    for link in seen.links:
-        table.add_row(*_link(link))
-    return table
+    columns = ("link", "Mbit/s", "planned", "MB", "ms", "least", "busy", "held back", "sent again", "outages", "over")
+    return _table(columns, [_link(link) for link in seen.links], ("over",))
 
 
 def _link(link: LinkState) -> tuple[str, ...]:
@@ -173,16 +169,13 @@ def _link(link: LinkState) -> tuple[str, ...]:
         "-" if held == ("-", "-") else " ".join(held),
         _percent(link.retransmitted_share, ".2f"),
         f"[red]{outages}[/red]" if link.outages else outages,
-        str(link.streams),
-        escape(", ".join(over)),
+        escape(f"{link.streams} {', '.join(over)}"),
     )
 
 
 def _rounds(seen: Overview) -> Table:
-    table = _table("\nfragment", "\nround", "", "\nfor", "\nwaits for", "\ncounted")
-    for state in seen.rounds[:_MOST_SHOWN]:
-        table.add_row(*_round(state))
-    return table
+    columns = ("fragment", "round", "", "for", "waits for", "counted")
+    return _table(columns, [_round(state) for state in seen.rounds[:_MOST_SHOWN]], ("waits for", "counted"))
 
 
 def _round(state: RoundState) -> tuple[str, ...]:
@@ -197,12 +190,8 @@ def _round(state: RoundState) -> tuple[str, ...]:
 
 
 def _events(seen: Overview, now: float) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("\nevent", "\nago", "", ""):
-        table.add_column(name, no_wrap=True)
-    for event in seen.events[:_MOST_SHOWN]:
-        table.add_row(*_event(event, now))
-    return table
+    rows = [_event(event, now) for event in seen.events[:_MOST_SHOWN]]
+    return _table(("event", "ago", "at", "what"), rows, ("at", "what"))
 
 
 def _event(event: EventState, now: float) -> tuple[str, ...]:

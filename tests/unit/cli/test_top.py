@@ -46,7 +46,7 @@ def test_run_that_is_over_is_shown_as_it_was_at_its_last_report(tmp_path: Path) 
     assert lines[0] == "step 9 of 12, 3 s left, loss 2.5000, 70 tokens/s"
     assert lines[1].startswith("The last report came ")
     assert "a 0/1 ended 9 0 s 1 70 50 % 2.5000 9.0 0 s" in lines
-    assert "a to b 8.0 - 9.0 30 - 0 % - - 1 (0 s) 0" in lines
-    assert "b to a 0.0 - 0.0 30 - - - - 0 0" in lines
+    assert "a to b 8.0 9.0 30 0 % 1 (0 s) 0" in lines
+    assert "b to a 0.0 0.0 30 - 0 0" in lines
     assert any(line.startswith(("Computation: ", "Not known")) for line in lines)
     assert any(line.startswith("checkpoint") and line.endswith('a, rank 0 path="[red]x"') for line in lines)
