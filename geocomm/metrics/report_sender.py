@@ -27,6 +27,7 @@ _VERSION = 1
 _MAX_BYTES = 128 << 10
 _MOST_OPERATIONS = 1000
 _MOST_ROUNDS = 200
+_DIGITS = 6
 
 
 class ReportSender:
@@ -93,7 +94,18 @@ class ReportSender:
             **{name: log.news(final=final) for name, log in self._logs.items()},
             "events": [event.line() for event in self._events.take()],
         }
-        return json.dumps(report, separators=(",", ":"), default=str).encode()
+        return json.dumps(_rounded(report), separators=(",", ":"), default=str).encode()
+
+
+def _rounded(value: Any, name: str = "") -> Any:
+    """Without digits that nobody reads, which pack badly: moments to the microsecond, six digits at least."""
+    if isinstance(value, dict):
+        return {key: _rounded(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item, name) for item in value]
+    if isinstance(value, float):
+        return round(value, _DIGITS) if abs(value) >= 1 else float(f"{value:.{_DIGITS}g}")
+    return value // 1000 * 1000 if isinstance(value, int) and name.endswith("_ns") else value
 
 
 def _optimizer_stepped(optimizer: object, _arguments: object, _named: object) -> None:

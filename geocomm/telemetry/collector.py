@@ -28,7 +28,9 @@ from geocomm.telemetry.run_store import RunStore
 
 MOST_RANKS_OF_A_SITE = 4096
 SHORTEST_INTERVAL_S = 0.2
-"""Reports of a rank that come sooner after its last one are dropped."""
+"""Reports of a rank that come faster, after MOST_AT_ONCE of them, are dropped."""
+MOST_AT_ONCE = 64
+"""What waited while a line was down comes all at once."""
 _MOST_WAITING = 512
 _THIN_S = 60.0
 _PAUSES_S = (1.0, 10.0)
@@ -67,7 +69,7 @@ class Collector:
         self.counts = Counts()
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
         self._upstream, self._log = upstream, _CalmLog(log)
-        self._last: dict[tuple[str, int], float] = {}
+        self._paid_until: dict[tuple[str, int], float] = {}
         self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
         self._news = asyncio.Event()
 
@@ -137,18 +139,19 @@ class Collector:
 
     def _keep(self, report: Report) -> bool:
         """Whether it came in time, and is not one too many."""
-        now, key = time.time(), (report.site, report.rank)
-        last = self._last.get(key)
-        if last is None and sum(site == report.site for site, _ in self._last) >= MOST_RANKS_OF_A_SITE:
+        now, key = time.monotonic(), (report.site, report.rank)
+        paid_until = self._paid_until.get(key)
+        if paid_until is None and sum(site == report.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
             self._refuse(f"site {report.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
             return False
-        if last is not None and 0 <= now - last < SHORTEST_INTERVAL_S and not report.final:
+        paid_until = max(now, paid_until or now)
+        if paid_until - now > (MOST_AT_ONCE - 1) * SHORTEST_INTERVAL_S and not report.final:
             self.counts.dropped += 1
             return False
-        self._last[key] = now
+        self._paid_until[key] = paid_until + SHORTEST_INTERVAL_S
         if self._store is not None:
             try:
-                self._store.add(report, now)
+                self._store.add(report, time.time())
                 self.counts.kept += 1
             except sqlite3.Error as error:
                 self.counts.dropped += 1
