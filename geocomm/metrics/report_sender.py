@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
@@ -100,9 +100,9 @@ class ReportSender:
 def _rounded(value: Any, name: str = "") -> Any:
     """Without digits that nobody reads, which pack badly: moments to the microsecond, six digits at least."""
     if isinstance(value, dict):
-        return {key: _rounded(item, str(key)) for key, item in value.items()}
+        return {key: _rounded(item, str(key)) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
-        return [_rounded(item, name) for item in value]
+        return [_rounded(item, name) for item in cast("list[Any]", value)]
     if isinstance(value, float):
         return round(value, _DIGITS) if abs(value) >= 1 else float(f"{value:.{_DIGITS}g}")
     return value // 1000 * 1000 if isinstance(value, int) and name.endswith("_ns") else value
