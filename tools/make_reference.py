@@ -23,6 +23,7 @@ from geocomm.core.options import fields_list, variables_list
 from geocomm.metrics import schema
 from geocomm.metrics.events import KINDS
 from geocomm.runs import log_entries
+from geocomm.telemetry.alert_rules import KEEP_FIRING_S, RULES
 from geocomm.train.config_text import field_lists
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
@@ -79,6 +80,7 @@ def pages() -> dict[str, str]:
         "options.md": options(),
         "run-config.md": run_configuration(),
         "metrics.md": metrics(),
+        "alerts.md": alerts(),
     }
 
 
@@ -241,6 +243,24 @@ def metrics() -> str:
         """)
     entries_of_kinds, events_of_kinds = _entry_fields(log_entries.ENTRIES), _entry_fields(KINDS)
     return "\n".join((NOTE, head, sections, file, "", entries_of_kinds, events, "", events_of_kinds))
+
+
+def alerts() -> str:
+    """The alerts of a run, each once."""
+    head = inspect.cleandoc(f"""
+        # Alerts
+
+        [How to get them](../how-to/monitor-with-prometheus.md#alerts). `geocomm alerts rules` prints the
+        conditions. An alert ends {KEEP_FIRING_S:g} s after its cause. In Prometheus names begin with `Geocomm`.
+        """)
+    sections: list[str] = []
+    for name in dict.fromkeys(rule.name for rule in RULES):
+        said: list[str] = []
+        for rule in (rule for rule in RULES if rule.name == name):
+            lasting = f", for {rule.for_seconds / 60:g} min" if rule.for_seconds else ""
+            said.append(f"{rule.text.format(site='SITE', peer_site='PEER')} ({rule.severity.value}{lasting})")
+        sections.append(f'- <a id="{name.lower()}"></a>**{name}**: {"; ".join(said)}')
+    return f"{NOTE}\n{head}\n\n" + "\n".join(sections) + "\n"
 
 
 def _entry_fields(kinds: Mapping[str, Mapping[str, str]]) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from geocomm._version import __version__
 from geocomm.cli import (
+    alerts,
     bench,
     dashboard,
     demo,
@@ -49,6 +50,7 @@ _COMMANDS = (
     top,
     why,
     dashboard,
+    alerts,
     hang,
     trace,
     members,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,12 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ),
     ("GEOCOMM_TELEMETRY", "", "folder for the telemetry of this machine's ranks, where no `geocomm run` collects it"),
     ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
+    (
+        "GEOCOMM_ALERT_WEBHOOK",
+        "",
+        "where the hub or leader posts alerts, as Alertmanager does; to hooks.slack.com as text",
+    ),
+    ("GEOCOMM_ALERT_COMMAND", "", "what the hub or leader runs for alerts, with the same JSON as its input"),
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
     ("GEOCOMM_ETCD_KEY", "", "its private key"),
@@ -119,6 +126,19 @@ def telemetry_folder() -> Path | None:
     """Where this machine's ranks keep their telemetry by themselves, from GEOCOMM_TELEMETRY; None: nowhere."""
     folder = os.environ.get("GEOCOMM_TELEMETRY")
     return Path(folder) if folder else None
+
+
+def alert_webhook() -> str | None:
+    """Where alerts are posted, from GEOCOMM_ALERT_WEBHOOK; None: nowhere."""
+    url = os.environ.get("GEOCOMM_ALERT_WEBHOOK") or None
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise refusal("GEOCOMM_ALERT_WEBHOOK: an address that begins with https:// or http://")
+    return url
+
+
+def alert_command() -> list[str] | None:
+    """What is run for alerts, as words, from GEOCOMM_ALERT_COMMAND; None: nothing."""
+    return read("GEOCOMM_ALERT_COMMAND", shlex.split, default=None)
 
 
 def one_site() -> bool:

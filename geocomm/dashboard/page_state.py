@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import sqlite3
 import statistics
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, cast
 
 from geocomm._version import __version__
 from geocomm.diagnostics.bottleneck import diagnose
 from geocomm.diagnostics.run_window import read_window
 from geocomm.diagnostics.verdict import Cause, headline
-from geocomm.journal.journal import FILE_NAME as JOURNAL
-from geocomm.journal.journal import NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState
+from geocomm.telemetry.alert_log import firing
 from geocomm.telemetry.overview import Overview, overview
+from geocomm.telemetry.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
 
 _STEPS = 60
@@ -37,7 +33,8 @@ def page_state(store: RunStore, at: float) -> dict[str, Any]:
         "links": [dataclasses.asdict(link) for link in seen.links],
         "rounds": [dataclasses.asdict(one) for one in seen.rounds],
         "events": [dataclasses.asdict(one) for one in seen.events],
-        "members": _members(store.path.parent),
+        "members": _members(RunFolder.look(store.path.parent)),
+        "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
         "steps": _steps(store, at),
     })  # fmt: skip
 
@@ -57,19 +54,11 @@ def _head(seen: Overview) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in names}
 
 
-def _members(run_dir: Path) -> list[dict[str, Any]] | None:
+def _members(folder: RunFolder) -> list[dict[str, Any]] | None:
     """Sites of an elastic run as its journal has them; None: the run is not elastic."""
-    if not (run_dir / JOURNAL).is_file():
+    if folder.members is None:
         return None
-    try:
-        with contextlib.closing(SqliteJournal(run_dir / JOURNAL, read_only=True)) as journal:
-            state = RunState.of(journal.read())
-    except (NoJournalError, sqlite3.Error):
-        return None
-    return [
-        {"site": name, "standing": one.standing.value, "rounds": one.rounds}
-        for name, one in sorted(state.sites.items())
-    ]
+    return [{"site": one.name, "standing": one.standing.value, "rounds": one.rounds} for one in folder.members]
 
 
 def _steps(store: RunStore, at: float) -> dict[str, list[dict[str, float]]]:

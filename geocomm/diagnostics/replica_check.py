@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
 from geocomm.core.typed_torch import all_gather, all_gather_object
 from geocomm.membership.rank_record import ranks_text
+from geocomm.metrics.events import events
 
 # Words of a tensor that are hashed at a time: temporaries stay in a core's cache, or small beside a GPU's memory.
 _CHUNK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 23}
@@ -102,7 +103,9 @@ def check_replicas(
     everyone: list[Any] = [None] * len(digests)
     all_gather_object(everyone, hashes, group)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    raise _mismatch(everyone, ranks)
+    error = _mismatch(everyone, ranks)
+    events.record("replicas_differ", message=str(error))
+    raise error
 
 
 def _tensors(

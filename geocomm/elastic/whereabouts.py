@@ -11,12 +11,20 @@ ABOUT_FILE = "run.json"
 """In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
 
 
+def leads(run_dir: Path) -> bool:
+    """Whether this site leads."""
+    try:
+        return bool(json.loads((run_dir / ABOUT_FILE).read_text())["leads"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def leader_address(run_dir: Path) -> str:
     """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
+    if leads(run_dir):
+        return ""
     try:
         about = json.loads((run_dir / ABOUT_FILE).read_text())
-        if about["leads"]:
-            return ""
         return KnownAgents(run_dir, lambda _: None).leader or str(about["leader"])
     except (OSError, ValueError, KeyError):
         return ""

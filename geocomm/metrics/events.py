@@ -27,6 +27,7 @@ KINDS = {
         "codec": "codec from then on",
         "reason": "what the guard saw",
     },
+    "replicas_differ": {"message": "which tensor, and which ranks have which values"},
     "policy_epoch": {
         "epoch": "number of the policy from now on",
         "ranks": "of the group",

@@ -21,6 +21,7 @@ from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
 from geocomm.metrics.round_log import round_log
 from geocomm.metrics.training import training
+from geocomm.security.keys import certificate_ends
 
 INTERVAL_S = 1.0
 _VERSION = 1
@@ -36,14 +37,21 @@ class ReportSender:
     _CLOSE_S = 2.0
 
     def __init__(
-        self, path: str, rank: int, site: str, read_stats: Callable[[], dict[str, Any]], events: EventReader
+        self,
+        path: str,
+        rank: int,
+        site: str,
+        read_stats: Callable[[], dict[str, Any]],
+        events: EventReader,
+        keys: str | None = None,
     ) -> None:
-        """path: of the collector's socket, which need not be there yet."""
+        """path: of the collector's socket, which need not be there yet. keys: the folder of this site's keys."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._path = path
-        self._own = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
+        self._own: dict[str, Any] = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
+        self._own["certificate_ends"] = certificate_ends(keys) if keys else None
         self._read_stats = read_stats
         self._events = events
         self._sequence = 0

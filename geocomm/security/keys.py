@@ -160,6 +160,17 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
+def certificate_ends(folder: str | Path) -> float | None:
+    """When the certificate of a folder of keys expires, in Unix seconds; None: it cannot be read."""
+    from cryptography import x509
+
+    try:
+        pem = (Path(folder) / CERTIFICATE_FILE).read_bytes()
+        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return None
+
+
 def _stamp(path: Path) -> _Stamp:
     """Differs once a file was replaced or written to."""
     try:

@@ -18,11 +18,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.environment import alert_command, alert_webhook
 from geocomm.core.message_log import logger
-from geocomm.elastic.whereabouts import leader_address
+from geocomm.elastic.whereabouts import leader_address, leads
 from geocomm.rendezvous.doorway import raise_descriptor_limit
 from geocomm.rendezvous.to_collector import CollectorConfig
 from geocomm.security.keys import Keys
+from geocomm.telemetry.alert_sinks import AlertSinks
+from geocomm.telemetry.alerts import Alerting
 from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import NoStoreError, RunStore
 
@@ -42,7 +45,10 @@ async def _run(config: CollectorConfig, parent: int) -> None:
     keys = Keys.load(config.keys) if config.keys else None
     site = None if keys is None else keys.identity.site
     store = None if config.hub else RunStore(config.folder, write=True)
-    with contextlib.closing(store) if store is not None else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if store is not None:
+            stack.enter_context(contextlib.closing(store))
+            stack.callback(_alerting(config).close)
         target = functools.partial(_target, config)
         collector = Collector(config.folder, site, store, keys, target, logger().warning)
         serving = asyncio.create_task(collector.serve())
@@ -56,6 +62,18 @@ async def _run(config: CollectorConfig, parent: int) -> None:
 
 class _InUseError(OSError):
     """Another collector has the folder."""
+
+
+def _alerting(config: CollectorConfig) -> Alerting:
+    """Of an elastic run the leader alone tells of alerts: it gets the reports of all sites."""
+    log = logger().warning
+    try:
+        webhook, command = alert_webhook(), alert_command()
+    except ValueError as error:  # of the reader of the environment
+        log(f"alerts go to the log alone: {error}")
+        webhook = command = None
+    applies = functools.partial(leads, config.folder) if config.elastic else lambda: True
+    return Alerting(config.folder, AlertSinks(webhook, command, log), log, applies)
 
 
 @contextlib.contextmanager

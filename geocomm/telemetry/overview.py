@@ -6,6 +6,7 @@ process. None means that a value is not known.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import math
@@ -26,6 +27,7 @@ _ROUND_WINDOW_S = 60.0
 _OPEN_ROUND_WINDOW_S = 5.0
 """A round under way is in every report, so that one which is in none of these is not open any more."""
 _EVENT_WINDOW_S = 86400.0
+RECENT_EVENT_SECONDS = 600.0
 _MOST_EVENTS = 50
 _SAME_EVENT_S = 10.0
 
@@ -74,6 +76,8 @@ class SiteState:
     """How many steps the run shall have."""
     step_seconds: float | None
     """Of the last steps, in the median of its ranks."""
+    mean_step_seconds: float | None
+    """Of all steps of its processes, likewise. Not known before the second."""
     step_age_seconds: float | None
     """Since its last step ended, at the rank that is furthest behind."""
     tokens_per_second: float | None
@@ -84,6 +88,22 @@ class SiteState:
     """The mean of what its ranks said last."""
     bytes_sent: int
     """To other sites, since its processes started."""
+    ranks_not_finite: int
+    """Ranks whose last loss is NaN or infinite."""
+    rounds_not_finite: int
+    """Rounds of local steps that left its weights out: NaN or infinite."""
+    reports: int
+    """That its processes have made."""
+    reports_dropped: int
+    """Of these, those that its collector did not take."""
+    certificate_ends: float | None
+    """Unix seconds; of the rank whose certificate expires first."""
+    checkpoint_age_seconds: float | None
+    """Since the last checkpoint that it wrote within a day."""
+    checkpoint_interval_seconds: float | None
+    """Between that and the one before."""
+    recent_events: dict[str, int]
+    """By kind, how many of the last ten minutes; what its ranks saw alike counts once."""
 
     @property
     def ranks_reporting(self) -> int:
@@ -120,11 +140,16 @@ class LinkState:
     """Of the busy time: that the send buffers here held data back."""
     retransmitted_share: float | None
     """Of the bytes that TCP sent of late."""
+    tcp_bytes_sent: int
+    """Repeats included."""
+    retransmitted_bytes: int
     rtt_seconds: float | None
     """The longest of the last heartbeats, either way."""
     least_rtt_seconds: float | None
     outages: int
     """Times that all connections of a pair were lost and are there again, as this end saw it."""
+    most_outages: int
+    """Of these, those of the pair of ranks that had most."""
     outage_seconds: float
     resumes: int
     """Connections made again."""
@@ -136,6 +161,10 @@ class LinkState:
     cipher: str
     """Of TLS; empty: plaintext."""
     transport: str
+    clock_offset_seconds: float | None
+    """Of the pair of ranks whose clocks are furthest apart: the target's time of day less the source's."""
+    clock_error_seconds: float | None
+    """How wrong that may be."""
 
 
 class Phase(enum.StrEnum):
@@ -234,21 +263,23 @@ def moment(store: RunStore, now: float) -> float:
     return now if span is None or now - span[1] <= SILENT_SECONDS else span[1]
 
 
-def overview(store: RunStore, at: float) -> Overview:
-    """The picture at `at`, in Unix seconds: now, or any moment that the store still has."""
-    seen = _Seen(store, at)
+def overview(store: RunStore, at: float, since: float = 0.0) -> Overview:
+    """The picture at `at`, in Unix seconds: now, or any moment that the store still has. since: without ranks that
+    have not reported since then."""
+    seen = _Seen(store, at, since)
+    rows = [row for row in store.events(since=at - _EVENT_WINDOW_S) if row["at"] <= at]
     return Overview(
-        at, tuple(_sites(seen)), tuple(_links(seen)), tuple(_rounds(store, seen)), tuple(_events(store, at))
+        at, tuple(_sites(seen, rows)), tuple(_links(seen)), tuple(_rounds(store, seen)), tuple(_events(rows))
     )
 
 
 class _Seen:
     """The last report of each rank, and earlier ones of the same process."""
 
-    def __init__(self, store: RunStore, at: float) -> None:
+    def __init__(self, store: RunStore, at: float, since: float) -> None:
         self._store = store
         self.at = at
-        self.last = store.latest(until=at)
+        self.last = [received for received in store.latest(until=at) if received.at >= since]
         self._earlier: dict[float, dict[Rank, Received]] = {}
 
     def before(self, received: Received) -> Received | None:
@@ -280,18 +311,22 @@ def _steps(received: Received) -> int:
     return received.report.training.get("totals", {}).get("steps", 0)
 
 
-def _sites(seen: _Seen) -> Iterator[SiteState]:
+def _sites(seen: _Seen, events: list[Row]) -> Iterator[SiteState]:
     for name in sorted({received.report.site for received in seen.last}):
         own = [received for received in seen.last if received.report.site == name]
         ranks = tuple(_rank(seen, received) for received in own)
         heard = [rank for rank in ranks if rank.life is Life.REPORTING] or list(ranks)
         training = [received.report.training for received in own]
+        losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
+        stats = [received.report.stats for received in own]
+        checkpoints = _moments(row for row in events if row["site"] == name and row["kind"] == "checkpoint")
         yield SiteState(
             name=name,
             ranks=ranks,
             step=min((rank.step for rank in heard if rank.step is not None), default=None),
             of_steps=max((one["of_steps"] for one in training if one.get("of_steps") is not None), default=None),
             step_seconds=_median(rank.step_seconds for rank in heard),
+            mean_step_seconds=_median(_mean_step_s(one.get("totals", {})) for one in training),
             step_age_seconds=max(
                 (rank.step_age_seconds for rank in heard if rank.step_age_seconds is not None), default=None
             ),
@@ -299,7 +334,38 @@ def _sites(seen: _Seen) -> Iterator[SiteState]:
             exposed_share=_mean(rank.exposed_share for rank in heard),
             loss=_mean(one.get("loss") for one in training),
             bytes_sent=sum(peer["bytes_sent"] for received in own for peer in _peers(received) if peer["site"] != name),
+            ranks_not_finite=sum(not math.isfinite(loss) for loss in losses),
+            rounds_not_finite=sum(
+                run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())
+            ),
+            reports=sum(received.report.sequence for received in own),
+            reports_dropped=sum(one.get("reports_dropped", 0) for one in stats),
+            certificate_ends=min(_known(received.report.certificate_ends for received in own), default=None),
+            checkpoint_age_seconds=seen.at - checkpoints[-1] if checkpoints else None,
+            checkpoint_interval_seconds=checkpoints[-1] - checkpoints[-2] if len(checkpoints) > 1 else None,
+            recent_events=dict(
+                collections.Counter(
+                    event.kind
+                    for event in _events([row for row in events if row["site"] == name])
+                    if seen.at - event.at <= RECENT_EVENT_SECONDS
+                )
+            ),
         )
+
+
+def _mean_step_s(totals: Row) -> float | None:
+    if totals.get("steps", 0) < 2 or "seconds" not in totals:
+        return None
+    return totals["seconds"] / (totals["steps"] - 1)  # what the first one took is not known where the program is silent
+
+
+def _moments(rows: Iterable[Row]) -> list[float]:
+    """When they were reported; those of several ranks at once are one."""
+    found: list[float] = []
+    for row in rows:
+        if not found or row["at"] - found[-1] >= _SAME_EVENT_S:
+            found.append(row["at"])
+    return found
 
 
 def _rank(seen: _Seen, received: Received) -> RankState:
@@ -366,6 +432,8 @@ class _Pair:
 
 def _links(seen: _Seen) -> Iterator[LinkState]:
     pairs: dict[tuple[str, str], list[_Pair]] = {}
+    clocks: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    reports = {(received.report.site, received.report.rank): received.report for received in seen.last}
     planned: dict[tuple[str, str], float] = {}
     for received in seen.last:
         before = seen.before(received) if seen.has_rates(received) else None
@@ -375,6 +443,8 @@ def _links(seen: _Seen) -> Iterator[LinkState]:
             if peer["site"] != received.report.site:
                 pair = _Pair(peer, rows.get(peer["peer"], {}), seconds)
                 pairs.setdefault((received.report.site, peer["site"]), []).append(pair)
+                if (clock := _clock(received.report, peer, reports)) is not None:
+                    clocks.setdefault((received.report.site, peer["site"]), []).append(clock)
         planned |= _planned(received.report.stats)
     for source, target in sorted(pairs.keys() | {(b, a) for a, b in pairs}):
         yield _link(
@@ -383,10 +453,28 @@ def _links(seen: _Seen) -> Iterator[LinkState]:
             pairs.get((source, target), []),
             pairs.get((target, source), []),
             planned.get((source, target)),
+            max(clocks.get((source, target), []), key=lambda one: abs(one[0]) - one[1], default=(None, None)),
         )
 
 
-def _link(source: str, target: str, there: list[_Pair], back: list[_Pair], planned: float | None) -> LinkState:
+def _clock(report: Report, peer: Row, reports: dict[tuple[str, int], Report]) -> tuple[float, float] | None:
+    """What a peer's clock shows more than that of the rank, and how wrong that may be. Heartbeats compare their
+    monotonic clocks, and each rank's report says what time of day that is."""
+    other = reports.get((peer["site"], -1 if peer.get("rank") is None else peer["rank"]))
+    if other is None or peer.get("clock_offset_us") is None:
+        return None
+    days = [one.time - one.now_ns / 1e9 for one in (report, other)]
+    return peer["clock_offset_us"] / 1e6 + days[1] - days[0], (peer["clock_error_us"] or 0) / 1e6
+
+
+def _link(
+    source: str,
+    target: str,
+    there: list[_Pair],
+    back: list[_Pair],
+    planned: float | None,
+    clock: tuple[float, float] | tuple[None, None],
+) -> LinkState:
     """there: as the ranks of `source` see it; back: as those of `target` do."""
     rated = [pair for pair in there if pair.seconds]
     heard = [pair for pair in back if pair.seconds]
@@ -417,7 +505,10 @@ def _link(source: str, target: str, there: list[_Pair], back: list[_Pair], plann
         ),
         rtt_seconds=max((row["rtt_us"] / 1e6 for row in seen_rows if row["rtt_us"]), default=None),
         least_rtt_seconds=min((row["min_rtt_us"] / 1e6 for row in seen_rows if row["min_rtt_us"]), default=None),
+        tcp_bytes_sent=sum(row["tcp_bytes_sent"] for row in rows),
+        retransmitted_bytes=sum(row["retransmitted_bytes"] for row in rows),
         outages=sum(row["outages"] for row in rows),
+        most_outages=max((row["outages"] for row in rows), default=0),
         outage_seconds=sum(row["outage_us"] for row in rows) / 1e6,
         resumes=sum(row["resumes"] for row in rows),
         streams=sum(row["streams"] for row in rows),
@@ -425,6 +516,8 @@ def _link(source: str, target: str, there: list[_Pair], back: list[_Pair], plann
         congestion_control=_words(row["congestion_control"] for row in rows),
         cipher=_words(row["cipher"] for row in rows),
         transport=_words(row["transport"] for row in rows),
+        clock_offset_seconds=clock[0],
+        clock_error_seconds=clock[1],
     )
 
 
@@ -500,12 +593,10 @@ def _phase(row: Row) -> Phase:
     return Phase.DUE if row["begun_ns"] is None else Phase.OPEN
 
 
-def _events(store: RunStore, at: float) -> Iterator[EventState]:
+def _events(rows: list[Row]) -> Iterator[EventState]:
     """What several ranks of a site say alike, as ranks do of a policy, is one event."""
     found: list[EventState] = []
-    for row in reversed(store.events(since=at - _EVENT_WINDOW_S)):
-        if row["at"] > at:
-            continue
+    for row in reversed(rows):
         fields = {name: value for name, value in row.items() if name not in ("at", "site", "rank", "kind", "time")}
         for number, known in enumerate(found):
             alike = (known.site, known.kind, known.fields) == (row["site"], row["kind"], fields)

@@ -1,16 +1,21 @@
 """The metrics of all sites at one target: sums per site and per pair of sites, so that their number stays small.
 
-Ranks have endpoints of their own for the rest (`metrics.prometheus_endpoint`). A silent site has no gauges; when
-it was heard last stays.
+Ranks have endpoints of their own for the rest (`metrics.prometheus_endpoint`). A silent site has no metrics; when it
+was heard last stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geocomm._version import __version__
+from geocomm.journal.run_state import SiteRecord, Standing
+from geocomm.metrics.events import KINDS
+from geocomm.telemetry.metric_expressions import Labels, Samples
 from geocomm.telemetry.overview import Life, LinkState, Overview, SiteState
+from geocomm.telemetry.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -19,14 +24,25 @@ SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = 
     ("train_step", "the last training step that all its ranks have ended", lambda site: site.step),
     ("train_steps_planned", "how many steps the run shall have", lambda site: site.of_steps),
     ("train_loss", "the mean of what its ranks said last", lambda site: site.loss),
+    ("train_ranks_not_finite", "ranks whose last loss is NaN or infinite", lambda site: site.ranks_not_finite),
     ("train_step_seconds", "the time of a step, of the last ones", lambda site: site.step_seconds),
-    ("train_step_age_seconds", "since its last step ended", lambda site: site.step_age_seconds),
+    ("train_mean_step_seconds", "since its processes started", lambda site: site.mean_step_seconds),
+    ("train_step_age_seconds", "since its last step ended; none once all has ended", lambda site: _step_age(site)),
     ("train_tokens_per_second", "of all its ranks", lambda site: site.tokens_per_second),
     ("train_exposed_ratio", "of its time, that ranks stood still for other sites", lambda site: site.exposed_share),
+    ("train_checkpoint_age_seconds", "since its last one of a day", lambda site: site.checkpoint_age_seconds),
+    ("train_checkpoint_interval_seconds", "between the last two", lambda site: site.checkpoint_interval_seconds),
     ("site_ranks", "how many ranks it has", lambda site: len(site.ranks)),
     ("site_ranks_reporting", "how many of them report", lambda site: site.ranks_reporting),
+    ("site_certificate_expiry_timestamp_seconds", "of its first to expire", lambda site: site.certificate_ends),
 )
 """Name without prefix, help, value; with the label `site`. Not of a silent site."""
+
+SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
+    ("train_rounds_not_finite", "rounds of local steps that left it out: NaN or Inf", lambda s: s.rounds_not_finite),
+    ("site_reports", "reports that its ranks made", lambda site: site.reports),
+    ("site_reports_dropped", "of these, not taken by its collector", lambda site: site.reports_dropped),
+)
 
 LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = (
     ("rate_bytes_per_second", "what it sends", lambda link: link.bytes_per_second),
@@ -38,71 +54,167 @@ LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = 
     ("rtt_seconds", "the longest of the last heartbeats", lambda link: link.rtt_seconds),
     ("least_rtt_seconds", "the least ever", lambda link: link.least_rtt_seconds),
     ("streams", "connections", lambda link: link.streams),
+    ("clock_offset_seconds", "the peer's time of day less the site's, the largest", lambda lk: lk.clock_offset_seconds),
+    ("clock_error_seconds", "how wrong that may be", lambda link: link.clock_error_seconds),
 )
 """Likewise of what a site sends another, with the labels `site` and `peer_site`."""
 
 LINK_COUNTERS: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = (
     ("sent_bytes", "since the ranks started", lambda link: link.bytes_sent),
+    ("tcp_sent_bytes", "the same with what TCP sent again", lambda link: link.tcp_bytes_sent),
+    ("retransmitted_bytes", "what TCP sent again", lambda link: link.retransmitted_bytes),
     ("outages", "times that a pair of ranks lost all connections", lambda link: link.outages),
+    ("worst_pair_outages", "those of the pair that had most", lambda link: link.most_outages),
     ("outage_seconds", "how long these were", lambda link: link.outage_seconds),
     ("resumes", "connections made again", lambda link: link.resumes),
 )
 
+_WAITING_SHARE = 0.1
+"""Where no site stands still for longer than this, nobody is waited for."""
 
-def families(seen: Overview) -> Iterator[Family]:
-    """All of it, for prometheus_client."""
-    from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+_Values = Sequence[tuple[tuple[str, ...], float | None]]
 
-    build = InfoMetricFamily("geocomm_build", "the version that reads the run store")
-    build.add_metric([], {"version": __version__})
-    yield build
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric with its values by label."""
+
+    name: str
+    """Without `_total`."""
+    help: str
+    labels: tuple[str, ...]
+    values: _Values
+    counter: bool = False
+
+
+def metric_rows(seen: Overview, folder: RunFolder) -> Iterator[MetricRow]:
+    """All of them, but for the version."""
+    site_names, link_names = ("site",), ("site", "peer_site")
     heard = [site for site in seen.sites if site.life is not Life.SILENT]
-    last = GaugeMetricFamily(
+    yield MetricRow(
         "geocomm_site_last_report_timestamp_seconds",
         "when the rank that was heard longest ago reported (Unix time)",
-        labels=["site"],
+        site_names,
+        [((site.name,), seen.at - site.report_age_seconds) for site in seen.sites],
     )
-    for site in seen.sites:
-        last.add_metric([site.name], seen.at - site.report_age_seconds)
-    yield last
-    yield from _gauges("geocomm_", ["site"], SITE_GAUGES, [((site.name,), site) for site in heard])
+    yield MetricRow(
+        "geocomm_site_report_age_seconds",
+        "since then; not of a site that has ended or left",
+        site_names,
+        [
+            ((site.name,), site.report_age_seconds)
+            for site in seen.sites
+            if site.life is not Life.ENDED and not folder.has_left(site.name)
+        ],
+    )
+    by_site = [((site.name,), site) for site in heard]
+    yield from _rows("geocomm_", site_names, SITE_GAUGES, by_site)
+    yield from _rows("geocomm_", site_names, SITE_COUNTERS, by_site, counter=True)
+    yield MetricRow(
+        "geocomm_train_pace_ratio",
+        "time of a step without waits: the quickest site's by this one's; while sites wait for each other",
+        site_names,
+        _paces(heard),
+    )
+    yield MetricRow(
+        "geocomm_site_certificate_left_seconds",
+        "until its first certificate expires",
+        site_names,
+        [((s.name,), None if s.certificate_ends is None else s.certificate_ends - seen.at) for s in heard],
+    )
+    yield MetricRow(
+        "geocomm_site_recent_events",
+        "events of the last ten minutes",
+        ("site", "kind"),
+        [((site.name, kind), site.recent_events.get(kind, 0)) for site in heard for kind in KINDS],
+    )
     names = {site.name for site in heard}
     links = [((link.source, link.target), link) for link in seen.links if link.source in names]
-    yield from _gauges("geocomm_site_link_", ["site", "peer_site"], LINK_GAUGES, links)
-    yield from _gauges("geocomm_site_link_", ["site", "peer_site"], LINK_COUNTERS, links, counter=True)
+    yield from _rows("geocomm_site_link_", link_names, LINK_GAUGES, links)
+    yield from _rows("geocomm_site_link_", link_names, LINK_COUNTERS, links, counter=True)
+    yield MetricRow("geocomm_disk_free_bytes", "where the run store is", (), [((), folder.free_bytes)])
+    yield MetricRow("geocomm_disk_size_bytes", "of that disk", (), [((), folder.size_bytes)])
+    if folder.members is not None:
+        yield MetricRow(
+            "geocomm_member_away",
+            "1: a member of the elastic run that is away",
+            site_names,
+            [((member.name,), _is_away(member)) for member in folder.members],
+        )
 
 
-def _gauges(
-    prefix: str, labels: list[str], rows: Any, of: list[tuple[tuple[str, ...], Any]], *, counter: bool = False
-) -> Iterator[Family]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    kind = CounterMetricFamily if counter else GaugeMetricFamily
-    for name, text, read in rows:
-        family = kind(prefix + name, text, labels=labels)
-        for values, one in of:
-            if (value := read(one)) is not None:
-                family.add_metric(values, value)
-        yield family
+def _is_away(member: SiteRecord) -> float:
+    return float(member.standing is Standing.AWAY)
 
 
-def prometheus_text(seen: Overview) -> bytes:
+def _step_age(site: SiteState) -> float | None:
+    has_ended = site.step is not None and site.of_steps is not None and site.step >= site.of_steps - 1
+    return None if has_ended or site.life is not Life.REPORTING else site.step_age_seconds
+
+
+def _paces(sites: Sequence[SiteState]) -> _Values:
+    own = {
+        site.name: site.step_seconds * (1 - site.exposed_share)
+        for site in sites
+        if site.step_seconds is not None and site.exposed_share is not None
+    }
+    quickest = min(own.values(), default=0.0)
+    if quickest <= 0 or max(site.exposed_share or 0.0 for site in sites) < _WAITING_SHARE:
+        return []
+    return [((name,), quickest / seconds) for name, seconds in own.items()]
+
+
+def _rows(
+    prefix: str,
+    labels: tuple[str, ...],
+    table: Any,
+    of: Sequence[tuple[tuple[str, ...], Any]],
+    *,
+    counter: bool = False,
+) -> Iterator[MetricRow]:
+    for name, text, read in table:
+        yield MetricRow(prefix + name, text, labels, [(values, read(one)) for values, one in of], counter)
+
+
+def samples(seen: Overview, folder: RunFolder) -> Samples:
+    """The same as Prometheus keeps it: by name and labels."""
+    found: dict[str, dict[Labels, float]] = {}
+    for row in metric_rows(seen, folder):
+        series = found.setdefault(row.name + ("_total" if row.counter else ""), {})
+        for values, value in row.values:
+            if value is not None:
+                series[tuple(sorted(zip(row.labels, values, strict=True)))] = float(value)
+    return found
+
+
+def prometheus_text(seen: Overview, folder: RunFolder) -> bytes:
     """The text that Prometheus scrapes. Needs the package prometheus-client."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Once(seen))
+    registry.register(_Once(list(metric_rows(seen, folder))))
     return generate_latest(registry)
 
 
 class _Once:
     """One picture, as a collector of prometheus_client."""
 
-    def __init__(self, seen: Overview) -> None:
-        self._seen = seen
+    def __init__(self, rows: list[MetricRow]) -> None:
+        self._rows = rows
 
     def describe(self) -> Iterator[Family]:
         return iter(())
 
     def collect(self) -> Iterator[Family]:
-        return families(self._seen)
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        build = InfoMetricFamily("geocomm_build", "the version that reads the run store")
+        build.add_metric([], {"version": __version__})
+        yield build
+        for row in self._rows:
+            kind = CounterMetricFamily if row.counter else GaugeMetricFamily
+            family = kind(row.name, row.help, labels=row.labels)
+            for values, value in row.values:
+                if value is not None:
+                    family.add_metric(values, value)
+            yield family

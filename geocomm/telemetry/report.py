@@ -45,6 +45,8 @@ class Report(BaseModel):
     """Its monotonic clock, at that moment: the clock of `operations`, `rounds` and `steps`."""
     final: bool = False
     """The process says no more."""
+    certificate_ends: FiniteFloat | None = None
+    """Unix seconds; None: it has no keys."""
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}

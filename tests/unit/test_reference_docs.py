@@ -14,7 +14,7 @@ from geocomm.core.options import Options
 from geocomm.metrics import schema
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ("cli.md", "options.md", "run-config.md", "metrics.md")
+PAGES = ("cli.md", "options.md", "run-config.md", "metrics.md", "alerts.md")
 
 
 @pytest.fixture(scope="module")

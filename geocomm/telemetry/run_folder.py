@@ -1,0 +1,50 @@
+"""What the folder of a run store tells besides the reports: its disk, and members of an elastic run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from geocomm.journal.journal import FILE_NAME as JOURNAL
+from geocomm.journal.journal import NoJournalError, SqliteJournal
+from geocomm.journal.run_state import RunState, SiteRecord, Standing
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder now."""
+
+    free_bytes: int | None
+    """Of its disk, for this user."""
+    size_bytes: int | None
+    members: tuple[SiteRecord, ...] | None
+    """By name; None: the run is not elastic."""
+
+    @classmethod
+    def look(cls, folder: Path) -> Self:
+        """Read it. What cannot be read is None."""
+        try:
+            disk = shutil.disk_usage(folder)
+        except OSError:
+            return cls(None, None, _members(folder))
+        return cls(disk.free, disk.free + disk.used, _members(folder))
+
+    def has_left(self, site: str) -> bool:
+        """Whether the site is no member any more."""
+        gone = (Standing.LEFT, Standing.REMOVED)
+        return any(member.name == site and member.standing in gone for member in self.members or ())
+
+
+def _members(folder: Path) -> tuple[SiteRecord, ...] | None:
+    if not (folder / JOURNAL).is_file():
+        return None
+    try:
+        with contextlib.closing(SqliteJournal(folder / JOURNAL, read_only=True)) as journal:
+            sites = RunState.of(journal.read()).sites
+    except (NoJournalError, sqlite3.Error):
+        return None
+    return tuple(sites[name] for name in sorted(sites))
