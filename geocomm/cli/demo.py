@@ -57,7 +57,7 @@ def demo(
         fail("demo", f"{', '.join(missing)} not installed; {install_command('train')}")
     from geocomm.bench.wan_bench import describe_link
     from geocomm.demo.demo_progress import DemoView
-    from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant
+    from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant, telemetry
     from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
     from geocomm.demo.elastic_run import LEAST_STEPS
     from geocomm.emulator.emulated_keys import site_keys
@@ -113,6 +113,8 @@ def demo(
     if note is not None:
         output.print(note, style="bold yellow", soft_wrap=True)
     output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)
+    page = telemetry(folder / VARIANTS[-1].folder)
+    output.print(f"the last run as a page: geocomm dashboard {page}", highlight=False, soft_wrap=True)
 
 
 def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, output: Console) -> None:
@@ -151,3 +153,4 @@ def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | N
     if note is not None:
         output.print(note, style="bold yellow", soft_wrap=True)
     output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)
+    output.print(f"the run as a page: geocomm dashboard {folder / SITE_NAMES[0]}", highlight=False, soft_wrap=True)

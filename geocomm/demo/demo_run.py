@@ -156,6 +156,11 @@ def _run_folder(folder: Path) -> RunFolder:
     return RunFolder(folder / "train")
 
 
+def telemetry(folder: Path) -> Path:
+    """The run store in the folder of a variant."""
+    return folder / "telemetry"
+
+
 def run_variant(
     variant: Variant,
     folder: Path,
@@ -182,7 +187,7 @@ def run_variant(
         WanRun(
             EmulatedWan.uniform(SITE_NAMES, link),
             command,
-            environment=site_environment(demo_environment(), keys),
+            environment=site_environment(demo_environment(), keys) | {"GEOCOMM_TELEMETRY": str(telemetry(folder))},
             keys=keys,
             stdout=log,
             stderr=log,
