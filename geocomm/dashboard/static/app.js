@@ -187,7 +187,8 @@ function showSteps(run) {
     $("steps").replaceChildren(element("p", { class: "faint" }, "no step has ended of late"));
     return;
   }
-  const height = Math.max(14, Math.min(110, 300 / sites.length)), width = 640, left = 130, shown = 60;
+  const height = Math.max(14, Math.min(110, 300 / sites.length)), width = 640, left = 130;
+  const shown = Math.max(12, ...sites.map((site) => run.steps[site].length));
   const gap = sites.length > 8 ? 6 : 12;
   const slot = (width - left) / shown;
   const picture = element("svg", { viewBox: `0 0 ${width} ${sites.length * (height + gap) + 4}`, role: "img",
