@@ -130,6 +130,11 @@ class Runtime:
             self._groups.append(group)
             self._rank_and_site |= {info.description: (info.global_rank, info.site) for info in group.infos}
 
+    def name_peer(self, description: str, rank: int, site: str) -> None:
+        """Of a peer in no group, by what the endpoint calls it: its rank at its site."""
+        with self._lock:
+            self._rank_and_site[description] = (rank, site)
+
     def find(self, backend: ProcessGroupGeocomm) -> Group:
         with self._lock:
             return next(group for group in self._groups if group.backend is backend)
@@ -163,7 +168,7 @@ class Runtime:
             self._groups.remove(group)
 
     def channel_stats(self) -> list[dict[str, Any]]:
-        """Counters of the links, with rank and site of the peer (None where no group has it)."""
+        """Counters of the links, with rank and site of the peer (None where neither a group nor mail has it)."""
         with self._lock:
             rows = self._endpoint[1].channel_stats() if self._endpoint else []
             for row in rows:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
+from geocomm.backend.runtime import runtime
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import AbortedError, CorruptDataError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
@@ -526,7 +527,9 @@ class MemberRounds:
         owner = owners[place]
         name = bytes.fromhex(owner.id)
         self._owners_of.setdefault(site, set()).add(name)
-        self._mail.peer(name, owner.host, owner.port, site, f"rank {place} of site {site!r}")
+        described = f"rank {place} of site {site!r}"
+        self._mail.peer(name, owner.host, owner.port, site, described)
+        runtime.name_peer(described, place, site)
         return name
 
     def _expect(self, opened: Open) -> None:

@@ -205,7 +205,14 @@ GROUPS = (
 
 PEERS = (
     Metric("peer", "", Kind.TEXT, "description of the peer", LINK, in_prometheus=False),
-    Metric("rank", "", Kind.TEXT, "its global rank; None: in no living group", LINK, in_prometheus=False),
+    Metric(
+        "rank",
+        "",
+        Kind.TEXT,
+        "its global rank; in an elastic run that at its site; None: not known",
+        LINK,
+        in_prometheus=False,
+    ),
     Metric("site", "", Kind.TEXT, "its site", LINK, in_prometheus=False),
     Metric("bytes_sent", "bytes", Kind.COUNTER, "bytes sent to the peer, without those of TCP and IP", LINK),
     Metric("bytes_received", "bytes", Kind.COUNTER, "bytes received from the peer", LINK),
