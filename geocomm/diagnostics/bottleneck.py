@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from geocomm.diagnostics.link_causes import LinkCauses
+from geocomm.diagnostics.link_causes import LinkCauses, judge
 from geocomm.diagnostics.replay import Replay, Without, waits
+from geocomm.diagnostics.round_waits import judge_rounds
 from geocomm.diagnostics.run_window import Place, RunWindow, Step
-from geocomm.diagnostics.verdict import Cause, Verdict, judge, seconds_text
+from geocomm.diagnostics.verdict import Cause, Verdict, seconds_text
 
 NAMED_FROM = 0.05
 """A cause is named if it would save so much of a step."""
@@ -80,6 +81,8 @@ class _Examination:
         parts: dict[str, float | None] = {
             name: self._mean(lambda step, name=name: getattr(step, name)) for name in ("input", "checkpoint")
         }
+        if self._window.waited_by_site:
+            parts["rounds"] = statistics.fmean(self._window.waited_by_site.values())
         parts["exposed"] = self._exposed
         parts["computation and the rest"] = self._step - sum(seconds or 0.0 for seconds in parts.values())
         return parts
@@ -101,6 +104,8 @@ class _Examination:
             yield f"PARTIAL: {len(window.ranks)} of {window.of_ranks} ranks report; what the others do is not known."
         if any(rank.clock_error is None for rank in window.ranks):
             yield "The clocks of some ranks are not known against the others': who was late is not known there."
+        if window.elastic and len({rank.place[0] for rank in window.ranks}) == 1:
+            yield "An elastic run keeps at each site what this site reports: the others' steps are not known here."
         if window.lost:
             yield f"{window.lost} reports or operations were lost on their way here."
         if not window.steps_known:
@@ -114,6 +119,8 @@ class _Examination:
         exposed = self._exposed / self._step
         under_way = self._under_way()
         evidence = [("waiting for other sites", f"{exposed:.0%} of a step")]
+        if self._window.waited_by_site:
+            evidence += self._rounds.evidence
         if under_way is not None:
             evidence.append(("operations between sites under way", f"{under_way:.0%} of a step"))
         if off >= _REPLAY_OFF or exposed >= _HIDDEN:
@@ -142,6 +149,8 @@ class _Examination:
         yield from self._checkpoint()
         yield from self._straggler()
         yield from LinkCauses(self._replay).verdicts()
+        if self._window.waited_by_site:
+            yield self._rounds
 
     def _input(self) -> Iterable[Verdict]:
         if not self._parts["input"]:
@@ -180,10 +189,14 @@ class _Examination:
             found[rank.place[0]] = max(found.get(rank.place[0], 0.0), seconds)
         return found
 
+    @cached_property
+    def _rounds(self) -> Verdict:
+        return judge_rounds(self._window.rounds, self._window.waited_by_site, self._step)
+
     def _straggler(self) -> Iterable[Verdict]:
         own = self._own_seconds()
         sites = {place[0] for place in own}
-        if len(sites) < 2:
+        if len(sites) < 2 or not self._replay.messages:  # nobody waits for it
             return
         mean = {site: max(statistics.fmean(own[place]) for place in own if place[0] == site) for site in sites}
         slow = max(mean, key=lambda site: mean[site])

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from geocomm.diagnostics.replay import Message, Replay, Way, Without
-from geocomm.diagnostics.verdict import Cause, Verdict, bytes_text, judge, rate_text, seconds_text
+from geocomm.diagnostics.verdict import Cause, Verdict, bytes_text, rate_text, seconds_text
 
-_FULL_USE = 0.85
+_STEADY = 0.8
+"""Messages on a full line are equally fast. Losses strike some and not others."""
 _HALF = 0.5
 _QUEUE = 1.25
 _IDLE_USE = 0.3
 _LOSS = 0.01
 _LIMITED = 0.2
 _MOST_PAIRS = 12
+
+
+def judge(
+    replay: Replay,
+    cause: Cause,
+    where: str,
+    without: Without,
+    evidence: Sequence[tuple[str, str]],
+    fix: str,
+    *,
+    at_most: bool = False,
+) -> Verdict:
+    """A cause with what a replay without it saves."""
+    saved = max(0.0, replay.seen - replay.seconds(without))
+    return Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
+
+
+def headline(verdict: Verdict) -> str:
+    """A verdict in a line."""
+    if verdict.cause is Cause.COMPUTE:
+        return "Computation: the steps wait for nothing else that is known."
+    if verdict.cause is Cause.UNKNOWN:
+        return "Not known."
+    where = f", {verdict.where}" if verdict.where else ""
+    most = "at most " if verdict.at_most else ""
+    return (
+        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
+        f"shorter ({verdict.share:.0%})."
+    )
 
 
 def pair_name(one: str, other: str) -> str:
@@ -38,6 +69,8 @@ class LinkFacts:
     lost: float  # share of bytes
     size: float  # of a message, the mean
     fastest: float  # seconds for a byte, of the fastest tenth of messages
+    steady: float  # the median message's rate, over that of the fastest tenth
+    coding: float  # share of `busy` in which the sender still made frames
     lasting: bool  # messages last for round trips, so that rates say something of the line
 
     @property
@@ -47,12 +80,10 @@ class LinkFacts:
 
     @property
     def full(self) -> bool:
-        """Its rate is what messages wait for: they queue, or flow as fast as ever and lose nothing."""
-        if self.narrow or not self.lasting:
+        """Its rate is what messages wait for: all flow equally fast, or they queue."""
+        if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
-        return (self.queue >= _QUEUE and (not self.use or self.use >= _HALF)) or (
-            self.use >= _FULL_USE and self.lost <= _LOSS
-        )
+        return self.steady >= _STEADY or self.queue >= _QUEUE
 
     @property
     def loses(self) -> bool:
@@ -91,6 +122,7 @@ class LinkCauses:
         data = link.busy_s * link.streams / (link.streams + 1)
         limited_s = link.receiver_limited_s + link.buffer_limited_s
         paces = sorted(message.service / message.size for message in messages if message.size)
+        fastest = paces[len(paces) // 10] if paces else 0.0
         return LinkFacts(
             way,
             busy,
@@ -101,7 +133,9 @@ class LinkCauses:
             link.receiver_limited_s >= link.buffer_limited_s,
             link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
             size / len(messages),
-            paces[len(paces) // 10] if paces else 0.0,
+            fastest,
+            fastest / statistics.median(paces) if fastest else 0.0,
+            sum(message.coding for message in messages) / busy if busy else 0.0,
             busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
         )
 
@@ -161,7 +195,8 @@ class LinkCauses:
             without,
             lambda one: [
                 ("rate while messages were under way", rate_text(one.rate)),
-                ("of the best that TCP delivered", f"{one.use:.0%}" if one.use else "not known"),
+                ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
+                ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
                 ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
             ],
             lambda one: (
@@ -212,8 +247,8 @@ class LinkCauses:
             lambda one: [
                 ("bytes that TCP sent again", f"{one.lost:.1%}"),
                 ("rate while messages were under way", rate_text(one.rate)),
-                ("of the best that TCP delivered", f"{one.use:.0%}" if one.use else "not known"),
-                ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
+                ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
+                ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
                 ("congestion control", self._replay.link(one.way).congestion_control or "not known"),
             ],
             lambda one: (

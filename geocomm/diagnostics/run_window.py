@@ -7,9 +7,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from geocomm.diagnostics.round_waits import RoundWait, round_waits
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, math.inf)
@@ -108,7 +109,10 @@ class RunWindow:
     over: bool = False
     """All ranks have ended."""
     waited_by_site: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds a step for which steps of local training waited for rounds."""
+    """Seconds a step for which local steps stood still for rounds; empty: it is no run of local steps."""
+    rounds: Sequence[RoundWait] = ()
+    """Of local steps, in the time that was read for the steps."""
+    elastic: bool = False
 
     @property
     def step_count(self) -> int:
@@ -149,7 +153,13 @@ def read_window(store: RunStore, last: int) -> RunWindow:
     for received in store.reports(since):
         if received.rank in living:
             reports[received.rank].append(received)
-    return _window(living, steps, operations, reports, last)
+    rounds = [(rank.site, row) for rank, row in store.rows("rounds", since) if rank in living]
+    waited = _waited(living, reports)
+    if waited:
+        operations.clear()  # those of rounds, for which no step waits
+    window = _window(living, steps, operations, reports, last)
+    elastic = any(row["elastic"] for _, row in rounds)
+    return replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
 
 
 def _window(
@@ -192,7 +202,6 @@ def _window(
         steps_known=bool(steps),
         last_heard=max(received.at for received in living.values()),
         over=all(received.report.final for received in living.values()),
-        waited_by_site=_waited(living, reports, steps),
     )
 
 
@@ -333,11 +342,7 @@ def _count_of_ranks(living: Mapping[Rank, Received]) -> int:
     return len(found)
 
 
-def _waited(
-    living: Mapping[Rank, Received],
-    reports: Mapping[Rank, list[Received]],
-    steps: Mapping[Rank, list[dict[str, Any]]],
-) -> dict[str, float]:
+def _waited(living: Mapping[Rank, Received], reports: Mapping[Rank, list[Received]]) -> dict[str, float]:
     """Seconds a step that each site's slowest rank waited for rounds of local steps, over what was read."""
     waited: dict[str, float] = {}
     for rank in living:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from geocomm.diagnostics.replay import Replay, Without
-
 
 class Cause(StrEnum):
     """What a step's time may be lost to, in the order in which it is tested."""
@@ -54,35 +52,6 @@ class Verdict:
             "evidence": [list(row) for row in self.evidence],
             "fix": self.fix,
         }
-
-
-def judge(
-    replay: Replay,
-    cause: Cause,
-    where: str,
-    without: Without,
-    evidence: Sequence[tuple[str, str]],
-    fix: str,
-    *,
-    at_most: bool = False,
-) -> Verdict:
-    """A cause with what a replay without it saves."""
-    saved = max(0.0, replay.seen - replay.seconds(without))
-    return Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
-
-
-def headline(verdict: Verdict) -> str:
-    """A verdict in a line."""
-    if verdict.cause is Cause.COMPUTE:
-        return "Computation: the steps wait for nothing else that is known."
-    if verdict.cause is Cause.UNKNOWN:
-        return "Not known."
-    where = f", {verdict.where}" if verdict.where else ""
-    most = "at most " if verdict.at_most else ""
-    return (
-        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
-        f"shorter ({verdict.share:.0%})."
-    )
 
 
 def seconds_text(seconds: float) -> str:
