@@ -10,6 +10,7 @@ import pytest
 
 from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
 from geocomm.diagnostics.replay import Replay, Without
+from geocomm.diagnostics.round_waits import round_waits
 from geocomm.diagnostics.run_window import LinkUse, Operation, RankWindow, RunWindow, Step, read_window
 from geocomm.diagnostics.verdict import Cause
 from geocomm.telemetry.report import Report
@@ -212,3 +213,26 @@ def test_a_run_store_with_clocks_apart_is_read_on_one_clock(tmp_path: Path) -> N
     said = diagnose(window)
     assert said.verdict.cause is Cause.STRAGGLER
     assert said.verdict.where == "b"
+
+
+def round_row(offered: int, announced: int | None, arrived: int) -> dict[str, Any]:
+    """A row of `geocomm.round_log()`, times in seconds."""
+    peer = {"site": "b", "announced_ns": announced and announced * 10**9, "arrived_ns": arrived * 10**9}
+    return {"failed": False, "offered_ns": offered * 10**9, "last_arrived": "b", "peers": [peer]}
+
+
+def test_rounds_name_who_is_waited_for_and_cost_only_what_steps_stood_still() -> None:
+    waits = round_waits([("a", round_row(10, 13, 14)), ("a", round_row(30, None, 34)), ("a", round_row(50, 41, 45))])
+    assert [(wait.last, wait.waited, wait.for_site) for wait in waits] == [("b", 4, 3), ("b", 4, None), ("b", 0, 0)]
+    steps = RankWindow(("a", 0), Run().window().ranks[0].steps, [])
+    free = diagnose(RunWindow([alone(steps)], of_ranks=1, rounds=waits, waited_by_site={"a": 0.0}))
+    assert free.verdict.cause is Cause.COMPUTE
+    assert ("rounds whose last frame was that of b", "3 of 3") in free.verdict.evidence
+    costly = diagnose(RunWindow([alone(steps)], of_ranks=1, rounds=waits, waited_by_site={"a": 0.05}))
+    assert (costly.verdict.cause, costly.verdict.where) == (Cause.ROUNDS, "b")
+    assert costly.verdict.saved_seconds == 0.05
+
+
+def alone(rank: RankWindow) -> RankWindow:
+    """Without collectives."""
+    return replace(rank, steps=[replace(step, exposed=0.0) for step in rank.steps])
