@@ -54,6 +54,20 @@ class Verdict:
         }
 
 
+def headline(verdict: Verdict) -> str:
+    """A verdict in a line."""
+    if verdict.cause is Cause.COMPUTE:
+        return "Computation: the steps wait for nothing else that is known."
+    if verdict.cause is Cause.UNKNOWN:
+        return "Not known."
+    where = f", {verdict.where}" if verdict.where else ""
+    most = "at most " if verdict.at_most else ""
+    return (
+        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
+        f"shorter ({verdict.share:.0%})."
+    )
+
+
 def seconds_text(seconds: float) -> str:
     """A time as people write it."""
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"
