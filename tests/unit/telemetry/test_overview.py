@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,30 @@ def test_event_that_ranks_of_a_site_saw_alike_is_there_once(tmp_path: Path) -> N
         (2.0, "a", (0, 1)),
     ]
     assert events[0].fields == {"step": 3}
+
+
+def test_clocks_are_compared_by_heartbeats_and_the_time_of_day_of_both(tmp_path: Path) -> None:
+    def at(site: str, rank: int, other: str, ahead_s: float, **seen: Any) -> tuple[float, Report]:
+        stats = {"peers": [peer(other, 1 - rank, clock_error_us=2000, **seen)]}
+        return 5.0, told(5, site, rank, stats=stats).model_copy(update={"time": 1e9 + 5 + ahead_s})
+
+    # Rank 1's monotonic clock is ahead by 1000 s, as told() has it, and its time of day by 3 s.
+    reports = [at("a", 0, "b", 0.0, clock_offset_us=1_000_000_000), at("b", 1, "a", 3.0, clock_offset_us=None)]
+    there, back = picture(tmp_path, reports, 5.0).links
+    assert (there.clock_offset_seconds, there.clock_error_seconds) == (pytest.approx(3.0), 0.002)
+    assert back.clock_offset_seconds is None
+
+
+def test_bad_losses_and_checkpoints_are_counted(tmp_path: Path) -> None:
+    def at(second: int, rank: int, loss: float, checkpoint: bool) -> tuple[float, Report]:
+        seen = [{"kind": "checkpoint", "step": 7}] if checkpoint else []
+        return float(second), told(second, "a", rank, training={"step": second, "loss": loss}, events=seen)
+
+    moments = [100, 700, 701, 1500]
+    reports = [at(second, rank, math.nan if rank else 2.0, second != 1500) for second in moments for rank in (0, 1)]
+    site = picture(tmp_path, reports, 1500.0).sites[0]
+    assert (site.loss, site.ranks_not_finite) == (2.0, 1)
+    assert (site.checkpoint_age_seconds, site.checkpoint_interval_seconds) == (800.0, 600.0)
+    assert site.recent_events == {}
+    assert overview(RunStore(tmp_path), 702.0).sites[0].recent_events == {"checkpoint": 1}
+    assert overview(RunStore(tmp_path), 1600.0, since=1550.0).sites == ()

@@ -1,0 +1,156 @@
+"""What is told of alerts: when, to whom, and what happens where nobody takes it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from geocomm.telemetry import alert_log
+from geocomm.telemetry.alert_rules import KEEP_FIRING_S
+from geocomm.telemetry.alert_sinks import AlertSinks, as_text
+from geocomm.telemetry.alerts import INTERVAL_S, QUIET_S, Evaluation, Messages
+from geocomm.telemetry.metric_expressions import Samples
+
+SITE = (("site", "b"),)
+LINK = (("peer_site", "b"), ("site", "a"))
+
+
+def told(run: Callable[[float], Samples], seconds: float) -> list[tuple[float, str, str]]:
+    """When what was told of the samples of each moment."""
+    evaluation, messages, found, at = Evaluation(), Messages(), list[tuple[float, str, str]](), 0.0
+    while at <= seconds:
+        found += [(at, status, alert.rule.name) for status, alert in messages.news(at, evaluation.step(at, run(at)))]
+        at += INTERVAL_S
+    return found
+
+
+def silent_in(*spans: tuple[float, float]) -> Callable[[float], Samples]:
+    return lambda at: {"geocomm_site_report_age_seconds": {SITE: 20.0 if any(a <= at < b for a, b in spans) else 0.0}}
+
+
+def test_alert_ends_a_minute_after_its_cause_and_is_told_again_no_sooner_than_in_five() -> None:
+    found = told(silent_in((10, 20), (40, 50), (150, 500)), 700)
+    assert found == [
+        (10, "firing", "SiteSilent"),
+        (50 + KEEP_FIRING_S, "resolved", "SiteSilent"),  # the second time came within the minute
+        (10 + QUIET_S, "firing", "SiteSilent"),
+        (500 + KEEP_FIRING_S, "resolved", "SiteSilent"),
+    ]
+
+
+def test_links_of_a_silent_site_are_no_news_while_it_is_silent() -> None:
+    def run(at: float) -> Samples:
+        outages = {LINK: 0.0 if at < 10 else 9.0, (("peer_site", "c"), ("site", "a")): 0.0 if at < 100 else 9.0}
+        return {**silent_in((5, 200))(at), "geocomm_site_link_worst_pair_outages_total": outages}
+
+    assert [one for one in told(run, 300) if one[1] == "firing"] == [
+        (5, "firing", "SiteSilent"),
+        (100, "firing", "LinkOutages"),  # of the link to c
+        (200 + KEEP_FIRING_S, "firing", "LinkOutages"),  # of that to b
+    ]
+
+
+def line(status: str = "firing", alert: str = "SiteSilent", severity: str = "warning", at: float = 1.0) -> Any:
+    said = {"text": f"{alert} of b", "fix": "start it", "docs": "x"}
+    return {
+        "time": at,
+        "status": status,
+        "alert": alert,
+        "severity": severity,
+        "labels": {"site": "b"},
+        "began": 1.0,
+    } | said
+
+
+def test_file_tells_what_fired_at_any_moment(tmp_path: Path) -> None:
+    assert alert_log.firing(tmp_path, 9.0) == []
+    alert_log.append(tmp_path, [line(at=1.0), line(at=2.0, severity="critical"), line(alert="MemberAway", at=3.0)])
+    alert_log.append(tmp_path, [line("resolved", severity="critical", at=4.0), line("resolved", at=5.0)])
+    with (tmp_path / alert_log.FILE_NAME).open("a") as file:
+        file.write('{"half')
+
+    def names(at: float) -> list[tuple[str, str]]:
+        return [(one["alert"], one["severity"]) for one in alert_log.firing(tmp_path, at)]
+
+    assert names(1.0) == [("SiteSilent", "warning")]
+    assert names(3.0) == [("SiteSilent", "critical"), ("MemberAway", "warning")]
+    assert names(9.0) == [("MemberAway", "warning")]
+
+
+class _Receiver(http.server.BaseHTTPRequestHandler):
+    got: ClassVar[list[Any]]
+    refuse: ClassVar[int] = 0
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if type(self).refuse:
+            type(self).refuse -= 1
+            self.send_error(503)
+            return
+        self.got.append(body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, type[_Receiver]]]:
+    class Own(_Receiver):
+        got: ClassVar[list[Any]] = []
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/alerts", Own
+    server.shutdown()
+    server.server_close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_webhook_and_command_get_what_alertmanager_sends(tmp_path: Path, receiver: tuple[str, type[_Receiver]]) -> None:
+    url, server = receiver
+    server.refuse = 1  # the second try is taken
+    lines: list[str] = []
+    copy = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
+    sinks = AlertSinks(url, [sys.executable, "-c", copy, str(tmp_path / "got")], lines.append)
+    other = line(alert="MemberAway") | {"labels": {"site": "c"}}
+    sinks.put([line(), other, line("resolved", alert="LossNotFinite", severity="critical")])
+    until(lambda: (tmp_path / "got").exists() and (tmp_path / "got").read_text().count("\n") == 3)
+    sinks.close()
+    assert [json.loads(text) for text in (tmp_path / "got").read_text().splitlines()] == server.got
+    assert [(one["status"], one["groupLabels"]) for one in server.got] == [
+        ("firing", {"site": "b"}),
+        ("resolved", {"site": "b"}),
+        ("firing", {"site": "c"}),
+    ]
+    (alert,) = server.got[0]["alerts"]
+    assert alert["labels"] == {"alertname": "GeocommSiteSilent", "severity": "warning", "site": "b"}
+    assert (alert["startsAt"], alert["annotations"]["summary"]) == ("1970-01-01T00:00:01.000Z", "SiteSilent of b")
+    assert as_text(server.got[1]) == "[resolved] GeocommLossNotFinite (critical): LossNotFinite of b"
+    assert lines == []
+
+
+def test_dead_webhook_and_bad_command_cost_a_line_each_and_no_wait() -> None:
+    lines: list[str] = []
+    sinks = AlertSinks("http://127.0.0.1:1/token", ["/nowhere/x"], lines.append)
+    sinks.put([line()])
+    until(lambda: len(lines) == 2)
+    sinks.close()
+    assert "GEOCOMM_ALERT_WEBHOOK" in lines[0]
+    assert "token" not in lines[0]
+    assert "GEOCOMM_ALERT_COMMAND" in lines[1]
