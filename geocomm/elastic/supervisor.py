@@ -81,6 +81,7 @@ class Supervisor:
         self._environment.setdefault("GEOCOMM_ADDRESS", agent.own_host)
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
+        self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._parting: asyncio.Task[None] | None = None
         self._agent_told = False
@@ -109,7 +110,7 @@ class Supervisor:
                     if task is not None:
                         task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
-                for process in (self._ranks, self._agent):
+                for process in (self._ranks, self._agent, self._collecting):
                     await self._end(process, 5.0)
 
     @contextlib.contextmanager
@@ -168,12 +169,12 @@ class Supervisor:
             await asyncio.sleep(AGENT_AGAIN_S)
 
     async def _keep_collector(self) -> None:
-        """Start the collector of telemetry, and again when it has died. It outlives this process by seconds."""
+        """Start the collector of telemetry, and again when it has died."""
         while True:
-            process = await asyncio.create_subprocess_exec(
+            self._collecting = await asyncio.create_subprocess_exec(
                 *self._collector.command(os.getpid()), env=self._environment, start_new_session=True
             )
-            await process.wait()
+            await self._collecting.wait()
             await asyncio.sleep(_COLLECTOR_AGAIN_S)
 
     async def _keep_ranks(self) -> int:

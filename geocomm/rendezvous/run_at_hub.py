@@ -53,21 +53,26 @@ def run_at_hub(
     command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)
     if listener is not None:
-        if telemetry is not None:
-            environment |= _collect(CollectorConfig(folder=telemetry, keys=keys.folder))
-        return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))
+        if telemetry is None:
+            return asyncio.run(_be_hub(listener, keys, command, environment, None))
+        collector, variables = _collect(CollectorConfig(folder=telemetry, keys=keys.folder))
+        try:
+            return asyncio.run(_be_hub(listener, keys, command, environment | variables, telemetry))
+        finally:
+            collector.terminate()
+            collector.wait()
     asyncio.run(probe(hub, keys, wait_s, log))
     if telemetry is not None:
         folder = Path(tempfile.mkdtemp(prefix="geocomm-"))
-        environment |= _collect(CollectorConfig(folder=folder, keys=keys.folder, hub=str(hub)))
+        environment |= _collect(CollectorConfig(folder=folder, keys=keys.folder, hub=str(hub)))[1]
     return os.execvpe(command[0], command, environment)
 
 
-def _collect(config: CollectorConfig) -> dict[str, str]:
-    """Start the collector of this node. Variables that tell the ranks of it."""
+def _collect(config: CollectorConfig) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+    """Start the collector of this node. Its process, and variables that tell the ranks of it."""
     config.folder.mkdir(parents=True, exist_ok=True)
-    subprocess.Popen(config.command(os.getpid()), stdin=subprocess.DEVNULL)
-    return {"GEOCOMM_COLLECTOR": str(rank_socket(config.folder))}
+    process = subprocess.Popen(config.command(os.getpid()), stdin=subprocess.DEVNULL)
+    return process, {"GEOCOMM_COLLECTOR": str(rank_socket(config.folder))}
 
 
 async def _be_hub(

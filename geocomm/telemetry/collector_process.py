@@ -1,6 +1,7 @@
 """The collector as a process, which `geocomm run` starts on each node.
 
-It ends soon after the process that started it, so that last reports arrive.
+It ends after SIGTERM, or when the process that started it has ended; in both cases the last reports have a moment to
+arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -30,7 +32,8 @@ from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import NoStoreError, RunStore
 
 _LOOK_S = 0.5
-_LAST_REPORTS_S = 3.0
+_LAST_REPORTS_S = 1.0
+_LOCK_LIMIT_S = 5.0
 
 
 def _target(config: CollectorConfig) -> HubAddress | None:
@@ -51,9 +54,13 @@ async def _run(config: CollectorConfig, parent: int) -> None:
             stack.callback(_alerting(config).close)
         target = functools.partial(_target, config)
         collector = Collector(config.folder, site, store, keys, target, logger().warning)
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
         serving = asyncio.create_task(collector.serve())
-        while os.getppid() == parent and not serving.done():
-            await asyncio.wait([serving], timeout=_LOOK_S)
+        while os.getppid() == parent and not asked.is_set() and not serving.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await asked.wait()
         await asyncio.wait([serving], timeout=_LAST_REPORTS_S)
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -80,10 +87,15 @@ def _alerting(config: CollectorConfig) -> Alerting:
 def _locked(folder: Path) -> Generator[None]:
     """Hold the folder, which one collector at a time may. OSError where another one does."""
     with (folder / "collector.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
+        until = time.monotonic() + _LOCK_LIMIT_S  # one of a run before may be at its end
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
+            time.sleep(0.1)
         yield
 
 
@@ -91,7 +103,7 @@ def main(arguments: list[str]) -> None:
     """Entry of the process. What goes wrong costs one line: training goes on without telemetry."""
     folder, keys, hub, elastic, parent = arguments
     config = CollectorConfig(Path(folder), keys, hub, elastic=elastic == "1")
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # for the program that started it
+    for number in (signal.SIGINT, signal.SIGHUP):  # for the program that started it
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)
     raise_descriptor_limit()
