@@ -250,16 +250,16 @@ def alerts() -> str:
     head = inspect.cleandoc(f"""
         # Alerts
 
-        [How to get them](../how-to/monitor-with-prometheus.md#alerts). `geocomm alerts rules` prints the
-        conditions. An alert ends {KEEP_FIRING_S:g} s after its cause. In Prometheus names begin with `Geocomm`.
+        [How to get them](../how-to/monitor-with-prometheus.md#alerts). An alert ends {KEEP_FIRING_S:g} s after
+        its cause. In Prometheus names begin with `Geocomm`.
         """)
     sections: list[str] = []
     for name in dict.fromkeys(rule.name for rule in RULES):
-        said: list[str] = []
-        for rule in (rule for rule in RULES if rule.name == name):
-            lasting = f", for {rule.for_seconds / 60:g} min" if rule.for_seconds else ""
-            said.append(f"{rule.text.format(site='SITE', peer_site='PEER')} ({rule.severity.value}{lasting})")
-        sections.append(f'- <a id="{name.lower()}"></a>**{name}**: {"; ".join(said)}')
+        rules = [rule for rule in RULES if rule.name == name]
+        worse = f"; worse: {rules[1].severity.value}" if len(rules) > 1 else ""
+        lasting = f", for {rules[0].for_seconds / 60:g} min" if rules[0].for_seconds else ""
+        told = rules[0].text.format(site="SITE", peer_site="PEER")
+        sections.append(f'- <a id="{name.lower()}"></a>**{name}** ({rules[0].severity.value}{lasting}{worse}): {told}')
     return f"{NOTE}\n{head}\n\n" + "\n".join(sections) + "\n"
 
 
