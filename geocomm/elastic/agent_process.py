@@ -215,10 +215,12 @@ async def _run_once(
         works += [leader.lead(), agent.tell_others()]
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
-        works += [ranks.serve(), agent.run()]
-    elif leader is None:  # it has what it needs to lead, once nobody does
-        works.append(agent.run())
+        works.append(ranks.serve())
     tasks = [asyncio.create_task(work) for work in works]
+    following: asyncio.Task[None] | None = None
+    if config.ranks or leader is None:  # one without ranks has what it needs to lead, once nobody does
+        following = asyncio.create_task(agent.run())
+        tasks.append(following)
     tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving, leadership.passes_on)))
     sent_limit_s = _SENT_LIMIT_S
     try:
@@ -230,6 +232,10 @@ async def _run_once(
         if end.refused:
             raise
         if others := agent.others:
+            # The leader has closed the connection: who dials again would join, and leave once more.
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
             log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
             await _either(leaving, None, LINGER_S)
     except StartAgain:

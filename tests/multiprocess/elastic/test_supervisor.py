@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.journal.entries import Left
 from geocomm.journal.run_state import Standing
 from support.elastic_commands import processes_of, supervised
 from support.elastic_sites import ElasticSite
@@ -51,6 +52,8 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0, b.text()
         assert standing(a, "b") is Standing.LEFT
+        # It gives out its last frames for a while, and does not join again for that.
+        assert len([entry for entry in a.entries() if isinstance(entry, Left) and entry.site == "b"]) == 1
         assert not processes_of(b, "")
 
 
