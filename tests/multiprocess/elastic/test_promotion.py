@@ -70,7 +70,6 @@ def test_the_run_outlives_the_site_that_leads_it(tmp_path: Path) -> None:
         sites.until(lambda: b.listed("c") >= counted + 2, "all go on after a restart")
 
 
-@pytest.mark.slow  # fails in some runs: docs/reference/limits.md
 def test_two_leaders_meet_and_the_lower_term_gives_way(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
         a, b, c = sites.values()
