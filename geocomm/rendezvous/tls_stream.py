@@ -12,6 +12,8 @@ import socket
 import ssl
 
 _READ_BYTES = 64 * 1024
+_TCP_RTO_MAX_MS = 44  # of linux/tcp.h, since 6.15
+_GIVEN_UP_MS = 900_000  # as TCP does by default, which counts attempts
 
 
 class TlsStream:
@@ -38,6 +40,13 @@ class TlsStream:
         """Let the kernel pace what is sent in this way, where it has it and allows it."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+
+    def retry_each(self, seconds: float) -> None:
+        """Have TCP send again so often, at least, what is not acknowledged, where the kernel can: by default its pauses
+        double, so that a line which was away is found again only after as long a time."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(seconds * 1000))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVEN_UP_MS)
 
     async def handshake(self) -> None:
         """Agree on keys. A client may return before the server has looked at its certificate: the first read tells."""

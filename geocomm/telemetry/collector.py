@@ -36,6 +36,7 @@ _THIN_S = 60.0
 _PAUSES_S = (1.0, 10.0)
 _REFUSED_PAUSE_S = 10.0
 _WRITE_LIMIT_S = 15.0
+_RETRY_S = 1.0
 _READ_BYTES = 64 << 10
 _SITE_LINE_BYTES = 128
 _LOG_INTERVAL_S = 60.0
@@ -189,6 +190,7 @@ class Collector:
     async def _pass_on(self, target: HubAddress, keys: Keys) -> None:
         """Over one connection, until it is lost (OSError), or another target is named."""
         stream, _ = await dial(target, keys, Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+        stream.retry_each(_RETRY_S)
         packer = ReportPacker()
         try:
             while self._upstream() == target:
