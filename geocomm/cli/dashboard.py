@@ -20,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def dashboard(
-    folder: Annotated[
-        Path, typer.Argument(help="Of the run's telemetry: --telemetry of geocomm run, or an elastic run's --run-dir.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is; 0: a free one.")] = 8420,
     address: Annotated[
         str, typer.Option(help="Listen here. Beyond this machine the page needs the token that is printed.")
@@ -40,8 +38,8 @@ def dashboard(
 ) -> None:
     """Show all sites of a run on one page: steps, links, rounds, what is slow, and who is silent.
 
-    It reads the run's folder, while the run goes on and after it, and changes nothing. The page needs no other host.
-    Prometheus finds the metrics of all sites at /metrics.
+    It reads the run's folder, during the run and after, and changes nothing. Prometheus finds the metrics of all sites
+    at /metrics.
 
     Example:
 

@@ -36,9 +36,8 @@ def hang(
 ) -> None:
     """Say who has not come to which operation, while a job hangs or after it.
 
-    Needs geocomm run --telemetry FOLDER, or an elastic run. Compares what all ranks say of their operations between
-    sites: who has not called one, who called another, and whose bytes are missing. Of local steps: which rounds wait
-    for whom. When the run is over, it tells what was so at its last report.
+    Compares the operations between sites of all ranks: who has not called one, who called another, and whose bytes are
+    missing. Of local steps: which rounds wait for whom. After the run it tells what was so at its last report.
 
     Exit status: 0 where nothing hangs, 1 where something does.
 

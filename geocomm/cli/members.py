@@ -245,8 +245,8 @@ def promote(
 ) -> None:
     """Have this site lead the run, since its leader is gone for good.
 
-    The agent of this site has to run. It takes the longest journal among the sites that it reaches. The others follow
-    it within 20 s, and the leader before does when it comes back.
+    Its agent has to run. It takes the longest journal among the sites that it reaches. The others follow within 20 s,
+    the former leader when it comes back.
 
     Exit status: 0; 2 where it is refused: the leader answers, or half of the sites or more are not reached.
 

@@ -11,7 +11,7 @@ from geocomm.cli.command_end import fail
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
-Start it on every node with the same --hub and torchrun's arguments, less those that say where to meet:
+Give every node the same --hub and torchrun's arguments, less those that say where to meet:
 
     GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
@@ -54,8 +54,8 @@ def run(
     telemetry: Annotated[
         Path | None,
         typer.Option(
-            help="Ranks report what they do once a second, and the hub keeps that in this folder, for geocomm why and "
-            "others. Say it on all nodes. An elastic run keeps it in its run folder, always.",
+            help="The hub collects here what ranks do, for geocomm why and others. Say it on all nodes. An elastic "
+            "run does so always, in its run folder.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -81,8 +81,8 @@ def run(
     journal: Annotated[
         str,
         typer.Option(
-            help="In place of --hub, the same at all sites: the run's journal is in etcd, and a site takes over by "
-            "itself where the leader is gone.",
+            help="In place of --hub, the same at all sites: the run's journal is in etcd, and a site takes over "
+            "from a lost leader.",
             metavar="etcd://HOST:PORT,HOST:PORT/NAME",
             rich_help_panel=_ELASTIC,
         ),

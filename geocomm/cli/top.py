@@ -41,9 +41,9 @@ def top(
 ) -> None:
     """Show a run in the terminal: sites, links, rounds of local steps, the first verdict of geocomm why, and events.
 
-    Needs geocomm run --telemetry FOLDER, or an elastic run. Ctrl+C ends it. exposed: the share of the time for which
-    ranks stood still for other sites. busy: of the time, that a link had data on its way. held back: of that time, by
-    the receivers' windows and by the send buffers here. sent again: of the bytes that TCP sent.
+    Ctrl+C ends it. exposed: share of the time for which ranks stood still for other sites. busy: in which a link had
+    data on its way. held back: of that, by the receivers' windows and the send buffers here. sent again: of what TCP
+    sent.
 
     Example:
 

@@ -32,8 +32,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network between the sites.
 
-Each site is a network namespace of its own. Takes root or an unprivileged user namespace. COMMAND finds in its
-environment GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME:
+Takes root or an unprivileged user namespace. COMMAND's environment has GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR,
+MASTER_PORT and GLOO_SOCKET_IFNAME:
 
     geocomm wan run --rtt 80ms -- bash -c 'python -m torch.distributed.run
       --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
@@ -41,8 +41,8 @@ environment GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_S
 
 The exit status is the first non-zero one of a site.
 
-Without keys, the sites find GEOCOMM_SECURITY=insecure, unless it is set already. With --secure or --keys, each site
-finds its keys (GEOCOMM_KEYS), and meets at a hub:
+Without keys GEOCOMM_SECURITY is insecure, unless set already. With --secure or --keys COMMAND finds its site's
+GEOCOMM_KEYS, and meets at a hub:
 
     geocomm wan run --secure -- bash -c '
       geocomm run --hub $MASTER_ADDR:$MASTER_PORT --
@@ -50,8 +50,8 @@ finds its keys (GEOCOMM_KEYS), and meets at a hub:
 """
 
 _MATRIX_HELP = (
-    "TOML file of named sites and unequal links: a list `sites`, a table `default`, and tables `link` with between = "
-    "two sites, or from and to (one way), and any of rate, rtt, delay, loss, queue, up, reorder, duplicate, reset."
+    "TOML file of named sites and unequal links: a list `sites`, a table `default`, tables `link` with between = two "
+    "sites, or from and to, and any of rate, rtt, delay, loss, queue, up, reorder, duplicate, reset."
 )
 
 

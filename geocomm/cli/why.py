@@ -30,8 +30,8 @@ def why(
 ) -> None:
     """Say what makes a run slow, what it costs, and what helps.
 
-    It replays the last steps without one cause at a time. The causes that would save most are named, each with what was
-    measured. It works while the run goes on, and after its end.
+    It replays the last steps without one cause at a time, and names the causes that would save most, with what was
+    measured. It works during the run and after.
 
     Example:
 
