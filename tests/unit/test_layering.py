@@ -68,7 +68,8 @@ PLATFORM = re.compile(
 # The packages of geocomm, the lowest first. One may import itself, and those that stand in a line before its own.
 FLOORS = (
     ("core",),
-    ("metrics", "codecs", "security"),
+    ("codecs", "security"),
+    ("metrics",),
     ("planning", "membership", "runs", "journal"),
     ("data",),
     ("models", "rendezvous", "emulator", "checkpoint"),
