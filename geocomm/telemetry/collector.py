@@ -81,10 +81,14 @@ class Collector:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as receiver:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as receiver,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener,
+        ):
             with _private_files():
                 receiver.bind(os.fspath(ranks))
-                server = await asyncio.start_unix_server(self._serve_site, os.fspath(sites))
+                listener.bind(os.fspath(sites))
+            server = await asyncio.start_unix_server(self._serve_site, sock=listener)
             receiver.setblocking(False)
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
             loop.add_reader(receiver, self._take_datagram, receiver)

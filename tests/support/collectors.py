@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geocomm.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.rendezvous.to_collector import rank_socket
 from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import RunStore
 
@@ -22,10 +22,8 @@ def collecting(folder: Path, sites: Sequence[str]) -> Iterator[dict[int, dict[st
 
     async def serve() -> None:
         async with asyncio.TaskGroup() as serving:
-            for site, at in folders.items():  # one after the other: each changes the process' umask while it starts
+            for site, at in folders.items():
                 serving.create_task(Collector(at, site, store, None, lambda: None, print).serve())
-                while not site_socket(at).exists():
-                    await asyncio.sleep(0.01)
 
     serving = loop.create_task(serve())
 
