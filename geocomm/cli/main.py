@@ -39,7 +39,7 @@ from geocomm.core.build_facts import build_facts
 _HELP = """Train large models across distant sites.
 
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
-as for wrong input; 125 where no WAN can be emulated; 128 + the signal that ended it.
+as for wrong input; 125 where no WAN can be emulated, or no emulator answers; 128 + the signal that ended it.
 """
 _COMMANDS = (
     demo,

@@ -47,9 +47,7 @@ def plan(
         Path | None, typer.Option(help="Links of `geocomm probe --out`, or a TOML matrix.", metavar="PATH")
     ] = None,
     rate: Annotated[str, typer.Option(help="Rate between each two sites, without --links.")] = "1gbit",
-    access: Annotated[
-        str | None, typer.Option(help="Rate of each site's own line, over all its links, without --links.")
-    ] = None,
+    access: Annotated[str | None, typer.Option(help="Rate of each site's own line, without --links.")] = None,
     rtt: Annotated[str, typer.Option(help="Round trip between any two sites, without --links.")] = "100ms",
     efficiency: Annotated[
         float | None,

@@ -225,7 +225,7 @@ def wan_set(
 ) -> None:
     """Change a link of a running `geocomm wan run`.
 
-    Prints the link as it is then. Exit status: 125 where no emulator answers.
+    Prints the link as it is then.
 
     Example:
 
@@ -253,8 +253,6 @@ def wan_set(
 
 def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
     """Print the settings and counters of a running `geocomm wan run` as JSON.
-
-    Exit status: 125 where no emulator answers.
 
     Example:
 

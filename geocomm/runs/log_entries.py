@@ -33,10 +33,6 @@ SITE_REPORT = {
 """What `sites` of a `sites` entry holds of a site."""
 
 
-def _of_a_site(fields: dict[str, str]) -> str:
-    return ", ".join(name for name in fields if name not in _COUNTED) + ", and the counters of a step"
-
-
 ENTRIES: dict[str, dict[str, str]] = {
     "start": {
         "step": _STEP_NUMBER + " before",
@@ -71,13 +67,16 @@ ENTRIES: dict[str, dict[str, str]] = {
         "site": "of rank 0",
         "codec": "",
         "backend": "",
-        "sites": "per site: " + _of_a_site(SITE),
+        "sites": "per site: "
+        + ", ".join(name for name in SITE if name not in _COUNTED)
+        + ", and the counters of a step",
     },
     "sites": {
         "step": _STEP_NUMBER + " at the site that is furthest",
         "tokens_per_second": "sum over the sites",
-        "sites": "only with local steps, every few steps, of the sites that have trained since: "
-        + _of_a_site(SITE_REPORT),
+        "sites": "with local steps, every few steps, of the sites that have trained since: "
+        + ", ".join(name for name in SITE_REPORT if name not in SITE)
+        + ", and what `sites` of a step has",
     },
     "eval": {
         "step": _STEP_NUMBER,

@@ -21,8 +21,7 @@ class GradientSyncConfig(HookSettings):
         __init__ = Section.__init__
 
     mode: Literal["gradients"] = "gradients"
-    """gradients: averaged over all ranks in every step. local: each site trains by itself, and the sites average their
-    weights now and then (local steps)."""
+    """gradients: averaged over all ranks in every step. local: local steps."""
     codec: Codec | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Preset or codec, with error feedback, for the gradients between sites: balanced, small, int4, …. With ZeRO 1 and
     2 the shards are then inside each site, and parameters never cross. Default: DeepSpeed reduces, with
@@ -36,10 +35,9 @@ class LocalSyncConfig(LocalSettings):
         __init__ = Section.__init__
 
     mode: Literal["local"] = "local"
-    """gradients: averaged over all ranks in every step. local: each site trains by itself, and the sites average their
-    weights now and then (local steps)."""
+    """gradients: averaged over all ranks in every step. local: local steps."""
     weights: Literal["steps", "tokens"] = "tokens"
-    """What a site's delta counts by: its optimizer steps, or its tokens, of which sites with more ranks have more."""
+    """What a site's delta counts by: its optimizer steps, or its tokens."""
     joint_steps: Steps = "auto"
     """First steps with gradients averaged over all ranks. auto: schedule.warmup_steps, but 0 with ZeRO 3, and with ZeRO
     1 and 2 at sites of unequal size, where there can be none."""
