@@ -32,7 +32,10 @@ def test_trace_of_two_processes(tmp_path: Path) -> None:
         ranks.init()
         ranks.run(_train)
         store, end = RunStore(tmp_path), time.monotonic() + LIMIT_S
-        while len([row for _, row in store.rows("operations") if row["ended_ns"]]) < 2 * STEPS:
+        while (
+            len(store.rows("steps")) < 2 * STEPS
+            or len([row for _, row in store.rows("operations") if row["ended_ns"]]) < 2 * STEPS
+        ):
             assert time.monotonic() < end
             time.sleep(0.2)
         out = tmp_path / "run.tar"

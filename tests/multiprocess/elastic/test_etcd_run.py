@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdJournal, LeaderSaid
+from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
 from geocomm.journal.entries import Kept, Round, TermBegun, hash_of
 from support.elastic_commands import supervised
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
@@ -39,9 +39,14 @@ def leader_of(address: EtcdAddress) -> str:
 
 def assert_one_chain(address: EtcdAddress, sites: ElasticSites) -> None:
     """All entries of each site are the run's, and none was set aside."""
-    shared = EtcdJournal(Etcd(address))
-    first = shared.first
-    chain = [hash_of(entry) for entry in shared.read(first)]
+    while True:
+        shared = EtcdJournal(Etcd(address))
+        first = shared.first
+        try:
+            chain = [hash_of(entry) for entry in shared.read(first)]
+            break
+        except EtcdAwayError:  # the leader has just deleted some
+            continue
     for site in sites.values():
         own = [hash_of(entry) for entry in site.entries()][first:]
         assert own == chain[: len(own)]
