@@ -235,11 +235,13 @@ def chrome_trace(one: RankTrace, begin_ns: int) -> Row:
     """A rank's steps, operations and rounds as Chrome's trace events. begin_ns: what is 0, on the reference's clock:
     Perfetto drops what is before."""
     lanes = _Lanes(one, begin_ns)
+    began_after_ns = 0
     for row in one.steps:
         numbers = {name: row[name] for name in row if name not in ("step", "ended_ns")}
-        lanes.slice(
-            "steps", f"step {row['step']}", row["ended_ns"] - round(row["seconds"] * 1e9), row["ended_ns"], numbers
-        )
+        # Seconds are rounded in reports: a step does not begin before the one before has ended.
+        began_ns = max(row["ended_ns"] - round(row["seconds"] * 1e9), began_after_ns)
+        lanes.slice("steps", f"step {row['step']}", began_ns, row["ended_ns"], numbers)
+        began_after_ns = row["ended_ns"]
     for row in one.operations:
         _draw_operation(lanes, row)
     for row in one.rounds:
