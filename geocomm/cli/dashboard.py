@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.telemetry_folder import open_store
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -46,15 +47,9 @@ def dashboard(
         geocomm dashboard telemetry
         geocomm dashboard telemetry --export report.html
     """
-    import sqlite3
-
     from geocomm.core.extras import install_command
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
 
-    try:
-        store = RunStore(folder)
-    except (NoStoreError, sqlite3.Error, OSError) as error:
-        fail("dashboard", str(error))
+    store = open_store("dashboard", folder)
     try:
         import uvicorn
 

@@ -36,20 +36,6 @@ def judge(
     return Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
 
 
-def headline(verdict: Verdict) -> str:
-    """A verdict in a line."""
-    if verdict.cause is Cause.COMPUTE:
-        return "Computation: the steps wait for nothing else that is known."
-    if verdict.cause is Cause.UNKNOWN:
-        return "Not known."
-    where = f", {verdict.where}" if verdict.where else ""
-    most = "at most " if verdict.at_most else ""
-    return (
-        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
-        f"shorter ({verdict.share:.0%})."
-    )
-
-
 def pair_name(one: str, other: str) -> str:
     """The link between two sites."""
     return " - ".join(sorted((one, other)))
