@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import hashlib
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from geocomm.core.message_log import logger
+from geocomm.core.socket_path import socket_in
 from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, up_of
 from geocomm.rendezvous.accepting import accept_forever
@@ -26,17 +26,12 @@ from geocomm.rendezvous.accepting import accept_forever
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
 _MAX_UNSENT_BYTES = 16 << 20
-_LONGEST_PATH = 100
 _CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(run_dir: Path) -> Path:
-    """Where the agent of a run folder listens: in it, or in a folder of this user's where that path is too long."""
-    path = run_dir.absolute() / "agent.sock"
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        return path
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return Path(f"/tmp/geocomm-{os.getuid()}/{name}.sock")
+    """Where the agent of a run folder listens."""
+    return socket_in(run_dir, "agent.sock")
 
 
 class RankSocket:

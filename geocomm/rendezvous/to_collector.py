@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from geocomm.core.socket_path import socket_in
 from geocomm.rendezvous.store_session import PacketKind, Refused, offset_bytes, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
 
-_LONGEST_PATH = 100
 _READ_BYTES = 64 << 10
 _SILENCE_S = 60.0
 
@@ -61,20 +60,12 @@ def collect_here(folder: Path, local_rank: int) -> str:
 
 def rank_socket(folder: Path) -> Path:
     """Where the collector of a folder takes datagrams of this node's ranks."""
-    return _socket(folder, "reports.sock")
+    return socket_in(folder, "reports.sock")
 
 
 def site_socket(folder: Path) -> Path:
     """Where the collector of a folder takes streams of other sites: a line with the site's name, then packets."""
-    return _socket(folder, "collector.sock")
-
-
-def _socket(folder: Path, name: str) -> Path:
-    path = folder.absolute() / name
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        return path
-    place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return Path(f"/tmp/geocomm-{os.getuid()}/{place}.sock")
+    return socket_in(folder, "collector.sock")
 
 
 async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) -> None:

@@ -1,0 +1,18 @@
+"""Where a unix socket of a folder is: Linux takes short paths alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+_LONGEST_PATH = 100
+
+
+def socket_in(folder: Path, name: str) -> Path:
+    """The socket `name` of a folder: in it, or in a folder of this user's where that path is too long."""
+    path = folder.absolute() / name
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        return path
+    place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return Path(f"/tmp/geocomm-{os.getuid()}/{place}.sock")
