@@ -57,10 +57,10 @@ def trace(
 def _told(made: Trace) -> str:
     seconds = (made.end_ns - made.begin_ns) / 1e9
     operations = sum(len(one.operations) for one in made.ranks)
-    error_ns = made.error_ns
+    most = f"{made.error_ns / 1e6:.3g} ms"
     clocks = (
-        "clocks by the machines' time of day, since no link has measured them"
-        if error_ns is None
-        else f"clocks agree within {error_ns / 1e6:.2g} ms"
+        f"clocks agree within {most}"
+        if made.clocks_measured
+        else f"clocks may be {most} apart: some are by the machines' times of day, since no link has measured them"
     )
     return f"{len(made.ranks)} ranks, {seconds:.3g} s, {operations} operations; {clocks}."

@@ -103,7 +103,7 @@ class _Examination:
         if len(window.ranks) < window.of_ranks:
             yield f"PARTIAL: {len(window.ranks)} of {window.of_ranks} ranks report; what the others do is not known."
         if any(rank.clock_error is None for rank in window.ranks):
-            yield "The clocks of some ranks are not known against the others': who was late is not known there."
+            yield "No link has measured the clocks of some ranks: who was late is not known there."
         if window.elastic and len({rank.place[0] for rank in window.ranks}) == 1:
             yield "An elastic run keeps at each site what this site reports: the others' steps are not known here."
         if window.lost:

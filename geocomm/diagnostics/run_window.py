@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
@@ -89,7 +90,7 @@ class RankWindow:
     steps: Sequence[Step]
     operations: Sequence[Operation]
     clock_error: float | None = 0.0
-    """By so many seconds its times may be wrong on the window's clock; None: its clock is not known there."""
+    """By so many seconds its times may be wrong on the window's clock; None: they are by its machine's time of day."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +170,16 @@ def _window(
     reports: Mapping[Rank, list[Received]],
     last: int,
 ) -> RunWindow:
-    clocks = _clocks(living, reports)
     common = _common_steps(steps, last)
+    everyone = sorted(living.values(), key=lambda received: (received.report.site, received.report.rank))
+    clocks = rank_clocks(itertools.chain(*reports.values()), everyone, _span(everyone[0], steps, common))
     ranks: list[RankWindow] = []
     links: list[LinkUse] = []
     lost = 0
     for rank, received in living.items():
         place = (rank.site, rank.rank)
-        offset, error = clocks.get(place, (0.0, None))
+        clock = clocks[rank]
+        offset, error = clock.offset_ns / 1e9, clock.error_ns / 1e9 if clock.measured else None
         own = [row for row in steps.get(rank, ()) if row["step"] in common]
         rows = sorted(operations.get(rank, ()), key=lambda row: row["issued_ns"])
         told = sorted({row["step"]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
@@ -203,6 +206,14 @@ def _window(
         last_heard=max(received.at for received in living.values()),
         over=all(received.report.final for received in living.values()),
     )
+
+
+def _span(received: Received, steps: Mapping[Rank, list[dict[str, Any]]], common: set[int]) -> tuple[float, float]:
+    """From when to when a rank was at these steps, by the collector's clock."""
+    ended = [row["ended_ns"] for row in steps.get(received.rank, ()) if row["step"] in common]
+    now_ns = received.report.now_ns
+    first, last = (min(ended), max(ended)) if ended else (now_ns, now_ns)
+    return received.at - (now_ns - first) / 1e9, received.at - (now_ns - last) / 1e9
 
 
 def _common_steps(steps: Mapping[Rank, list[dict[str, Any]]], last: int) -> set[int]:
@@ -257,42 +268,6 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
 
 def _peers(report: Received) -> Iterable[Mapping[str, Any]]:
     return (peer for peer in report.report.stats.get("peers", ()) if peer.get("rank") is not None)
-
-
-def _clocks(
-    living: Mapping[Rank, Received], reports: Mapping[Rank, list[Received]]
-) -> dict[Place, tuple[float, float | None]]:
-    """Each rank's clock less the first one's, and by how much that may be wrong: from neighbour to neighbour."""
-    seen: dict[Place, dict[Place, tuple[float, float]]] = defaultdict(dict)
-    hosts: dict[str, list[Place]] = defaultdict(list)
-    for rank, received in living.items():
-        own = (rank.site, rank.rank)
-        if received.report.host:
-            hosts[rank.site + "/" + received.report.host].append(own)
-        for report in reports[rank]:
-            for peer in _peers(report):
-                if peer.get("clock_offset_us") is None or peer["site"] is None:
-                    continue
-                other = (str(peer["site"]), int(peer["rank"]))
-                offset, error = peer["clock_offset_us"] / 1e6, peer["clock_error_us"] / 1e6
-                seen[own][other] = (offset, error)
-                seen[other].setdefault(own, (-offset, error))
-    for places in hosts.values():
-        for one, other in itertools.permutations(places, 2):
-            seen[one][other] = (0.0, 0.0)
-    first = min(((rank.site, rank.rank) for rank in living), default=None)
-    if first is None:
-        return {}
-    known: dict[Place, tuple[float, float | None]] = {first: (0.0, 0.0)}
-    ways = [(0.0, 0.0, first)]
-    while ways:
-        ways.sort()
-        error, offset, place = ways.pop(0)
-        for other, (more, wrong) in seen[place].items():
-            if other not in known:
-                known[other] = (offset + more, error + wrong)
-                ways.append((error + wrong, offset + more, other))
-    return known
 
 
 def _links(place: Place, reports: Sequence[Received], began_ns: float, ended_ns: float) -> list[LinkUse]:

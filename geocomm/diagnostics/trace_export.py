@@ -1,7 +1,7 @@
 """A run's last steps as a trace for Perfetto: a Chrome JSON for each rank, on one clock, in a TAR.
 
-Every rank's times are those of its machine's monotonic clock. They are moved to the clock of one rank, the reference,
-by the offsets that links measure with their heartbeats. The manifest names the machines, and says that the files need
+Every rank's times are those of its machine's monotonic clock. They are moved to the clock of one rank, the reference
+(`rank_clocks`). The manifest names the machines, and says that the files need
 no other offset: https://perfetto.dev/docs/reference/perfetto-manifest
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import io
 import json
-import statistics
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geocomm.diagnostics.rank_clocks import Clock, rank_clocks
 from geocomm.telemetry.overview import SILENT_SECONDS
 from geocomm.telemetry.report import Row
-from geocomm.telemetry.run_store import Rank, Received, RunStore
+from geocomm.telemetry.run_store import Rank, RunStore
 
 MANIFEST = "perfetto_manifest.json"
-_CLOCK_REPORTS_S = 30.0
-"""A clock offset is the median of the reports of so many seconds."""
+_CLOCK_REPORTS_S = 60.0
+"""Clock offsets are from the reports of so many seconds."""
 _MOST_LANES = 10_000
 _REPORT_DELAY_S = 10.0
 """So long after an operation ended may its report come."""
@@ -29,20 +29,6 @@ _REPORT_DELAY_S = 10.0
 
 class NoTraceError(Exception):
     """There is nothing to trace; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The monotonic clock of a rank's machine."""
-
-    offset_ns: int
-    """It less that of the reference."""
-    error_ns: int | None
-    """By so much that may be wrong; None: it was taken from the machines' time of day."""
-
-    def to_reference(self, at_ns: int) -> int:
-        """The same moment on the reference's clock."""
-        return at_ns - self.offset_ns
 
 
 @dataclass(frozen=True)
@@ -84,53 +70,14 @@ class Trace:
         return min([self.begin_ns, *(clock.to_reference(at) for clock, at in began if at is not None)])
 
     @property
-    def error_ns(self) -> int | None:
-        """The most by which two ranks' times may be wrong to each other; None where that is not known."""
-        errors = [one.clock.error_ns for one in self.ranks]
-        known = sorted(error for error in errors if error is not None)
-        return sum(known[-2:]) if len(known) == len(errors) else None
+    def error_ns(self) -> int:
+        """The most by which two ranks' times may be wrong to each other."""
+        return sum(sorted(one.clock.error_ns for one in self.ranks)[-2:])
 
-
-def clock_offsets(reports: Iterable[Received], last: list[Received]) -> dict[Rank, Clock]:
-    """The clock of each rank of `last` against that of the first of them.
-
-    Over the links with the least error; where there is none, by the machines' time of day.
-    """
-    ranks = {(received.report.site, received.report.rank): received.rank for received in last}
-    measured: dict[tuple[Rank, Rank], list[tuple[int, int]]] = {}
-    for received in reports:
-        peers: list[Row] = received.report.stats.get("peers", [])
-        for peer in peers:
-            other = ranks.get((peer["site"], peer["rank"]))
-            if other is not None and received.rank in ranks.values() and peer.get("clock_offset_us") is not None:
-                offset, error = 1000 * peer["clock_offset_us"], 1000 * peer["clock_error_us"]
-                measured.setdefault((received.rank, other), []).append((offset, error))
-                measured.setdefault((other, received.rank), []).append((-offset, error))
-    edges: dict[Rank, list[tuple[Rank, int, int]]] = {}
-    for (here, there), values in measured.items():
-        offset, error = (round(statistics.median(column)) for column in zip(*values, strict=True))
-        edges.setdefault(here, []).append((there, offset, error))
-    reference = last[0]
-    clocks = _nearest(reference.rank, edges)
-    for received in last:
-        report, first = received.report, reference.report
-        of_day = (report.now_ns - first.now_ns) - round((report.time - first.time) * 1e9)
-        clocks.setdefault(received.rank, Clock(of_day, None))
-    return clocks
-
-
-def _nearest(reference: Rank, edges: dict[Rank, list[tuple[Rank, int, int]]]) -> dict[Rank, Clock]:
-    """Dijkstra's shortest paths, of which errors are the lengths."""
-    found: dict[Rank, Clock] = {}
-    open_ends = {reference: Clock(0, 0)}
-    while open_ends:
-        here = min(open_ends, key=lambda rank: open_ends[rank].error_ns or 0)
-        clock = found[here] = open_ends.pop(here)
-        for there, offset, error in edges.get(here, ()):
-            error += clock.error_ns or 0
-            if there not in found and (there not in open_ends or error < (open_ends[there].error_ns or 0)):
-                open_ends[there] = Clock(clock.offset_ns + offset, error)
-    return found
+    @property
+    def clocks_measured(self) -> bool:
+        """Links have measured them all; else some are by the machines' times of day."""
+        return all(one.clock.measured for one in self.ranks)
 
 
 def read_trace(store: RunStore, at: float, steps: int) -> Trace:
@@ -141,12 +88,17 @@ def read_trace(store: RunStore, at: float, steps: int) -> Trace:
     last = sorted((received for received in heard if last_steps[received.rank]), key=lambda one: one.report.rank)
     if not last:
         raise NoTraceError("no rank has reported a step: call geocomm.report_step() in the program, once a step")
-    clocks = clock_offsets(store.reports(since=at - _CLOCK_REPORTS_S, until=at), last)
+    here = last[0]
+
+    def came(at_ns: int) -> float:
+        """The same moment by the collector's clock."""
+        return here.at - (here.report.now_ns - at_ns) / 1e9
+
+    first, end = map(came, _span(last_steps[here.rank]))
+    clocks = rank_clocks(store.reports(since=first - _CLOCK_REPORTS_S, until=at), last, (first, end))
     spans = [tuple(map(clocks[rank].to_reference, _span(rows))) for rank, rows in last_steps.items() if rows]
     begin_ns, end_ns = min(span[0] for span in spans), max(span[1] for span in spans)
-    here = last[0]
-    seconds = [here.at - (here.report.now_ns - moment_ns) / 1e9 for moment_ns in (begin_ns, end_ns)]
-    since, until = seconds[0] - 1, seconds[1] + _REPORT_DELAY_S
+    since, until = came(begin_ns) - 1, came(end_ns) + _REPORT_DELAY_S
     told: dict[str, dict[Rank, dict[int, Row]]] = {}
     for kind in ("operations", "rounds"):
         for _, rank, row in store.told(kind, since, min(until, at)):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from geocomm.diagnostics.trace_export import NoTraceError, clock_offsets, read_trace, write_trace
+from geocomm.diagnostics.trace_export import NoTraceError, read_trace, write_trace
 from geocomm.telemetry.report import Report
-from geocomm.telemetry.run_store import Received, RunStore
+from geocomm.telemetry.run_store import RunStore
 from support.chrome_trace import OpenedTrace, open_trace
 
 MS = 1_000_000
@@ -87,25 +87,6 @@ def test_clocks_far_apart_become_one_within_the_error_of_their_measurement(tmp_p
     assert [one.name for one in trace.slices if one.lane == "steps"] == ["step 2", "step 3"] * 2
     offset = trace.manifest["attributes"]["geocomm.clock_offset_ns.b-rank1.json"]
     assert abs(offset - AHEAD_NS[1]) <= 2 * MS
-
-
-def test_clock_without_links_is_that_of_the_day_and_its_error_is_not_known() -> None:
-    last = [Received(5.0, report(rank, 5, links=False)) for rank in range(2)]
-    clock = clock_offsets(last, last)[last[1].rank]
-    assert (clock.offset_ns, clock.error_ns) == (AHEAD_NS[1] - 300 * MS, None)
-
-
-def test_offset_goes_over_the_links_with_the_least_error() -> None:
-    def link(site: str, offset_us: int, error_us: int) -> dict[str, Any]:
-        return {"site": site, "rank": "abc".index(site), "clock_offset_us": offset_us, "clock_error_us": error_us}
-
-    def told(site: str, *links: dict[str, Any]) -> Received:
-        own = {"site": site, "rank": "abc".index(site), "process": f"{'abc'.index(site):016x}", "sequence": 1}
-        return Received(1.0, Report.model_validate({**own, "time": 1.0, "now_ns": S, "stats": {"peers": list(links)}}))
-
-    last = [told("a", link("b", 100, 10), link("c", 900, 500)), told("b", link("c", 200, 20)), told("c")]
-    clock = clock_offsets(last, last)[last[2].rank]
-    assert (clock.offset_ns, clock.error_ns) == (300_000, 30_000)
 
 
 def test_overlapping_operations_have_lanes_of_their_own_and_what_is_under_way_goes_on(tmp_path: Path) -> None:
