@@ -16,7 +16,7 @@ from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.hang import Hang, Member, StuckOperation
-    from geocomm.telemetry.overview import RoundState
+    from geocomm.telemetry.overview_rounds import RoundState
 
 
 _MOST_LINES = 8
@@ -140,7 +140,7 @@ def _waits(member: Member) -> str:
 
 
 def _told_round(state: RoundState) -> str:
-    from geocomm.telemetry.overview import Phase
+    from geocomm.telemetry.overview_rounds import Phase
 
     name = f"round {state.round} of fragment {state.fragment}"
     age = _ago(state.age_seconds or 0)

@@ -20,7 +20,11 @@ from rich.table import Table
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
-    from geocomm.telemetry.overview import EventState, LinkState, Overview, RoundState, SiteState
+    from geocomm.telemetry.overview import Overview
+    from geocomm.telemetry.overview_events import EventState
+    from geocomm.telemetry.overview_links import LinkState
+    from geocomm.telemetry.overview_rounds import RoundState
+    from geocomm.telemetry.overview_sites import SiteState
     from geocomm.telemetry.run_store import RunStore
 
 _EVERY_S = 1.0
@@ -130,7 +134,7 @@ def _sites(seen: Overview) -> Table:
 
 
 def _site(site: SiteState) -> tuple[str, ...]:
-    from geocomm.telemetry.overview import Life
+    from geocomm.telemetry.last_reports import Life
 
     color = {Life.REPORTING: "green", Life.SILENT: "red", Life.ENDED: "dim"}[site.life]
     heard = f"{site.report_age_seconds:.0f} s"

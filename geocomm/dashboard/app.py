@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from geocomm.dashboard.curves import curves
 from geocomm.dashboard.page_state import page_state, plain, verdicts
 from geocomm.telemetry.overview import overview
-from geocomm.telemetry.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
+from geocomm.telemetry.store_folder import StoreFolder
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "geocomm-token"
@@ -94,7 +94,7 @@ class Page:
 
             async with self._turn:
                 seen = await run_in_threadpool(overview, self._store, time.time())
-                folder = await run_in_threadpool(RunFolder.look, self._store.path.parent)
+                folder = await run_in_threadpool(StoreFolder.look, self._store.path.parent)
             return Response(prometheus_text(seen, folder), media_type="text/plain; version=0.0.4; charset=utf-8")
         except ImportError:
             return PlainTextResponse("the package prometheus-client is missing", 501)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from geocomm.telemetry.known_values import mean, share, total
+from geocomm.telemetry.overview_links import both_ends, bytes_per_second, rtt_seconds
 from geocomm.telemetry.report import Row
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
 MOST_POINTS = 300
 _MOST_REPORTS = 12_000
 """That are read for one answer: with many ranks there are fewer points."""
-_SHARES = ("input", "exposed", "checkpoint")
+_PARTS = ("input", "exposed", "checkpoint")
 
 
 def curves(store: RunStore, since: float, until: float) -> dict[str, Any]:
@@ -57,15 +59,14 @@ def _of_site(own: list[tuple[Received | None, Received]]) -> dict[str, float | N
     last = [now.report.training for _, now in own]
     steps: list[Row] = [_grown(was, now) for was, now in own if was is not None]
     moved = [row for row in steps if row.get("steps")]
-    seconds = _sum(row.get("seconds", 0.0) for row in moved)
-    found: dict[str, float | None] = {name: _mean([row.get(name) for row in last]) for name in ("loss", "grad_norm")}
-    found["step_seconds"] = _mean([row["seconds"] / row["steps"] for row in moved if "seconds" in row])
-    found["tokens_per_second"] = _sum(
+    seconds = sum(row.get("seconds", 0.0) for row in moved)
+    found: dict[str, float | None] = {name: mean(row.get(name) for row in last) for name in ("loss", "grad_norm")}
+    found["step_seconds"] = mean(row["seconds"] / row["steps"] for row in moved if "seconds" in row)
+    found["tokens_per_second"] = total(
         row["tokens"] / row["seconds"] for row in moved if row.get("tokens") and row.get("seconds")
     )
-    for share in _SHARES:
-        part = _sum(row.get(f"{share}_seconds", 0.0) for row in moved)
-        found[share] = None if not seconds or part is None else min(1.0, part / seconds)
+    for part in _PARTS:
+        found[part] = share(sum(row.get(f"{part}_seconds", 0.0) for row in moved), seconds)
     return found
 
 
@@ -78,34 +79,7 @@ def _grown(was: Received, now: Received) -> Row:
 
 def _of_links(pairs: Iterable[tuple[Received | None, Received]]) -> dict[str, dict[str, float | None]]:
     """Values of each pair of sites at one time."""
-    found: dict[str, dict[str, float | None]] = {}
-    for was, now in pairs:
-        seconds = 0.0 if was is None else (now.report.now_ns - was.report.now_ns) / 1e9
-        old = {} if was is None else {row["peer"]: row for row in was.report.stats.get("peers", [])}
-        for row in now.report.stats.get("peers", []):
-            site = row.get("site")
-            if not site or site == now.report.site:
-                continue
-            values = found.setdefault(f"{now.report.site} > {site}", {"bytes_per_second": None, "rtt_seconds": None})
-            if seconds > 0:
-                sent_before = old.get(row["peer"], {}).get("bytes_sent", 0)
-                sent = row["bytes_sent"] - (sent_before if sent_before <= row["bytes_sent"] else 0)
-                _merge(values, "bytes_per_second", sent / seconds, lambda a, b: a + b)
-            if row.get("rtt_us"):
-                _merge(values, "rtt_seconds", row["rtt_us"] / 1e6, max)
-    return found
-
-
-def _merge(values: dict[str, float | None], name: str, value: float, join: Callable[[float, float], float]) -> None:
-    known = values[name]
-    values[name] = value if known is None else join(known, value)
-
-
-def _sum(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return sum(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return {
+        " > ".join(way): {"bytes_per_second": bytes_per_second(there, back), "rtt_seconds": rtt_seconds(there + back)}
+        for way, (there, back) in both_ends(pairs).items()
+    }

@@ -14,8 +14,8 @@ from geocomm.diagnostics.run_window import read_window
 from geocomm.diagnostics.verdict import Cause, headline
 from geocomm.telemetry.alert_log import firing
 from geocomm.telemetry.overview import Overview, overview
-from geocomm.telemetry.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
+from geocomm.telemetry.store_folder import StoreFolder
 
 _STEPS = 60
 _STEPS_WINDOWS_S = (60.0, 600.0, 86400.0)
@@ -33,7 +33,7 @@ def page_state(store: RunStore, at: float) -> dict[str, Any]:
         "links": [dataclasses.asdict(link) for link in seen.links],
         "rounds": [dataclasses.asdict(one) for one in seen.rounds],
         "events": [dataclasses.asdict(one) for one in seen.events],
-        "members": _members(RunFolder.look(store.path.parent)),
+        "members": _members(StoreFolder.look(store.path.parent)),
         "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
         "steps": _steps(store, at),
     })  # fmt: skip
@@ -54,7 +54,7 @@ def _head(seen: Overview) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in names}
 
 
-def _members(folder: RunFolder) -> list[dict[str, Any]] | None:
+def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
     """Sites of an elastic run as its journal has them; None: the run is not elastic."""
     if folder.members is None:
         return None

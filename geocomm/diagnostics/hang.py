@@ -9,7 +9,8 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from geocomm.telemetry.overview import Phase, RoundState, overview
+from geocomm.telemetry.overview import overview
+from geocomm.telemetry.overview_rounds import Phase, RoundState
 from geocomm.telemetry.report import Row
 from geocomm.telemetry.run_store import Received, RunStore
 

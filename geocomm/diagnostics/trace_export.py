@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.diagnostics.rank_clocks import Clock, rank_clocks
-from geocomm.telemetry.overview import SILENT_SECONDS
+from geocomm.telemetry.last_reports import SILENT_SECONDS
 from geocomm.telemetry.report import Row
 from geocomm.telemetry.run_store import Rank, RunStore
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from geocomm.telemetry.last_reports import SILENT_SECONDS
 from geocomm.telemetry.metric_expressions import Always, Expression, Metric
-from geocomm.telemetry.overview import SILENT_SECONDS
 
 PREFIX = "Geocomm"
 """Of the names in Prometheus, where other programs have alerts too."""

@@ -14,11 +14,12 @@ from typing import Any
 from geocomm.telemetry import alert_log
 from geocomm.telemetry.alert_rules import KEEP_FIRING_S, RULES, SITE_SILENT, AlertRule, Scope, annotations_of
 from geocomm.telemetry.alert_sinks import AlertSinks
+from geocomm.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.telemetry.metric_expressions import History, Labels, Samples
-from geocomm.telemetry.overview import SILENT_SECONDS, Life, Overview, overview
+from geocomm.telemetry.overview import Overview, overview
 from geocomm.telemetry.prometheus_text import samples
-from geocomm.telemetry.run_folder import RunFolder
 from geocomm.telemetry.run_store import NoStoreError, RunStore
+from geocomm.telemetry.store_folder import StoreFolder
 
 INTERVAL_S = 5.0
 _MOST_SHARE = 0.1
@@ -161,7 +162,7 @@ class Alerting:
         while self._applies() and not self._closing.wait(wait_s):
             began, now = time.monotonic(), time.time()
             seen = overview(store, now, since)  # older ranks are of a run before, or of when this site led before
-            news = messages.news(now, evaluation.step(now, samples(seen, RunFolder.look(self._folder))))
+            news = messages.news(now, evaluation.step(now, samples(seen, StoreFolder.look(self._folder))))
             if news:
                 self._tell([alert.line(status, now) for status, alert in news])
             took_s = time.monotonic() - began

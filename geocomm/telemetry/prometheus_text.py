@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from geocomm._version import __version__
 from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.metrics.events import KINDS
+from geocomm.telemetry.last_reports import Life
 from geocomm.telemetry.metric_expressions import Labels, Samples
-from geocomm.telemetry.overview import Life, LinkState, Overview, SiteState
-from geocomm.telemetry.run_folder import RunFolder
+from geocomm.telemetry.overview import Overview
+from geocomm.telemetry.overview_links import LinkState
+from geocomm.telemetry.overview_sites import SiteState
+from geocomm.telemetry.store_folder import StoreFolder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -87,7 +90,7 @@ class MetricRow:
     counter: bool = False
 
 
-def metric_rows(seen: Overview, folder: RunFolder) -> Iterator[MetricRow]:
+def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     """All of them, but for the version."""
     site_names, link_names = ("site",), ("site", "peer_site")
     heard = [site for site in seen.sites if site.life is not Life.SILENT]
@@ -176,7 +179,7 @@ def _rows(
         yield MetricRow(prefix + name, text, labels, [(values, read(one)) for values, one in of], counter)
 
 
-def samples(seen: Overview, folder: RunFolder) -> Samples:
+def samples(seen: Overview, folder: StoreFolder) -> Samples:
     """The same as Prometheus keeps it: by name and labels."""
     found: dict[str, dict[Labels, float]] = {}
     for row in metric_rows(seen, folder):
@@ -187,7 +190,7 @@ def samples(seen: Overview, folder: RunFolder) -> Samples:
     return found
 
 
-def prometheus_text(seen: Overview, folder: RunFolder) -> bytes:
+def prometheus_text(seen: Overview, folder: StoreFolder) -> bytes:
     """The text that Prometheus scrapes. Needs the package prometheus-client."""
     from prometheus_client import CollectorRegistry, generate_latest
 

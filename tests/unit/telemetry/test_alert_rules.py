@@ -20,8 +20,8 @@ from geocomm.telemetry.metric_expressions import Labels
 from geocomm.telemetry.monitoring_files import monitoring_files
 from geocomm.telemetry.overview import overview
 from geocomm.telemetry.prometheus_text import samples
-from geocomm.telemetry.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
+from geocomm.telemetry.store_folder import StoreFolder
 from support.recorded_run import record
 
 STEP_S = 30
@@ -200,7 +200,7 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
     assert set(CASES) == {rule.name for rule in RULES} - {"Watchdog"}
     record(tmp_path / "run", 2, 1, 0.0, 70)
     member = SiteRecord("tokyo", Standing.AWAY, "", 0)
-    there = samples(overview(RunStore(tmp_path / "run"), 70.0), RunFolder(1, 2, (member,)))
+    there = samples(overview(RunStore(tmp_path / "run"), 70.0), StoreFolder(1, 2, (member,)))
     assert there["geocomm_member_away"] == {(("site", "tokyo"),): 1.0}
     for rule in RULES:
         for name in set(rule.when.metrics()) - {"up"}:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from geocomm.metrics import schema
-from geocomm.telemetry.overview import SILENT_SECONDS, Life, Overview, Phase, overview
+from geocomm.telemetry.last_reports import SILENT_SECONDS, Life
+from geocomm.telemetry.overview import Overview, overview
+from geocomm.telemetry.overview_rounds import Phase
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 

@@ -15,7 +15,7 @@ from geocomm.journal.run_state import RunState, SiteRecord, Standing
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class StoreFolder:
     """The folder now."""
 
     free_bytes: int | None
