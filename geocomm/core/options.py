@@ -254,11 +254,13 @@ class Options(BaseModel):
 
     def given_for_sites(self) -> list[str]:
         """Variables of the options that count between sites only and are not as by default."""
-        return [
-            variable_of(name)
-            for name, field in type(self).model_fields.items()
-            if name not in _OF_ANY_JOB and getattr(self, name) != field.default
-        ]
+        return [variable_of(name) for name in self.not_as_by_default() if name not in _OF_ANY_JOB]
+
+    def not_as_by_default(self) -> dict[str, str]:
+        """The fields that are not as by default, as their variables would have them."""
+        fields = type(self).model_fields.items()
+        values = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
+        return {name: value_text(value) for name, value in values.items()}
 
     def replace(self, **changes: Any) -> Options:
         """Make a copy with other values.
@@ -367,18 +369,25 @@ def _refusal_of(error: ValidationError, values: dict[str, Any]) -> Exception:
     return refusal(f"{option} is {value!r}; it must be {wanted}{did_you_mean(str(value), allowed)}")
 
 
-def _default_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """The value of a field as its variable would have it; None is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
-        return f"`{int(value)}`"
+        return str(int(value))
     if isinstance(value, tuple):
-        return f"`{','.join(cast(tuple[str, ...], value))}`"
+        return ",".join(cast(tuple[str, ...], value))
     if isinstance(value, timedelta):
-        return f"`{value.total_seconds():g}s`"
+        return f"{value.total_seconds():g}s"
+    return str(value)
+
+
+def _default_text(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, int) and value and value % 1024 == 0:
         return f"`{value // 1024}KiB`"
-    return f"`{value}`"
+    return f"`{value_text(value)}`"
 
 
 def _item(names: str, default: str, meaning: str) -> str:

@@ -33,6 +33,7 @@ def page_state(store: RunStore, at: float) -> dict[str, Any]:
         "links": [dataclasses.asdict(link) for link in seen.links],
         "rounds": [dataclasses.asdict(one) for one in seen.rounds],
         "events": [dataclasses.asdict(one) for one in seen.events],
+        "options": [dataclasses.asdict(one) for one in seen.options],
         "members": _members(StoreFolder.look(store.path.parent)),
         "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
         "steps": _steps(store, at),

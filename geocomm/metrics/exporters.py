@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from geocomm.core.message_log import logger
-from geocomm.core.options import Options, metrics_listen_port, transport_keys
+from geocomm.core.options import Options, metrics_listen_port
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.metrics.counters import stats
 from geocomm.metrics.events import EventReader, events
@@ -59,8 +59,7 @@ class Reporting:
                 from geocomm.metrics.report_sender import ReportSender
 
                 reported = EventReader(events)
-                sender = ReportSender(path, rank, site or UNNAMED_SITE, stats, reported, transport_keys(options))
-                self._parts.append(sender)
+                self._parts.append(ReportSender(path, rank, site or UNNAMED_SITE, stats, reported, options))
 
     def _serve(self, options: Options, rank: int, site: str) -> None:
         from geocomm.metrics.prometheus_endpoint import MetricsServer

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from geocomm.core.options import Options, transport_keys
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
 from geocomm.metrics.round_log import round_log
@@ -43,15 +44,17 @@ class ReportSender:
         site: str,
         read_stats: Callable[[], dict[str, Any]],
         events: EventReader,
-        keys: str | None = None,
+        options: Options,
     ) -> None:
-        """path: of the collector's socket, which need not be there yet. keys: the folder of this site's keys."""
+        """path: of the collector's socket, which need not be there yet. options: of the first group."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._path = path
         self._own: dict[str, Any] = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
+        keys = transport_keys(options)
         self._own["certificate_ends"] = certificate_ends(keys) if keys else None
+        self._own["options"] = {name: text for name, text in options.not_as_by_default().items() if name != "site"}
         self._read_stats = read_stats
         self._events = events
         self._sequence = 0

@@ -12,6 +12,7 @@ from geocomm.telemetry.known_values import mean, total
 from geocomm.telemetry.last_reports import SILENT_SECONDS, LastReports, Life
 from geocomm.telemetry.overview_events import EventState, event_states
 from geocomm.telemetry.overview_links import LinkState, link_states
+from geocomm.telemetry.overview_options import OptionState, option_states
 from geocomm.telemetry.overview_rounds import RoundState, round_states
 from geocomm.telemetry.overview_sites import SiteState, site_states
 from geocomm.telemetry.run_store import RunStore
@@ -33,6 +34,8 @@ class Overview:
     """Those under way, oldest first; then the last of each fragment that is over."""
     events: tuple[EventState, ...]
     """Of the last day, newest first, at most 50."""
+    options: tuple[OptionState, ...]
+    """Those that are not as by default somewhere."""
 
     @property
     def step(self) -> int | None:
@@ -79,4 +82,5 @@ def overview(store: RunStore, at: float, since: float = 0.0) -> Overview:
         tuple(link_states(seen)),
         tuple(round_states(store, seen)),
         tuple(event_states(rows)),
+        tuple(option_states(received.report for received in seen.last)),
     )

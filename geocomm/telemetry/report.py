@@ -47,6 +47,8 @@ class Report(BaseModel):
     """The process says no more."""
     certificate_ends: FiniteFloat | None = None
     """Unix seconds; None: it has no keys."""
+    options: dict[str, str] | None = None
+    """Of the process' first group, those that are not as by default, but for the site; None: not known."""
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}

@@ -51,7 +51,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
     exposed = 0.3 + 0.15 * site / len(names)
     rows = [_peer(names[site], other, site, second, rank % ranks) for other in range(len(names)) if other != site]
     peers = [
-        {**row, "site": names[other]}
+        {**row, "site": names[other], "rank": other * ranks + rank % ranks}
         for other, row in zip((o for o in range(len(names)) if o != site), rows, strict=True)
     ]
     parts = {"seconds": STEP_S, "input_seconds": 0.1, "exposed_seconds": exposed, "tokens": 8192}
@@ -63,6 +63,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
         "sequence": second,
         "time": begin + second,
         "now_ns": now_ns,
+        "options": {"codec": "int8", "streams": "4"} if site else {"codec": "int8"},
         "stats": {"exposed_seconds": exposed * step, "local_steps": [], "groups": [], "peers": peers},
         "training": {
             "step": step,
@@ -91,6 +92,8 @@ def _peer(source: str, target: int, site: int, second: int, rank: int) -> dict[s
         "tcp_bytes_sent": sent,
         "rtt_us": int(rtt_us * (1.3 + 0.2 * math.sin(second / 7))),
         "min_rtt_us": rtt_us,
+        "clock_offset_us": 0,
+        "clock_error_us": 1000,
         "outages": 1 if site == 1 else 0,
         "outage_us": 2_300_000 if site == 1 else 0,
         "resumes": 4 if site == 1 else 0,

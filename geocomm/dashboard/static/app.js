@@ -306,6 +306,7 @@ function showTables(run) {
     ["", (event) => Object.entries(event.fields).map(([name, value]) =>
       `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ").slice(0, 200)],
   ], run.events);
+  showOptions(run);
   const parts = [];
   if (run.members) {
     const members = element("table", {});
@@ -322,6 +323,16 @@ function showTables(run) {
   }
   if (parts.length === 0) parts.push(element("p", { class: "faint" }, "The members are fixed, and there are no local steps."));
   $("members").replaceChildren(...parts);
+}
+
+function showOptions(run) {
+  const everywhere = (values) => values.length === 1;
+  const rows = run.options.map((one) => ({ ...one, values: Object.entries(one.values) }));
+  const listed = element("table", {});
+  table(listed, [["option", (one) => one.name], ["default", (one) => one.default || "–"],
+    ["here", (one) => one.values.map(([value, sites]) =>
+      (value || "–") + (everywhere(one.values) ? "" : ` (${sites.join(", ")})`)).join("; ")]], rows);
+  $("options").replaceChildren(rows.length > 0 ? listed : element("p", { class: "faint" }, "No option differs."));
 }
 
 function show(run) {

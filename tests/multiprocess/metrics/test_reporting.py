@@ -130,6 +130,10 @@ def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> Non
                 ("rome", 3),
             ]
             assert len([row for _, row in store.rows("operations") if row["kind"] == "all_reduce"]) == 6
+            told = [said.report.options or {} for said in store.latest()]
+            assert [(one["codec"], one["stats_interval"], one["metrics_port"]) for one in told] == [
+                ("int8", "0.1s", str(port)) for port in reversed(ports)
+            ]
 
         for rank, (site, other) in enumerate((("rome", "berlin"), ("berlin", "rome"))):
             (peer,) = stats[rank]["peers"]

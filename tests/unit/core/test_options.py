@@ -235,6 +235,17 @@ def test_given_for_sites_lists_what_differs_from_the_defaults_and_counts_between
     assert given == ["GEOCOMM_SITE", "GEOCOMM_SECURITY", "GEOCOMM_LINK_DEADLINE"]
 
 
+def test_what_is_not_as_by_default_is_told_as_variables_have_it(environment: pytest.MonkeyPatch) -> None:
+    given = Options(
+        site="a", codecs=("int8", "int4"), link_deadline=5, preserve_inputs=True, min_compress_bytes=1 << 20
+    )
+    told = given.not_as_by_default()
+    for name, text in told.items():
+        environment.setenv(f"GEOCOMM_{name.upper()}", text)
+    assert len(told) == 5
+    assert Options() == given
+
+
 def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> None:
     options = Options(codec="int8", streams=5)
     environment.setenv("GEOCOMM_STREAMS", "9")

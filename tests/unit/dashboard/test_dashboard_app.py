@@ -57,6 +57,10 @@ def test_state_and_curves_have_every_site_and_both_ways_of_each_pair(run: Path) 
             (a, b) for a in names for b in names if a != b
         }
         assert state["step"] == 19
+        assert state["options"] == [
+            {"name": "codec", "default": "none", "values": {"int8": names}},
+            {"name": "streams", "default": "", "values": {"": ["frankfurt"], "4": ["tokyo", "virginia"]}},
+        ]
         assert [step["step"] for step in state["steps"]["tokyo"]] == list(range(1, 20))
         series = browser.get("/api/curves?seconds=600").json()
         assert set(series["sites"]) == set(names)
