@@ -38,6 +38,8 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "where the hub or leader posts alerts, as Alertmanager does; to hooks.slack.com as text",
     ),
     ("GEOCOMM_ALERT_COMMAND", "", "what the hub or leader runs for alerts, with the same JSON as its input"),
+    ("GEOCOMM_EGRESS_PRICE", "", "dollars per GB that leaves this site, for its ranks' reports"),
+    ("GEOCOMM_EGRESS_BUDGET", "", "dollars a day that this site's egress may cost, for the alert EgressBudget"),
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
     ("GEOCOMM_ETCD_KEY", "", "its private key"),
@@ -139,6 +141,23 @@ def alert_webhook() -> str | None:
 def alert_command() -> list[str] | None:
     """What is run for alerts, as words, from GEOCOMM_ALERT_COMMAND; None: nothing."""
     return read("GEOCOMM_ALERT_COMMAND", shlex.split, default=None)
+
+
+def egress_price() -> float | None:
+    """Dollars per GB that leaves this site, from GEOCOMM_EGRESS_PRICE; None: not known."""
+    return read("GEOCOMM_EGRESS_PRICE", _dollars, default=None)
+
+
+def egress_budget() -> float | None:
+    """Dollars a day that this site's egress may cost, from GEOCOMM_EGRESS_BUDGET; None: there is no limit."""
+    return read("GEOCOMM_EGRESS_BUDGET", _dollars, default=None)
+
+
+def _dollars(text: str) -> float:
+    dollars = float(text)
+    if not 0 <= dollars < math.inf:
+        raise ValueError("a number of dollars, 0 or more")
+    return dollars
 
 
 def one_site() -> bool:

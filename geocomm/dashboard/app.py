@@ -93,8 +93,8 @@ class Page:
             from geocomm.telemetry.prometheus_text import prometheus_text
 
             async with self._turn:
-                seen = await run_in_threadpool(overview, self._store, time.time())
                 folder = await run_in_threadpool(StoreFolder.look, self._store.path.parent)
+                seen = await run_in_threadpool(overview, self._store, time.time(), folder.collected_since)
             return Response(prometheus_text(seen, folder), media_type="text/plain; version=0.0.4; charset=utf-8")
         except ImportError:
             return PlainTextResponse("the package prometheus-client is missing", 501)

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from geocomm.core.environment import egress_budget, egress_price
 from geocomm.core.options import Options, transport_keys
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
@@ -46,12 +47,18 @@ class ReportSender:
         events: EventReader,
         options: Options,
     ) -> None:
-        """path: of the collector's socket, which need not be there yet. options: of the first group."""
+        """path: of the collector's socket, which need not be there yet. options: of the first group.
+
+        Raises InvalidArgumentError for a price or budget of egress that is none.
+        """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._path = path
         self._own: dict[str, Any] = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
+        self._own["started"] = time.time()
+        self._own["egress_dollars_per_gb"] = egress_price()
+        self._own["egress_dollars_per_day"] = egress_budget()
         keys = transport_keys(options)
         self._own["certificate_ends"] = certificate_ends(keys) if keys else None
         self._own["options"] = {name: text for name, text in options.not_as_by_default().items() if name != "site"}

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from geocomm.metrics import sources
+from geocomm.metrics.loss_window import LossWindow
 
 _KEPT = 512
 """Steps that wait for a report; of older ones the totals remain."""
@@ -29,6 +30,7 @@ class Training:
         self._steps: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._ended_ns: int | None = None
         self._exposed: float | None = None
+        self._losses = LossWindow()
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """Count a step, where the program tells none and this optimizer was the first to make one."""
@@ -63,13 +65,17 @@ class Training:
             self._totals["steps"] = self._totals.get("steps", 0) + 1
             self._last = {**self._last, "step": step, "ended_ns": now_ns, "ended_time": time.time(), **said}
             self._steps.append({"step": step, "ended_ns": now_ns, **known, **said})
+            if "loss" in said:
+                self._losses.add(said["loss"])
 
     def take(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The last step's numbers with the totals, and the steps since the last call."""
         with self._lock:
             steps = list(self._steps)
             self._steps.clear()
-            return {**self._last, "totals": dict(self._totals)} if self._last else {}, steps
+            if not self._last:
+                return {}, steps
+            return {**self._last, "totals": dict(self._totals), "losses": self._losses.numbers()}, steps
 
 
 def _exposed_seconds() -> float | None:

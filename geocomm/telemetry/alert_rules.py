@@ -79,6 +79,8 @@ def _retransmitted_above(share: float) -> Expression:
 _silent = Metric("geocomm_site_report_age_seconds")
 _step_age = _site("train_step_age_seconds")
 _clock = _link("clock_offset_seconds").magnitude() - _link("clock_error_seconds")
+_loss_jump = _site("train_loss_least") - _site("train_loss_median")
+_egress = _site("site_egress_dollars_total").growth(60)
 _certificate = _site("site_certificate_left_seconds")
 _free, _disk = Metric("geocomm_disk_free_bytes"), Metric("geocomm_disk_size_bytes")
 
@@ -109,6 +111,13 @@ RULES: tuple[AlertRule, ...] = (
         *("LossNotFinite", _CRITICAL, Scope.SITE, _site("train_ranks_not_finite") > 0, 0),
         "the loss at {site} is NaN or infinite",
         "stop, and go back to a checkpoint with a smaller learning rate; look at that site's data",
+    ),
+    AlertRule(
+        *("LossSpike", _WARNING, Scope.SITE),
+        (_loss_jump > 0.2) & (_loss_jump > _site("train_loss_spread") * 6) & _site("train_loss_settling").equals(0),
+        0,
+        "the last 3 losses at {site} are far above the 64 before",
+        "look at that site's data and learning rate; go back to a checkpoint if the loss stays high",
     ),
     AlertRule(
         *("WeightsNotFinite", _CRITICAL, Scope.SITE),
@@ -183,6 +192,11 @@ RULES: tuple[AlertRule, ...] = (
         *("CertificateExpiry", _CRITICAL, Scope.SITE, _certificate < 7 * _DAY_S, 0),
         "the certificate of {site} expires within 7 days",
         "geocomm keys renew",
+    ),
+    AlertRule(
+        *("EgressBudget", _WARNING, Scope.SITE, _egress * 24 > _site("site_egress_budget_dollars"), 0),
+        "what {site} sent other sites within an hour cost more than a 24th of its GEOCOMM_EGRESS_BUDGET",
+        "a coarser codec, or exchange less often: geocomm plan --price says what each would cost",
     ),
     AlertRule(
         *("DiskFull", _CRITICAL, Scope.RUN, (_free < _disk * 0.05) & (_free < 10 * 1024 * _MIB), 0),

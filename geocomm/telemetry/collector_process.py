@@ -30,6 +30,7 @@ from geocomm.telemetry.alert_sinks import AlertSinks
 from geocomm.telemetry.alerts import Alerting
 from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import NoStoreError, RunStore
+from geocomm.telemetry.store_folder import COLLECTOR_LOCK
 
 _LOOK_S = 0.5
 _LAST_REPORTS_S = 1.0
@@ -86,7 +87,7 @@ def _alerting(config: CollectorConfig) -> Alerting:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Generator[None]:
     """Hold the folder, which one collector at a time may. OSError where another one does."""
-    with (folder / "collector.lock").open("w") as file:
+    with (folder / COLLECTOR_LOCK).open("a") as file:
         until = time.monotonic() + _LOCK_LIMIT_S  # one of a run before may be at its end
         while True:
             try:
@@ -96,6 +97,7 @@ def _locked(folder: Path) -> Generator[None]:
                 if time.monotonic() > until:
                     raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
             time.sleep(0.1)
+        os.utime(file.fileno())
         yield
 
 

@@ -15,6 +15,8 @@ from geocomm.telemetry.report import Report, Row
 from geocomm.telemetry.run_store import Received
 
 RECENT_EVENT_SECONDS = 600.0
+_HEADERS = 1.04
+"""Bytes of a packet by those of its content: Ethernet, IP and TCP."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,18 @@ class SiteState:
     """The mean of its ranks."""
     loss: float | None
     """The mean of what its ranks said last."""
+    loss_least: float | None
+    """Of the last three losses, in the mean of its ranks."""
+    loss_median: float | None
+    """Of the 64 before, likewise."""
+    loss_spread: float | None
+    """Of these, as a standard deviation, likewise."""
     bytes_sent: int
     """To other sites, since its processes started."""
+    egress_dollars: float | None
+    """That this has cost, with headers and repeats."""
+    egress_dollars_per_day: float | None
+    """That it may cost."""
     ranks_not_finite: int
     """Ranks whose last loss is NaN or infinite."""
     rounds_not_finite: int
@@ -105,6 +117,7 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
         ranks = tuple(_rank(seen, received) for received in own)
         heard = [rank for rank in ranks if rank.life is Life.REPORTING] or list(ranks)
         training = [received.report.training for received in own]
+        windows: list[Row] = [one["losses"] for one in training if one.get("losses")]
         losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
         stats = [received.report.stats for received in own]
         checkpoints = moments(row for row in events if row["site"] == name and row["kind"] == "checkpoint")
@@ -121,7 +134,12 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
             tokens_per_second=total(rank.tokens_per_second for rank in heard),
             exposed_share=mean(rank.exposed_share for rank in heard),
             loss=mean(one.get("loss") for one in training),
+            loss_least=mean(one["least"] for one in windows),
+            loss_median=mean(one["median"] for one in windows),
+            loss_spread=mean(one["spread"] for one in windows),
             bytes_sent=sum(peer["bytes_sent"] for received in own for peer in far_peers(received)),
+            egress_dollars=total(_egress_dollars(received) for received in own),
+            egress_dollars_per_day=max(known(one.report.egress_dollars_per_day for one in own), default=None),
             ranks_not_finite=sum(not math.isfinite(loss) for loss in losses),
             rounds_not_finite=sum(
                 run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())
@@ -139,6 +157,15 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
                 )
             ),
         )
+
+
+def _egress_dollars(received: Received) -> float | None:
+    """What the rank has sent to other sites, at the site's price."""
+    price = received.report.egress_dollars_per_gb
+    if price is None:
+        return None
+    sent = sum(peer["bytes_sent"] * _HEADERS + peer["retransmitted_bytes"] for peer in far_peers(received))
+    return price / 1e9 * sent
 
 
 def _mean_step_s(totals: Row) -> float | None:

@@ -27,6 +27,9 @@ SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = 
     ("train_step", "the last training step that all its ranks have ended", lambda site: site.step),
     ("train_steps_planned", "how many steps the run shall have", lambda site: site.of_steps),
     ("train_loss", "the mean of what its ranks said last", lambda site: site.loss),
+    ("train_loss_least", "of its last three losses", lambda site: site.loss_least),
+    ("train_loss_median", "of the 64 losses before", lambda site: site.loss_median),
+    ("train_loss_spread", "of these, as a standard deviation", lambda site: site.loss_spread),
     ("train_ranks_not_finite", "ranks whose last loss is NaN or infinite", lambda site: site.ranks_not_finite),
     ("train_step_seconds", "the time of a step, of the last ones", lambda site: site.step_seconds),
     ("train_mean_step_seconds", "since its processes started", lambda site: site.mean_step_seconds),
@@ -37,12 +40,14 @@ SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = 
     ("train_checkpoint_interval_seconds", "between the last two", lambda site: site.checkpoint_interval_seconds),
     ("site_ranks", "how many ranks it has", lambda site: len(site.ranks)),
     ("site_ranks_reporting", "how many of them report", lambda site: site.ranks_reporting),
+    ("site_egress_budget_dollars", "that its egress may cost a day", lambda site: site.egress_dollars_per_day),
     ("site_certificate_expiry_timestamp_seconds", "of its first to expire", lambda site: site.certificate_ends),
 )
 """Name without prefix, help, value; with the label `site`. Not of a silent site."""
 
 SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
     ("train_rounds_not_finite", "rounds of local steps that left it out: NaN or Inf", lambda s: s.rounds_not_finite),
+    ("site_egress_dollars", "what its bytes to other sites cost", lambda site: site.egress_dollars),
     ("site_reports", "reports that its ranks made", lambda site: site.reports),
     ("site_reports_dropped", "of these, not taken by its collector", lambda site: site.reports_dropped),
 )
@@ -118,6 +123,13 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
         "time of a step without waits: the quickest site's by this one's; while sites wait for each other",
         site_names,
         _paces(heard),
+    )
+    settling = float(any(site.recent_events.get("codec_fallback") for site in heard))
+    yield MetricRow(
+        "geocomm_train_loss_settling",
+        "1: a site took a finer codec within ten minutes, after which a loss may jump",
+        site_names,
+        [((site.name,), settling) for site in heard],
     )
     yield MetricRow(
         "geocomm_site_certificate_left_seconds",

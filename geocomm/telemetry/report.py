@@ -43,16 +43,22 @@ class Report(BaseModel):
     """Unix seconds, as that machine's clock has it."""
     now_ns: int
     """Its monotonic clock, at that moment: the clock of `operations`, `rounds` and `steps`."""
+    started: FiniteFloat = 0.0
+    """When the process began to report, likewise; 0: not known."""
     final: bool = False
     """The process says no more."""
     certificate_ends: FiniteFloat | None = None
     """Unix seconds; None: it has no keys."""
     options: dict[str, str] | None = None
     """Of the process' first group, those that are not as by default, but for the site; None: not known."""
+    egress_dollars_per_gb: FiniteFloat | None = None
+    """That leaves the site; None: not known."""
+    egress_dollars_per_day: FiniteFloat | None = None
+    """That the egress of the whole site may cost; None: there is no limit."""
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}
-    """`geocomm.report_step`: the last step and its numbers, and totals."""
+    """`geocomm.report_step`: the last step and its numbers, totals, and `losses` (`metrics.loss_window`)."""
     steps: list[Row] = []
     """Steps that ended since the report before: `step`, `ended_ns`, `seconds` and what is known of its parts."""
     operations: list[Row] = []

@@ -97,8 +97,8 @@ class RunStore:
             raise
 
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
-        """The last report of each rank of each site that came up to `until`; by site and rank. details: with
-        `operations` and `rounds`."""
+        """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
+        restart of its site left out. details: with `operations` and `rounds`."""
         rows = self._db.execute(
             f"SELECT at, body, {'details' if details else 'NULL'} "
             "FROM (SELECT DISTINCT site, rank FROM reports) AS who JOIN reports ON reports.rowid = (SELECT rowid "
@@ -106,7 +106,7 @@ class RunStore:
             "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
             (until,),
         )
-        return [Received(at, _report(body, packed)) for at, body, packed in rows.fetchall()]
+        return _of_last_start([Received(at, _report(body, packed)) for at, body, packed in rows.fetchall()])
 
     def reports(
         self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
@@ -213,6 +213,14 @@ class RunStore:
         if (found, version) != (_APPLICATION_ID, _FORMAT):
             self.close()
             raise NoStoreError(f"{self.path} is no run store of this version of geocomm: name another folder")
+
+
+def _of_last_start(found: list[Received]) -> list[Received]:
+    """Without those of ranks that said nothing since others of their site started: these go on without them."""
+    started: dict[str, float] = {}
+    for one in found:
+        started[one.report.site] = max(one.report.started, started.get(one.report.site, 0.0))
+    return [one for one in found if one.report.time >= started[one.report.site]]
 
 
 def _column_of(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""What the folder of a run store tells besides the reports: its disk, and members of an elastic run."""
+"""What the folder of a run store tells besides the reports: its disk, its collector, and members of an elastic run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState, SiteRecord, Standing
 
+COLLECTOR_LOCK = "collector.lock"
+"""A collector holds it, and sets its time when it starts."""
+
 
 @dataclass(frozen=True)
 class StoreFolder:
@@ -23,15 +26,20 @@ class StoreFolder:
     size_bytes: int | None
     members: tuple[SiteRecord, ...] | None
     """By name; None: the run is not elastic."""
+    collected_since: float = 0.0
+    """When the last collector started, in Unix seconds: older reports are of a run before. 0: not known."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
+        members, started = _members(folder), 0.0
+        with contextlib.suppress(OSError):
+            started = (folder / COLLECTOR_LOCK).stat().st_mtime
         try:
             disk = shutil.disk_usage(folder)
         except OSError:
-            return cls(None, None, _members(folder))
-        return cls(disk.free, disk.free + disk.used, _members(folder))
+            return cls(None, None, members, started)
+        return cls(disk.free, disk.free + disk.used, members, started)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -13,6 +13,7 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from geocomm.dashboard.app import STATIC, dashboard_app
+from geocomm.telemetry.store_folder import COLLECTOR_LOCK
 from support.recorded_run import record
 
 UPLOT = {
@@ -83,6 +84,14 @@ def test_metrics_of_all_sites_are_what_prometheus_reads(run: Path) -> None:
     assert samples["geocomm_site_ranks_reporting", "virginia"] == 2
     assert samples["geocomm_site_link_least_rtt_seconds", "frankfurt", "virginia"] == 0.029
     assert samples["geocomm_site_link_outages_total", "tokyo", "virginia"] == 2
+
+
+def test_metrics_leave_out_what_reported_to_an_earlier_collector_alone(tmp_path: Path) -> None:
+    folder = record(tmp_path / "telemetry", 2, 1, time.time() - 40, 40)
+    with client(folder) as browser:
+        assert "geocomm_site_report_age_seconds{" in browser.get("/metrics").text
+        (folder / COLLECTOR_LOCK).touch()
+        assert "geocomm_site_report_age_seconds{" not in browser.get("/metrics").text
 
 
 def test_who_asks_by_another_name_or_would_change_something_is_refused(run: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
+from geocomm.metrics.loss_window import BEFORE, LossWindow
 from geocomm.metrics.training import Training
 
 
@@ -34,3 +38,18 @@ def test_an_optimizer_that_is_gone_leaves_its_place_to_the_next() -> None:
     del optimizer
     training.optimizer_stepped(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
     assert training.take()[0]["step"] == 2
+
+
+def test_newest_losses_are_compared_with_those_before_once_there_are_enough() -> None:
+    window = LossWindow()
+    for number in range(BEFORE):
+        window.add(2.0 + 0.1 * (number % 3))
+        window.add(math.nan)
+    assert window.numbers() is None
+    for loss in (9.0, 4.0, 7.0):
+        window.add(loss)
+    assert window.numbers() == {"least": 4.0, "median": 2.1, "spread": pytest.approx(0.14826)}
+    training = Training()
+    for step in range(BEFORE + 3):
+        training.step(step, {"loss": 1.0}, {})
+    assert training.take()[0]["losses"] == {"least": 1.0, "median": 1.0, "spread": 0.0}

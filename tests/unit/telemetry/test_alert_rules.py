@@ -69,6 +69,11 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         site(train_step_age_seconds=(0, 30), train_mean_step_seconds=250),
     ),
     "LossNotFinite": (site(train_ranks_not_finite=1), "c", site(train_ranks_not_finite=0)),
+    "LossSpike": (
+        site(train_loss_least=(2.0, 0.02), train_loss_median=2.0, train_loss_spread=0.1, train_loss_settling=0),
+        "w",
+        site(train_loss_least=2.8, train_loss_median=2.0, train_loss_spread=0.01, train_loss_settling=1),
+    ),
     "WeightsNotFinite": (
         site(train_rounds_not_finite_total=(0, 1)),
         "c",
@@ -106,6 +111,11 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         site(site_certificate_left_seconds=10 * DAY_S),
         "w",
         site(site_certificate_left_seconds=15 * DAY_S),
+    ),
+    "EgressBudget": (
+        site(site_egress_dollars_total=(100, 0.1), site_egress_budget_dollars=72),  # 4 in 20 minutes
+        "w",
+        site(site_egress_dollars_total=(100, 0.1), site_egress_budget_dollars=120),
     ),
     "DiskFull": (
         plain(disk_free_bytes=4 * GIB, disk_size_bytes=100 * GIB),

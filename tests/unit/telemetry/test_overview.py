@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from geocomm.metrics import schema
+from geocomm.telemetry.alerts import Evaluation
 from geocomm.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.telemetry.overview import Overview, overview
 from geocomm.telemetry.overview_rounds import Phase
+from geocomm.telemetry.prometheus_text import samples
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
+from geocomm.telemetry.store_folder import StoreFolder
 
 S = 10**9
 MB = 1_000_000
@@ -40,6 +43,7 @@ def told(sequence: int, site: str, rank: int = 0, process: int = 1, **more: Any)
 
 
 def picture(folder: Path, reports: Iterable[tuple[float, Report]], at: float) -> Overview:
+    folder.mkdir(exist_ok=True)
     store = RunStore(folder, write=True)
     for when, report in reports:
         store.add(report, when)
@@ -179,3 +183,37 @@ def test_bad_losses_and_checkpoints_are_counted(tmp_path: Path) -> None:
     assert site.recent_events == {}
     assert overview(RunStore(tmp_path), 702.0).sites[0].recent_events == {"checkpoint": 1}
     assert overview(RunStore(tmp_path), 1600.0, since=1550.0).sites == ()
+
+
+def test_losses_that_jump_are_told_unless_a_codec_was_just_changed(tmp_path: Path) -> None:
+    def jumps(folder: Path, events: list[dict[str, Any]]) -> list[str]:
+        losses = {"least": 2.7, "median": 2.0, "spread": 0.1}
+        ranks = [told(3, "a", rank, training={"step": 70, "loss": 2.8, "losses": losses}) for rank in (0, 1)]
+        seen = picture(folder, [(3.0, one) for one in (*ranks, told(3, "b", 2, events=events))], 3.0)
+        return [alert.rule.name for alert in Evaluation().step(3.0, samples(seen, StoreFolder(None, None, None)))]
+
+    assert jumps(tmp_path / "one", []) == ["LossSpike"]
+    assert jumps(tmp_path / "two", [{"kind": "codec_fallback", "hook": "ddp", "step": 60}]) == ["ResidualGuard"]
+
+
+def test_egress_costs_the_price_of_each_site_with_headers_and_repeats(tmp_path: Path) -> None:
+    sent = {"bytes_sent": 1e9, "retransmitted_bytes": 2e7}
+    stats = {"peers": [peer("b", 1, **sent), peer("c", 2, **sent), peer("a", 3, **sent)]}
+    own: dict[str, Any] = {"egress_dollars_per_gb": 0.1, "egress_dollars_per_day": 50.0}
+    priced, other = picture(tmp_path, [(1.0, told(1, "a", stats=stats, **own)), (1.0, told(1, "b", 1))], 1.0).sites
+    assert (priced.egress_dollars, priced.egress_dollars_per_day) == (pytest.approx(2 * 0.106), 50.0)
+    assert (other.egress_dollars, other.egress_dollars_per_day) == (None, None)
+
+
+def test_rank_that_a_restart_of_its_site_leaves_out_is_there_no_more(tmp_path: Path) -> None:
+    def rank(site: str, number: int, process: int, at: float, started: float, **more: Any) -> tuple[float, Report]:
+        told_at = told(int(at), site, number, process, started=started, **more)
+        return at + 3, told_at.model_copy(update={"time": at})  # 3 s on its way, or by another clock
+
+    before = [rank("a", 0, 1, 30.0, 10.0), rank("a", 1, 2, 30.0, 10.5), rank("b", 2, 3, 30.0, 10.0)]
+    run = picture(tmp_path, before, 60.0)
+    assert [len(site.ranks) for site in run.sites] == [2, 1]
+    # Site a starts again with a rank less; site b is just not heard.
+    run = picture(tmp_path, [rank("a", 0, 4, second, 40.0) for second in (41.0, 59.0)], 63.0)
+    assert [(site.name, site.life) for site in run.sites] == [("a", Life.REPORTING), ("b", Life.SILENT)]
+    assert [one.rank for one in run.sites[0].ranks] == [0]
