@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from geocomm.core.environment import egress_budget, egress_price
 from geocomm.core.message_log import logger
 from geocomm.core.options import Options, metrics_listen_port
 from geocomm.core.site import UNNAMED_SITE
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def check_reporting(options: Options) -> None:
-    """UnsupportedError for what is asked for and not installed."""
+    """UnsupportedError for what is asked for and not installed; InvalidArgumentError for what is no price."""
+    egress_price()
+    egress_budget()
     if options.metrics_port is not None:
         from geocomm.metrics.prometheus_endpoint import require_prometheus_client
 

@@ -47,10 +47,7 @@ class ReportSender:
         events: EventReader,
         options: Options,
     ) -> None:
-        """path: of the collector's socket, which need not be there yet. options: of the first group.
-
-        Raises InvalidArgumentError for a price or budget of egress that is none.
-        """
+        """path: of the collector's socket, which need not be there yet. options: of the first group."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._path = path
