@@ -35,7 +35,7 @@ from geocomm.elastic.snapshots import SnapshotError
 from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.sequencer import Terms
+from geocomm.journal.sequencer_events import Terms
 from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log

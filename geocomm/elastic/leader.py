@@ -19,7 +19,8 @@ from geocomm.journal.entries import Entry, Kept, line_of
 from geocomm.journal.journal import HeadMovedError, Journal, SharedJournal
 from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer import (
+from geocomm.journal.sequencer import Sequencer
+from geocomm.journal.sequencer_events import (
     Action,
     Append,
     Came,
@@ -31,7 +32,6 @@ from geocomm.journal.sequencer import (
     Said,
     Send,
     SendEntries,
-    Sequencer,
     Terms,
     Tick,
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from geocomm.journal.admission import LedSite, difference, other_chain, refusal
 from geocomm.journal.entries import (
     Away,
     Digest,
@@ -32,7 +33,6 @@ from geocomm.journal.entries import (
 )
 from geocomm.journal.learning_rates import LearningRates
 from geocomm.journal.messages import (
-    PROTOCOL_VERSION,
     Applied,
     Beat,
     Down,
@@ -43,10 +43,8 @@ from geocomm.journal.messages import (
     Hold,
     Leave,
     Lost,
-    Model,
     Offer,
     Open,
-    Owner,
     Pass,
     Peer,
     RanksGone,
@@ -59,123 +57,23 @@ from geocomm.journal.messages import (
     Up,
     Welcome,
 )
+from geocomm.journal.open_round import OpenRound
 from geocomm.journal.run_state import RunState, Standing
-
-# ---- events
-
-
-@dataclass(frozen=True)
-class Came:
-    """A connection of a site stands. Where the site had one, that one has ended by this."""
-
-    site: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The present connection of a site has ended: not one that a later `Came` has replaced."""
-
-    site: str
-
-
-@dataclass(frozen=True)
-class Said:
-    """A site has said something."""
-
-    site: str
-    message: Up
-
-
-@dataclass(frozen=True)
-class Remove:
-    """A person removes a site from the run."""
-
-    site: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed: to be told every half second or so."""
-
-
-Event = Came | Ended | Said | Remove | Tick
-
-# ---- actions
-
-
-@dataclass(frozen=True)
-class Append:
-    """Write this entry to the journal: durable before any later action."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a message to a site. Where its connection has ended, nothing happens."""
-
-    site: str
-    message: Down
-
-
-@dataclass(frozen=True)
-class SendEntries:
-    """Send these entries of the journal, the last one included, one EntrySaid each, before later messages."""
-
-    site: str
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Close:
-    """End the connection of a site, once what was sent before is on its way. An `Ended` may follow."""
-
-    site: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Log:
-    """What a person should read."""
-
-    text: str
-
-
-Action = Append | Send | SendEntries | Close | Log
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long the leader waits for what, and for whom. All in seconds on the leader's own clock."""
-
-    min_sites: int = 1
-    """A round has so many frames at least."""
-    wait_for: frozenset[str] = frozenset()
-    """The first round opens once all of these have been ready."""
-    disconnected_s: float = 3.0
-    """Without a connection for so long: away."""
-    silent_s: float = 9.0
-    """Without a Beat for so long: away."""
-    least_grace_s: float = 2.0
-    """Half a cycle, and this at least, is what a round waits for its last frames."""
-    fetch_again_s: float = 5.0
-    attempt_s: float = 60.0
-    """Without an eligible frame for so long: a new attempt."""
-    lost_s: float = 600.0
-    """A listed frame that nobody has for so long is given up."""
-    lost_said_s: float = 60.0
-    """A site says again that a frame is lost, at least so often."""
-    leave_s: float = 30.0
-    """A site that leaves waits so long for its last frames to count."""
-    repair_s: float = 60.0
-    """Sites with different digests have so long to compute the state again."""
-    snapshot_s: float = 1800.0
-    """From one snapshot to the next; 0: there are none."""
-    copies: int = 2
-    """A snapshot is kept once so many sites have it."""
-
+from geocomm.journal.sequencer_events import (
+    Action,
+    Append,
+    Came,
+    Close,
+    Ended,
+    Event,
+    Log,
+    Remove,
+    Said,
+    Send,
+    SendEntries,
+    Terms,
+    Tick,
+)
 
 STARVED_ROUNDS = 4
 """Of a fragment, in which a site's offer did not count because its frame came too late: then a round waits for it."""
@@ -187,59 +85,6 @@ RATE_FAULTS = 3
 REPAIRS_WITHIN = 100
 """Entries: a second time in so many that digests differ ends the run of these sites."""
 _KEPT_VERSIONS = 4
-
-
-@dataclass
-class _Site:
-    """What the leader knows of a site beside the journal."""
-
-    connected: bool = False
-    replaced: bool = False
-    """The connection before this one stood, and the site beat over it, when this one came."""
-    welcomed: bool = False
-    """Hello was said over this connection, and taken."""
-    changed: float = 0.0
-    """When the connection came or ended."""
-    heard: float = 0.0
-    """Of its last Beat, or of the Hello."""
-    store: str = ""
-    former_stores: set[str] = field(default_factory=set[str])
-    fetch: str = ""
-    owners: tuple[Owner, ...] = ()
-    has_ranks: bool = False
-    """They were said to be up over this connection."""
-    beat: Beat | None = None
-    leaving: float | None = None
-    late: bool = False
-    """It missed the last round: nobody waits for it."""
-    rate_faults: int = 0
-    goals: tuple[int, ...] = ()
-    """The versions of all fragments when its Hello was taken."""
-    applied: dict[int, int] = field(default_factory=dict[int, int])
-    """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
-    missed: dict[int, int] = field(default_factory=dict[int, int])
-    """By fragment: rounds since its offer last counted, or was waited for in vain."""
-
-
-@dataclass
-class _Round:
-    """A round that is open."""
-
-    version: int
-    attempt: int
-    opened: float
-    tried: float
-    """When this attempt began."""
-    offers: dict[str, list[Offer]] = field(default_factory=dict[str, list[Offer]])
-    """By site, of all attempts, the newest last: each is a delta to the same version."""
-    passes: dict[str, int] = field(default_factory=dict[str, int])
-    """By site: the attempt."""
-    holds: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
-    """(holder, frame)."""
-    mailed: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
-    """Those that came by mail."""
-    fetches: dict[tuple[str, Hash], float] = field(default_factory=dict[tuple[str, Hash], float])
-    """When the holder was told to fetch the frame."""
 
 
 @dataclass
@@ -274,14 +119,14 @@ class Sequencer:
         self._hash_at = hash_at
         self._random_hex = random_hex
         self._fetch = fetch
-        self._sites: dict[str, _Site] = {}
-        self._rounds: dict[int, _Round] = {}
+        self._sites: dict[str, LedSite] = {}
+        self._rounds: dict[int, OpenRound] = {}
         self._due: set[int] = set()
         self._attempts: dict[int, int] = {}
         """By fragment: the highest attempt that anybody has named."""
         self._least_attempts: dict[int, int] = {}
         """By fragment: offers of earlier attempts are deltas to a state that a skip has changed."""
-        self._closed: dict[int, tuple[_Round, float]] = {}
+        self._closed: dict[int, tuple[OpenRound, float]] = {}
         """By fragment: the last round, and until when its frames came in time."""
         self._late_pairs: set[tuple[str, str]] = set()
         """(holder, maker): the frame did not come by mail in the last round."""
@@ -314,7 +159,7 @@ class Sequencer:
             for name, site in self.state.sites.items():
                 # After a restart, the sites that were there have a moment to come back.
                 back_by = now + self._terms.silent_s - self._terms.disconnected_s
-                self._sites[name] = _Site(changed=back_by, heard=now, store=site.store)
+                self._sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
         match event:
             case Came():
                 self._came(event.site)
@@ -333,7 +178,7 @@ class Sequencer:
         return out
 
     def _came(self, name: str) -> None:
-        site = self._sites.setdefault(name, _Site())
+        site = self._sites.setdefault(name, LedSite())
         site.replaced = site.connected and site.welcomed and self._now - site.heard < self._terms.silent_s
         site.connected, site.welcomed, site.has_ranks = True, False, False
         site.changed = self._now
@@ -363,7 +208,7 @@ class Sequencer:
         else:
             self._rounds_message(name, site, message)
 
-    def _rounds_message(self, name: str, site: _Site, message: Up) -> None:
+    def _rounds_message(self, name: str, site: LedSite, message: Up) -> None:
         match message:
             case ReadySaid():
                 self._ready(name, site)
@@ -403,12 +248,14 @@ class Sequencer:
 
     # ---- who takes part
 
-    def _hello(self, name: str, site: _Site, hello: Hello) -> None:
-        why = self._refusal(name, site, hello)
+    def _hello(self, name: str, site: LedSite, hello: Hello) -> None:
+        why = refusal(self.state, self._sites, name, hello)
         if why:
             self._refuse(name, why)
             return
-        if refused := self._other_chain(name, hello):
+        if refused := other_chain(self.state, self._hash_at, name, hello):
+            if self.state.genesis is not None and hello.run == self.state.genesis.run and hello.term > self.state.term:
+                self.superseded_by = max(self.superseded_by, hello.term)
             self._send(name, refused)
             self._drop(name, refused.why)
             return
@@ -439,70 +286,6 @@ class Sequencer:
             elif name in self.state.live:
                 self._send(name, self._open_message(fragment))
 
-    def _refusal(self, name: str, site: _Site, hello: Hello) -> str:
-        """Why the site is not taken in; empty: it is."""
-        state = self.state
-        known = state.sites.get(name)
-        twins = [
-            other
-            for other, one in self._sites.items()
-            if other != name and one.connected and one.welcomed and one.store == hello.store
-        ]
-        if hello.protocol != PROTOCOL_VERSION:
-            return (
-                f"protocol: {name} speaks {hello.protocol} (geocomm {hello.geocomm}), the leader {PROTOCOL_VERSION}; "
-                "install the same version of geocomm at all sites"
-            )
-        if state.ended and (known is None or known.store != hello.store):
-            return "the run has ended: start with an empty run folder at every site"
-        if known is not None and known.standing is Standing.REMOVED:
-            return f"{name} was removed from the run: {known.why}"
-        if twins:
-            return (
-                f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
-            )
-        if site.replaced and hello.store in site.former_stores:
-            return (
-                f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
-                "Give each site a name and keys of its own"
-            )
-        return ""
-
-    def _other_chain(self, name: str, hello: Hello) -> Refused | None:
-        """What the site is told where its journal is not of this leader's run, or is ahead of it; None: it is not."""
-        state = self.state
-        if hello.run is None:
-            return None
-        if state.genesis is None:
-            return Refused(
-                why=f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader "
-                "has none: promote a site that has one (geocomm members promote)",
-                blames="leader",
-            )
-        if hello.run != state.genesis.run:
-            return Refused(
-                why=f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}",
-                blames="run",
-            )
-        if hello.term > state.term:
-            self.superseded_by = max(self.superseded_by, hello.term)
-            return Refused(
-                why=f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads",
-                blames="leader",
-            )
-        if hello.term == state.term and hello.head > state.head.index:
-            return Refused(
-                why=f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has "
-                "an older copy. Promote a site that has more (geocomm members promote)",
-                blames="leader",
-            )
-        if hello.term == state.term and self._hash_at(hello.head) != hello.head_hash:
-            return Refused(
-                why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
-                f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"
-            )
-        return None
-
     def _first_to_send(self, hello: Hello) -> int:
         """The index of the first entry that the site lacks, or has another one of.
 
@@ -516,11 +299,10 @@ class Sequencer:
     def _forget_disk(self, name: str) -> None:
         """The site has another run folder: what it held is gone."""
         for found in self._rounds.values():
-            found.holds = {hold for hold in found.holds if hold[0] != name}
-            found.offers.pop(name, None)
+            found.lose_disk(name)
         self._sites[name].applied.clear()
 
-    def _ranks_up(self, name: str, site: _Site, message: RanksUp) -> None:
+    def _ranks_up(self, name: str, site: LedSite, message: RanksUp) -> None:
         if self.state.ended:  # it hears of that with the entries that follow its welcome
             return
         genesis = self.state.genesis
@@ -542,7 +324,7 @@ class Sequencer:
                 if one.welcomed:
                     self._append(Join, site=other, store=one.store)
         else:
-            why = _difference(genesis, message.model, name)
+            why = difference(genesis, message.model, name)
             if why:
                 self._refuse(name, why)
                 return
@@ -555,7 +337,7 @@ class Sequencer:
         if joins and genesis is not None and message.digests != genesis.digests:
             self._out.append(Log(f"{name} begins with other weights than the run: it takes the run's state"))
 
-    def _ready(self, name: str, site: _Site) -> None:
+    def _ready(self, name: str, site: LedSite) -> None:
         known = self.state.sites.get(name)
         if site.has_ranks:
             for fragment, version in enumerate(site.goals):
@@ -629,7 +411,7 @@ class Sequencer:
             return
         if fragment in self._repairing:
             return
-        eligible = self._eligible(found)
+        eligible = found.eligible(self.state.live)
         grace_s = self._grace_s()
         late = self._now - found.opened >= grace_s
         waits = self._starved(fragment, found, eligible) and self._now - found.opened < _MOST_GRACES * grace_s
@@ -639,7 +421,7 @@ class Sequencer:
                 self._close_round(fragment, found, chosen)
                 return
         self._fetch_missing(fragment, found, late=late)
-        nothing = not found.offers and all(self._has_tried(found, name) for name in self.state.live)
+        nothing = not found.offers and all(found.has_tried(name) for name in self.state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
         if not eligible and self._now - found.tried >= attempt_s:
             self._try_again(fragment, found)
@@ -651,10 +433,10 @@ class Sequencer:
     def _open(self, fragment: int) -> None:
         self._due.discard(fragment)
         attempt = self._next_attempt(fragment)
-        self._rounds[fragment] = _Round(self.state.versions[fragment], attempt, self._now, self._now)
+        self._rounds[fragment] = OpenRound(self.state.versions[fragment], attempt, self._now, self._now)
         self._announce(fragment)
 
-    def _try_again(self, fragment: int, found: _Round) -> None:
+    def _try_again(self, fragment: int, found: OpenRound) -> None:
         found.attempt = self._next_attempt(fragment)
         found.tried = self._now
 
@@ -684,18 +466,14 @@ class Sequencer:
             for fragment in sorted(self._rounds):
                 self._announce(fragment)
 
-    def _offered(self, name: str, site: _Site, offer: Offer) -> None:
+    def _offered(self, name: str, site: LedSite, offer: Offer) -> None:
         self._in_time(offer.fragment, offer.version, name, site)
         found = self._rounds.get(offer.fragment)
         if found is None or found.version != offer.version:
             return
         if offer.attempt < self._least_attempts.get(offer.fragment, 0):
             return
-        own = found.offers.setdefault(name, [])
-        if all(one.frame != offer.frame for one in own):
-            own.append(offer)
-            own.sort(key=lambda one: one.attempt)
-        found.holds.add((name, offer.frame))
+        found.offer(name, offer)
 
     def _held(self, name: str, hold: Hold) -> None:
         for found in (self._rounds.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
@@ -709,7 +487,7 @@ class Sequencer:
                     self._late_pairs.discard((name, hold.site))
         self._lost.pop((hold.fragment, hold.version, hold.site, hold.frame), None)
 
-    def _in_time(self, fragment: int, version: int, name: str, site: _Site) -> None:
+    def _in_time(self, fragment: int, version: int, name: str, site: LedSite) -> None:
         """Whether a site is waited for follows from whether it comes within the grace, also where nobody waited."""
         found = self._rounds.get(fragment)
         closed, until = self._closed.get(fragment, (None, 0.0))
@@ -720,11 +498,11 @@ class Sequencer:
         if self._now <= until:
             site.late = False
 
-    def _is_complete(self, found: _Round, eligible: Mapping[str, Offer]) -> bool:
+    def _is_complete(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
         """Whether everybody who is waited for has offered, or passed, and holds all offers, and these are eligible."""
         for name in self.state.live:
             site = self._sites[name]
-            if not site.late and site.leaving is None and not self._has_tried(found, name):
+            if not site.late and site.leaving is None and not found.has_tried(name):
                 return False
             for maker, offers in found.offers.items():
                 if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
@@ -733,7 +511,7 @@ class Sequencer:
                 return False
         return True
 
-    def _starved(self, fragment: int, found: _Round, eligible: Mapping[str, Offer]) -> bool:
+    def _starved(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
         """Whether a site has offered whose frames have come too late for long: else it would never count."""
         return any(
             name in found.offers
@@ -743,30 +521,13 @@ class Sequencer:
             for name in self.state.live
         )
 
-    def _has_tried(self, found: _Round, name: str) -> bool:
-        offers = found.offers.get(name)
-        return found.passes.get(name, -1) == found.attempt or (
-            offers is not None and offers[-1].attempt >= found.attempt
-        )
-
-    def _eligible(self, found: _Round) -> dict[str, Offer]:
-        """By site: its newest frame that lies on two live sites' disks, or on one where only one is live."""
-        live = self.state.live
-        enough = min(2, len(live))
-        eligible: dict[str, Offer] = {}
-        for maker, offers in found.offers.items():
-            for offer in offers:
-                if enough and sum((name, offer.frame) in found.holds for name in live) >= enough:
-                    eligible[maker] = offer
-        return eligible
-
     def _grace_s(self) -> float:
         """Half a cycle of the fastest live site."""
         beats = [self._sites[name].beat for name in self.state.live if name in self._sites]
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self.state.every * min(steps, default=0.0) / 2)
 
-    def _fetch_missing(self, fragment: int, found: _Round, *, late: bool) -> None:
+    def _fetch_missing(self, fragment: int, found: OpenRound, *, late: bool) -> None:
         """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
 
         Where no mail has come for long, nobody waits for the grace.
@@ -774,7 +535,7 @@ class Sequencer:
         live, without_mail = self.state.live, _CYCLES_WITHOUT_MAIL * len(self.state.versions)
         for maker, offers in found.offers.items():
             offer = offers[-1]
-            holders = [name for name in live if (name, offer.frame) in found.holds]
+            holders = found.holders(offer.frame, live)
             addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
             sources = tuple(address for address in addresses if address)
             for name in live:
@@ -796,11 +557,11 @@ class Sequencer:
                     ),
                 )
 
-    def _close_round(self, fragment: int, found: _Round, chosen: Mapping[str, Offer]) -> None:
+    def _close_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
         until = found.opened + self._grace_s()
         for name in self.state.live:
             site = self._sites[name]
-            if site.leaving is None and not self._has_tried(found, name) and name not in chosen:
+            if site.leaving is None and not found.has_tried(name) and name not in chosen:
                 site.late = True
             self._count_missed(fragment, site, offered=name in found.offers, counts=name in chosen)
             for maker, offers in found.offers.items():
@@ -837,7 +598,7 @@ class Sequencer:
         )
 
     @staticmethod
-    def _count_missed(fragment: int, site: _Site, *, offered: bool, counts: bool) -> None:
+    def _count_missed(fragment: int, site: LedSite, *, offered: bool, counts: bool) -> None:
         missed = site.missed.get(fragment, 0)
         if counts or missed >= STARVED_ROUNDS:
             site.missed[fragment] = 0
@@ -864,9 +625,7 @@ class Sequencer:
     def _wrong_rate(self, name: str, eligible: Mapping[str, Offer]) -> None:
         site = self._sites[name]
         site.rate_faults += 1
-        found = self._rounds[eligible[name].fragment]
-        found.offers.pop(name)
-        found.passes[name] = found.attempt
+        self._rounds[eligible[name].fragment].give_up(name)
         why = self._rates.told(name, eligible)
         self._out.append(Log(f"left out of a round: {why}"))
         if site.rate_faults >= RATE_FAULTS:
@@ -878,7 +637,7 @@ class Sequencer:
         said = self._said.get(fragment, {}).get(version, {})
         return next((said[name] for name in sorted(said)), None)
 
-    def _applied(self, name: str, site: _Site, message: Applied) -> None:
+    def _applied(self, name: str, site: LedSite, message: Applied) -> None:
         fragment, version = message.fragment, message.version
         if version > self.state.versions[fragment]:
             self._drop(name, f"it has applied round {version - 1} of fragment {fragment}, which the journal lacks")
@@ -958,7 +717,7 @@ class Sequencer:
 
     # ---- frames that are lost
 
-    def _lost_said(self, site: _Site, lost: Lost) -> None:
+    def _lost_said(self, site: LedSite, lost: Lost) -> None:
         site.applied[lost.fragment] = min(lost.version, site.applied.get(lost.fragment, 0))
         listed = self.state.rounds.get(lost.fragment)
         if listed is None or lost.version > listed.version:
@@ -1022,18 +781,3 @@ class Sequencer:
         site.connected = site.welcomed = False
         site.changed = self._now
         self._out += [Log(f"{name}: connection closed: {why}"), Close(name, why)]
-
-
-def _difference(genesis: Genesis, model: Model, name: str) -> str:
-    """The first thing in which a site's model is not the run's; empty: none."""
-    pairs: dict[str, tuple[object, object]] = {
-        key: (model.settings.get(key), genesis.settings.get(key))
-        for key in sorted({*genesis.settings, *model.settings})
-    }
-    pairs["layout"] = (model.layout, genesis.layout)
-    pairs["fragments"] = (model.fragments, genesis.fragments)
-    pairs["every"] = (model.every, genesis.every)
-    for key, (here, there) in pairs.items():
-        if here != there:
-            return f"{key}: {name} has {here}, the run has {there}"
-    return ""

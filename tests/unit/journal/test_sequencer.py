@@ -35,7 +35,8 @@ from geocomm.journal.messages import (
     Welcome,
 )
 from geocomm.journal.run_state import EMPTY, RunState, Standing
-from geocomm.journal.sequencer import (
+from geocomm.journal.sequencer import Sequencer
+from geocomm.journal.sequencer_events import (
     Append,
     Came,
     Close,
@@ -45,7 +46,6 @@ from geocomm.journal.sequencer import (
     Said,
     Send,
     SendEntries,
-    Sequencer,
     Terms,
     Tick,
 )

@@ -1,0 +1,118 @@
+"""Whom the leader takes in: what it knows of a site beside the journal, and the reasons to refuse one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from geocomm.journal.entries import Genesis
+from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner, Refused
+from geocomm.journal.run_state import RunState, Standing
+
+
+@dataclass
+class LedSite:
+    """What the leader knows of a site beside the journal."""
+
+    connected: bool = False
+    replaced: bool = False
+    """The connection before this one stood, and the site beat over it, when this one came."""
+    welcomed: bool = False
+    """Hello was said over this connection, and taken."""
+    changed: float = 0.0
+    """When the connection came or ended."""
+    heard: float = 0.0
+    """Of its last Beat, or of the Hello."""
+    store: str = ""
+    former_stores: set[str] = field(default_factory=set[str])
+    fetch: str = ""
+    owners: tuple[Owner, ...] = ()
+    has_ranks: bool = False
+    """They were said to be up over this connection."""
+    beat: Beat | None = None
+    leaving: float | None = None
+    late: bool = False
+    """It missed the last round: nobody waits for it."""
+    rate_faults: int = 0
+    goals: tuple[int, ...] = ()
+    """The versions of all fragments when its Hello was taken."""
+    applied: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
+    missed: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: rounds since its offer last counted, or was waited for in vain."""
+
+
+def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hello) -> str:
+    """Why the site is not taken in; empty: it is."""
+    known, site = state.sites.get(name), sites[name]
+    twins = [
+        other
+        for other, one in sites.items()
+        if other != name and one.connected and one.welcomed and one.store == hello.store
+    ]
+    if hello.protocol != PROTOCOL_VERSION:
+        return (
+            f"protocol: {name} speaks {hello.protocol} (geocomm {hello.geocomm}), the leader {PROTOCOL_VERSION}; "
+            "install the same version of geocomm at all sites"
+        )
+    if state.ended and (known is None or known.store != hello.store):
+        return "the run has ended: start with an empty run folder at every site"
+    if known is not None and known.standing is Standing.REMOVED:
+        return f"{name} was removed from the run: {known.why}"
+    if twins:
+        return f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
+    if site.replaced and hello.store in site.former_stores:
+        return (
+            f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
+            "Give each site a name and keys of its own"
+        )
+    return ""
+
+
+def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str, hello: Hello) -> Refused | None:
+    """What the site is told where its journal is not of this leader's run, or is ahead of it; None: it is not."""
+    if hello.run is None:
+        return None
+    if state.genesis is None:
+        return Refused(
+            why=f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader "
+            "has none: promote a site that has one (geocomm members promote)",
+            blames="leader",
+        )
+    if hello.run != state.genesis.run:
+        return Refused(
+            why=f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}",
+            blames="run",
+        )
+    if hello.term > state.term:
+        return Refused(
+            why=f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads",
+            blames="leader",
+        )
+    if hello.term == state.term and hello.head > state.head.index:
+        return Refused(
+            why=f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has "
+            "an older copy. Promote a site that has more (geocomm members promote)",
+            blames="leader",
+        )
+    if hello.term == state.term and hash_at(hello.head) != hello.head_hash:
+        return Refused(
+            why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
+            f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"
+        )
+    return None
+
+
+def difference(genesis: Genesis, model: Model, name: str) -> str:
+    """The first thing in which a site's model is not the run's; empty: none."""
+    pairs: dict[str, tuple[object, object]] = {
+        key: (model.settings.get(key), genesis.settings.get(key))
+        for key in sorted({*genesis.settings, *model.settings})
+    }
+    pairs["layout"] = (model.layout, genesis.layout)
+    pairs["fragments"] = (model.fragments, genesis.fragments)
+    pairs["every"] = (model.every, genesis.every)
+    for key, (here, there) in pairs.items():
+        if here != there:
+            return f"{key}: {name} has {here}, the run has {there}"
+    return ""
