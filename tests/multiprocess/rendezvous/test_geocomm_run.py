@@ -4,163 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from geocomm.telemetry.run_store import RunStore
 from support import hub_ranks
 from support.harness import Ranks
+from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners, start_node, start_nodes
 from support.hub_support import HUB_HOST, SECURITY, make_keys
-from support.local_jobs import environment, free_port
+from support.local_jobs import free_port
 
 pytestmark = pytest.mark.timeout(280)
-RANKS = Path(hub_ranks.__file__)
-LIMIT_S = 200
-
-
-class Job:
-    """Processes of a job, each with its output in a file; ended with the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *command: str, **variables: str) -> None:
-        with self.log(len(self.processes)).open("wb") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, *command],
-                    env=environment(**variables),
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-
-    def log(self, number: int) -> Path:
-        return self.folder / f"log{number}"
-
-    def output(self) -> str:
-        return "\n".join(
-            f"--- process {n}\n{self.log(n).read_text(errors='replace')[-5000:]}" for n in range(len(self.processes))
-        )
-
-    def fact(self, name: str) -> dict[str, Any]:
-        """What a rank reported under `name`."""
-        end = time.monotonic() + LIMIT_S
-        while not (path := self.folder / f"{name}.json").exists():
-            if time.monotonic() > end or any(process.poll() not in (None, 0) for process in self.processes):
-                pytest.fail(f"no {name}\n{self.output()}")
-            time.sleep(0.05)
-        return json.loads(path.read_text())
-
-    def wait_for_listener(self, host: str, port: int) -> None:
-        """Until one of the processes, or of their children, listens there."""
-        end = time.monotonic() + LIMIT_S
-        while (host, port) not in listeners(family([process.pid for process in self.processes])):
-            if time.monotonic() > end:
-                pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
-            time.sleep(0.05)
-
-    def end(self) -> list[int]:
-        """The exit statuses, once all are done."""
-        end = time.monotonic() + LIMIT_S
-        while any(process.poll() is None for process in self.processes):
-            if time.monotonic() > end:
-                pytest.fail(f"still running\n{self.output()}")
-            time.sleep(0.05)
-        return [process.returncode for process in self.processes]
-
-    def kill(self, number: int) -> None:
-        """A process and all that it started, as when its machine loses power."""
-        for pid in family([self.processes[number].pid]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.processes[number].wait()
-
-
-def family(pids: list[int]) -> set[int]:
-    """The processes and all their descendants."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit():
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found = set(pids)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    folder = tmp_path / "job"
-    folder.mkdir()
-    made = Job(folder)
-    yield made
-    for number in range(len(made.processes)):
-        made.kill(number)
-
-
-def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> None:
-    """Two sites of one node with one rank each, on this machine."""
-    for node in range(2):
-        start_node(job, keys, port, node, work, *torchrun)
-
-
-def start_node(
-    job: Job,
-    keys: Path,
-    port: int,
-    node: int,
-    work: str,
-    *torchrun: str,
-    sites: str = "ab",
-    node_rank: int | None = None,
-    telemetry: Path | None = None,
-    **variables: str,
-) -> None:
-    number = node if node_rank is None else node_rank
-    job.start(
-        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}"),
-        *(() if telemetry is None else ("--telemetry", str(telemetry))),
-        "--",
-        *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1", *torchrun),
-        *(str(RANKS), work, str(job.folder)),
-        GEOCOMM_KEYS=str(keys / sites[node]),
-        GEOCOMM_SECURITY=SECURITY,
-        **variables,
-    )
-
-
-def listeners(pids: set[int]) -> set[tuple[str, int]]:
-    """(address, port) of every TCP socket that one of these processes listens on."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # processes and files come and go
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    inodes.add(os.readlink(link))
-    found = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                address, port = fields[1].split(":")
-                words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-                found.add((socket.inet_ntop(family, words), int(port, 16)))
-    return found
+    with job_in(tmp_path / "job") as made:
+        yield made
 
 
 def test_listeners_are_found_in_every_family() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from geocomm.telemetry.alert_rules import KEEP_FIRING_S
 from geocomm.telemetry.alert_sinks import AlertSinks, as_text
 from geocomm.telemetry.alerts import INTERVAL_S, QUIET_S, Evaluation, Messages
 from geocomm.telemetry.metric_expressions import Samples
+from support.webhook import Webhook, webhook
 
 SITE = (("site", "b"),)
 LINK = (("peer_site", "b"), ("site", "a"))
@@ -85,34 +84,10 @@ def test_file_tells_what_fired_at_any_moment(tmp_path: Path) -> None:
     assert names(9.0) == [("MemberAway", "warning")]
 
 
-class _Receiver(http.server.BaseHTTPRequestHandler):
-    got: ClassVar[list[Any]]
-    refuse: ClassVar[int] = 0
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if type(self).refuse:
-            type(self).refuse -= 1
-            self.send_error(503)
-            return
-        self.got.append(body)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def receiver() -> Iterator[tuple[str, type[_Receiver]]]:
-    class Own(_Receiver):
-        got: ClassVar[list[Any]] = []
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/alerts", Own
-    server.shutdown()
-    server.server_close()
+def receiver() -> Iterator[Webhook]:
+    with webhook() as made:
+        yield made
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -122,26 +97,25 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_webhook_and_command_get_what_alertmanager_sends(tmp_path: Path, receiver: tuple[str, type[_Receiver]]) -> None:
-    url, server = receiver
-    server.refuse = 1  # the second try is taken
+def test_webhook_and_command_get_what_alertmanager_sends(tmp_path: Path, receiver: Webhook) -> None:
+    receiver.refuses = 1  # the second try is taken
     lines: list[str] = []
     copy = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
-    sinks = AlertSinks(url, [sys.executable, "-c", copy, str(tmp_path / "got")], lines.append)
+    sinks = AlertSinks(receiver.url, [sys.executable, "-c", copy, str(tmp_path / "got")], lines.append)
     other = line(alert="MemberAway") | {"labels": {"site": "c"}}
     sinks.put([line(), other, line("resolved", alert="LossNotFinite", severity="critical")])
     until(lambda: (tmp_path / "got").exists() and (tmp_path / "got").read_text().count("\n") == 3)
     sinks.close()
-    assert [json.loads(text) for text in (tmp_path / "got").read_text().splitlines()] == server.got
-    assert [(one["status"], one["groupLabels"]) for one in server.got] == [
+    assert [json.loads(text) for text in (tmp_path / "got").read_text().splitlines()] == receiver.got
+    assert [(one["status"], one["groupLabels"]) for one in receiver.got] == [
         ("firing", {"site": "b"}),
         ("resolved", {"site": "b"}),
         ("firing", {"site": "c"}),
     ]
-    (alert,) = server.got[0]["alerts"]
+    (alert,) = receiver.got[0]["alerts"]
     assert alert["labels"] == {"alertname": "GeocommSiteSilent", "severity": "warning", "site": "b"}
     assert (alert["startsAt"], alert["annotations"]["summary"]) == ("1970-01-01T00:00:01.000Z", "SiteSilent of b")
-    assert as_text(server.got[1]) == "[resolved] GeocommLossNotFinite (critical): LossNotFinite of b"
+    assert as_text(receiver.got[1]) == "[resolved] GeocommLossNotFinite (critical): LossNotFinite of b"
     assert lines == []
 
 
