@@ -15,10 +15,8 @@ from geocomm.diagnostics.link_causes import LinkCauses, judge
 from geocomm.diagnostics.replay import Replay, Without, waits
 from geocomm.diagnostics.round_waits import judge_rounds
 from geocomm.diagnostics.run_window import Place, RunWindow, Step
-from geocomm.diagnostics.verdict import Cause, Verdict, seconds_text
+from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
-NAMED_FROM = 0.05
-"""A cause is named if it would save so much of a step."""
 _HIDDEN = 0.10
 """Where the program waits for less of a step, the network is none of its concerns."""
 _LATE_STEPS = 0.7

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from geocomm.diagnostics.replay import Message, Replay, Way, Without
-from geocomm.diagnostics.verdict import Cause, Verdict, bytes_text, rate_text, seconds_text
+from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, bytes_text, rate_text, seconds_text
 
 _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
@@ -18,7 +18,9 @@ _QUEUE = 1.25
 _IDLE_USE = 0.3
 _LOSS = 0.01
 _LIMITED = 0.2
-_MOST_PAIRS = 12
+_MOST_PAIRS = 6
+_CLEARLY_MORE = 1.25
+"""By so much more than a part of them must links save together to be named."""
 
 
 def judge(
@@ -150,24 +152,37 @@ class LinkCauses:
         *,
         at_most: bool = False,
     ) -> Iterable[Verdict]:
-        """One verdict: of the two sites whose link costs most, or of all links if no single one makes a difference."""
+        """One verdict: of the two sites whose link costs most; of a site, or of all links, where that explains more."""
         pairs: dict[str, list[LinkFacts]] = defaultdict(list)
-        for facts in ways:
-            pairs[pair_name(facts.way[0][0], facts.way[1][0])].append(facts)
+        sites: dict[str, list[LinkFacts]] = defaultdict(list)
+        everywhere = list(ways)
+        for facts in everywhere:
+            here, there = (place[0] for place in facts.way)
+            pairs[pair_name(here, there)].append(facts)
+            sites[here].append(facts)
+            sites[there].append(facts)
         if not pairs:
             return
 
-        def verdict(where: str, links: Sequence[LinkFacts]) -> Verdict:
-            worst = max(links, key=lambda one: one.busy)
-            changed = without({one.way for one in links})
-            return judge(self._replay, cause, where, changed, evidence(worst), fix(worst), at_most=at_most)
+        def worst(of: Mapping[str, Sequence[LinkFacts]]) -> Verdict:
+            busiest = sorted(of, key=lambda name: -max(one.busy for one in of[name]))[:_MOST_PAIRS]
+            return max((verdict(name, of[name]) for name in busiest), key=lambda one: one.saved_seconds)
 
-        busiest = sorted(pairs, key=lambda pair: -max(one.busy for one in pairs[pair]))[:_MOST_PAIRS]
-        best = max((verdict(pair, pairs[pair]) for pair in busiest), key=lambda one: one.saved_seconds)
-        if len(pairs) > 1:
-            everywhere = verdict("", [one for links in pairs.values() for one in links])
-            if everywhere.saved_seconds > 1.25 * best.saved_seconds:
-                best = everywhere
+        def verdict(where: str, links: Sequence[LinkFacts]) -> Verdict:
+            busiest = max(links, key=lambda one: one.busy)
+            changed = without({one.way for one in links})
+            return judge(self._replay, cause, where, changed, evidence(busiest), fix(busiest), at_most=at_most)
+
+        if len(pairs) == 1:
+            yield verdict(*pairs.popitem())
+            return
+        most = verdict("", everywhere)
+        if most.share < NAMED_FROM:  # nor does a part of them cost more
+            return
+        best = worst(pairs)
+        for wider in (worst(sites), most):
+            if wider.saved_seconds > _CLEARLY_MORE * best.saved_seconds:
+                best = wider
         yield best
 
     def _bandwidth(self) -> Iterable[Verdict]:

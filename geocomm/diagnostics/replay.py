@@ -2,12 +2,14 @@
 
 The program of each rank is what it did between its operations, which takes the time that it took, its calls, and its
 waits. A message leaves when its operation has begun and those before it have left; it then takes the time that it took
-on the link, and half a round trip. So a replay that changes nothing gives the times that were seen, and one that takes
-something away moves all that depended on it.
+on the link, and half a round trip. Where each site sums up a part of a tensor, half of what it sends are contributions
+to the others' parts, and half is the sum of its own, for which it needs the contributions of all. So a replay that
+changes nothing gives the times that were seen, and one that takes something away moves all that depended on it.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,10 @@ from geocomm.diagnostics.run_window import Key, LinkUse, Operation, Place, RankW
 
 Way = tuple[Place, Place]
 """From one rank to another."""
-_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "sparse_all_reduce")
+_CHUNK_BYTES, _LEAST_CHUNK_BYTES, _MOST_SMALL_CHUNKS = 1 << 20, 1 << 16, 4
+"""Of a part, before coding: how it is cut (`reduce_plan.cc`)."""
+_ROUNDS = 8
+"""How often the times of an operation's messages are found from each other."""
 _LEAST_WAIT_S = 1e-3
 _AT_ONCE_S = 2e-3
 """What comes so soon after the receiver asked for it lay there already."""
@@ -28,22 +33,17 @@ _AT_ONCE_S = 2e-3
 class Message:
     """What went from one rank to another for one operation. Seconds."""
 
-    source: Place
-    target: Place
+    way: Way
+    """Its link."""
     size: int
     service: float
     """From the moment when it could leave to its last byte's, less the way."""
     coding: float
     """Of that, until the sender had made the last frame."""
-    hops: int
-    """How many times half a round trip."""
+    summed: float
+    """Share of it which the sender can make only when it has the contributions of all others; 0: nothing."""
     delay: float
     """Half a round trip of that link."""
-
-    @property
-    def way(self) -> Way:
-        """Its link."""
-        return self.source, self.target
 
 
 @dataclass(frozen=True)
@@ -129,29 +129,39 @@ class Replay:
 
     def _find_messages(self) -> None:
         """How long each message held its link, from what was seen: they leave one after the other."""
-        arrivals = [
-            (last_in, key, target, source)
-            for key, ranks in self._by_key.items()
-            for target, operation in ranks.items()
-            for source, last_in in operation.arrivals.items()
-        ]
         free: dict[Way, float] = defaultdict(lambda: float("-inf"))
         early: list[tuple[tuple[Key, Place], int]] = []
-        for last_in, key, target, source in sorted(arrivals, key=lambda one: one[0]):
-            ranks, way = self._by_key[key], (source, target)
-            to, back = self.link(way), self.link((target, source))
-            delay = (to.min_rtt_s or back.min_rtt_s) / 2
-            sent, operation = ranks.get(source), ranks[target]
-            hops = _hops(ranks, sent)
-            left = max(_ready(ranks, sent, target, hops), free[way])
-            service = max(0.0, last_in - hops * delay - left)
-            free[way] = left + service
-            coding = 0.0 if sent is None or not sent.codec else min(service, max(0.0, sent.encoded - sent.began))
-            size = operation.bytes_received // max(1, len(operation.arrivals))
-            if last_in < operation.began + _AT_ONCE_S:
-                early.append(((key, target), len(self.messages[key, target])))
-            self.messages[key, target].append(Message(source, target, size, service, coding, hops, delay))
+        for key, ranks in sorted(self._by_key.items(), key=lambda item: max(one.began for one in item[1].values())):
+            begun = {place: operation.began for place, operation in ranks.items()}
+            messages = {place: self._received(ranks, place) for place in ranks}
+            left = {
+                one.way: ranks[place].arrivals[one.way[0]] - one.delay
+                for place, some in messages.items()
+                for one in some
+            }
+            took = _times_on_links(messages, begun, free, left)
+            for place, some in messages.items():
+                for one in some:
+                    free[one.way] = max(free[one.way], left[one.way])
+                    sent = ranks.get(one.way[0])
+                    made = 0.0 if sent is None or not sent.codec else min(sent.encoded - sent.began, sent.coding)
+                    if ranks[place].arrivals[one.way[0]] < begun[place] + _AT_ONCE_S:
+                        early.append(((key, place), len(self.messages[key, place])))
+                    service = took[one.way]
+                    told = replace(one, service=service, coding=max(0.0, min(service, made)))
+                    self.messages[key, place].append(told)
         self._shorten(early)
+
+    def _received(self, ranks: Mapping[Place, Operation], target: Place) -> list[Message]:
+        """What a rank got for an operation, without the times."""
+        operation, summed = ranks[target], _summed(ranks)
+        found: list[Message] = []
+        for source in operation.arrivals:
+            there, back = self.link((source, target)), self.link((target, source))
+            delay = (there.min_rtt_s or back.min_rtt_s) / 2
+            size = operation.bytes_received // len(operation.arrivals)
+            found.append(Message((source, target), size, 0.0, 0.0, summed if source in ranks else 0.0, delay))
+        return found
 
     def _shorten(self, early: Sequence[tuple[tuple[Key, Place], int]]) -> None:
         """Messages that were there before their receiver asked for them took less than was seen: what others take, on
@@ -164,7 +174,7 @@ class Replay:
                     paces[message.way].append(message.service / message.size)
         for place, i in early:
             message = self.messages[place][i]
-            seen = paces.get(message.way) or paces.get((message.target, message.source))
+            seen = paces.get(message.way) or paces.get((message.way[1], message.way[0]))
             if seen:
                 service = min(message.service, message.size * statistics.median(seen))
                 self.messages[place][i] = replace(message, service=service, coding=min(service, message.coding))
@@ -223,21 +233,17 @@ class Replay:
     ) -> None:
         """When an operation, which has begun at all ranks, ends at each."""
         ranks = self._by_key[key]
-        for place, operation in ranks.items():
-            if place not in begun:
-                continue
-            last = begun[place]
-            for message in self.messages.get((key, place), ()):
-                sent = ranks.get(message.source)
-                if message.hops > 1:
-                    ready = max(begun.values())
-                elif sent is not None and message.source in begun:
-                    ready = begun[message.source]
-                else:  # its sender does not tell: it comes as long after the own call as it came
-                    ready = begun[place]
-                left = max(ready, free[message.way])
-                free[message.way] = left + without.service(message)
-                last = max(last, free[message.way] + message.hops * without.delay(message))
+        messages = {place: self.messages.get((key, place), ()) for place in ranks if place in begun}
+        flights, sums = _flights(messages, begun, free, without)
+        for place, some in flights.items():
+            operation, last = ranks[place], begun[place]
+            for message, start, service, delay in some:
+                left = start + service
+                if message.summed:
+                    first, all_in = sums[message.way[0]]
+                    left = max(left, first + service / 2, all_in + message.summed * service)
+                free[message.way] = left
+                last = max(last, left + delay)
             arrived = max([operation.began, *operation.arrivals.values()])
             decoding = max(0.0, operation.exchanged - arrived) if operation.arrivals else 0.0
             if not operation.arrivals:  # it only sends
@@ -270,16 +276,68 @@ def _begin(rank: RankWindow) -> float:
     return rank.steps[0].began if rank.steps else 0.0
 
 
-def _hops(ranks: Mapping[Place, Operation], sent: Operation | None) -> int:
-    """Reductions of more than two sites go to an owner and from there to all, as a rule."""
-    sites = {place[0] for place in ranks}
-    return 2 if sent is not None and sent.kind in _REDUCTIONS and len(sites) > 2 else 1
+def _summed(ranks: Mapping[Place, Operation]) -> float:
+    """Which share of what each rank sends waits for the contributions of all: the last chunk of its sums, or nothing
+    where all send all others the whole, as all-reduces of two sites and small ones do."""
+    told = list(ranks.values())
+    sites = {place[0] for one in told for place in one.arrivals} | {place[0] for place in ranks}
+    if told[0].kind != "all_reduce" or len(sites) < 3:
+        return 0.0
+    received, came = sum(one.raw_bytes_received for one in told), sum(len(one.arrivals) for one in told)
+    whole = told[0].raw_bytes * (len(sites) - 1) * len({place[0] for place in ranks})
+    if not came or received > whole * (1 + 2 / len(sites)) / 2:  # else it is whole * 2 / len(sites)
+        return 0.0
+    part = received / came / 2
+    return 0.5 / max(1.0, part / _CHUNK_BYTES, min(_MOST_SMALL_CHUNKS, part / _LEAST_CHUNK_BYTES))
 
 
-def _ready(ranks: Mapping[Place, Operation], sent: Operation | None, target: Place, hops: int) -> float:
-    if sent is None:
-        return ranks[target].began
-    return max(operation.began for operation in ranks.values()) if hops > 1 else sent.began
+def _flights(
+    messages: Mapping[Place, Sequence[Message]],
+    begun: Mapping[Place, float],
+    free: Mapping[Way, float],
+    without: Without,
+) -> tuple[dict[Place, list[tuple[Message, float, float, float]]], dict[Place, tuple[float, float]]]:
+    """By receiver, an operation's messages with when they can leave, what they take on the link, and the way; and when
+    it has the first chunk of the contributions of all others, and when all, which are the first half of what these
+    send. A message whose sender does not tell leaves when its receiver calls."""
+    flights: dict[Place, list[tuple[Message, float, float, float]]] = {}
+    sums: dict[Place, tuple[float, float]] = {}
+    for place, some in messages.items():
+        own = first = all_in = begun[place]
+        found: list[tuple[Message, float, float, float]] = []
+        flights[place] = found
+        for one in some:
+            way = one.way
+            start, service, delay = max(begun.get(way[0], own), free[way]), without.service(one), without.delay(one)
+            found.append((one, start, service, delay))
+            first = max(first, start + one.summed * service + delay)
+            all_in = max(all_in, start + service / 2 + delay)
+        sums[place] = first, all_in
+    return flights, sums
+
+
+def _times_on_links(
+    messages: Mapping[Place, Sequence[Message]],
+    begun: Mapping[Place, float],
+    free: Mapping[Way, float],
+    left: Mapping[Way, float],
+) -> dict[Way, float]:
+    """What each message of an operation took on its link, if it was all on its way at `left`. Where sums wait for
+    contributions, the times of all depend on each other: each round goes half the way from what was thought before."""
+    took = dict.fromkeys(left, 0.0)
+    seen = Without(service=lambda one: took[one.way])
+    summed = any(one.summed for some in messages.values() for one in some)
+    for _ in range(_ROUNDS if summed else 1):
+        flights, sums = _flights(messages, begun, free, seen)
+        for message, start, _, _ in itertools.chain(*flights.values()):
+            way = message.way
+            service = left[way] - start
+            if message.summed:
+                first, all_in = sums[way[0]]
+                found = min(service, 2 * (left[way] - first), (left[way] - all_in) / message.summed)
+                service = (took[way] + max(0.0, found)) / 2
+            took[way] = max(0.0, service)
+    return took
 
 
 def _events(rank: RankWindow) -> list[_Event]:
@@ -293,7 +351,7 @@ def _events(rank: RankWindow) -> list[_Event]:
             moments.append((operation.wait_began, operation.wait_ended, operation.key, True, late))
     moments += _hidden_waits(rank)
     moments += [(step.ended, step.ended, None, False, 0.0) for step in rank.steps]
-    moments.sort(key=lambda moment: (moment[0], moment[3]))
+    moments.sort(key=lambda moment: moment[0])  # of one time, an operation's call and wait come before the next one's
     events: list[_Event] = []
     now, step = begin, 0
     for at, until, key, waits, late in moments:

@@ -13,13 +13,13 @@ from geocomm.diagnostics.verdict import Cause, Verdict, seconds_text
 
 @dataclass(frozen=True)
 class RoundWait:
-    """What one site's round went through after its own frame was given to the network. Seconds."""
+    """For whom one site's round waited, after its own frame was given to the network. Seconds."""
 
     site: str
     last: str
     """The site whose frame came last."""
     waited: float
-    """Until that frame was there; 0: it came before the own one."""
+    """Until that frame was there, from when those of all other sites were; 0: it came before the own one."""
     for_site: float | None
     """Of that, until the other site announced its frame; None: elastic rounds do not tell."""
 
@@ -32,9 +32,10 @@ def round_waits(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[RoundWait
         peer = next((peer for peer in row["peers"] if peer["site"] == last), None)
         if row["failed"] or offered is None or peer is None or peer["arrived_ns"] is None:
             continue
-        announced = peer["announced_ns"]
-        waited = max(0, peer["arrived_ns"] - offered)
-        for_site = None if announced is None else min(waited, max(0, announced - offered)) / 1e9
+        announced, others = peer["announced_ns"], [one["arrived_ns"] for one in row["peers"] if one is not peer]
+        since = max([offered, *(at for at in others if at is not None)])
+        waited = max(0, peer["arrived_ns"] - since)
+        for_site = None if announced is None else min(waited, max(0, announced - since)) / 1e9
         waits.append(RoundWait(site, last, waited / 1e9, for_site))
     return waits
 
@@ -54,7 +55,10 @@ def judge_rounds(waits: Sequence[RoundWait], waited_by_site: Mapping[str, float]
         mine = by_last[where]
         evidence += [
             (f"rounds whose last frame was that of {where}", f"{len(mine)} of {len(waits)}"),
-            ("these waited for it", f"{seconds_text(statistics.median(wait.waited for wait in mine))} in the median"),
+            (
+                "they waited for it alone",
+                seconds_text(statistics.median(wait.waited for wait in mine)) + " in the median",
+            ),
         ]
         known = [(wait.for_site, wait.waited) for wait in mine if wait.for_site is not None]
         if known:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
 from geocomm.telemetry.run_store import Rank, Received, RunStore
@@ -56,7 +58,10 @@ class Operation:
     wait_began: float | None
     wait_ended: float | None
     coding: float
-    bytes_sent: int
+    raw_bytes: int
+    """Of the tensor."""
+    raw_bytes_received: int
+    """Before coding."""
     bytes_received: int
     arrivals: Mapping[Place, float]
     """When the last byte of each peer came."""
@@ -260,7 +265,8 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
         wait_began=at("wait_began_ns"),
         wait_ended=at("wait_ended_ns"),
         coding=row["coding_ns"] / 1e9,
-        bytes_sent=row["wire_bytes_sent"],
+        raw_bytes=row["elements"] * getattr(torch, row["dtype"]).itemsize,
+        raw_bytes_received=row["raw_bytes_received"],
         bytes_received=row["wire_bytes_received"],
         arrivals={(str(peer["site"]), int(peer["rank"])): peer["last_in_ns"] / 1e9 - offset for peer in peers},
     )

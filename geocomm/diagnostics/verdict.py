@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+NAMED_FROM = 0.05
+"""A cause is named if it would save so much of a step."""
+
 
 class Cause(StrEnum):
     """What a step's time may be lost to, in the order in which it is tested."""

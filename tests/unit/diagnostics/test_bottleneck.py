@@ -2,89 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
+from geocomm.diagnostics.bottleneck import diagnose
 from geocomm.diagnostics.replay import Replay, Without
 from geocomm.diagnostics.round_waits import round_waits
-from geocomm.diagnostics.run_window import LinkUse, Operation, RankWindow, RunWindow, Step, read_window
+from geocomm.diagnostics.run_window import RankWindow, RunWindow, read_window
 from geocomm.diagnostics.verdict import Cause
-from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
-
-SITES = ("a", "b")
-STEPS = 20
-
-
-@dataclass(frozen=True)
-class Run:
-    """Two sites with a rank each: they load, compute, and reduce, one operation after the other."""
-
-    compute: tuple[float, float] = (0.1, 0.1)
-    load: tuple[float, float] = (0.0, 0.0)
-    save: float = 0.0
-    operations: int = 2
-    size: int = 1 << 20
-    rate: float = 50e6
-    delay: float = 0.005
-    coding: float = 0.0
-    counters: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def window(self) -> RunWindow:
-        """What the run's telemetry would say."""
-        now = [0.0, 0.0]
-        steps: tuple[list[Step], list[Step]] = ([], [])
-        rows: tuple[list[Operation], list[Operation]] = ([], [])
-        for number in range(STEPS):
-            began = list(now)
-            exposed = [0.0, 0.0]
-            now = [now[i] + self.compute[i] + self.load[i] for i in range(2)]
-            for k in range(self.operations):
-                issued = list(now)
-                arrived = [issued[1 - i] + max(self.coding, self.size / self.rate) + self.delay for i in range(2)]
-                now = [max(arrived[i], issued[i] + self.coding) + self.coding / 8 for i in range(2)]
-                for i in range(2):
-                    exposed[i] += now[i] - issued[i]
-                    rows[i].append(
-                        Operation(
-                            key=(1, number * self.operations + k),
-                            kind="all_reduce",
-                            codec="int8",
-                            issued=issued[i],
-                            began=issued[i],
-                            encoded=issued[i] + self.coding,
-                            exchanged=now[i],
-                            ended=now[i],
-                            wait_began=issued[i],
-                            wait_ended=now[i],
-                            coding=2 * self.coding,
-                            bytes_sent=self.size,
-                            bytes_received=self.size,
-                            arrivals={(SITES[1 - i], 1 - i): max(arrived[i], issued[i])},
-                        )
-                    )
-            now = [at + self.save for at in now]
-            for i in range(2):
-                steps[i].append(Step(number, began[i], now[i], self.load[i], exposed[i], self.save))
-        ranks = [RankWindow((SITES[i], i), steps[i], rows[i], clock_error=0.001 * i) for i in range(2)]
-        plain: dict[str, Any] = {
-            "bytes_sent": 10**8,
-            "busy_s": 8.0,
-            "rtt_s": 2 * self.delay,
-            "streams": 2,
-            **self.counters,
-        }
-        links = [LinkUse((SITES[i], i), (SITES[1 - i], 1 - i), min_rtt_s=2 * self.delay, **plain) for i in range(2)]
-        return RunWindow(ranks, links, of_ranks=2)
-
-    def said(self) -> Diagnosis:
-        """The verdicts."""
-        return diagnose(self.window())
-
+from support.invented_run import STEPS, Run, write_store
 
 FULL = Run(rate=10e6, size=2 << 20, counters={"best_rate": 10e6, "rtt_s": 0.03})
 
@@ -162,68 +92,30 @@ def test_nothing_reported_is_not_known() -> None:
     assert diagnose(RunWindow([])).verdict.cause is Cause.UNKNOWN
 
 
-def test_a_run_store_with_clocks_apart_is_read_on_one_clock(tmp_path: Path) -> None:
-    apart_ns = 3_700_000_000
-    store = RunStore(tmp_path, write=True)
-    for i, rank in enumerate(Run(compute=(0.1, 0.3)).window().ranks):
-        shift = i * apart_ns + 10**9
-
-        def ns(at: float | None, shift: int = shift) -> int | None:
-            return None if at is None else int(at * 1e9) + shift
-
-        peer = {
-            "rank": 1 - i,
-            "site": SITES[1 - i],
-            "peer": f"rank {1 - i}",
-            "min_rtt_us": 10_000,
-            "rtt_us": 10_000,
-            "clock_offset_us": (1 - 2 * i) * apart_ns // 1000,
-            "clock_error_us": 5000,
-        }
-        rows = [
-            {
-                "number": k + 1,
-                "group": 1,
-                "sequence": k,
-                "kind": one.kind,
-                "codec": one.codec,
-                "failed": False,
-                "wire_bytes_sent": one.bytes_sent,
-                "wire_bytes_received": one.bytes_received,
-                "coding_ns": 0,
-                "peers": [{**peer, "last_in_ns": ns(next(iter(one.arrivals.values())))}],
-                **{
-                    f"{name}_ns": ns(getattr(one, name))
-                    for name in ("issued", "began", "encoded", "exchanged", "ended", "wait_began", "wait_ended")
-                },
-            }
-            for k, one in enumerate(rank.operations)
-        ]
-        steps = [
-            {"step": step.number, "ended_ns": ns(step.ended), "seconds": step.seconds, "exposed_seconds": step.exposed}
-            for step in rank.steps
-        ]
-        report = {"site": SITES[i], "rank": i, "process": f"{i:016x}", "sequence": 1, "time": 0.0}
-        report["now_ns"] = steps[-1]["ended_ns"]
-        store.add(
-            Report.model_validate({**report, "stats": {"peers": [peer]}, "steps": steps, "operations": rows}), 1e9
-        )
+@pytest.mark.parametrize("owners", [False, True])
+def test_a_run_store_with_clocks_apart_is_read_on_one_clock(owners: bool, tmp_path: Path) -> None:
+    run = Run(compute=(0.1, 0.1, 0.3), owners=owners)
+    write_store(run.window(), tmp_path, ahead_s=(1.0, 4.7, -0.6))
     window = read_window(RunStore(tmp_path), last=10)
     assert window.step_count == 10
-    assert [rank.clock_error for rank in window.ranks] == pytest.approx([0.0, 0.005], abs=5e-4)
-    said = diagnose(window)
-    assert said.verdict.cause is Cause.STRAGGLER
-    assert said.verdict.where == "b"
+    assert [rank.clock_error for rank in window.ranks] == pytest.approx([0.0, 0.005, 0.005], abs=5e-4)
+    said, same = diagnose(window), run.said()
+    assert (said.verdict.cause, said.verdict.where) == (Cause.STRAGGLER, "c")
+    assert said.verdict.saved_seconds == pytest.approx(same.verdict.saved_seconds, rel=0.05)
 
 
-def round_row(offered: int, announced: int | None, arrived: int) -> dict[str, Any]:
-    """A row of `geocomm.round_log()`, times in seconds."""
-    peer = {"site": "b", "announced_ns": announced and announced * 10**9, "arrived_ns": arrived * 10**9}
-    return {"failed": False, "offered_ns": offered * 10**9, "last_arrived": "b", "peers": [peer]}
+def round_row(offered: int, last: str, **peers: tuple[int | None, int]) -> dict[str, Any]:
+    """A row of `geocomm.round_log()`; peers: when each announced its frame, and when that was there. Seconds."""
+    rows = [
+        {"site": site, "announced_ns": announced and announced * 10**9, "arrived_ns": arrived * 10**9}
+        for site, (announced, arrived) in peers.items()
+    ]
+    return {"failed": False, "offered_ns": offered * 10**9, "last_arrived": last, "peers": rows}
 
 
 def test_rounds_name_who_is_waited_for_and_cost_only_what_steps_stood_still() -> None:
-    waits = round_waits([("a", round_row(10, 13, 14)), ("a", round_row(30, None, 34)), ("a", round_row(50, 41, 45))])
+    rows = [round_row(10, "b", b=(13, 14)), round_row(30, "b", b=(None, 34)), round_row(50, "b", b=(41, 45))]
+    waits = round_waits(("a", row) for row in rows)
     assert [(wait.last, wait.waited, wait.for_site) for wait in waits] == [("b", 4, 3), ("b", 4, None), ("b", 0, 0)]
     steps = RankWindow(("a", 0), Run().window().ranks[0].steps, [])
     free = diagnose(RunWindow([alone(steps)], of_ranks=1, rounds=waits, waited_by_site={"a": 0.0}))
@@ -232,6 +124,22 @@ def test_rounds_name_who_is_waited_for_and_cost_only_what_steps_stood_still() ->
     costly = diagnose(RunWindow([alone(steps)], of_ranks=1, rounds=waits, waited_by_site={"a": 0.05}))
     assert (costly.verdict.cause, costly.verdict.where) == (Cause.ROUNDS, "b")
     assert costly.verdict.saved_seconds == 0.05
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_of_three_sites_the_one_counts_that_is_waited_for_alone(elastic: bool) -> None:
+    """b is last most often, and by little; c is last once, since its steps are slow."""
+
+    def announced(at: int) -> int | None:
+        return None if elastic else at
+
+    a = [round_row(10, "b", b=(announced(10), 20), c=(announced(11), 19)) for _ in range(4)]
+    waits = round_waits([("a", row) for row in (*a, round_row(10, "c", b=(announced(10), 20), c=(announced(49), 50)))])
+    assert [(wait.last, wait.waited) for wait in waits] == [("b", 1)] * 4 + [("c", 30)]
+    steps = RankWindow(("a", 0), Run().window().ranks[0].steps, [])
+    said = diagnose(RunWindow([alone(steps)], of_ranks=1, rounds=waits, waited_by_site={"a": 0.05}, elastic=elastic))
+    assert (said.verdict.cause, said.verdict.where) == (Cause.ROUNDS, "c")
+    assert ("Look at c" in said.verdict.fix) == (not elastic)
 
 
 def alone(rank: RankWindow) -> RankWindow:

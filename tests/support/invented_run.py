@@ -1,0 +1,197 @@
+"""A run whose times are computed from what its sites and links are like, as its telemetry would tell it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
+from geocomm.diagnostics.run_window import LinkUse, Operation, Place, RankWindow, RunWindow, Step
+from geocomm.telemetry.report import Report
+from geocomm.telemetry.run_store import RunStore
+
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sites "a", "b", ... with a rank each: they load, compute, and reduce, one operation after the other."""
+
+    compute: Sequence[float] = (0.1, 0.1)
+    """Seconds of each site."""
+    load: Sequence[float] = (0.0, 0.0, 0.0)
+    save: float = 0.0
+    operations: int = 2
+    size: int = 1 << 20
+    rate: float = 50e6
+    delay: float = 0.005
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of links that are not as the others, by the names of two sites, such as "ab"."""
+    delays: Mapping[str, float] = field(default_factory=dict[str, float])
+    owners: bool = False
+    """Each site sums up a part and sends the result to all; else each sends all others the whole."""
+    coding: float = 0.0
+    counters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of all links."""
+
+    def window(self) -> RunWindow:
+        """What the run's telemetry would say."""
+        return _Simulation(self).window()
+
+    def said(self) -> Diagnosis:
+        """The verdicts."""
+        return diagnose(self.window())
+
+
+class _Simulation:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._places: list[Place] = [("abcdefgh"[i], i) for i in range(len(run.compute))]
+        self._free: dict[tuple[int, int], float] = defaultdict(float)
+
+    def window(self) -> RunWindow:
+        run, count = self._run, len(self._places)
+        now = [0.0] * count
+        steps: list[list[Step]] = [[] for _ in self._places]
+        rows: list[list[Operation]] = [[] for _ in self._places]
+        for number in range(STEPS):
+            began, exposed = list(now), [0.0] * count
+            now = [now[i] + run.compute[i] + run.load[i] for i in range(count)]
+            for k in range(run.operations):
+                issued = list(now)
+                arrived = self._exchange(issued)
+                now = [max(issued[i] + run.coding, *arrived[i].values()) + run.coding / 8 for i in range(count)]
+                for i in range(count):
+                    exposed[i] += now[i] - issued[i]
+                    rows[i].append(self._operation(number * run.operations + k, issued[i], now[i], arrived[i]))
+            now = [at + run.save for at in now]
+            for i in range(count):
+                steps[i].append(Step(number, began[i], now[i], run.load[i], exposed[i], run.save))
+        ranks = [
+            RankWindow(place, steps[i], rows[i], clock_error=0.001 * (i > 0)) for i, place in enumerate(self._places)
+        ]
+        return RunWindow(ranks, [*self._links()], of_ranks=count)
+
+    def _pair(self, i: int, j: int) -> str:
+        return "".join(sorted((self._places[i][0], self._places[j][0])))
+
+    def _delay(self, i: int, j: int) -> float:
+        return self._run.delays.get(self._pair(i, j), self._run.delay)
+
+    def _send(self, i: int, j: int, ready: float, size: float) -> float:
+        """When it is there. One message after the other."""
+        left = max(ready, self._free[i, j]) + size / self._run.rates.get(self._pair(i, j), self._run.rate)
+        self._free[i, j] = left
+        return left + self._delay(i, j)
+
+    def _exchange(self, issued: Sequence[float]) -> list[dict[int, float]]:
+        """When each site has all of each other one."""
+        run, sites = self._run, range(len(issued))
+        ways = [(i, j) for i in sites for j in sites if i != j]
+        arrived: list[dict[int, float]] = [{} for _ in sites]
+        if not run.owners:
+            for i, j in ways:
+                sent = self._send(i, j, issued[i], run.size)
+                arrived[j][i] = max(sent, issued[i] + run.coding + self._delay(i, j), issued[j])
+            return arrived
+        part = run.size / len(issued)
+        chunks = max(1, math.ceil(part / (1 << 20)), min(4, int(part / (1 << 16))))  # as reduce_plan.cc
+        summed: dict[tuple[int, int], float] = defaultdict(float)
+        for i, j in ways:
+            for k in range(chunks):
+                summed[j, k] = max(summed[j, k], issued[j], self._send(i, j, issued[i], part / chunks))
+        for i, j in ways:
+            for k in range(chunks):
+                arrived[j][i] = max(self._send(i, j, summed[i, k], part / chunks), issued[j])
+        return arrived
+
+    def _operation(self, number: int, issued: float, ended: float, arrived: Mapping[int, float]) -> Operation:
+        run, others = self._run, len(arrived)
+        received = others * (2 * run.size // len(self._places) if run.owners else run.size)
+        return Operation(
+            key=(1, number),
+            kind="all_reduce",
+            codec="int8",
+            issued=issued,
+            began=issued,
+            encoded=issued + run.coding,
+            exchanged=ended,
+            ended=ended,
+            wait_began=issued,
+            wait_ended=ended,
+            coding=2 * run.coding,
+            raw_bytes=run.size,
+            raw_bytes_received=received,
+            bytes_received=received,
+            arrivals={self._places[i]: at for i, at in arrived.items()},
+        )
+
+    def _links(self) -> list[LinkUse]:
+        found: list[LinkUse] = []
+        for i, here in enumerate(self._places):
+            for j, there in enumerate(self._places):
+                if i != j:
+                    round_trip = 2 * self._delay(i, j)
+                    plain = {"bytes_sent": 10**8, "busy_s": 8.0, "rtt_s": round_trip, "streams": 2}
+                    best = self._run.rates.get(self._pair(i, j))
+                    best_rate = {} if best is None else {"best_rate": best}
+                    known: dict[str, Any] = {**plain, **self._run.counters, **best_rate}
+                    found.append(LinkUse(here, there, min_rtt_s=round_trip, **known))
+        return found
+
+
+def write_store(window: RunWindow, folder: Path, ahead_s: Sequence[float]) -> None:
+    """The same as a run store, of ranks whose clocks are ahead by so much and know that to 5 ms."""
+    links = {(link.source, link.target): link for link in window.links}
+    store = RunStore(folder, write=True)
+    for number, rank in enumerate(window.ranks):
+
+        def ns(at: float | None, number: int = number) -> int | None:
+            return None if at is None else int((at + ahead_s[number]) * 1e9)
+
+        def peer(there: Place, number: int = number, here: Place = rank.place) -> dict[str, Any]:
+            link = links[here, there]
+            return {
+                "rank": there[1],
+                "site": there[0],
+                "peer": f"rank {there[1]}",
+                "min_rtt_us": round(link.min_rtt_s * 1e6),
+                "rtt_us": round(link.rtt_s * 1e6),
+                "clock_offset_us": round((ahead_s[there[1]] - ahead_s[number]) * 1e6),
+                "clock_error_us": 5000,
+            }
+
+        rows = [
+            {
+                "number": k + 1,
+                "group": 1,
+                "sequence": k,
+                "kind": one.kind,
+                "codec": one.codec,
+                "dtype": "float32",
+                "elements": one.raw_bytes // 4,
+                "failed": False,
+                "raw_bytes_received": one.raw_bytes_received,
+                "wire_bytes_sent": one.bytes_received,
+                "wire_bytes_received": one.bytes_received,
+                "coding_ns": 0,
+                "peers": [peer(there) | {"last_in_ns": ns(at)} for there, at in one.arrivals.items()],
+                **{
+                    f"{name}_ns": ns(getattr(one, name))
+                    for name in ("issued", "began", "encoded", "exchanged", "ended", "wait_began", "wait_ended")
+                },
+            }
+            for k, one in enumerate(rank.operations)
+        ]
+        steps = [
+            {"step": step.number, "ended_ns": ns(step.ended), "seconds": step.seconds, "exposed_seconds": step.exposed}
+            for step in rank.steps
+        ]
+        peers = [peer(other.place) for other in window.ranks if other is not rank]
+        report = {"site": rank.place[0], "rank": number, "process": f"{number:016x}", "sequence": 1, "time": 0.0}
+        told = {"now_ns": ns(rank.steps[-1].ended), "stats": {"peers": peers}, "steps": steps, "operations": rows}
+        store.add(Report.model_validate(report | told), 1e9)

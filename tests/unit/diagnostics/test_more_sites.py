@@ -1,0 +1,44 @@
+"""Verdicts on runs of three sites: which site, or the link of which two, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from geocomm.diagnostics.verdict import Cause
+from support.invented_run import Run
+
+PAIRS = ("ab", "ac", "bc")
+PLAIN = Run(compute=(0.1, 0.1, 0.1))
+SMALL = replace(PLAIN, size=3000, operations=4)
+LARGE = replace(PLAIN, size=3 << 20, counters={"rtt_s": 0.03, "best_rate": 50e6})
+
+
+@pytest.mark.parametrize("owners", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "where", "run", "changes"),
+    [
+        (Cause.STRAGGLER, "c", replace(PLAIN, compute=(0.1, 0.1, 0.3)), {"compute": PLAIN.compute}),
+        (Cause.STRAGGLER, "c", replace(LARGE, compute=(0.1, 0.1, 0.6), rates={"ab": 20e6}), {"compute": PLAIN.compute}),
+        (Cause.INPUT, "b", replace(PLAIN, load=(0.0, 0.3, 0.0)), {"load": PLAIN.load}),
+        (Cause.LATENCY, "a - b", replace(SMALL, delays={"ab": 0.1}), {"delays": {"ab": 0.0}}),
+        (Cause.LATENCY, "a", replace(SMALL, delays={"ab": 0.1, "ac": 0.1}), {"delays": {"ab": 0.0, "ac": 0.0}}),
+        (Cause.LATENCY, "", replace(SMALL, delay=0.1), {"delay": 0.0}),
+        (Cause.BANDWIDTH, "a - b", replace(LARGE, rates={"ab": 5e6}), {"rates": {"ab": 1e12}}),
+        (Cause.BANDWIDTH, "a", replace(LARGE, rates={"ab": 5e6, "ac": 5e6}), {"rates": {"ab": 1e12, "ac": 1e12}}),
+        (Cause.BANDWIDTH, "", replace(LARGE, rates=dict.fromkeys(PAIRS, 10e6)), {"rates": dict.fromkeys(PAIRS, 1e12)}),
+    ],
+)
+def test_three_sites(cause: Cause, where: str, run: Run, changes: dict[str, Any], owners: bool) -> None:
+    run = replace(run, owners=owners)
+    said = run.said()
+    saved = run.window().step_seconds - replace(run, **changes).window().step_seconds
+    assert (said.verdict.cause, said.verdict.where) == (cause, where)
+    assert said.verdict.saved_seconds == pytest.approx(saved, rel=0.15)
+
+
+@pytest.mark.parametrize("owners", [False, True])
+def test_three_healthy_sites(owners: bool) -> None:
+    assert replace(PLAIN, size=1000, delay=0.001, owners=owners).said().verdict.cause is Cause.COMPUTE
