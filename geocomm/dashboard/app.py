@@ -10,7 +10,8 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from geocomm.dashboard.curves import curves
-from geocomm.dashboard.page_state import page_state, plain, verdicts
+from geocomm.dashboard.curves import Curves
+from geocomm.dashboard.last_steps import LastSteps
+from geocomm.dashboard.page_state import page_state, verdicts
 from geocomm.telemetry.overview import overview
 from geocomm.telemetry.run_store import RunStore
 from geocomm.telemetry.store_folder import StoreFolder
@@ -43,6 +45,8 @@ _INTERVAL_S = 1.0
 _MOST_VIEWERS = 32
 _KEPT_S = 1.0
 _JUDGED_EVERY_S = 10.0
+_MOST_JUDGING = 0.1
+"""Of the time."""
 
 
 class Page:
@@ -50,23 +54,35 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         """path: of the run store, or its folder. NoStoreError."""
-        self._store = RunStore(path)
-        self._turn = asyncio.Lock()
+        # A store each, so that none waits for another.
+        self._store, self._store_of_curves, self._store_of_verdicts = (RunStore(path) for _ in range(3))
+        self._turn, self._turn_of_curves = asyncio.Lock(), asyncio.Lock()
+        self._steps = LastSteps(self._store)
+        self._curves = Curves(self._store_of_curves)
         self._state: tuple[float, dict[str, Any]] = (0.0, {})
         self._verdicts: list[dict[str, Any]] = []
-        self._judged = float("-inf")
+        self._judging: asyncio.Task[None] | None = None
+        self._judge_at = 0.0
         self._viewers = 0
 
     async def state(self) -> dict[str, Any]:
-        """The state of now; at most a second old."""
+        """The state of now; at most a second old. Verdicts are those of some seconds ago."""
         async with self._turn:
             if time.monotonic() - self._state[0] > _KEPT_S / 2:
-                if time.monotonic() - self._judged > _JUDGED_EVERY_S:
-                    self._verdicts = await run_in_threadpool(verdicts, self._store)
-                    self._judged = time.monotonic()
-                state = await run_in_threadpool(page_state, self._store, time.time())
+                if time.monotonic() >= self._judge_at and (self._judging is None or self._judging.done()):
+                    self._judging = asyncio.create_task(self._judge())
+                state = await run_in_threadpool(page_state, self._store, self._steps, time.time())
                 self._state = (time.monotonic(), {**state, "verdicts": self._verdicts})
             return self._state[1]
+
+    async def _judge(self) -> None:
+        """Look for what is slow. Where that takes long, as with long steps, it is done less often."""
+        began = time.monotonic()
+        try:
+            self._verdicts = await run_in_threadpool(verdicts, self._store_of_verdicts)
+        finally:
+            ended = time.monotonic()
+            self._judge_at = ended + max(_JUDGED_EVERY_S, (ended - began) / _MOST_JUDGING)
 
     async def show_state(self, _: Request) -> Response:
         """`/api/run`."""
@@ -78,14 +94,13 @@ class Page:
             seconds = float(request.query_params.get("seconds", "600"))
         except ValueError:
             return PlainTextResponse("seconds: a number", 400)
-        async with self._turn:
-            found = await run_in_threadpool(self._curves, seconds)
-        return JSONResponse(plain(found))
+        async with self._turn_of_curves:
+            return JSONResponse(await run_in_threadpool(self._read_curves, seconds))
 
-    def _curves(self, seconds: float) -> dict[str, Any]:
-        now, span = time.time(), self._store.span()
+    def _read_curves(self, seconds: float) -> dict[str, Any]:
+        now, span = time.time(), self._store_of_curves.span()
         first = now if span is None else span[0] - 1
-        return curves(self._store, max(first, now - seconds) if seconds > 0 else first, now)
+        return self._curves.read(max(first, now - seconds) if seconds > 0 else first, now)
 
     async def show_metrics(self, _: Request) -> Response:
         """`/metrics`."""
@@ -99,20 +114,34 @@ class Page:
         except ImportError:
             return PlainTextResponse("the package prometheus-client is missing", 501)
 
-    async def stream(self, _: Request) -> Response:
-        """`/api/stream`: the state once a second, as server-sent events."""
+    async def stream(self, request: Request) -> Response:
+        """`/api/stream`: server-sent events, one a second: the state first, then those parts of it that changed."""
         if self._viewers >= _MOST_VIEWERS:
             return PlainTextResponse("too many viewers", 503)
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        headers = {"x-accel-buffering": "no"} | ({"content-encoding": "gzip"} if zipped else {})
+        events = self._events(_zipper() if zipped else bytes)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-    async def _events(self) -> AsyncGenerator[str]:
+    async def _events(self, pack: Callable[[bytes], bytes]) -> AsyncGenerator[bytes]:
+        """Nothing waits for a viewer who is slow: who has taken one event gets what is so then."""
         self._viewers += 1
+        shown: dict[str, Any] = {}
         try:
             while True:
-                yield f"data: {json.dumps(await self.state(), separators=(',', ':'))}\n\n"
+                state = await self.state()
+                changed = {name: part for name, part in state.items() if name not in shown or shown[name] != part}
+                shown = state
+                yield pack(f"data: {json.dumps(changed, separators=(',', ':'))}\n\n".encode())
                 await asyncio.sleep(_INTERVAL_S)
         finally:
             self._viewers -= 1
+
+
+def _zipper() -> Callable[[bytes], bytes]:
+    """Packs piece after piece of one answer with gzip, so that each can be read at once."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    return lambda piece: packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 def dashboard_app(path: Path, token: str | None, hosts: frozenset[str]) -> Starlette:

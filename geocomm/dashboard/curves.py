@@ -1,4 +1,4 @@
-"""Series over time for the page: what each site trained, and what each pair of sites moved."""
+"""Series over time for the page: what each site trained, and what pairs of sites moved."""
 
 from __future__ import annotations
 
@@ -7,67 +7,139 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from geocomm.telemetry.known_values import mean, share, total
+from geocomm.telemetry.known_values import known, mean, share, total
 from geocomm.telemetry.overview_links import both_ends, bytes_per_second, rtt_seconds
 from geocomm.telemetry.report import Row
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
-MOST_POINTS = 300
+MOST_LINES = 16
+"""Sites, and pairs of sites, of one answer."""
+_MOST_POINTS = 300
 _MOST_REPORTS = 12_000
 """That are read for one answer: with many ranks there are fewer points."""
-_PARTS = ("input", "exposed", "checkpoint")
+_INTERVALS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+_MOST_KEPT = 4
+_DIGITS = 5
+
+_Values = dict[str, float | None]
+_Point = dict[str, _Values]
 
 
-def curves(store: RunStore, since: float, until: float) -> dict[str, Any]:
-    """Series from `since` to `until`, in Unix seconds.
+class _Points:
+    """The points of one interval, as far as they were read."""
 
-    Returns `times`, and lists as long as it by site (`sites`: loss, grad_norm, step_seconds, tokens_per_second, and the
-    shares of the step input, exposed and checkpoint) and by pair of sites (`links`, "a > b": bytes_per_second,
-    rtt_seconds). None: not known.
-    """
-    if until <= since:
-        return {"times": [], "sites": {}, "links": {}}
-    ranks = max(1, len(store.latest(until)))
-    points = max(10, min(MOST_POINTS, _MOST_REPORTS // ranks))
-    interval_s = max(1.0, (until - since) / points)
-    bins: dict[int, list[Received]] = defaultdict(list)
-    for received in store.sampled(since, until, interval_s):
-        bins[int(received.at / interval_s)].append(received)
-    times = sorted(bins)
-    sites: dict[str, dict[str, list[float | None]]] = {}
-    links: dict[str, dict[str, list[float | None]]] = {}
-    before: dict[Rank, Received] = {}
-    for place, time in enumerate(times):
-        pairs = [(before.get(received.rank), received) for received in bins[time]]
-        for site in {received.report.site for received in bins[time]}:
-            own = [(was, now) for was, now in pairs if now.report.site == site]
-            for name, value in _of_site(own).items():
-                _put(sites.setdefault(site, {}), name, place, value, len(times))
-        for link, values in _of_links(pairs).items():
-            for name, value in values.items():
-                _put(links.setdefault(link, {}), name, place, value, len(times))
-        before |= {received.rank: received for received in bins[time]}
-    return {"times": [time * interval_s for time in times], "sites": sites, "links": links}
+    def __init__(self, interval_s: float, first: int) -> None:
+        self.interval_s = interval_s
+        self.first = first
+        self._next = first
+        self._before: dict[Rank, Received] = {}
+        self.sites: dict[int, _Point] = {}
+        self.links: dict[int, _Point] = {}
+
+    def read_on(self, store: RunStore, until: float) -> None:
+        """Read what came since. The last point is read again, for more may come that belongs to it."""
+        bins: dict[int, list[Received]] = defaultdict(list)
+        begin = self._next * self.interval_s - 1e-6
+        for received in store.sampled(begin, until, self.interval_s):
+            bins[int(received.at / self.interval_s)].append(received)
+        for place in sorted(bins):
+            pairs = [(self._before.get(received.rank), received) for received in bins[place]]
+            self.sites[place] = {
+                site: _of_site([(was, now) for was, now in pairs if now.report.site == site])
+                for site in {received.report.site for received in bins[place]}
+            }
+            self.links[place] = {
+                " > ".join(way): {
+                    "bytes_per_second": bytes_per_second(there, back),
+                    "rtt_seconds": rtt_seconds(there + back),
+                }
+                for way, (there, back) in both_ends(pairs).items()
+            }
+            if (place + 1) * self.interval_s <= until:
+                self._before |= {received.rank: received for received in bins[place]}
+                self._next = place + 1
+
+    def forget(self, first: int) -> None:
+        """Drop points before `first`."""
+        for points in (self.sites, self.links):
+            for place in [place for place in points if place < first]:
+                del points[place]
+        self.first = first
 
 
-def _put(series: dict[str, list[float | None]], name: str, place: int, value: float | None, length: int) -> None:
-    series.setdefault(name, [None] * length)[place] = value if value is None or math.isfinite(value) else None
+class Curves:
+    """Reads series from a run store. Points that it has read it does not read again."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._kept: dict[float, _Points] = {}
+
+    def read(self, since: float, until: float) -> dict[str, Any]:
+        """Series from `since` to `until`, in Unix seconds.
+
+        Returns `times`, `interval` (seconds between these), and lists as long as `times` by site (`sites`: loss,
+        grad_norm, step_seconds, tokens_per_second, and the share of the step that is exposed) and by pair of sites
+        (`links`, "a > b": bytes_per_second, rtt_seconds). Of many, those that moved most; `of_sites` and `of_links` say
+        how many there are. None: not known.
+        """
+        interval_s = self._interval_s(until - since)
+        first = int(since / interval_s)
+        points = self._kept.pop(interval_s, None)
+        if points is None or points.first > first:
+            points = _Points(interval_s, first)
+        self._kept[interval_s] = points  # the last one: it was used last
+        if len(self._kept) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        points.read_on(self._store, until)
+        points.forget(first)
+        times = sorted(points.sites)
+        sites, links = ([points[time] for time in times] for points in (points.sites, points.links))
+        return {
+            "times": [time * interval_s for time in times],
+            "interval": interval_s,
+            "of_sites": len({site for point in sites for site in point}),
+            "of_links": len({link for point in links for link in point}),
+            "sites": _series(sites, "tokens_per_second"),
+            "links": _series(links, "bytes_per_second"),
+        }
+
+    def _interval_s(self, seconds: float) -> float:
+        ranks = max(1, len(self._store.latest()))
+        points = max(10, min(_MOST_POINTS, _MOST_REPORTS // ranks))
+        wanted = seconds / points
+        return next((one for one in _INTERVALS_S if one >= wanted), 3600.0 * math.ceil(wanted / 3600))
 
 
-def _of_site(own: list[tuple[Received | None, Received]]) -> dict[str, float | None]:
+def _series(points: list[_Point], chosen_by: str) -> dict[str, dict[str, list[float | None]]]:
+    """Lists over the points, by key and name; of many keys, those with the largest sums of `chosen_by`."""
+    names = {key: list(values) for point in points for key, values in point.items()}
+    sums = {key: sum(known(point[key][chosen_by] for point in points if key in point)) for key in names}
+    return {
+        key: {name: [_short(point.get(key, {}).get(name)) for point in points] for name in names[key]}
+        for key in sorted(sorted(names, key=lambda key: -sums[key])[:MOST_LINES])
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+
+
+def _of_site(own: list[tuple[Received | None, Received]]) -> _Values:
     """Values of one site at one time."""
     last = [now.report.training for _, now in own]
     steps: list[Row] = [_grown(was, now) for was, now in own if was is not None]
     moved = [row for row in steps if row.get("steps")]
-    seconds = sum(row.get("seconds", 0.0) for row in moved)
-    found: dict[str, float | None] = {name: mean(row.get(name) for row in last) for name in ("loss", "grad_norm")}
+    found: _Values = {name: mean(row.get(name) for row in last) for name in ("loss", "grad_norm")}
     found["step_seconds"] = mean(row["seconds"] / row["steps"] for row in moved if "seconds" in row)
     found["tokens_per_second"] = total(
         row["tokens"] / row["seconds"] for row in moved if row.get("tokens") and row.get("seconds")
     )
-    for part in _PARTS:
-        found[part] = share(sum(row.get(f"{part}_seconds", 0.0) for row in moved), seconds)
+    found["exposed"] = share(_sum_of(moved, "exposed_seconds"), _sum_of(moved, "seconds"))
     return found
+
+
+def _sum_of(rows: Iterable[Row], name: str) -> float:
+    return sum(row.get(name, 0.0) for row in rows)
 
 
 def _grown(was: Received, now: Received) -> Row:
@@ -75,11 +147,3 @@ def _grown(was: Received, now: Received) -> Row:
     old: Row = was.report.training.get("totals", {})
     new: Row = now.report.training.get("totals", {})
     return {name: value - old.get(name, 0) for name, value in new.items()}
-
-
-def _of_links(pairs: Iterable[tuple[Received | None, Received]]) -> dict[str, dict[str, float | None]]:
-    """Values of each pair of sites at one time."""
-    return {
-        " > ".join(way): {"bytes_per_second": bytes_per_second(there, back), "rtt_seconds": rtt_seconds(there + back)}
-        for way, (there, back) in both_ends(pairs).items()
-    }

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections import defaultdict
 from typing import Any, cast
 
 from geocomm._version import __version__
+from geocomm.dashboard.last_steps import LastSteps
 from geocomm.diagnostics.bottleneck import diagnose
 from geocomm.diagnostics.run_window import read_window
 from geocomm.diagnostics.verdict import Cause, headline
@@ -18,12 +17,12 @@ from geocomm.telemetry.run_store import RunStore
 from geocomm.telemetry.store_folder import StoreFolder
 
 _STEPS = 60
-_STEPS_WINDOWS_S = (60.0, 600.0, 86400.0)
 
 
-def page_state(store: RunStore, at: float) -> dict[str, Any]:
+def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
     """The run at `at`, in Unix seconds; numbers that are not finite are None."""
-    seen = overview(store, at)
+    folder = StoreFolder.look(store.path.parent)
+    seen = overview(store, at, folder.collected_since)
     return plain({
         "version": __version__,
         "at": at,
@@ -34,9 +33,9 @@ def page_state(store: RunStore, at: float) -> dict[str, Any]:
         "rounds": [dataclasses.asdict(one) for one in seen.rounds],
         "events": [dataclasses.asdict(one) for one in seen.events],
         "options": [dataclasses.asdict(one) for one in seen.options],
-        "members": _members(StoreFolder.look(store.path.parent)),
+        "members": _members(folder),
         "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
-        "steps": _steps(store, at),
+        "steps": steps.read(at),
     })  # fmt: skip
 
 
@@ -60,29 +59,6 @@ def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
     if folder.members is None:
         return None
     return [{"site": one.name, "standing": one.standing.value, "rounds": one.rounds} for one in folder.members]
-
-
-def _steps(store: RunStore, at: float) -> dict[str, list[dict[str, float]]]:
-    """By site, the last steps: the median over its ranks of `seconds` and of the parts that are known."""
-    by_site: dict[str, dict[int, list[dict[str, float]]]] = {}
-    for window_s in _STEPS_WINDOWS_S:
-        by_site = defaultdict(lambda: defaultdict(list))
-        for _, rank, row in store.told("steps", at - window_s, at):
-            by_site[rank.site][int(row["step"])].append(row)
-        if by_site and min(len(steps) for steps in by_site.values()) >= _STEPS:
-            break
-    names = ("seconds", "input_seconds", "exposed_seconds", "checkpoint_seconds")
-    return {
-        site: [
-            {"step": step} | {name: _median(rows, name) for name in names if any(name in row for row in rows)}
-            for step, rows in sorted(steps.items())[-_STEPS:]
-        ]
-        for site, steps in sorted(by_site.items())
-    }
-
-
-def _median(rows: list[dict[str, float]], name: str) -> float:
-    return statistics.median(row[name] for row in rows if name in row)
 
 
 def plain(value: Any) -> Any:

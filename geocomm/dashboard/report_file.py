@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 from geocomm.dashboard.app import STATIC
-from geocomm.dashboard.curves import curves
-from geocomm.dashboard.page_state import page_state, plain, verdicts
+from geocomm.dashboard.curves import Curves
+from geocomm.dashboard.last_steps import LastSteps
+from geocomm.dashboard.page_state import page_state, verdicts
 from geocomm.telemetry.run_store import RunStore
 
 _STYLES = ("uplot-1.6.32/uPlot.min.css", "app.css")
@@ -20,8 +21,8 @@ def write_report(store: RunStore, path: Path) -> None:
     span = store.span()
     first, last = span or (0.0, 0.0)
     data = {
-        "run": page_state(store, last + 1) | {"verdicts": verdicts(store)},
-        "curves": plain(curves(store, first - 1, last)),
+        "run": page_state(store, LastSteps(store), last + 1) | {"verdicts": verdicts(store)},
+        "curves": Curves(store).read(first - 1, last),
     }
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     for name in _STYLES:

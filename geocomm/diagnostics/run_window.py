@@ -16,7 +16,8 @@ from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
-_LOOK_BACK_S = (120.0, 600.0, math.inf)
+_LOOK_BACK_S = (120.0, 600.0, 3600.0)
+"""The store has operations of an hour."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 

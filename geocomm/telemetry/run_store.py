@@ -23,6 +23,13 @@ _KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
 _DETAILS = ("operations", "rounds")
+_WHO = (
+    "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
+    "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
+    "(SELECT rowid FROM reports WHERE site = who.site AND rank > who.rank ORDER BY rank LIMIT 1), "
+    "(SELECT rowid FROM reports WHERE site > who.site ORDER BY site, rank LIMIT 1)))"
+)
+"""All ranks: a step in the index for each, whereas DISTINCT would go through all reports."""
 
 
 class NoStoreError(Exception):
@@ -100,8 +107,8 @@ class RunStore:
         """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
         restart of its site left out. details: with `operations` and `rounds`."""
         rows = self._db.execute(
-            f"SELECT at, body, {'details' if details else 'NULL'} "
-            "FROM (SELECT DISTINCT site, rank FROM reports) AS who JOIN reports ON reports.rowid = (SELECT rowid "
+            f"WITH RECURSIVE {_WHO} SELECT at, body, {'details' if details else 'NULL'} "
+            "FROM who JOIN reports ON reports.rowid = (SELECT rowid "
             "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at <= ? "
             "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
             (until,),
@@ -121,19 +128,33 @@ class RunStore:
             yield Received(at, _report(body, packed))
 
     def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
-        """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first."""
+        """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first.
+        Intervals begin at multiples of their length."""
         rows = self._db.execute(
-            "SELECT at, body FROM reports WHERE rowid IN (SELECT max(rowid) FROM reports WHERE at > ? AND at <= ? "
-            "GROUP BY site, rank, CAST(at / ? AS INTEGER)) ORDER BY at",
-            (since, until, interval_s),
+            f"WITH RECURSIVE {_WHO}, ends(at) AS (SELECT (CAST(:since / :interval AS INTEGER) + 1) * :interval "
+            "UNION ALL SELECT at + :interval FROM ends WHERE at <= :until) "
+            "SELECT reports.at, body FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
+            "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at < ends.at "
+            "AND own.at >= ends.at - :interval AND own.at > :since AND own.at <= :until ORDER BY own.at DESC LIMIT 1) "
+            "ORDER BY reports.at",
+            {"since": since, "until": until, "interval": interval_s},
         )
         for at, body in rows:
             yield Received(at, _report(body, None))
 
     def span(self) -> tuple[float, float] | None:
         """When the first report came, and the last; None: there is none yet."""
-        first, last = self._db.execute("SELECT min(at), max(at) FROM reports").fetchone()
+        first, last = self._db.execute(
+            "SELECT (SELECT min(at) FROM reports), (SELECT max(at) FROM reports)"  # each alone is found in the index
+        ).fetchone()
         return None if first is None else (first, last)
+
+    def begin_of_last(self, count: int, until: float = _FOR_EVER) -> float:
+        """When the report came that `count` others followed up to `until`; 0: there are fewer."""
+        row = self._db.execute(
+            "SELECT at FROM reports WHERE at <= ? ORDER BY at DESC LIMIT 1 OFFSET ?", (until, count)
+        ).fetchone()
+        return 0.0 if row is None else row[0]
 
     def rows(self, kind: str, since: float = 0.0) -> list[tuple[Rank, Row]]:
         """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was

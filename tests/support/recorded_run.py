@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from geocomm.metrics import schema
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 
@@ -28,14 +30,16 @@ CITIES = [
     "cairo",
 ]
 STEP_S = 2.0
+_UNKNOWN: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
 
 
-def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int, **more: Any) -> Path:
-    """Write the reports of `seconds`, one a second, from the Unix time `begin` on. more: fields of every report."""
+def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int | Iterable[int], **more: Any) -> Path:
+    """Write reports of `seconds`, one a second, or those of the seconds that it lists; they count from the Unix time
+    `begin` on. more: fields of every report."""
     names = (CITIES + [f"site{number}" for number in range(sites)])[:sites]
     folder.mkdir(exist_ok=True)
     store = RunStore(folder, write=True)
-    for second in range(seconds):
+    for second in range(seconds) if isinstance(seconds, int) else seconds:
         for site in range(sites):
             for rank in range(ranks):
                 report = _report(names, site, site * ranks + rank, ranks, begin, second)
@@ -64,6 +68,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
         "time": begin + second,
         "now_ns": now_ns,
         "options": {"codec": "int8", "streams": "4"} if site else {"codec": "int8"},
+        "egress_dollars_per_gb": 0.05,
         "stats": {"exposed_seconds": exposed * step, "local_steps": [], "groups": [], "peers": peers},
         "training": {
             "step": step,
@@ -80,7 +85,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
 def _peer(source: str, target: int, site: int, second: int, rank: int) -> dict[str, Any]:
     rtt_us = 20_000 + 9_000 * abs(target - site)
     sent = int(12e6 * second + 60e6 * (1 + target % 3) / 2 * (1 - math.cos(second / 20)))
-    return {
+    return _UNKNOWN | {
         "peer": f"{source}-{target}-{rank}",
         "bytes_sent": sent,
         "bytes_received": sent,

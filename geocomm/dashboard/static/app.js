@@ -1,9 +1,9 @@
 // The page of a run. Everything that comes from a run is set as text, never as markup: names are whatever sites chose.
 "use strict";
 
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
 const MOST_DRAWN = 12; // sites; more are a table
 const MOST_WITH_TEXTS = 3; // sites; more have texts of links where the pointer is, and in the table
+const MOST_HEAT = 45; // percent of the colour: the text on it stays readable
 const PARTS = ["input", "compute", "exposed", "checkpoint"];
 const PART_NAMES = {
   input: "waits for data", compute: "compute and rest", exposed: "stands still for other sites",
@@ -35,6 +35,7 @@ const percent = or((value) => number(100 * value, value < 0.1 && value > 0 ? 1 :
 const whole = or((value) => number(value, 0));
 const loss = or((value) => number(value, 4));
 const milliseconds = or((value) => number(1000 * value, value < 0.01 ? 1 : 0) + " ms");
+const dollars = or((value) => "$" + number(value, value < 100 ? 2 : 0));
 const seconds = or((value) => {
   if (value < 1) return milliseconds(value);
   if (value < 120) return number(value, value < 10 ? 2 : 0) + " s";
@@ -43,7 +44,8 @@ const seconds = or((value) => {
 });
 
 function table(target, columns, rows) {
-  const head = element("tr", {}, ...columns.map(([name, , kind]) => element("th", kind ? { class: kind } : {}, name)));
+  const head = element("tr", {}, ...columns.map(([name, , kind]) =>
+    element("th", { scope: "col", ...(kind ? { class: kind } : {}) }, name)));
   const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
     const value = show(row);
     return element("td", kind ? { class: kind } : {}, value);
@@ -64,9 +66,7 @@ function showHead(run) {
   else if (ended) [text, kind] = ["ended", "faint"];
   else if (silent.length > 0) [text, kind] = ["silent: " + silent.map((site) => site.name).join(", "), "bad"];
   else if (stalled) [text, kind] = ["no step for " + seconds(Math.max(...ages)), "bad"];
-  $("state").textContent = text;
-  $("state").className = kind;
-  document.title = `${text} – geocomm`;
+  say(text, kind);
   const sent = run.sites.reduce((sum, site) => sum + site.bytes_sent, 0);
   const facts = [
     ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : "")],
@@ -75,8 +75,27 @@ function showHead(run) {
     ["left", seconds(run.seconds_left)],
     ["sent between sites", bytes(sent)],
   ];
+  const egress = run.sites.filter((site) => known(site.egress_dollars));
+  if (egress.length > 0) {
+    const spent = egress.reduce((sum, site) => sum + site.egress_dollars, 0);
+    facts.push(["egress", `${dollars(spent)}, ${dollars(86400 * spendsPerSecond(egress, run.links))} a day`]);
+  }
   $("head").replaceChildren(...facts.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+function spendsPerSecond(sites, links) {
+  return sites.reduce((sum, site) => {
+    const rates = links.filter((link) => link.source === site.name).map((link) => link.bytes_per_second || 0);
+    return sum + rates.reduce((a, b) => a + b, 0) * site.egress_dollars / Math.max(1, site.bytes_sent);
+  }, 0);
+}
+
+function say(text, kind) {
+  if ($("state").textContent === text) return; // it would be read out once more
+  $("state").textContent = text;
+  $("state").className = kind;
+  document.title = `${text} – geocomm`;
 }
 
 function showVerdict(run) {
@@ -84,7 +103,7 @@ function showVerdict(run) {
   $("verdict").hidden = !verdict;
   if (verdict) {
     const evidence = element("table", {});
-    table(evidence, [["measured", ([name]) => name], ["", ([, value]) => value]], verdict.evidence);
+    table(evidence, [["measured", ([name]) => name], ["value", ([, value]) => value]], verdict.evidence);
     const others = run.verdicts.slice(1).map((one) => element("p", {}, one.text));
     $("verdict").replaceChildren(
       element("summary", {}, verdict.text, " ", element("span", { class: "faint" }, verdict.fix)), evidence, ...others);
@@ -162,16 +181,18 @@ function heat(run) {
   const names = run.sites.map((site) => site.name);
   const links = new Map(run.links.map((link) => [link.source + " " + link.target, link]));
   const fastest = Math.max(1, ...run.links.map((link) => link.bytes_per_second || 0));
-  const rows = names.map((source) => element("tr", {}, element("th", {}, short(source)), ...names.map((target) => {
+  const rows = names.map((source) => element("tr", {}, element("th", { scope: "row" }, short(source)), ...names.map((target) => {
     const link = links.get(source + " " + target);
     if (!link) return element("td", {}, source === target ? "" : "–");
     const use = Math.min(1, (link.bytes_per_second || 0) / (link.planned_bytes_per_second || fastest));
     const cell = element("td", { title: linkText(link) }, whole((link.bytes_per_second || 0) * 8 / 1e6));
-    cell.style.background = `color-mix(in srgb, var(--compute) ${Math.round(70 * use)}%, transparent)`;
+    cell.style.background = `color-mix(in srgb, var(--compute) ${Math.round(MOST_HEAT * use)}%, transparent)`;
     return cell;
   })));
-  const head = element("tr", {}, element("th", {}, "Mbit/s"), ...names.map((name) => element("th", {}, element("span", {}, short(name)))));
-  return element("div", { class: "scroll tall" }, element("table", { class: "heat" }, element("thead", {}, head),
+  const head = element("tr", {}, element("th", { scope: "col" }, "Mbit/s"), ...names.map((name) =>
+    element("th", { scope: "col" }, element("span", {}, short(name)))));
+  return element("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "bit rates from (rows) to (columns)" },
+    element("table", { class: "heat" }, element("thead", {}, head),
     element("tbody", {}, ...rows)));
 }
 
@@ -229,33 +250,35 @@ const CURVES = [
   ["sent", "links", "bytes_per_second", rate],
   ["round trip", "links", "rtt_seconds", milliseconds],
 ];
-const MOST_LINES = 12;
 let shownSeconds = 600;
 let plots = [];
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function showCurves(data) {
   for (const plot of plots) plot.destroy();
   plots = [];
   $("curves").replaceChildren();
   if (data.times.length === 0) return;
-  const ink = getComputedStyle(document.documentElement).getPropertyValue("--faint").trim();
-  const lines = getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
+  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
   for (const [title, group, name, show] of CURVES) {
-    const all = Object.entries(data[group]).filter(([, series]) => (series[name] || []).some(known));
-    if (all.length === 0) continue;
-    const drawn = all.slice(0, MOST_LINES);
-    const box = element("div", {});
+    const drawn = Object.entries(data[group]).filter(([, series]) => (series[name] || []).some(known));
+    if (drawn.length === 0) continue;
+    const last = drawn.map(([label, series]) => `${label}: ${show(series[name].findLast(known))}`).join(", ");
+    const box = element("div", { role: "img", "aria-label": `${title}; last values: ${last}` });
     $("curves").append(box);
-    const axis = { stroke: ink, grid: { stroke: lines, width: 1 }, ticks: { stroke: lines } };
+    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
+    const all = data["of_" + group];
     plots.push(new uPlot({
-      title: title + (all.length > drawn.length ? ` (${drawn.length} of ${all.length})` : ""),
+      title: title + (all > Object.keys(data[group]).length ? ` (${drawn.length} of ${all})` : ""),
       width: box.clientWidth, height: 190,
       cursor: { sync: { key: "run" } },
       scales: { x: { time: true } },
       axes: [{ ...axis, space: 70, values: (_, ticks) => ticks.map((at) => clock(at, data)) },
         { ...axis, size: 84, values: (_, ticks) => ticks.map(show) }],
       series: [{}, ...drawn.map(([label], index) => ({ label: label.replace(" > ", " → "),
-        stroke: COLOURS[index % COLOURS.length], width: 1.5, spanGaps: true, value: (_, value) => show(value) }))],
+        stroke: colours[index % colours.length], dash: index < colours.length ? [] : [5, 4],
+        width: 1.5, spanGaps: true, value: (_, value) => show(value) }))],
       legend: { show: drawn.length <= 6 },
     }, [data.times, ...drawn.map(([, series]) => series[name])], box));
   }
@@ -279,18 +302,30 @@ function showWindows(change) {
 
 // ---- tables
 
-function showTables(run) {
+function showLinks(run) {
   table($("links"), [
     ["from", (link) => link.source], ["to", (link) => link.target],
     ["sends", (link) => rate(link.bytes_per_second), "number"],
     ["planned", (link) => rate(link.planned_bytes_per_second), "number"],
     ["round trip (least)", (link) => `${milliseconds(link.rtt_seconds)} (${milliseconds(link.least_rtt_seconds)})`, "number"],
     ["sent again", (link) => percent(link.retransmitted_share), "number"],
+    ["clock ahead", (link) => known(link.clock_offset_seconds) ?
+      `${milliseconds(link.clock_offset_seconds)} ± ${milliseconds(link.clock_error_seconds)}` : "–", "number"],
     ["outages", (link) => link.outages ? `${link.outages}, ${seconds(link.outage_seconds)}` : "0", "number"],
     ["streams", (link) => link.streams, "number"],
     ["by", (link) => `${link.transport} ${link.congestion_control}`],
     ["cipher", (link) => link.cipher || (link.streams ? marked("plaintext", "warn") : "–")],
   ], run.links);
+}
+
+function certificate(ends, at) {
+  if (!known(ends)) return "–";
+  const days = (ends - at) / 86400;
+  return marked(days > 0 ? whole(days) + " days left" : "expired", days < 14 ? "bad" : "");
+}
+
+function showRanks(run) {
+  const ends = new Map(run.sites.map((site) => [site.name, site.certificate_ends]));
   table($("ranks"), [
     ["site", (rank) => rank.site], ["rank", (rank) => rank.rank, "number"], ["machine", (rank) => rank.host],
     ["heard", (rank) => marked(rank.life === "ended" ? "ended" : seconds(rank.report_age_seconds) + " ago",
@@ -299,14 +334,20 @@ function showTables(run) {
     ["a step takes", (rank) => seconds(rank.step_seconds), "number"],
     ["stands still", (rank) => percent(rank.exposed_share), "number"],
     ["tokens/s", (rank) => count(rank.tokens_per_second), "number"],
+    ["site's certificate", (rank) => certificate(ends.get(rank.site), run.at), "number"],
   ], run.sites.flatMap((site) => site.ranks));
+}
+
+function showEvents(run) {
   table($("events"), [
     ["when", (event) => new Date(1000 * event.at).toLocaleTimeString()], ["site", (event) => event.site],
     ["ranks", (event) => event.ranks.join(", ")], ["what", (event) => event.kind.replaceAll("_", " ")],
-    ["", (event) => Object.entries(event.fields).map(([name, value]) =>
+    ["details", (event) => Object.entries(event.fields).map(([name, value]) =>
       `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ").slice(0, 200)],
   ], run.events);
-  showOptions(run);
+}
+
+function showMembers(run) {
   const parts = [];
   if (run.members) {
     const members = element("table", {});
@@ -317,7 +358,7 @@ function showTables(run) {
   if (run.rounds.length > 0) {
     const rounds = element("table", {});
     table(rounds, [["fragment", (one) => one.fragment, "number"], ["round", (one) => one.round, "number"],
-      ["", (one) => one.phase], ["since", (one) => seconds(one.age_seconds), "number"],
+      ["phase", (one) => one.phase], ["since", (one) => seconds(one.age_seconds), "number"],
       ["waits for", (one) => one.waits_for.join(", ")], ["counted", (one) => one.counted.join(", ")]], run.rounds);
     parts.push(rounds);
   }
@@ -326,39 +367,67 @@ function showTables(run) {
 }
 
 function showOptions(run) {
-  const everywhere = (values) => values.length === 1;
   const rows = run.options.map((one) => ({ ...one, values: Object.entries(one.values) }));
   const listed = element("table", {});
   table(listed, [["option", (one) => one.name], ["default", (one) => one.default || "–"],
     ["here", (one) => one.values.map(([value, sites]) =>
-      (value || "–") + (everywhere(one.values) ? "" : ` (${sites.join(", ")})`)).join("; ")]], rows);
+      (value || "–") + (one.values.length === 1 ? "" : ` (${sites.join(", ")})`)).join("; ")]], rows);
   $("options").replaceChildren(rows.length > 0 ? listed : element("p", { class: "faint" }, "No option differs."));
 }
 
-function show(run) {
-  showHead(run); showVerdict(run); showGraph(run); showSteps(run); showTables(run);
+// What is drawn from which parts of the state: only that is drawn anew.
+const DRAWN = [
+  [showHead, ["step", "sites", "links"]], [showVerdict, ["verdicts", "alerts"]], [showGraph, ["sites", "links"]],
+  [showSteps, ["steps"]], [showLinks, ["links"]], [showRanks, ["sites"]], [showEvents, ["events"]],
+  [showMembers, ["members", "rounds"]], [showOptions, ["options"]],
+];
+
+function show(run, changed) {
+  for (const [draw, parts] of DRAWN) if (parts.some((part) => part in changed)) draw(run);
 }
 
 function live() {
-  const stream = new EventSource("api/stream");
-  stream.onmessage = (message) => show(JSON.parse(message.data));
-  stream.onerror = () => {
-    $("state").textContent = "geocomm dashboard does not answer";
-    $("state").className = "bad";
+  let run = {}, stream = null, timer = null;
+  const connect = () => {
+    if (document.hidden || stream) return; // a browser has few connections to a host for all its tabs
+    stream = new EventSource("api/stream");
+    stream.onmessage = (message) => {
+      const changed = JSON.parse(message.data);
+      run = { ...run, ...changed };
+      show(run, changed);
+    };
+    stream.onerror = () => {
+      say("geocomm dashboard does not answer", "bad");
+      if (stream && stream.readyState === EventSource.CLOSED) { disconnect(); setTimeout(connect, 5000); }
+    };
   };
+  const disconnect = () => { if (stream) stream.close(); stream = null; };
   const refresh = async () => {
-    const answer = await fetch(`api/curves?seconds=${shownSeconds}`);
-    if (answer.ok) showCurves(await answer.json());
+    clearTimeout(timer);
+    let wait = 5;
+    try {
+      const answer = await fetch(`api/curves?seconds=${shownSeconds}`);
+      if (answer.ok) {
+        const data = await answer.json();
+        wait = Math.min(60, Math.max(5, data.interval / 2));
+        showCurves(data);
+      }
+    } catch { /* the stream says so */ }
+    clearTimeout(timer);
+    if (!document.hidden) timer = setTimeout(refresh, 1000 * wait);
   };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) disconnect(); else { connect(); refresh(); }
+  });
   showWindows(refresh);
+  connect();
   refresh();
-  setInterval(() => { if (!document.hidden) refresh(); }, 5000);
 }
 
 const saved = $("data");
 if (saved) {
   const data = JSON.parse(saved.content.textContent);
-  show(data.run);
+  show(data.run, data.run);
   showCurves(data.curves);
 } else {
   live();

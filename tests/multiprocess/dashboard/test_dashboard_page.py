@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zlib
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,17 @@ def test_page_is_served_until_ctrl_c_and_its_stream_goes_on(tmp_path: Path) -> N
         with urllib.request.urlopen(f"{address}api/stream", timeout=20) as stream:
             lines = [line for line in (stream.readline() for _ in range(4)) if line.startswith(b"data: {")]
         assert len(lines) == 2
+        whole, changed = (json.loads(line.removeprefix(b"data: ")) for line in lines)
+        assert whole.keys() >= {"sites", "links", "steps", "options"}
+        assert "sites" in changed  # they were heard longer ago
+        assert "options" not in changed
+        asked = urllib.request.Request(f"{address}api/stream", headers={"accept-encoding": "gzip"})
+        with urllib.request.urlopen(asked, timeout=20) as stream:
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            text = b""
+            while text.count(b"\n\n") < 2:
+                text += unpacker.decompress(stream.read1())
+        assert text.startswith(b"data: {")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 128 + signal.SIGINT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 import time
@@ -47,6 +48,13 @@ def test_uplot_is_the_released_file_and_has_its_licence() -> None:
     folder = STATIC / "uplot-1.6.32"
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in UPLOT} == UPLOT
     assert "MIT" in (folder / "LICENSE").read_text()
+
+
+def test_page_is_light(run: Path) -> None:
+    with client(run) as browser:
+        files = re.findall(r'(?:src|href)="(static/[^"]+)"', browser.get("/").text)
+        parts = [browser.get("/").content, *(browser.get(f"/{name}").content for name in files)]
+    assert sum(len(gzip.compress(part)) for part in parts) <= 120_000
 
 
 def test_state_and_curves_have_every_site_and_both_ways_of_each_pair(run: Path) -> None:
