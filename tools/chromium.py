@@ -21,7 +21,7 @@ _PATIENCE_S = 60.0
 _OPTIONS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
 _OF_THE_BROWSER = ("file:", "data:", "blob:", "about:", "chrome:")
 _READS_COMMANDS, _WRITES_REPLIES = 3, 4  # the file descriptors of the protocol
@@ -106,15 +106,18 @@ class Page:
             self.problems.append(f"console: {' '.join(words)}")
         elif method == "Log.entryAdded" and event["entry"]["level"] == "error":
             self.problems.append(f"log: {event['entry']['text']} {event['entry'].get('url', '')}".strip())
-        elif method == "Network.requestWillBeSent" and not event["request"]["url"].startswith(_OF_THE_BROWSER):
+        elif method == "Network.requestWillBeSent" and not event["request"]["url"].startswith(self._browser.allowed):
             self.problems.append(f"request to another host: {event['request']['url']}")
 
 
 class Chromium:
-    """A browser that runs as long as the context. It resolves no host name, so nothing comes over the network."""
+    """A browser that runs as long as the context. It resolves no host name, so nothing comes over the network but from
+    this machine's own servers."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, served: str = "file:") -> None:
+        """served: how addresses of this machine begin that pages may ask for, besides files."""
         self._path = path
+        self.allowed = (*_OF_THE_BROWSER, served)
         self._number = 0
         self._replies: dict[int, dict[str, Any]] = {}
         self._pages: dict[str, Page] = {}

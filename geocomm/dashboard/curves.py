@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.telemetry.known_values import known, mean, share, total
 from geocomm.telemetry.overview_links import both_ends, bytes_per_second, rtt_seconds
 from geocomm.telemetry.report import Row
@@ -20,6 +21,7 @@ _MOST_REPORTS = 12_000
 _INTERVALS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _MOST_KEPT = 4
 _DIGITS = 5
+_SENT = ("raw_bytes_sent", "wire_bytes_sent")
 
 _Values = dict[str, float | None]
 _Point = dict[str, _Values]
@@ -78,8 +80,9 @@ class Curves:
         """Series from `since` to `until`, in Unix seconds.
 
         Returns `times`, `interval` (seconds between these), and lists as long as `times` by site (`sites`: loss,
-        grad_norm, step_seconds, tokens_per_second, and the share of the step that is exposed) and by pair of sites
-        (`links`, "a > b": bytes_per_second, rtt_seconds). Of many, those that moved most; `of_sites` and `of_links` say
+        grad_norm, step_seconds, tokens_per_second, the share of the step that is exposed, the ratio of bytes before
+        compression by those sent, and nmse, what codecs lose of gradients) and by pair of sites (`links`, "a > b":
+        bytes_per_second, rtt_seconds). Of many, those that moved most; `of_sites` and `of_links` say
         how many there are. None: not known.
         """
         interval_s = self._interval_s(until - since)
@@ -127,7 +130,8 @@ def _short(value: float | None) -> float | None:
 def _of_site(own: list[tuple[Received | None, Received]]) -> _Values:
     """Values of one site at one time."""
     last = [now.report.training for _, now in own]
-    steps: list[Row] = [_grown(was, now) for was, now in own if was is not None]
+    totals = [(_totals(was), _totals(now)) for was, now in own if was is not None]
+    steps = [_grown(old, new, new) for old, new in totals]
     moved = [row for row in steps if row.get("steps")]
     found: _Values = {name: mean(row.get(name) for row in last) for name in ("loss", "grad_norm")}
     found["step_seconds"] = mean(row["seconds"] / row["steps"] for row in moved if "seconds" in row)
@@ -135,15 +139,22 @@ def _of_site(own: list[tuple[Received | None, Received]]) -> _Values:
         row["tokens"] / row["seconds"] for row in moved if row.get("tokens") and row.get("seconds")
     )
     found["exposed"] = share(_sum_of(moved, "exposed_seconds"), _sum_of(moved, "seconds"))
+    sent = [_grown(was.report.stats, now.report.stats, _SENT) for was, now in own if was is not None]
+    wire_bytes = _sum_of(sent, "wire_bytes_sent")
+    found["ratio"] = _sum_of(sent, "raw_bytes_sent") / wire_bytes if wire_bytes else None
+    hooks = [hook for _, now in own for hook in now.report.stats.get("gradients", ())]
+    found["nmse"] = max(known(map(worst_nmse, hooks)), default=None)
     return found
+
+
+def _totals(received: Received) -> Row:
+    return received.report.training.get("totals", {})
 
 
 def _sum_of(rows: Iterable[Row], name: str) -> float:
     return sum(row.get(name, 0.0) for row in rows)
 
 
-def _grown(was: Received, now: Received) -> Row:
-    """By how much the totals of a rank's training grew; counters of a new process began at 0."""
-    old: Row = was.report.training.get("totals", {})
-    new: Row = now.report.training.get("totals", {})
-    return {name: value - old.get(name, 0) for name, value in new.items()}
+def _grown(old: Row, new: Row, names: Iterable[str]) -> Row:
+    """By how much totals of a rank grew; those of a new process began at 0."""
+    return {name: new[name] - old.get(name, 0) for name in names if name in new}

@@ -43,9 +43,12 @@ const seconds = or((value) => {
   return number(value / 3600, 1) + " h";
 });
 
+// The tooltip of a number: where Prometheus has it.
+const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
+
 function table(target, columns, rows) {
-  const head = element("tr", {}, ...columns.map(([name, , kind]) =>
-    element("th", { scope: "col", ...(kind ? { class: kind } : {}) }, name)));
+  const head = element("tr", {}, ...columns.map(([name, , kind, metric]) =>
+    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name)));
   const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
     const value = show(row);
     return element("td", kind ? { class: kind } : {}, value);
@@ -69,19 +72,20 @@ function showHead(run) {
   say(text, kind);
   const sent = run.sites.reduce((sum, site) => sum + site.bytes_sent, 0);
   const facts = [
-    ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : "")],
-    ["loss", loss(run.loss)],
-    ["tokens/s", count(run.tokens_per_second)],
+    ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : ""), "geocomm_train_step"],
+    ["loss", loss(run.loss), "geocomm_train_loss"],
+    ["tokens/s", count(run.tokens_per_second), "geocomm_train_tokens_per_second"],
     ["left", seconds(run.seconds_left)],
-    ["sent between sites", bytes(sent)],
+    ["sent between sites", bytes(sent), "geocomm_site_link_sent_bytes_total"],
   ];
   const egress = run.sites.filter((site) => known(site.egress_dollars));
   if (egress.length > 0) {
     const spent = egress.reduce((sum, site) => sum + site.egress_dollars, 0);
-    facts.push(["egress", `${dollars(spent)}, ${dollars(86400 * spendsPerSecond(egress, run.links))} a day`]);
+    facts.push(["egress", `${dollars(spent)}, ${dollars(86400 * spendsPerSecond(egress, run.links))} a day`,
+      "geocomm_site_egress_dollars_total"]);
   }
-  $("head").replaceChildren(...facts.map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  $("head").replaceChildren(...facts.map(([name, value, metric]) =>
+    element("div", behind(metric), element("dt", {}, name), element("dd", {}, value))));
 }
 
 function spendsPerSecond(sites, links) {
@@ -247,6 +251,9 @@ const CURVES = [
   ["tokens a second", "sites", "tokens_per_second", count],
   ["seconds a step", "sites", "step_seconds", seconds],
   ["share of the step that stands still for other sites", "sites", "exposed", percent],
+  ["gradient norm", "sites", "grad_norm", or((value) => String(Number(value.toPrecision(4))))],
+  ["bytes before compression, by those sent", "sites", "ratio", or((value) => number(value, 1))],
+  ["what the codec loses of gradients (nmse, worst bucket)", "sites", "nmse", or((value) => value.toPrecision(2))],
   ["sent", "links", "bytes_per_second", rate],
   ["round trip", "links", "rtt_seconds", milliseconds],
 ];
@@ -305,14 +312,17 @@ function showWindows(change) {
 function showLinks(run) {
   table($("links"), [
     ["from", (link) => link.source], ["to", (link) => link.target],
-    ["sends", (link) => rate(link.bytes_per_second), "number"],
-    ["planned", (link) => rate(link.planned_bytes_per_second), "number"],
-    ["round trip (least)", (link) => `${milliseconds(link.rtt_seconds)} (${milliseconds(link.least_rtt_seconds)})`, "number"],
-    ["sent again", (link) => percent(link.retransmitted_share), "number"],
+    ["sends", (link) => rate(link.bytes_per_second), "number", "geocomm_site_link_rate_bytes_per_second"],
+    ["planned", (link) => rate(link.planned_bytes_per_second), "number", "geocomm_site_link_planned_rate_bytes_per_second"],
+    ["round trip (least)", (link) => `${milliseconds(link.rtt_seconds)} (${milliseconds(link.least_rtt_seconds)})`, "number",
+      "geocomm_site_link_rtt_seconds, geocomm_site_link_least_rtt_seconds"],
+    ["sent again", (link) => percent(link.retransmitted_share), "number", "geocomm_site_link_retransmitted_ratio"],
     ["clock ahead", (link) => known(link.clock_offset_seconds) ?
-      `${milliseconds(link.clock_offset_seconds)} ± ${milliseconds(link.clock_error_seconds)}` : "–", "number"],
-    ["outages", (link) => link.outages ? `${link.outages}, ${seconds(link.outage_seconds)}` : "0", "number"],
-    ["streams", (link) => link.streams, "number"],
+      `${milliseconds(link.clock_offset_seconds)} ± ${milliseconds(link.clock_error_seconds)}` : "–", "number",
+      "geocomm_site_link_clock_offset_seconds, geocomm_site_link_clock_error_seconds"],
+    ["outages", (link) => link.outages ? `${link.outages}, ${seconds(link.outage_seconds)}` : "0", "number",
+      "geocomm_site_link_outages_total, geocomm_site_link_outage_seconds_total"],
+    ["streams", (link) => link.streams, "number", "geocomm_site_link_streams"],
     ["by", (link) => `${link.transport} ${link.congestion_control}`],
     ["cipher", (link) => link.cipher || (link.streams ? marked("plaintext", "warn") : "–")],
   ], run.links);
@@ -329,12 +339,13 @@ function showRanks(run) {
   table($("ranks"), [
     ["site", (rank) => rank.site], ["rank", (rank) => rank.rank, "number"], ["machine", (rank) => rank.host],
     ["heard", (rank) => marked(rank.life === "ended" ? "ended" : seconds(rank.report_age_seconds) + " ago",
-      rank.life === "silent" ? "bad" : "")],
-    ["step", (rank) => whole(rank.step), "number"],
-    ["a step takes", (rank) => seconds(rank.step_seconds), "number"],
-    ["stands still", (rank) => percent(rank.exposed_share), "number"],
-    ["tokens/s", (rank) => count(rank.tokens_per_second), "number"],
-    ["site's certificate", (rank) => certificate(ends.get(rank.site), run.at), "number"],
+      rank.life === "silent" ? "bad" : ""), "", "geocomm_site_report_age_seconds"],
+    ["step", (rank) => whole(rank.step), "number", "geocomm_train_step"],
+    ["a step takes", (rank) => seconds(rank.step_seconds), "number", "geocomm_train_step_seconds"],
+    ["stands still", (rank) => percent(rank.exposed_share), "number", "geocomm_train_exposed_ratio"],
+    ["tokens/s", (rank) => count(rank.tokens_per_second), "number", "geocomm_train_tokens_per_second"],
+    ["site's certificate", (rank) => certificate(ends.get(rank.site), run.at), "number",
+      "geocomm_site_certificate_left_seconds"],
   ], run.sites.flatMap((site) => site.ranks));
 }
 

@@ -19,9 +19,14 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+
+from chromium import Chromium, chromium_path
+
 from support.recorded_run import record
 
 pytestmark = pytest.mark.timeout(120)
+CURVES = 9
 CHROMIUM = shutil.which("chromium")
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -54,7 +59,7 @@ def test_file_of_the_page_draws_all_sites_by_itself_and_no_name_becomes_markup(t
     subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", page], check=True)
     assert page.stat().st_size < 2_000_000
     document = drawn(page)
-    assert len(re.findall(r"<canvas", document)) == 6  # the curves
+    assert len(re.findall(r"<canvas", document)) == CURVES
     assert "training" in document
     assert f"<td>{EVIL.replace('<', '&lt;').replace('>', '&gt;')}</td>" in document  # a machine's name, in the table
     assert "<img" not in document
@@ -64,6 +69,37 @@ def test_file_of_the_page_draws_all_sites_by_itself_and_no_name_becomes_markup(t
         assert "→ virginia: " in document
     else:
         assert document.count('<td title="') == sites * (sites - 1)
+
+
+FAULTS = """(() => {
+  const named = (one) => (one.getAttribute("aria-label") || one.textContent || "").trim() ||
+    document.getElementById(one.getAttribute("aria-labelledby"))?.textContent;
+  const faults = [];
+  for (const one of document.querySelectorAll("button, summary, section, [tabindex], [role=img], [role=group]"))
+    if (!one.hidden && !named(one)) faults.push("no name: " + one.outerHTML.slice(0, 80));
+  for (const one of document.querySelectorAll("th"))
+    if (!one.scope || !named(one)) faults.push("no head: " + one.outerHTML);
+  for (const one of document.querySelectorAll(".scroll"))
+    if (one.scrollHeight > one.clientHeight && one.tabIndex !== 0) faults.push("no way there by keys: " + one.id);
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  return faults;
+})()"""
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="needs chromium")
+@pytest.mark.parametrize("sites", [2, 16])
+def test_page_names_its_parts_and_fits_a_phone(tmp_path: Path, sites: int) -> None:
+    folder = record(tmp_path / "telemetry", sites, 1, time.time() - 60, 60)
+    report = tmp_path / "report.html"
+    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
+    with Chromium(chromium_path() or "") as browser:
+        page = browser.page()
+        for width in (1440, 390):
+            page.resize(width, 900)
+            page.open(report.as_uri())
+            assert page.wait_for(f'document.querySelectorAll("canvas").length === {CURVES}', 20)
+            assert page.evaluate(FAULTS) == []
+            assert page.problems == []
 
 
 def test_page_is_served_until_ctrl_c_and_its_stream_goes_on(tmp_path: Path) -> None:

@@ -94,6 +94,15 @@ def test_metrics_of_all_sites_are_what_prometheus_reads(run: Path) -> None:
     assert samples["geocomm_site_link_outages_total", "tokyo", "virginia"] == 2
 
 
+def test_metrics_behind_numbers_of_the_page_are_there(run: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    named = set(re.findall(r"geocomm_\w+", (STATIC / "app.js").read_text()))
+    with client(run) as browser:
+        text = browser.get("/metrics").text
+    assert len(named) > 10
+    assert not [name for name in named if f"# TYPE {name} " not in text]
+
+
 def test_metrics_leave_out_what_reported_to_an_earlier_collector_alone(tmp_path: Path) -> None:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 40, 40)
     with client(folder) as browser:
