@@ -20,6 +20,7 @@ from rich.table import Table
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 
 if TYPE_CHECKING:
+    from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
     from geocomm.telemetry.overview import Overview
     from geocomm.telemetry.overview_events import EventState
     from geocomm.telemetry.overview_links import LinkState
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _EVERY_S = 1.0
 _VERDICT_EVERY_S = 15.0
-_VERDICT_STEPS = 50
 _LATE_S = 5.0
 _MOST_SHOWN = 8
 
@@ -57,7 +57,9 @@ def top(
     store = open_store("top", folder)
     console = Console(highlight=False)
     if once:
-        console.print(_picture(store, _verdict(folder)))
+        from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
+
+        console.print(_picture(store, _verdict(store, LiveDiagnosis())))
         return
     verdicts = _Verdicts(folder)
     with contextlib.suppress(KeyboardInterrupt), Live(_picture(store, ""), console=console, screen=True) as live:
@@ -75,20 +77,21 @@ class _Verdicts:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
+        from geocomm.telemetry.run_store import RunStore
+
+        live = LiveDiagnosis()
         while True:
-            with contextlib.suppress(sqlite3.Error):  # a busy store has an answer the next time
-                self.last = _verdict(self._folder)
+            # A store that is busy has an answer the next time.
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(RunStore(self._folder)) as store:
+                self.last = _verdict(store, live)
             time.sleep(_VERDICT_EVERY_S)
 
 
-def _verdict(folder: Path) -> str:
-    from geocomm.diagnostics.bottleneck import diagnose
-    from geocomm.diagnostics.run_window import read_window
+def _verdict(store: RunStore, live: LiveDiagnosis) -> str:
     from geocomm.diagnostics.verdict import headline
-    from geocomm.telemetry.run_store import RunStore
 
-    with contextlib.closing(RunStore(folder)) as store:
-        first, *_ = diagnose(read_window(store, _VERDICT_STEPS)).verdicts
+    first = live.look(store).verdict
     return f"{headline(first)} {first.fix}"
 
 

@@ -28,6 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from geocomm.dashboard.curves import Curves
 from geocomm.dashboard.last_steps import LastSteps
 from geocomm.dashboard.page_state import page_state, verdicts
+from geocomm.diagnostics.bottleneck import Diagnosis
+from geocomm.diagnostics.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.telemetry.overview import overview
 from geocomm.telemetry.run_store import RunStore
 from geocomm.telemetry.store_folder import StoreFolder
@@ -60,7 +62,8 @@ class Page:
         self._steps = LastSteps(self._store)
         self._curves = Curves(self._store_of_curves)
         self._state: tuple[float, dict[str, Any]] = (0.0, {})
-        self._verdicts: list[dict[str, Any]] = []
+        self._live = LiveDiagnosis()
+        self._found: Diagnosis | None = None
         self._judging: asyncio.Task[None] | None = None
         self._judge_at = 0.0
         self._viewers = 0
@@ -69,17 +72,23 @@ class Page:
         """The state of now; at most a second old. Verdicts are those of some seconds ago."""
         async with self._turn:
             if time.monotonic() - self._state[0] > _KEPT_S / 2:
-                if time.monotonic() >= self._judge_at and (self._judging is None or self._judging.done()):
-                    self._judging = asyncio.create_task(self._judge())
+                self._begin_to_judge()
                 state = await run_in_threadpool(page_state, self._store, self._steps, time.time())
-                self._state = (time.monotonic(), {**state, "verdicts": self._verdicts})
+                found = [] if self._found is None else verdicts(self._found)
+                self._state = (time.monotonic(), {**state, "verdicts": found})
             return self._state[1]
+
+    def _begin_to_judge(self) -> asyncio.Task[None]:
+        """If it is time for that."""
+        if self._judging is None or (self._judging.done() and time.monotonic() >= self._judge_at):
+            self._judging = asyncio.create_task(self._judge())
+        return self._judging
 
     async def _judge(self) -> None:
         """Look for what is slow. Where that takes long, as with long steps, it is done less often."""
         began = time.monotonic()
         try:
-            self._verdicts = await run_in_threadpool(verdicts, self._store_of_verdicts)
+            self._found = await run_in_threadpool(self._live.look, self._store_of_verdicts)
         finally:
             ended = time.monotonic()
             self._judge_at = ended + max(_JUDGED_EVERY_S, (ended - began) / _MOST_JUDGING)
@@ -107,10 +116,15 @@ class Page:
         try:
             from geocomm.telemetry.prometheus_text import prometheus_text
 
+            judging = self._begin_to_judge()
             async with self._turn:
                 folder = await run_in_threadpool(StoreFolder.look, self._store.path.parent)
                 seen = await run_in_threadpool(overview, self._store, time.time(), folder.collected_since)
-            return Response(prometheus_text(seen, folder), media_type="text/plain; version=0.0.4; charset=utf-8")
+            if self._found is None:
+                await asyncio.wait([judging])
+            more = [] if self._found is None else [bottleneck_metric(self._found)]
+            text = prometheus_text(seen, folder, more)
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except ImportError:
             return PlainTextResponse("the package prometheus-client is missing", 501)
 

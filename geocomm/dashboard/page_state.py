@@ -8,15 +8,12 @@ from typing import Any, cast
 
 from geocomm._version import __version__
 from geocomm.dashboard.last_steps import LastSteps
-from geocomm.diagnostics.bottleneck import diagnose
-from geocomm.diagnostics.run_window import read_window
+from geocomm.diagnostics.bottleneck import Diagnosis
 from geocomm.diagnostics.verdict import Cause, headline
 from geocomm.telemetry.alert_log import firing
 from geocomm.telemetry.overview import Overview, overview
 from geocomm.telemetry.run_store import RunStore
 from geocomm.telemetry.store_folder import StoreFolder
-
-_STEPS = 60
 
 
 def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
@@ -39,12 +36,11 @@ def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
     })  # fmt: skip
 
 
-def verdicts(store: RunStore) -> list[dict[str, Any]]:
+def verdicts(found: Diagnosis) -> list[dict[str, Any]]:
     """What slows the last steps most, first, as `geocomm why` has it: `text`, `fix`, `evidence`."""
-    found = diagnose(read_window(store, _STEPS)).verdicts
     return [
         {"text": headline(one), "fix": one.fix, "evidence": [list(row) for row in one.evidence]}
-        for one in found
+        for one in found.verdicts
         if one.cause is not Cause.UNKNOWN
     ]
 

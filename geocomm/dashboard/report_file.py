@@ -10,6 +10,7 @@ from geocomm.dashboard.app import STATIC
 from geocomm.dashboard.curves import Curves
 from geocomm.dashboard.last_steps import LastSteps
 from geocomm.dashboard.page_state import page_state, verdicts
+from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
 from geocomm.telemetry.run_store import RunStore
 
 _STYLES = ("uplot-1.6.32/uPlot.min.css", "app.css")
@@ -20,8 +21,9 @@ def write_report(store: RunStore, path: Path) -> None:
     """Write the run as it stood at its last report, with the curves of all of it. OSError."""
     span = store.span()
     first, last = span or (0.0, 0.0)
+    found = verdicts(LiveDiagnosis().look(store))
     data = {
-        "run": page_state(store, LastSteps(store), last + 1) | {"verdicts": verdicts(store)},
+        "run": page_state(store, LastSteps(store), last + 1) | {"verdicts": found},
         "curves": Curves(store).read(first - 1, last),
     }
     page = (STATIC / "index.html").read_text(encoding="utf-8")

@@ -202,12 +202,12 @@ def samples(seen: Overview, folder: StoreFolder) -> Samples:
     return found
 
 
-def prometheus_text(seen: Overview, folder: StoreFolder) -> bytes:
-    """The text that Prometheus scrapes. Needs the package prometheus-client."""
+def prometheus_text(seen: Overview, folder: StoreFolder, more: Sequence[MetricRow] = ()) -> bytes:
+    """The text that Prometheus scrapes, with `more`. Needs the package prometheus-client."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Once(list(metric_rows(seen, folder))))
+    registry.register(_Once([*metric_rows(seen, folder), *more]))
     return generate_latest(registry)
 
 
