@@ -1,10 +1,10 @@
 """Whether `geocomm why` names the right cause.
 
-    bench_why.py [--seeds 3] [--minutes 60] [--only rate,codec] [--out benchmarks/results]
+    bench_why.py [--seeds 3] [--first-seed 1] [--minutes 60] [--only rate,codec] [--out benchmarks/results]
 
-Each cause is injected into a run of two sites over the emulated WAN with TLS, and the verdict is read from its run
-store; a seed varies rate, delay and loss pattern. For rate, latency and codec the run is repeated without the cause:
-the seconds of a step that were predicted are compared with the real ones. Writes why.md and why.json. Exit status 1: a
+Each cause is injected into a run of two or three sites over the emulated WAN with TLS, and the verdict is read from its
+run store; a seed varies rate, delay and loss pattern. Where a scenario has a fix, the run is repeated with it: the
+seconds of a step that were predicted are compared with the real ones. Writes why.md and why.json. Exit status 1: a
 run failed.
 """
 
@@ -61,6 +61,11 @@ class Scenario:
     rtt_ms: float = 20
     mbit: float = 400
     loss: float = 0
+    sites: int = 2
+    between: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of site0 and site1 alone, instead: `mbit`, `rtt_ms`."""
+    where: str | None = None
+    """The site or the two that have to be named; None: any."""
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of the worker (`bench_why_worker.py`)."""
     options: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -88,6 +93,31 @@ SCENARIOS = (
         fix={"options": {"CODEC": "int4"}},
     ),
     Scenario("loader", "input", settings={"INPUT": "0.15", "KIB": "64"}),
+    Scenario(
+        *("loss under BBR", "packet loss"), rtt_ms=40, mbit=100, loss=0.05, settings={"KIB": "384"}, fix={"loss": 0}
+    ),
+    Scenario(
+        *("three sites: slow link", "bandwidth"),
+        sites=3,
+        between={"mbit": 40},
+        where="site0 - site1",
+        settings={"KIB": "1024"},
+        fix={"between": {}},
+    ),
+    Scenario(
+        *("three sites: far link", "latency"),
+        sites=3,
+        between={"rtt_ms": 120},
+        where="site0 - site1",
+        settings={"KIB": "16", "OPERATIONS": "4"},
+        fix={"between": {}},
+    ),
+    Scenario(
+        *("three sites: slow site", "straggler site"),
+        sites=3,
+        where="site1",
+        settings={"SLOW_SITE": "site1", "SLOW": "0.15", "KIB": "64"},
+    ),
 )
 
 
@@ -109,11 +139,8 @@ class Row:
     fixed_seconds: float | None = None
     """A step of the run without the cause."""
     others: Sequence[str] = ()
-
-    @property
-    def right(self) -> bool:
-        """Whether the first verdict is the cause that was injected."""
-        return self.verdict == self.expected
+    right: bool = False
+    """The first verdict is the cause that was injected, at the place where it was."""
 
     @property
     def off(self) -> float | None:
@@ -126,14 +153,15 @@ class Row:
 def said(scenario: Scenario, seed: int, folder: Path) -> dict[str, Any]:
     """What `geocomm why --json` says of a run."""
     chance = random.Random(f"{scenario.name} {seed}")
-    topology = EmulatedWan.uniform(
-        2,
-        EmulatedLink(
-            rate_bps=scenario.mbit * 1e6 * chance.uniform(0.8, 1.2),
-            delay_s=scenario.rtt_ms / 2000 * chance.uniform(0.8, 1.2),
-            loss=scenario.loss,
-        ),
+    faster, nearer = chance.uniform(0.8, 1.2), chance.uniform(0.8, 1.2)
+    link = EmulatedLink(scenario.mbit * 1e6 * faster, scenario.rtt_ms / 2000 * nearer, scenario.loss)
+    other = EmulatedLink(
+        scenario.between.get("mbit", scenario.mbit) * 1e6 * faster,
+        scenario.between.get("rtt_ms", scenario.rtt_ms) / 2000 * nearer,
+        scenario.loss,
     )
+    topology = EmulatedWan.uniform(scenario.sites, link)
+    topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): other})
     with (
         site_keys(topology.sites, None, secure=True) as keys,
         tempfile.TemporaryDirectory(dir=folder) as store,
@@ -180,14 +208,15 @@ def measure(scenario: Scenario, seed: int, folder: Path) -> Row:
     verdicts = answer["verdicts"]
     saved = next((one["saved_seconds"] for one in verdicts if one["cause"] == scenario.verdict), 0.0)
     fixed = said(replace(scenario, **scenario.fix), seed, folder)["step_seconds"] if scenario.fix else None
-    others = [f"{one['cause']} {one['share']:.0%}" for one in verdicts]
+    others = [f"{one['cause']} ({one['where'] or 'everywhere'}) {one['share']:.0%}" for one in verdicts]
+    first = verdicts[0]
+    right = first["cause"] == scenario.verdict and scenario.where in (None, first["where"])
     return Row(
-        *(scenario.name, seed, scenario.verdict, verdicts[0]["cause"], answer["step_seconds"], saved, fixed),
-        others=others,
+        *(scenario.name, seed, scenario.verdict, first["cause"], answer["step_seconds"], saved, fixed, others, right)
     )
 
 
-def report(rows: Sequence[Row], conditions: Conditions) -> str:
+def report(rows: Sequence[Row], failed: Sequence[str], conditions: Conditions) -> str:
     """Markdown."""
     by_name: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -199,10 +228,12 @@ def report(rows: Sequence[Row], conditions: Conditions) -> str:
         *conditions.lines(),
         f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}; other work shared the two "
         "cores, and the emulator with it",
-        f"- two sites over the emulated WAN with TLS, {STEPS} steps of 0.1 s (healthy: 0.2 s) and some all-reduces; a "
-        "seed varies rate and delay by ±20 %",
-        "- loss: 2 %, under Reno; the other runs are under BBR. Codec: `int4+zstd`, one thread, scalar code; its fix: "
-        "`int4` with all that the CPU has.",
+        f"- two or three sites over the emulated WAN with TLS, {STEPS} steps of 0.1 s (healthy: 0.2 s) and some "
+        "all-reduces; a seed varies rate and delay by ±20 %",
+        "- loss: 2 %, under Reno; the other runs are under BBR, with 5 % in one case. Codec: `int4+zstd`, one thread, "
+        "scalar code; its fix: `int4` with all that the CPU has.",
+        "- three sites: the place has to be right, too. The link of site0 and site1 has 40 instead of 400 Mbit/s "
+        "(slow), or 120 instead of 20 ms (far).",
         "",
         f"**{right} of {len(rows)} verdicts are right** (target: 19 of 20 of each cause).",
         "",
@@ -223,6 +254,8 @@ def report(rows: Sequence[Row], conditions: Conditions) -> str:
     if wrong:
         lines += ["", "Wrong:", ""]
         lines += [f"- {row.scenario}, seed {row.seed}: {', '.join(row.others)}" for row in wrong]
+    if failed:
+        lines += ["", f"Runs that failed: {'; '.join(failed)}."]
     return "\n".join([*lines, ""])
 
 
@@ -230,6 +263,7 @@ def main() -> int:
     """Measure, and write the report after each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="begin no run after so long")
     parser.add_argument("--only", default="", help="these scenarios, by commas")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -238,12 +272,13 @@ def main() -> int:
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     until = time.monotonic() + 60 * arguments.minutes
     rows: list[Row] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "without_bbr.c").write_text(WITHOUT_BBR)
         compiled = ["cc", "-shared", "-fPIC", "-o", folder / "without_bbr.so", folder / "without_bbr.c", "-ldl"]
         subprocess.run(compiled, check=True)
-        for seed in range(1, arguments.seeds + 1):
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for scenario in chosen:
                 if time.monotonic() > until:
                     break
@@ -251,14 +286,15 @@ def main() -> int:
                     rows.append(measure(scenario, seed, folder))
                 except RunError as error:
                     print(error, file=sys.stderr)
-                    return 1
-                print(rows[-1], flush=True)
+                    failed.append(f"{scenario.name}, seed {seed}")
+                else:
+                    print(rows[-1], flush=True)
             write_pair(
                 arguments.out / "why.md",
-                report(rows, conditions),
-                {"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]},
+                report(rows, failed, conditions),
+                {"conditions": asdict(conditions), "rows": [asdict(row) for row in rows], "failed": failed},
             )
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from geocomm.diagnostics.link_causes import LinkCauses, judge
+from geocomm.diagnostics.link_causes import LinkCauses, egress_row, judge
+from geocomm.diagnostics.link_use import Place
 from geocomm.diagnostics.replay import Replay, Without, waits
 from geocomm.diagnostics.round_waits import judge_rounds
-from geocomm.diagnostics.run_window import Place, RunWindow, Step
+from geocomm.diagnostics.run_window import RunWindow, Step
 from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
 _HIDDEN = 0.10
@@ -121,6 +122,7 @@ class _Examination:
             evidence += self._rounds.evidence
         if under_way is not None:
             evidence.append(("operations between sites under way", f"{under_way:.0%} of a step"))
+        evidence += egress_row(self._window)
         if off >= _REPLAY_OFF or exposed >= _HIDDEN:
             return Verdict(
                 Cause.UNKNOWN, "", 0.0, 0.0, evidence, "No single cause that is known here explains these waits."

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from geocomm.diagnostics.link_use import LinkUse
 from geocomm.diagnostics.replay import Message, Replay, Way, Without
+from geocomm.diagnostics.run_window import RunWindow
 from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, bytes_text, rate_text, seconds_text
 
 _STEADY = 0.8
@@ -18,6 +20,9 @@ _QUEUE = 1.25
 _IDLE_USE = 0.3
 _LOSS = 0.01
 _LIMITED = 0.2
+_FELL = 0.7
+"""A line that delivers less than so much of what it did before has become slower."""
+_RELAYS = 0.05
 _MOST_PAIRS = 6
 _CLEARLY_MORE = 1.25
 """By so much more than a part of them must links save together to be named."""
@@ -77,6 +82,16 @@ class LinkFacts:
     def loses(self) -> bool:
         """Packets are lost, and not since it is full."""
         return not self.full and not self.narrow and self.lost > _LOSS
+
+
+def _fell(link: LinkUse) -> bool:
+    return 0 < link.good_rate < _FELL * link.earlier_rate
+
+
+def egress_row(window: RunWindow) -> list[tuple[str, str]]:
+    """What the run pays for, where sites have told their prices."""
+    dollars = window.egress_dollars_per_day
+    return [] if dollars is None else [("egress at the sites' prices", f"${dollars:.2f} a day")]
 
 
 class LinkCauses:
@@ -194,17 +209,37 @@ class LinkCauses:
             Cause.BANDWIDTH,
             [one for one in self._facts.values() if self._full(one.way)],
             without,
-            lambda one: [
-                ("rate while messages were under way", rate_text(one.rate)),
-                ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
-                ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
-                ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
-            ],
-            lambda one: (
-                f"Send less: a coarser codec (GEOCOMM_CODEC), or local steps; or more than {rate_text(one.rate)} of "
-                "egress. geocomm plan says what each would bring."
-            ),
+            self._evidence_of_rate,
+            self._fix_of_rate,
         )
+
+    def _evidence_of_rate(self, one: LinkFacts) -> list[tuple[str, str]]:
+        link = self._replay.link(one.way)
+        rows = [
+            ("rate while messages were under way", rate_text(one.rate)),
+            ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
+            ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
+            ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
+        ]
+        if _fell(link):
+            rows.append(("what TCP delivered in good times before", rate_text(link.earlier_rate)))
+        if self._relayed(one) > _RELAYS:
+            rows.append((f"of what {one.way[0][0]} sends, passed on for others", f"{self._relayed(one):.0%}"))
+        return [*rows, *egress_row(self._window)]
+
+    def _fix_of_rate(self, one: LinkFacts) -> str:
+        fix = ""
+        if _fell(self._replay.link(one.way)):
+            fix = "The line carried more before: it has other traffic now, or a provider's allowance is used up. "
+        if self._relayed(one) > _RELAYS:
+            fix += f"{one.way[0][0]} passes on what others send each other: repair their link. "
+        return fix + (
+            f"Send less: a coarser codec (GEOCOMM_CODEC), or local steps; or more than {rate_text(one.rate)} of "
+            "egress. geocomm plan says what each would bring."
+        )
+
+    def _relayed(self, one: LinkFacts) -> float:
+        return next((rank.relayed for rank in self._window.ranks if rank.place == one.way[0]), 0.0)
 
     def _windows(self) -> Iterable[Verdict]:
         def without(ways: set[Way]) -> Without:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from geocomm.diagnostics.run_window import Key, LinkUse, Operation, Place, RankWindow, RunWindow, Step
+from geocomm.diagnostics.link_use import LinkUse, Place
+from geocomm.diagnostics.run_window import Key, Operation, RankWindow, RunWindow, Step
 
 Way = tuple[Place, Place]
 """From one rank to another."""

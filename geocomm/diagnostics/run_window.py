@@ -6,23 +6,28 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
 from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, 3600.0)
 """The store has operations of an hour."""
+_EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
+"""So far back, and at these intervals, is looked for what links carried before."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 
-Place = tuple[str, int]
-"""A rank: its site and its number."""
+_DAY_S = 86400.0
+_HEADERS = 1.04
+"""Bytes of a packet by those of its content: Ethernet, IP and TCP."""
+
 Key = tuple[Any, ...]
 """Of an operation: the same at all ranks."""
 
@@ -69,26 +74,6 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class LinkUse:
-    """What TCP said of the bytes from one rank to another in the window."""
-
-    source: Place
-    target: Place
-    bytes_sent: int = 0
-    retransmitted: int = 0
-    busy_s: float = 0.0
-    receiver_limited_s: float = 0.0
-    buffer_limited_s: float = 0.0
-    rtt_s: float = 0.0
-    """The median of the heartbeats' last round trips; 0: not known."""
-    min_rtt_s: float = 0.0
-    best_rate: float = 0.0
-    """The most that TCP was seen to deliver with enough to send, in bytes per second; 0: it never was."""
-    congestion_control: str = ""
-    streams: int = 0
-
-
-@dataclass(frozen=True)
 class RankWindow:
     """What one rank said."""
 
@@ -97,6 +82,8 @@ class RankWindow:
     operations: Sequence[Operation]
     clock_error: float | None = 0.0
     """By so many seconds its times may be wrong on the window's clock; None: they are by its machine's time of day."""
+    relayed: float = 0.0
+    """Share of the bytes it sent to other sites that it passed on for others."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +107,8 @@ class RunWindow:
     rounds: Sequence[RoundWait] = ()
     """Of local steps, in the time that was read for the steps."""
     elastic: bool = False
+    egress_dollars_per_day: float | None = None
+    """What all that report send to other sites costs, at their prices; None: no site has told its price."""
 
     @property
     def step_count(self) -> int:
@@ -164,7 +153,10 @@ def read_window(store: RunStore, last: int) -> RunWindow:
     waited = _waited(living, reports)
     if waited:
         operations.clear()  # those of rounds, for which no step waits
-    window = _window(living, steps, operations, reports, last)
+    earlier: dict[Rank, list[Received]] = defaultdict(list)
+    for received in store.sampled(since - _EARLIER_S, since, _EARLIER_EVERY_S):
+        earlier[received.rank].append(received)
+    window = _window(living, steps, operations, reports, earlier, last)
     elastic = any(row["elastic"] for _, row in rounds)
     return replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
 
@@ -174,6 +166,7 @@ def _window(
     steps: Mapping[Rank, list[dict[str, Any]]],
     operations: Mapping[Rank, list[dict[str, Any]]],
     reports: Mapping[Rank, list[Received]],
+    earlier: Mapping[Rank, list[Received]],
     last: int,
 ) -> RunWindow:
     common = _common_steps(steps, last)
@@ -197,11 +190,12 @@ def _window(
             told = [Step(0, began - offset, ended - offset)]
         if not told and not rows:
             continue
-        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error))
+        began, ended = (told[0].began + offset, told[-1].ended + offset) if told else (0.0, math.inf)
+        uses, relayed = link_uses(place, reports[rank], earlier[rank], 1e9 * began, 1e9 * ended)
+        links += uses
+        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error, relayed))
         numbers = [row["number"] for row in rows]
         lost += max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
-        began, ended = told[0].began + offset if told else 0.0, told[-1].ended + offset if told else math.inf
-        links += _links(place, reports[rank], 1e9 * began, 1e9 * ended)
         lost += int(received.report.stats.get("reports_dropped", 0) or 0)
     return RunWindow(
         ranks,
@@ -211,7 +205,21 @@ def _window(
         steps_known=bool(steps),
         last_heard=max(received.at for received in living.values()),
         over=all(received.report.final for received in living.values()),
+        egress_dollars_per_day=_egress(living, ranks, links),
     )
+
+
+def _egress(living: Mapping[Rank, Received], ranks: Sequence[RankWindow], links: Sequence[LinkUse]) -> float | None:
+    """Dollars a day, as these steps were."""
+    prices = {(rank.site, rank.rank): received.report.egress_dollars_per_gb for rank, received in living.items()}
+    spans = {rank.place: rank.steps[-1].ended - rank.steps[0].began for rank in ranks if rank.steps}
+    rates = [
+        price / 1e9 * _HEADERS * link.bytes_sent / spans[link.source]
+        for link in links
+        if (price := prices.get(link.source)) is not None and link.target[0] != link.source[0]
+        if spans.get(link.source)
+    ]
+    return _DAY_S * sum(rates) if rates else None
 
 
 def _span(received: Received, steps: Mapping[Rank, list[dict[str, Any]]], common: set[int]) -> tuple[float, float]:
@@ -273,54 +281,11 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
     )
 
 
-def _peers(report: Received) -> Iterable[Mapping[str, Any]]:
-    return (peer for peer in report.report.stats.get("peers", ()) if peer.get("rank") is not None)
-
-
-def _links(place: Place, reports: Sequence[Received], began_ns: float, ended_ns: float) -> list[LinkUse]:
-    """What the counters of a rank say of the time between two moments of its clock."""
-    before = [report for report in reports if report.report.now_ns <= began_ns]
-    inside = [report for report in reports if began_ns < report.report.now_ns < ended_ns]
-    after = [report for report in reports if report.report.now_ns >= ended_ns]
-    around = [*before[-1:], *inside, *after[:1]]
-    rows: dict[Place, list[Mapping[str, Any]]] = defaultdict(list)
-    for report in around:
-        for peer in _peers(report):
-            if peer["site"] is not None:
-                rows[str(peer["site"]), int(peer["rank"])].append(peer)
-    links: list[LinkUse] = []
-    for target, told in rows.items():
-        nothing: Mapping[str, Any] = {}
-        first, end = (told[0] if before and len(told) > 1 else nothing), told[-1]
-
-        def grown(name: str, first: Mapping[str, Any] = first, end: Mapping[str, Any] = end) -> int:
-            return max(0, int(end.get(name, 0)) - int(first.get(name, 0)))
-
-        round_trips = [peer["rtt_us"] for peer in told if peer.get("rtt_us")]
-        links.append(
-            LinkUse(
-                place,
-                target,
-                bytes_sent=grown("tcp_bytes_sent"),
-                retransmitted=grown("retransmitted_bytes"),
-                busy_s=grown("busy_us") / 1e6,
-                receiver_limited_s=grown("stalled_by_receiver_us") / 1e6,
-                buffer_limited_s=grown("stalled_by_send_buffer_us") / 1e6,
-                rtt_s=statistics.median(round_trips) / 1e6 if round_trips else 0.0,
-                min_rtt_s=end.get("min_rtt_us", 0) / 1e6,
-                best_rate=float(max(peer.get("delivery_rate", 0) or 0 for peer in told)),
-                congestion_control=str(end.get("congestion_control", "")),
-                streams=max(peer.get("streams", 0) or 0 for peer in told),
-            )
-        )
-    return links
-
-
 def _count_of_ranks(living: Mapping[Rank, Received]) -> int:
     """Ranks that report, and those that these have links to."""
     found = {(rank.site, rank.rank) for rank in living}
     for received in living.values():
-        found |= {(str(peer["site"]), int(peer["rank"])) for peer in _peers(received) if peer["site"] is not None}
+        found |= {(str(peer["site"]), int(peer["rank"])) for peer in peers(received)}
     return len(found)
 
 

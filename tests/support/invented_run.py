@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
-from geocomm.diagnostics.run_window import LinkUse, Operation, Place, RankWindow, RunWindow, Step
+from geocomm.diagnostics.link_use import LinkUse, Place
+from geocomm.diagnostics.run_window import Operation, RankWindow, RunWindow, Step
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 

@@ -65,6 +65,22 @@ def test_waiting_for_a_slow_site_is_not_taken_for_a_slow_link() -> None:
     assert said.verdicts[1].where == "a - b"
 
 
+def test_a_full_line_that_was_faster_before_or_that_carries_others_bytes_is_told_so() -> None:
+    window = FULL.window()
+    links = [replace(link, good_rate=10e6, earlier_rate=24e6) for link in window.links]
+    ranks = [replace(rank, relayed=0.43) for rank in window.ranks]
+    said = diagnose(replace(window, links=links, ranks=ranks, egress_dollars_per_day=12.5)).verdict
+    assert said.cause is Cause.BANDWIDTH
+    assert ("what TCP delivered in good times before", "192.0 Mbit/s") in said.evidence
+    assert any(name.endswith("sends, passed on for others") and value == "43%" for name, value in said.evidence)
+    assert ("egress at the sites' prices", "$12.50 a day") in said.evidence
+    assert "carried more before" in said.fix
+    assert "repair their link" in said.fix
+    plain = FULL.said().verdict
+    assert len(plain.evidence) == len(said.evidence) - 3
+    assert plain.fix.startswith("Send less")
+
+
 def test_only_what_the_program_waited_for_can_be_saved() -> None:
     """Operations behind the computation cost nothing, though the link is full."""
     window = FULL.window()
