@@ -3,8 +3,8 @@
 Real reports of a DDP run are sent again, once a second of each rank, over one emulated line at the same time in each
 way: by the collector over TLS, by the same with TCP's own pauses before it sends again, and by a prototype over QUIC,
 in datagrams and in a stream a report. Bulk over TCP fills the line meanwhile; then the line is cut again and again.
-Also measured: the bytes of the reports. Needs `pip install aioquic` and what `geocomm wan` needs. It prints the tables
-of benchmarks/results/freshness.md. Ten minutes.
+Needs `pip install aioquic` and what `geocomm wan` needs. It prints the tables of benchmarks/results/freshness.md. Ten
+minutes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import bisect
 import contextlib
 import datetime
 import functools
-import json
 import os
 import secrets
 import signal
 import socket
 import ssl
-import statistics
 import struct
 import subprocess
 import sys
@@ -38,6 +36,7 @@ from aioquic.asyncio import QuicConnectionProtocol, serve
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent, StreamDataReceived
+from bench_telemetry import joined, read, record, recorded
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -48,14 +47,12 @@ from geocomm.core.units import parse_duration, parse_rate
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment, run_local_ranks
+from geocomm.emulator.local_job import bare_environment
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.to_collector import rank_socket
 from geocomm.security.keys import Keys
 from geocomm.telemetry.collector import Collector
-from geocomm.telemetry.report import parse
-from geocomm.telemetry.report_stream import ReportPacker
 from geocomm.telemetry.run_store import RunStore
 
 PORT, BULK_PORT = 30650, 30651
@@ -69,68 +66,6 @@ SETTLE_S = 10.0
 SERVER_NAME = "geocomm-hub"
 _PART = struct.Struct("<IBB")  # number of the report, part, parts
 _TOKEN_BYTES = 32
-
-
-# The reports of a DDP run.
-
-
-def train(seconds: float) -> None:
-    """A rank of the run that is recorded."""
-    import torch
-    import torch.distributed as dist
-
-    import geocomm
-
-    torch.set_num_threads(1)
-    dist.init_process_group("geocomm")
-    model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]), bucket_cap_mb=2
-    )
-    optimizer = torch.optim.AdamW(model.parameters())
-    end, step, going_on = time.monotonic() + seconds, 0, torch.ones(1)
-    while going_on.item():
-        loss = model(torch.randn(32, 512)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        geocomm.report_step(step, loss=loss.item(), tokens=32 * 512)
-        time.sleep(0.3)
-        going_on.fill_(float(time.monotonic() < end))
-        dist.all_reduce(going_on, op=dist.ReduceOp.MIN)
-    dist.destroy_process_group()
-
-
-def record(ranks: int, seconds: float, path: Path) -> None:
-    """Write the reports of a run of two sites of `ranks` ranks, one a line."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(f"{folder}/reports.sock")
-        receiver.settimeout(1.0)
-        os.environ |= {"GEOCOMM_COLLECTOR": f"{folder}/reports.sock", "GEOCOMM_SECURITY": "insecure"}
-        command = [sys.executable, __file__, "--train", str(seconds)]
-        with path.with_suffix(".log").open("w") as log:
-            run = threading.Thread(target=run_local_ranks, args=(command, ["a"] * ranks + ["b"] * ranks, log))
-            run.start()
-            with path.open("wb") as file:
-                while run.is_alive():
-                    with contextlib.suppress(TimeoutError):
-                        file.write(zlib.decompress(receiver.recv(1 << 20)) + b"\n")
-            run.join()
-
-
-def recorded(path: Path) -> list[dict[str, Any]]:
-    """Those of the first site while it trained, in their order."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if row["site"] == "a" and row["steps"] and not row["final"]]
-
-
-def packed_bytes(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """Per report: bytes of JSON, packed alone, and as they travel, once the stream has begun."""
-    texts = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
-    packer = ReportPacker()
-    travelled = [len(packer.pack(text)) for text in texts][len(texts) // 4 :]
-    alone = statistics.mean(len(zlib.compress(text, 6)) for text in texts)
-    return statistics.mean(map(len, texts)), alone, statistics.mean(travelled)
 
 
 # The prototype over QUIC.
@@ -190,7 +125,7 @@ class ReportServer(QuicConnectionProtocol):
 
     def _take(self, content: bytes) -> None:
         unpacker = zlib.decompressobj(zdict=self._like)
-        self._collector._keep(parse(unpacker.decompress(content)))
+        self._collector._keep([read(unpacker.decompress(content))])
 
 
 class ReportClient(QuicConnectionProtocol):
@@ -307,9 +242,9 @@ async def send(folder: Path, way: int) -> None:
     while not (folder / "secret").exists():
         await asyncio.sleep(0.1)
     host = os.environ["MASTER_ADDR"]
-    by_rank: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in recorded(folder / "reports"):
-        by_rank[row["rank"]].append(row)
+    by_rank: defaultdict[int, list[tuple[dict[str, Any], bytes]]] = defaultdict(list)
+    for head, rest in recorded(folder / "reports"):
+        by_rank[head["rank"]].append((head, rest))
     own = folder / f"way{way}"
     own.mkdir()
     quic = None
@@ -327,7 +262,7 @@ async def send(folder: Path, way: int) -> None:
         quic = QuicSender(host, folder / "secret", datagrams="datagrams" in WAYS[way])
         running = asyncio.create_task(quic.run())
 
-    async def rank(number: int, rows: list[dict[str, Any]]) -> None:
+    async def rank(number: int, said: list[tuple[dict[str, Any], bytes]]) -> None:
         process, sequence = secrets.token_hex(8), 0
         # The same moments in every way.
         at = float(folder.stat().st_ino % 1000) / 1000 + number / len(by_rank)
@@ -335,7 +270,8 @@ async def send(folder: Path, way: int) -> None:
         while not running.done():
             due += 1
             await asyncio.sleep(max(0.0, due - time.time()))
-            report = rows[sequence % len(rows)] | {
+            head, rest = said[sequence % len(said)]
+            own_head = head | {
                 "site": "site1",
                 "rank": RANKS_OF_A_WAY * way + number,
                 "process": process,
@@ -343,13 +279,13 @@ async def send(folder: Path, way: int) -> None:
                 "time": time.time(),
             }
             sequence += 1
-            text = json.dumps(report, separators=(",", ":")).encode()
+            text = joined(own_head, rest)
             if quic is not None:
                 quic.send(text)
             else:
                 sender.sendto(zlib.compress(text, 1), str(rank_socket(own)))
 
-    await asyncio.gather(running, *(rank(number, rows) for number, rows in enumerate(by_rank.values())))
+    await asyncio.gather(running, *(rank(number, said) for number, said in enumerate(by_rank.values())))
 
 
 def bulk(*, receiver: bool, flows: int) -> None:
@@ -434,7 +370,7 @@ def measure(args: argparse.Namespace, reports: Path) -> None:
     """Run it, and print two tables."""
     link = EmulatedLink(rate_bps=parse_rate(args.rate), delay_s=parse_duration(args.rtt) / 2, loss=args.loss / 100)
     names = ["site0", "site1"]
-    ranks = len({row["rank"] for row in recorded(reports)})
+    ranks = len({head["rank"] for head, _ in recorded(reports)})
     cuts: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch, site_keys(names, None, True) as keys:
         folder = Path(scratch)
@@ -484,15 +420,11 @@ def main() -> None:
     parser.add_argument("--reports", type=Path, help="recorded before; made where it is not there")
     parser.add_argument("--steady", type=float, default=120, help="seconds")
     parser.add_argument("--cuts", default="14,22,30,38,90", help="seconds of the black-outs")
-    parser.add_argument("--bytes-only", action="store_true")
-    parser.add_argument("--train", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--site", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.train:
-        train(args.train)
-    elif args.site:
+    if args.site:
         site(args.folder, args.flows)
     elif args.part == "receive":
         asyncio.run(receive(args.folder))
@@ -507,12 +439,7 @@ def main() -> None:
             reports = args.reports or Path(scratch) / "reports"
             if not reports.exists():
                 record(args.ranks, 30, reports)
-            rows = recorded(reports)
-            json_bytes, alone, travelled = packed_bytes(rows)
-            print(f"\n{len(rows)} reports of {args.ranks} ranks: {json_bytes:.0f} B of JSON, {alone:.0f} B packed")
-            print(f"alone, {travelled:.0f} B as they travel: {travelled * args.ranks:.0f} B a second of the site\n")
-            if not args.bytes_only:
-                measure(args, reports)
+            measure(args, reports)
 
 
 if __name__ == "__main__":

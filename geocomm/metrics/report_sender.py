@@ -26,11 +26,15 @@ from geocomm.metrics.training import training
 from geocomm.security.keys import certificate_ends
 
 INTERVAL_S = 1.0
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 128 << 10
 _MOST_OPERATIONS = 1000
 _MOST_ROUNDS = 200
-_DIGITS = 6
+_MOMENT_NS = 100_000
+_DECIMALS = 4
+_LEAST_DIGITS = 5
+_OF_THREE_DIGITS = ("rtt_us", "min_rtt_us", "delivery_rate", "pacing_rate", "window_bytes", "unsent_bytes")
+_OF_TWO_DIGITS = ("clock_error_us", "coding_ns")
 
 
 class ReportSender:
@@ -63,7 +67,8 @@ class ReportSender:
         self._events = events
         self._sequence = 0
         self._dropped = 0
-        self._logs = {"operations": _Log(op_log, _MOST_OPERATIONS), "rounds": _Log(round_log, _MOST_ROUNDS)}
+        self._operations = _Log(op_log, _MOST_OPERATIONS)
+        self._rounds = _Log(round_log, _MOST_ROUNDS)
         self._optimizers = register_optimizer_step_post_hook(_optimizer_stepped)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="geocomm-reports", daemon=True)
@@ -83,7 +88,8 @@ class ReportSender:
             sender.setblocking(False)
             final = False
             while not final:
-                final = self._closing.wait(INTERVAL_S)
+                # The ranks of a machine report at the same moment, so that their collector sends one packet.
+                final = self._closing.wait(INTERVAL_S - time.monotonic() % INTERVAL_S)
                 if not os.path.exists(self._path):
                     continue  # nobody reads: nothing is made
                 packed = zlib.compress(self._report(final=final), 1)
@@ -97,30 +103,41 @@ class ReportSender:
     def _report(self, *, final: bool) -> bytes:
         self._sequence += 1
         last, steps = training.take()
-        report = {
-            **self._own,
-            "sequence": self._sequence,
-            "time": time.time(),
-            "now_ns": time.monotonic_ns(),
-            "final": final,
-            "stats": {**self._read_stats(), "reports_dropped": self._dropped},
-            "training": last,
-            "steps": steps,
-            **{name: log.news(final=final) for name, log in self._logs.items()},
-            "events": [event.line() for event in self._events.take()],
-        }
-        return json.dumps(_rounded(report), separators=(",", ":"), default=str).encode()
+        moment = {"sequence": self._sequence, "time": time.time(), "now_ns": time.monotonic_ns(), "final": final}
+        lines = [
+            ("head", {**self._own, **moment}),
+            ("stats", {**self._read_stats(), "reports_dropped": self._dropped}),
+            *([("training", last)] if last else []),
+            *(("step", row) for row in steps),
+            *(("operation", row) for row in self._operations.news(final=final)),
+            *(("round", row) for row in self._rounds.news(final=final)),
+            *(("event", event.line()) for event in self._events.take()),
+        ]
+        return b"\n".join(_line(kind, row) for kind, row in lines)
+
+
+def _line(kind: str, row: dict[str, Any]) -> bytes:
+    return json.dumps({kind: _rounded(row)}, separators=(",", ":"), default=str).encode()
 
 
 def _rounded(value: Any, name: str = "") -> Any:
-    """Without digits that nobody reads, which pack badly: moments to the microsecond, six digits at least."""
+    """Without digits that nobody reads, which pack badly: moments and seconds to 0.1 ms, other numbers with five digits
+    at least, and what is a guess or changes at once with fewer."""
     if isinstance(value, dict):
         return {key: _rounded(item, str(key)) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
         return [_rounded(item, name) for item in cast("list[Any]", value)]
     if isinstance(value, float):
-        return round(value, _DIGITS) if abs(value) >= 1 else float(f"{value:.{_DIGITS}g}")
-    return value // 1000 * 1000 if isinstance(value, int) and name.endswith("_ns") else value
+        if abs(value) >= 1 or name.endswith("seconds"):
+            return round(value, _DECIMALS)
+        return float(f"{value:.{_LEAST_DIGITS}g}")
+    if not isinstance(value, int):
+        return value
+    if name in _OF_TWO_DIGITS or name in _OF_THREE_DIGITS:
+        return int(float(f"{value:.{2 if name in _OF_TWO_DIGITS else 3}g}"))
+    if name == "clock_offset_us":
+        return round(value, -2)
+    return value // _MOMENT_NS * _MOMENT_NS if name.endswith("_ns") else value
 
 
 def _optimizer_stepped(optimizer: object, _arguments: object, _named: object) -> None:

@@ -61,7 +61,7 @@ class Training:
             known = {name: value for name, value in {"seconds": seconds, **parts}.items() if value is not None}
             said = {name: value for name, value in numbers.items() if value is not None}
             for name, value in known.items():
-                self._totals[name] = self._totals.get(name, 0.0) + value
+                self._totals[name] = self._totals.get(name, 0) + value
             self._totals["steps"] = self._totals.get("steps", 0) + 1
             self._last = {**self._last, "step": step, "ended_ns": now_ns, "ended_time": time.time(), **said}
             self._steps.append({"step": step, "ended_ns": now_ns, **known, **said})

@@ -13,7 +13,7 @@ import random
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, R
 from geocomm.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
-from geocomm.telemetry.report import MAX_PACKED_BYTES, BadReportError, Report, parse, unpack
-from geocomm.telemetry.report_stream import ReportPacker, ReportUnpacker
+from geocomm.telemetry.report import MAX_PACKED_BYTES, Head, PackedReport, unpack
+from geocomm.telemetry.report_lines import BadReportError
+from geocomm.telemetry.report_stream import MOST_OF_A_PACKET, ReportPacker, ReportUnpacker
 from geocomm.telemetry.run_store import RunStore
 
 MOST_RANKS_OF_A_SITE = 4096
@@ -37,6 +38,8 @@ _PAUSES_S = (1.0, 10.0)
 _REFUSED_PAUSE_S = 10.0
 _WRITE_LIMIT_S = 15.0
 _RETRY_S = 1.0
+_GATHER_S = 0.1
+"""The ranks of a machine report at the same moment: for a packet together, they wait so long."""
 _READ_BYTES = 64 << 10
 _SITE_LINE_BYTES = 128
 _LOG_INTERVAL_S = 60.0
@@ -71,7 +74,7 @@ class Collector:
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
         self._upstream, self._log = upstream, _CalmLog(log)
         self._paid_until: dict[tuple[str, int], float] = {}
-        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
+        self._waiting: collections.deque[PackedReport] = collections.deque(maxlen=_MOST_WAITING)
         self._news = asyncio.Event()
 
     async def serve(self) -> None:
@@ -91,7 +94,7 @@ class Collector:
             server = await asyncio.start_unix_server(self._serve_site, sock=listener)
             receiver.setblocking(False)
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-            loop.add_reader(receiver, self._take_datagram, receiver)
+            loop.add_reader(receiver, self._take_datagrams, receiver)
             try:
                 async with server:
                     await asyncio.gather(self._thin_forever(), self._pass_on_forever())
@@ -100,24 +103,28 @@ class Collector:
                 for path in (ranks, sites):
                     path.unlink(missing_ok=True)
 
-    def _take_datagram(self, receiver: socket.socket) -> None:
+    def _take_datagrams(self, receiver: socket.socket) -> None:
+        came: list[PackedReport] = []
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(MOST_OF_A_PACKET):
+                if (report := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
+                    came.append(report)
+        kept = self._keep(came)
+        self.counts.dropped += max(0, len(self._waiting) + len(kept) - _MOST_WAITING)
+        self._waiting += kept
+        if kept:
+            self._news.set()
+
+    def _read(self, content: bytes) -> PackedReport | None:
         try:
-            packed = receiver.recv(MAX_PACKED_BYTES + 1)
-        except BlockingIOError:
-            return
-        try:
-            report, text = unpack(packed)
+            report = unpack(content)
         except BadReportError as error:
             self._refuse(f"a process of this machine: {error}")
-            return
-        if self._site is not None and report.site != self._site:
-            self._refuse(f"a rank here says that it is of site {report.site}, and this is {self._site}")
-            return
-        if self._keep(report):
-            if len(self._waiting) == _MOST_WAITING:
-                self.counts.dropped += 1
-            self._waiting.append(text)
-            self._news.set()
+            return None
+        if self._site is not None and report.head.site != self._site:
+            self._refuse(f"a rank here says that it is of site {report.head.site}, and this is {self._site}")
+            return None
+        return report
 
     async def _serve_site(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reports of another site, which the hub or leader has made sure of."""
@@ -125,11 +132,11 @@ class Collector:
         try:
             site = (await reader.readuntil(b"\n"))[:_SITE_LINE_BYTES].decode().strip()
             while content := await reader.read(_READ_BYTES):
-                for text in unpacker.take(content):
-                    report = parse(text)
-                    if report.site != site:
-                        raise BadReportError(f"it reports for site {report.site}")
-                    self._keep(report)
+                for reports in unpacker.take(content):
+                    for report in reports:
+                        if report.head.site != site:
+                            raise BadReportError(f"it reports for site {report.head.site}")
+                    self._keep(reports)
                     await asyncio.sleep(0)  # a flood leaves the others their turn
         except (BadReportError, UnicodeDecodeError) as error:
             self._refuse(f"site {site}: {error}")
@@ -142,25 +149,29 @@ class Collector:
         self.counts.refused += 1
         self._log(f"telemetry refused: {why}")
 
-    def _keep(self, report: Report) -> bool:
-        """Whether it came in time, and is not one too many."""
-        now, key = time.monotonic(), (report.site, report.rank)
+    def _keep(self, reports: Sequence[PackedReport]) -> list[PackedReport]:
+        """Those that came in time, and are not too many. They are stored together, or not at all."""
+        kept = [report for report in reports if self._in_time(report.head)]
+        if self._store is not None and kept:
+            try:
+                self._store.add(kept, time.time())
+                self.counts.kept += len(kept)
+            except sqlite3.Error as error:
+                self.counts.dropped += len(kept)
+                self._log(f"telemetry is not kept in {self._store.path}: {error}; training goes on. Free room there")
+        return kept
+
+    def _in_time(self, head: Head) -> bool:
+        now, key = time.monotonic(), (head.site, head.rank)
         paid_until = self._paid_until.get(key)
-        if paid_until is None and sum(site == report.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
-            self._refuse(f"site {report.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
+        if paid_until is None and sum(site == head.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
+            self._refuse(f"site {head.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
             return False
         paid_until = max(now, paid_until or now)
-        if paid_until - now > (MOST_AT_ONCE - 1) * SHORTEST_INTERVAL_S and not report.final:
+        if paid_until - now > (MOST_AT_ONCE - 1) * SHORTEST_INTERVAL_S and not head.final:
             self.counts.dropped += 1
             return False
         self._paid_until[key] = paid_until + SHORTEST_INTERVAL_S
-        if self._store is not None:
-            try:
-                self._store.add(report, time.time())
-                self.counts.kept += 1
-            except sqlite3.Error as error:
-                self.counts.dropped += 1
-                self._log(f"telemetry is not kept in {self._store.path}: {error}; training goes on. Free room there")
         return True
 
     async def _thin_forever(self) -> None:
@@ -201,10 +212,11 @@ class Collector:
                 self._news.clear()
                 while self._waiting:
                     async with asyncio.timeout(_WRITE_LIMIT_S):
-                        await stream.write(packer.pack(self._waiting.popleft()))
+                        await stream.write(packer.pack(self._waiting))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSES_S[0]):
                         await self._news.wait()
+                        await asyncio.sleep(_GATHER_S)
         finally:
             stream.close()
 

@@ -1,32 +1,35 @@
 """A report: what one rank says of itself, once a second.
 
-A report is JSON, compressed with zlib. The rank makes it (`metrics.report_sender`); nobody changes it on its way.
+A report is lines of JSON, compressed with zlib: the head first, then a line for `stats`, `training` and each step,
+operation, round and event. The rank makes it (`metrics.report_sender`); nobody changes it on its way.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from geocomm.core.site import check_site_name
+from geocomm.telemetry.report_lines import BadReportError, Line, Row, read_line
 
-VERSION = 1
+VERSION = 2
 MAX_PACKED_BYTES = 128 << 10
 """The longest report as it travels: a datagram of Linux's default size takes it."""
 MAX_BYTES = 4 << 20
-"""The longest report as JSON."""
+"""The longest report as lines."""
+MAX_MEMORY_BYTES = 16 << 20
+"""What the lines of a report may take in memory."""
 
-Row = dict[str, Any]
+_ROWS = {"step": "steps", "operation": "operations", "round": "rounds", "event": "events"}
+"""Kinds of lines of which a report has any number."""
 
 
-class BadReportError(ValueError):
-    """What should be a report is none."""
-
-
-class Report(BaseModel):
-    """What a rank said of itself at one moment."""
+class Head(BaseModel):
+    """The first line of a report: who says it, and when."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -37,7 +40,7 @@ class Report(BaseModel):
     host: Annotated[str, Field(max_length=255)] = ""
     process: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     """Random: a rank that starts again is another one."""
-    sequence: Annotated[int, Field(ge=0)]
+    sequence: Annotated[int, Field(ge=0, lt=1 << 63)]
     """Of the process' reports. A gap means that reports were dropped."""
     time: FiniteFloat
     """Unix seconds, as that machine's clock has it."""
@@ -55,6 +58,11 @@ class Report(BaseModel):
     """That leaves the site; None: not known."""
     egress_dollars_per_day: FiniteFloat | None = None
     """That the egress of the whole site may cost; None: there is no limit."""
+
+
+class Report(Head):
+    """What a rank said of itself at one moment."""
+
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}
@@ -69,24 +77,53 @@ class Report(BaseModel):
     """`geocomm.metrics.events` since the report before."""
 
 
-def unpack(packed: bytes) -> tuple[Report, bytes]:
-    """A report as ranks send it, and its JSON. Raises BadReportError for what is none, or is too long."""
+@dataclass(frozen=True)
+class PackedReport:
+    """A report as it is kept and passed on."""
+
+    head: Head
+    lines: Sequence[Line]
+    """All of them, that of the head too."""
+
+
+def packed(lines: Sequence[Line]) -> PackedReport:
+    """A report of lines, which are valid each. Raises BadReportError."""
+    kinds = [line.shape.kind for line in lines]
+    if kinds[:1] != ["head"] or kinds.count("head") > 1:
+        raise BadReportError("no report: one head comes first")
+    try:
+        head = Head.model_validate_json(lines[0].text[len(b'{"head":') : -1])
+    except ValidationError as error:
+        raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
+    if head.version != VERSION:
+        raise BadReportError(f"a report of version {head.version}, and this geocomm knows {VERSION}")
+    return PackedReport(head, lines)
+
+
+def unpack(content: bytes) -> PackedReport:
+    """A report as ranks send it. Raises BadReportError for what is none, or is too long."""
     unpacker = zlib.decompressobj()
     try:
-        text = unpacker.decompress(packed, MAX_BYTES)
+        text = unpacker.decompress(content, MAX_BYTES)
     except zlib.error as error:
         raise BadReportError(f"no report: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise BadReportError("a report is cut off, or longer than reports may be")
-    return parse(text), text
+    lines = [read_line(line) for line in text.split(b"\n")]
+    if sum(line.shape.memory for line in lines) > MAX_MEMORY_BYTES:
+        raise BadReportError("a report of more numbers than reports may have")
+    return packed(lines)
 
 
-def parse(text: bytes) -> Report:
-    """A report as JSON. Raises BadReportError."""
-    try:
-        report = Report.model_validate_json(text)
-    except ValidationError as error:
-        raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
-    if report.version != VERSION:
-        raise BadReportError(f"a report of version {report.version}, and this geocomm knows {VERSION}")
-    return report
+def report_of(lines: Iterable[Line]) -> Report:
+    """What lines of a report say, which were checked before."""
+    values: dict[str, Any] = {}
+    for line in lines:
+        kind, row = line.shape.kind, line.row
+        if kind == "head":
+            values |= row
+        elif kind in _ROWS:
+            values.setdefault(_ROWS[kind], []).append(row)
+        else:
+            values[kind] = row
+    return Report.model_construct(**values)

@@ -2,27 +2,32 @@
 
 It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
 what is dropped costs detail and no sum. Operations and rounds are kept for an hour, events for ever.
+
+Of a report's lines it keeps the numbers, and each shape once.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.telemetry.report import Report, Row
+from geocomm.telemetry.report import PackedReport, Report, report_of
+from geocomm.telemetry.report_lines import Line, Row, Shape
 
 FILE_NAME = "telemetry.sqlite"
 _APPLICATION_ID = 0x67637465
-_FORMAT = 1
+_FORMAT = 2
 _KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
-_DETAILS = ("operations", "rounds")
+_DETAILS = ("operation", "round")
+_MOST_SHAPES = 4096
+"""That are looked up in memory."""
 _WHO = (
     "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
     "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
@@ -79,29 +84,71 @@ class RunStore:
         if write:
             self._make()
         self._check()
+        self._number_of: dict[bytes, int] = {}
+        self._shapes: dict[int, Shape] = {}
 
-    def add(self, report: Report, at: float) -> None:
-        """Keep a report that came at `at` (Unix seconds). Raises sqlite3.Error, such as for a full disk."""
-        body = report.model_dump(exclude={*_DETAILS, "events"})
-        details = {name: getattr(report, name) for name in _DETAILS}
+    def add(self, reports: Sequence[PackedReport], at: float) -> None:
+        """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
+        disk."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._db.execute(
-                "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(at, report.site, report.rank, report.process, report.sequence),
-                    *(_packed(body), _packed(details) if any(details.values()) else None),
-                ),
-            )
-            self._db.executemany(
-                "INSERT INTO events VALUES (?, ?, ?, ?)",
-                [(at, report.site, report.rank, json.dumps(event)) for event in report.events],
-            )
+            for report in reports:
+                self._insert(report, at)
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            self._number_of.clear()
             raise
+
+    def _insert(self, report: PackedReport, at: float) -> None:
+        head = report.head
+        body, details = array("q"), array("q")
+        for shape, numbers in report.lines:
+            number = self._number_of.get(shape.text) or self._add_shape(shape.text)
+            if shape.kind == "event":
+                row = (at, head.site, head.rank, number, numbers.tobytes())
+                self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+            else:
+                said = details if shape.kind in _DETAILS else body
+                said.append(number)
+                said += numbers
+        self._db.execute(
+            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(at, head.site, head.rank, head.process, head.sequence),
+                *(zlib.compress(body, 1), zlib.compress(details, 1) if details else None),
+            ),
+        )
+
+    def _add_shape(self, text: bytes) -> int:
+        number = self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
+        if len(self._number_of) >= _MOST_SHAPES:
+            self._number_of.clear()  # those that come again are kept again
+        self._number_of[text] = number
+        return number
+
+    def _shape(self, number: int) -> Shape:
+        shape = self._shapes.get(number)
+        if shape is None:
+            (text,) = self._db.execute("SELECT shape FROM shapes WHERE number = ?", (number,)).fetchone()
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[number] = Shape(text)
+        return shape
+
+    def _lines(self, packed: bytes, kind: str = "") -> Iterator[Line]:
+        """The lines of a body or details; of one kind alone, where it is named."""
+        numbers = array("q", zlib.decompress(packed))
+        place = 0
+        while place < len(numbers):
+            shape, begin = self._shape(numbers[place]), place + 1
+            place = begin + shape.holes
+            if not kind or shape.kind == kind:
+                yield Line(shape, numbers[begin:place])
+
+    def _report(self, body: bytes, details: bytes | None) -> Report:
+        return report_of([*self._lines(body), *(self._lines(details) if details is not None else ())])
 
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
@@ -113,7 +160,7 @@ class RunStore:
             "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
             (until,),
         )
-        return _of_last_start([Received(at, _report(body, packed)) for at, body, packed in rows.fetchall()])
+        return _of_last_start([Received(at, self._report(body, packed)) for at, body, packed in rows.fetchall()])
 
     def reports(
         self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
@@ -125,7 +172,7 @@ class RunStore:
             (since, until, site, site),
         )
         for at, body, packed in rows:
-            yield Received(at, _report(body, packed))
+            yield Received(at, self._report(body, packed))
 
     def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
         """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first.
@@ -140,7 +187,7 @@ class RunStore:
             {"since": since, "until": until, "interval": interval_s},
         )
         for at, body in rows:
-            yield Received(at, _report(body, None))
+            yield Received(at, self._report(body, None))
 
     def span(self) -> tuple[float, float] | None:
         """When the first report came, and the last; None: there is none yet."""
@@ -172,8 +219,8 @@ class RunStore:
             (since, until),
         )
         for at, site, rank, process, packed in reports:
-            for row in json.loads(zlib.decompress(packed))[kind]:
-                yield at, Rank(site, rank, process), row
+            for line in self._lines(packed, kind.removesuffix("s")):
+                yield at, Rank(site, rank, process), line.row
 
     def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
         """The same of one process, the newest first."""
@@ -184,12 +231,15 @@ class RunStore:
             (rank.site, rank.rank, rank.process, until),
         )
         for (packed,) in reports:
-            yield from reversed(json.loads(zlib.decompress(packed))[kind])
+            yield from (line.row for line in reversed(list(self._lines(packed, kind.removesuffix("s")))))
 
     def events(self, since: float = 0.0) -> list[Row]:
         """Events that came after `since`, oldest first, each with `site`, `rank` and `at`."""
-        rows = self._db.execute("SELECT at, site, rank, body FROM events WHERE at > ? ORDER BY at", (since,))
-        return [{**json.loads(body), "at": at, "site": site, "rank": rank} for at, site, rank, body in rows]
+        rows = self._db.execute("SELECT at, site, rank, shape, numbers FROM events WHERE at > ? ORDER BY at", (since,))
+        return [
+            {**Line(self._shape(shape), array("q", numbers)).row, "at": at, "site": site, "rank": rank}
+            for at, site, rank, shape, numbers in rows
+        ]
 
     def thin(self, now: float, back_s: float = math.inf) -> None:
         """Drop what is too old to be kept in full. back_s: how far back from each age to look, where what is older was
@@ -220,7 +270,8 @@ class RunStore:
             "details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
             "CREATE INDEX reports_at ON reports (at);"
             "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
-            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, body TEXT) STRICT;"
+            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, shape INTEGER, numbers BLOB) STRICT;"
+            "CREATE TABLE shapes (number INTEGER PRIMARY KEY, shape BLOB) STRICT;"
             f"PRAGMA application_id={_APPLICATION_ID};"
             f"PRAGMA user_version={_FORMAT};"
             "COMMIT;"
@@ -245,15 +296,4 @@ def _of_last_start(found: list[Received]) -> list[Received]:
 
 
 def _column_of(kind: str) -> str:
-    return "details" if kind in _DETAILS else "body"
-
-
-def _packed(value: Row) -> bytes:
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def _report(body: bytes, details: bytes | None) -> Report:
-    value = json.loads(zlib.decompress(body))
-    if details is not None:
-        value |= json.loads(zlib.decompress(details))
-    return Report.model_construct(**value)
+    return "details" if kind.removesuffix("s") in _DETAILS else "body"

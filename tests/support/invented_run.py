@@ -14,6 +14,7 @@ from geocomm.diagnostics.link_use import LinkUse, Place
 from geocomm.diagnostics.run_window import Operation, RankWindow, RunWindow, Step
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
+from support.reports import keep
 
 STEPS = 20
 
@@ -195,4 +196,4 @@ def write_store(window: RunWindow, folder: Path, ahead_s: Sequence[float]) -> No
         peers = [peer(other.place) for other in window.ranks if other is not rank]
         report = {"site": rank.place[0], "rank": number, "process": f"{number:016x}", "sequence": 1, "time": 0.0}
         told = {"now_ns": ns(rank.steps[-1].ended), "stats": {"peers": peers}, "steps": steps, "operations": rows}
-        store.add(Report.model_validate(report | told), 1e9)
+        keep(store, Report.model_validate(report | told), 1e9)

@@ -10,6 +10,7 @@ from typing import Any
 from geocomm.metrics import schema
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
+from support.reports import keep
 
 CITIES = [
     "frankfurt",
@@ -43,7 +44,7 @@ def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int | It
         for site in range(sites):
             for rank in range(ranks):
                 report = _report(names, site, site * ranks + rank, ranks, begin, second)
-                store.add(Report.model_validate({**report, **more}), begin + second)
+                keep(store, Report.model_validate({**report, **more}), begin + second)
     store.close()
     return folder
 

@@ -16,6 +16,7 @@ import pytest
 
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.telemetry.alert_log import FILE_NAME
+from support.reports import text
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 def report(site: str, sequence: int) -> bytes:
     own: dict[str, Any] = {"site": site, "rank": "ab".index(site), "process": f"{ord(site):016x}"}
     body = {**own, "sequence": sequence, "time": time.time(), "now_ns": time.monotonic_ns()}
-    return zlib.compress(json.dumps({**body, "stats": {"local_steps": []}}).encode())
+    return zlib.compress(text({**body, "stats": {"local_steps": []}}))
 
 
 def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Pa
     finally:
         collector.kill()
     _, said = collector.communicate(timeout=20)
-    (line,) = [json.loads(text) for text in (folder / FILE_NAME).read_text().splitlines()]
+    (line,) = [json.loads(one) for one in (folder / FILE_NAME).read_text().splitlines()]
     assert (line["status"], line["alert"], line["labels"]) == ("firing", "SiteSilent", {"site": "b"})
     assert json.loads((tmp_path / "got").read_text())["commonLabels"]["alertname"] == "GeocommSiteSilent"
     assert "alert SiteSilent (warning) firing: a rank of b has not reported" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import socket
 import zlib
@@ -21,9 +20,9 @@ from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
 from geocomm.telemetry import collector as collector_module
 from geocomm.telemetry.collector import Collector
-from geocomm.telemetry.report import MAX_BYTES
-from geocomm.telemetry.report_stream import ReportPacker
+from geocomm.telemetry.report import MAX_BYTES, MAX_MEMORY_BYTES, VERSION
 from geocomm.telemetry.run_store import RunStore
+from support import reports
 from support.hub_support import BreakingProxy, make_keys, run, running_hub, until
 from support.small_disk import small_disk
 
@@ -31,8 +30,15 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def text(sequence: int, site: str = "a", rank: int = 0, process: str = "0123456789abcdef", **more: Any) -> bytes:
-    own = {"version": 1, "site": site, "rank": rank, "process": process, "sequence": sequence}
-    return json.dumps({**own, "time": 1.0, "now_ns": 1, **more}).encode()
+    own = {"version": VERSION, "site": site, "rank": rank, "process": process, "sequence": sequence}
+    return reports.text({**own, "time": 1.0, "now_ns": 1, **more})
+
+
+def packet(content: bytes) -> bytes:
+    """The first packet of a stream."""
+    stream = zlib.compressobj()
+    made = stream.compress(content) + stream.flush(zlib.Z_SYNC_FLUSH)
+    return len(made).to_bytes(4, "little") + made
 
 
 @contextlib.asynccontextmanager
@@ -94,15 +100,17 @@ def test_reports_reach_the_hubs_store_over_a_line_that_breaks_again_and_again(tm
 
 def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "abc")
-    packer = ReportPacker()
     bad = {
-        "for another": ReportPacker().pack(text(1, "c")),
-        "no JSON": ReportPacker().pack(b"{"),
-        "a path for a name": ReportPacker().pack(text(1, "../b")),
-        "too long": ReportPacker().pack(b" " * (MAX_BYTES + 1)),
+        "for another": packet(text(1, "c") + b"\n\n"),
+        "the second for another": packet(text(1, "b") + b"\n\n" + text(1, "c") + b"\n\n"),
+        "no JSON": packet(b"{\n\n"),
+        "a path for a name": packet(text(1, "../b") + b"\n\n"),
+        "too long": packet(b" " * (MAX_MEMORY_BYTES + 1)),
         "no zlib": b"\x04\0\0\0abcd",
         "a packet of 4 GB": b"\xff" * 64,
-        "a later version": ReportPacker().pack(text(1, "b").replace(b'"version": 1', b'"version": 2')),
+        "a later version": packet(text(1, "b").replace(b'"version":2', b'"version":3') + b"\n\n"),
+        "an edit of nothing": packet(b"0 a 1\n\n"),
+        "a report without an end": packet(text(1, "b")),
     }
 
     async def work() -> None:
@@ -123,13 +131,14 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
                 b"abc",
                 zlib.compress(b"{}"),
                 zlib.compress(b" " * (MAX_BYTES + 1)),
+                zlib.compress(text(1) + b"\n" + text(1)),
                 zlib.compress(text(1, "b")),
             ):
                 send(tmp_path / "hub", content)
-            await until(lambda: collector.counts.refused == len(bad) + 5, "datagrams")
+            await until(lambda: collector.counts.refused == len(bad) + 6, "datagrams")
             assert not list(store.reports())
             stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
-            await stream.write(packer.pack(text(5, "b")))
+            await stream.write(packet(text(5, "b") + b"\n\n"))
             await until(lambda: sequences(store, "b") == [5], "a good one still comes")
             stream.close()
 

@@ -11,6 +11,7 @@ from geocomm.cli.main import build_app
 from geocomm.metrics import schema
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
+from support.reports import keep
 
 S = 10**9
 MB = 1_000_000
@@ -39,7 +40,7 @@ def told(second: int) -> Report:
 def test_run_that_is_over_is_shown_as_it_was_at_its_last_report(tmp_path: Path) -> None:
     store = RunStore(tmp_path, write=True)
     for second in range(1, 10):
-        store.add(told(second), float(second))
+        keep(store, told(second), float(second))
     result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]

@@ -11,6 +11,7 @@ from geocomm.dashboard.last_steps import LastSteps
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 from support.recorded_run import record
+from support.reports import keep
 
 BEGIN = 1_700_000_000.0
 
@@ -47,13 +48,13 @@ def test_last_steps_are_medians_of_ranks_and_go_on_after_a_restart_at_an_earlier
     store = RunStore(tmp_path, write=True)
     steps = LastSteps(store)
     for step in range(100):
-        store.add(report(step, step), float(step))
-        store.add(report(step, step, rank=1), step + 0.5)
+        keep(store, report(step, step), float(step))
+        keep(store, report(step, step, rank=1), step + 0.5)
     shown = steps.read(100.0)["a"]
     assert [row["step"] for row in shown] == list(range(40, 100))
     assert shown[-1] == {"step": 99, "seconds": 9.9, "exposed_seconds": 0.05}
     for number, step in enumerate((90, 91)):
-        store.add(report(number, step, process=1), 101.0 + number)
+        keep(store, report(number, step, process=1), 101.0 + number)
     shown = steps.read(103.0)["a"]
     assert [row["step"] for row in shown[-3:]] == [99, 90, 91]
     assert len(shown) == 60

@@ -10,6 +10,7 @@ from geocomm.diagnostics.hang import find_hang
 from geocomm.telemetry.overview import moment
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
+from support.reports import keep
 
 S = 10**9
 NOW = 5000.0
@@ -32,7 +33,7 @@ def said(folder: Path, *reports: tuple[int, float, dict[str, Any]]) -> list[str]
         own = {"site": "ab"[rank], "rank": rank, "process": f"{rank:016x}", "sequence": number, "time": second}
         stats = {"peers": [], "local_steps": [{}], "groups": []}
         report = Report.model_validate({**own, "now_ns": int(second * S), "stats": stats, **content})
-        store.add(report, second)
+        keep(store, report, second)
     return list(told(find_hang(store, moment(store, NOW), 10), NOW))
 
 

@@ -11,6 +11,7 @@ from geocomm.diagnostics.trace_export import NoTraceError, read_trace, write_tra
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 from support.chrome_trace import OpenedTrace, open_trace
+from support.reports import keep
 
 MS = 1_000_000
 S = 1000 * MS
@@ -62,7 +63,7 @@ def step(rank: int, number: int, ended_ms: int) -> dict[str, Any]:
 def traced(folder: Path, reports: list[tuple[float, Report]], steps: int = 2) -> OpenedTrace:
     store = RunStore(folder, write=True)
     for at, one in reports:
-        store.add(one, at)
+        keep(store, one, at)
     write_trace(read_trace(store, reports[-1][0], steps), folder / "run.tar")
     return open_trace(folder / "run.tar")
 

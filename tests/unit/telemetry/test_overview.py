@@ -19,6 +19,7 @@ from geocomm.telemetry.prometheus_text import samples
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import RunStore
 from geocomm.telemetry.store_folder import StoreFolder
+from support.reports import keep
 
 S = 10**9
 MB = 1_000_000
@@ -46,7 +47,7 @@ def picture(folder: Path, reports: Iterable[tuple[float, Report]], at: float) ->
     folder.mkdir(exist_ok=True)
     store = RunStore(folder, write=True)
     for when, report in reports:
-        store.add(report, when)
+        keep(store, report, when)
     return overview(store, at)
 
 

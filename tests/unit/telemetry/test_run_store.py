@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from geocomm.telemetry import run_store
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import NoStoreError, RunStore
+from support.reports import keep
 
 DAY_S = 86400.0
 
@@ -23,8 +25,8 @@ def test_readers_see_what_one_process_writes_while_it_writes(tmp_path: Path) -> 
     reader = RunStore(tmp_path)
     for second in range(3):
         for rank in range(2):
-            writer.add(report(second, rank=rank, stats={"operations": second}), float(second))
-    writer.add(report(7, site="b", events=[{"kind": "checkpoint"}]), 3.0)
+            keep(writer, report(second, rank=rank, stats={"operations": second}), float(second))
+    keep(writer, report(7, site="b", events=[{"kind": "checkpoint"}]), 3.0)
     assert [(r.report.site, r.report.rank, r.at) for r in reader.latest()] == [
         ("a", 0, 2.0),
         ("a", 1, 2.0),
@@ -37,8 +39,8 @@ def test_readers_see_what_one_process_writes_while_it_writes(tmp_path: Path) -> 
 
 def test_an_operation_that_was_under_way_is_read_once_as_it_was_said_last(tmp_path: Path) -> None:
     store = RunStore(tmp_path, write=True)
-    store.add(report(1, operations=[{"number": 1, "ended_ns": None}]), 1.0)
-    store.add(report(2, operations=[{"number": 1, "ended_ns": 5}, {"number": 2, "ended_ns": None}]), 2.0)
+    keep(store, report(1, operations=[{"number": 1, "ended_ns": None}]), 1.0)
+    keep(store, report(2, operations=[{"number": 1, "ended_ns": 5}, {"number": 2, "ended_ns": None}]), 2.0)
     assert [row for _, row in store.rows("operations")] == [
         {"number": 1, "ended_ns": 5},
         {"number": 2, "ended_ns": None},
@@ -52,7 +54,7 @@ def test_old_reports_are_thinned_and_the_last_of_each_interval_stays(tmp_path: P
         [now - 3 * DAY_S + s for s in range(120)] + [now - 7200 + s for s in range(120)] + [now - s for s in range(120)]
     )
     for number, at in enumerate(times):
-        store.add(report(number, rounds=[{"number": number}]), at)
+        keep(store, report(number, rounds=[{"number": number}]), at)
     store.thin(now)
     kept = [r.at for r in store.reports()]
     assert [at for at in kept if at < now - 2 * DAY_S] == [now - 3 * DAY_S + 59, now - 3 * DAY_S + 119]
@@ -67,3 +69,21 @@ def test_a_folder_without_telemetry_and_another_file_are_refused_in_words(tmp_pa
     (tmp_path / "telemetry.sqlite").write_bytes(b"")
     with pytest.raises(NoStoreError, match="no run store of this version"):
         RunStore(tmp_path)
+
+
+def test_any_number_of_shapes_is_read_again_by_others_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_store, "_MOST_SHAPES", 2)
+    reader = None
+    said = [{"n" * (1 + i % 5): i, "kind": f"x{i}", "share": i / 7} for i in range(20)]
+    for i, stats in enumerate(said):
+        store = RunStore(tmp_path, write=True)
+        reader = reader or RunStore(tmp_path)
+        keep(store, report(i, stats=stats, events=[stats]), float(i + 1))
+        store.close()
+    assert reader is not None
+    assert [one.report.stats for one in reader.reports()] == said
+    assert [{name: row[name] for name in said[0] if name in row}["kind"] for row in reader.events()] == [
+        stats["kind"] for stats in said
+    ]
