@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from geocomm.diagnostics.rank_clocks import Clock, rank_clocks
 from geocomm.telemetry.last_reports import SILENT_SECONDS
@@ -164,7 +166,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def _add(tar: tarfile.TarFile, name: str, document: Row) -> None:
-    content = json.dumps(document, separators=(",", ":")).encode()
+    content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
@@ -304,7 +306,7 @@ class _Lanes:
             **self._thread(thread),
             "ts": (clock.to_reference(one.begin_ns) - self._begin_ns) / 1e3,
             "dur": (one.end_ns - one.begin_ns) / 1e3,
-            "args": one.numbers,
+            "args": {name: _argument(value) for name, value in one.numbers.items()},
         }
 
     def _meta(self, kind: str, thread: int, value: str | int) -> Row:
@@ -315,6 +317,11 @@ class _Lanes:
         """Perfetto knows process and thread 0 as the idle ones, and threads by their number on the machine."""
         process = self._one.rank.rank + 1
         return {"pid": process, "tid": process * _MOST_LANES + number}
+
+
+def _argument(value: Any) -> Any:
+    """The same for JSON, in which there is no NaN: a word, since a loss that is none is worth to be seen."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lane_order(lane: str) -> tuple[int, str]:

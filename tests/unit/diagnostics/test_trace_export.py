@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,34 @@ def test_overlapping_operations_have_lanes_of_their_own_and_what_is_under_way_go
     assert slices[0].end_us - slices[1].end_us == 100_000
     assert trace.find(name, "rounds", "waits for sites").end_us == slices[0].end_us
     assert trace.find(name, "from site b", "round 4 of fragment 0").args == {"bytes": 7}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_slices_of_any_times_nest_to_the_nanosecond(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(60):
+        times = sorted(chance.randrange(S, 3 * S) for _ in range(7))
+        names = ("issued", "began", "wait_began", "encoded", "exchanged", "ended", "wait_ended")
+        row = operation(0, number, 0, 0) | {f"{name}_ns": at for name, at in zip(names, times, strict=True)}
+        row["peers"][0] |= {"first_in_ns": times[chance.randrange(3)], "last_in_ns": times[3]}
+        rows.append(row)
+    ends = sorted(chance.randrange(S, 3 * S) for _ in range(20))
+    took = [
+        round((end - before) / 1e9, chance.choice((3, 6, 9))) for before, end in zip([S, *ends], ends, strict=False)
+    ]
+    steps = [
+        {"step": number, "ended_ns": end, "seconds": seconds}
+        for number, (end, seconds) in enumerate(zip(ends, took, strict=True))
+    ]
+    trace = traced(tmp_path, [(3.0, report(0, 3.0, operations=rows, steps=steps))], steps=20)
+    assert len([one for one in trace.slices if one.lane == "steps"]) == 20
+
+
+def test_loss_that_is_no_number_is_a_word_in_valid_json(tmp_path: Path) -> None:
+    steps = [step(0, 7, 1_400) | {"loss": float("nan")}, step(0, 8, 1_900) | {"loss": float("-inf")}]
+    trace = traced(tmp_path, [(2.0, report(0, 2.0, steps=steps))])
+    assert [one.args["loss"] for one in trace.slices if one.lane == "steps"] == ["nan", "-inf"]
 
 
 def test_run_without_steps_is_refused_in_words(tmp_path: Path) -> None:
