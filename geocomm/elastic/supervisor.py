@@ -54,12 +54,13 @@ class SiteJob:
     hub: str | None = None
     """Where the nodes of the site meet, host:port: with more than one."""
 
-    def command(self) -> list[str]:
-        """What starts them on this node."""
+    def command(self, run_dir: str) -> list[str]:
+        """What starts them on this node. run_dir: on the first node; its collector gets the reports of all."""
         if self.nodes == 1:
             return [sys.executable, "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
-        meet = ["--hub", str(self.hub), "--", "--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
-        return [sys.executable, "-m", "geocomm", "run", *meet, *self.arguments]
+        meet = ["--hub", str(self.hub), "--telemetry", run_dir]
+        nodes = ["--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
+        return [sys.executable, "-m", "geocomm", "run", *meet, "--", *nodes, *self.arguments]
 
 
 class Supervisor:
@@ -182,7 +183,7 @@ class Supervisor:
         fruitless, pause_s = 0, 1.0
         while True:
             counted = self._counted()
-            self._ranks = await self._start(self._job.command())
+            self._ranks = await self._start(self._job.command(self._agent_config.run_dir))
             status = await self._ranks.wait()
             if status == 0 or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
@@ -272,7 +273,7 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
     if run.run_dir is None:
         environment = os.environ | environment_of_site(keys)
         environment |= {"GEOCOMM_ONE_SITE": "1", "GEOCOMM_AGENT": AGENT_OF_FIRST_NODE}
-        command = job.command()
+        command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
     FragmentStore(run.run_dir)
     agent = AgentConfig(

@@ -41,7 +41,8 @@ def run_at_hub(
 ) -> int:
     """Run torchrun with `arguments` to its end; its exit status. On a node that is not the hub, does not return.
 
-    telemetry: the ranks report once a second, and the hub keeps that in this folder.
+    telemetry: the ranks report once a second, and the hub keeps that in this folder. Its collector is started here,
+    but where GEOCOMM_COLLECTOR says that there is one.
 
     Raises OSError or HubAddressError where it cannot listen, KeysError, Refused or ConnectionError where the hub does
     not let it in.
@@ -53,8 +54,8 @@ def run_at_hub(
     command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)
     if listener is not None:
-        if telemetry is None:
-            return asyncio.run(_be_hub(listener, keys, command, environment, None))
+        if telemetry is None or "GEOCOMM_COLLECTOR" in environment:
+            return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))
         collector, variables = _collect(CollectorConfig(folder=telemetry, keys=keys.folder))
         try:
             return asyncio.run(_be_hub(listener, keys, command, environment | variables, telemetry))

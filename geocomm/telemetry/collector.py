@@ -109,11 +109,7 @@ class Collector:
             for _ in range(MOST_OF_A_PACKET):
                 if (report := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
                     came.append(report)
-        kept = self._keep(came)
-        self.counts.dropped += max(0, len(self._waiting) + len(kept) - _MOST_WAITING)
-        self._waiting += kept
-        if kept:
-            self._news.set()
+        self._pass_on_later(self._keep(came))
 
     def _read(self, content: bytes) -> PackedReport | None:
         try:
@@ -127,7 +123,7 @@ class Collector:
         return report
 
     async def _serve_site(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Reports of another site, which the hub or leader has made sure of."""
+        """Reports of another site, or of another node of this one, which the hub or leader has made sure of."""
         site, unpacker = "", ReportUnpacker()
         try:
             site = (await reader.readuntil(b"\n"))[:_SITE_LINE_BYTES].decode().strip()
@@ -136,7 +132,9 @@ class Collector:
                     for report in reports:
                         if report.head.site != site:
                             raise BadReportError(f"it reports for site {report.head.site}")
-                    self._keep(reports)
+                    kept = self._keep(reports)
+                    if site == self._site:  # they are of its other nodes
+                        self._pass_on_later(kept)
                     await asyncio.sleep(0)  # a flood leaves the others their turn
         except (BadReportError, UnicodeDecodeError) as error:
             self._refuse(f"site {site}: {error}")
@@ -144,6 +142,12 @@ class Collector:
             pass
         finally:
             writer.close()
+
+    def _pass_on_later(self, reports: Sequence[PackedReport]) -> None:
+        self.counts.dropped += max(0, len(self._waiting) + len(reports) - _MOST_WAITING)
+        self._waiting += reports
+        if reports:
+            self._news.set()
 
     def _refuse(self, why: str) -> None:
         self.counts.refused += 1

@@ -368,7 +368,8 @@ class Steps:
     @property
     def long_share(self) -> float:
         """Of the steps, those over LONG_STEP medians."""
-        return sum(one > LONG_STEP * self.median for one in self.took) / len(self.took)
+        long = LONG_STEP * self.median
+        return sum(one > long for one in self.took) / len(self.took)
 
     def row(self, name: str) -> str:
         """Of the table."""

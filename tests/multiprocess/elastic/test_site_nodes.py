@@ -12,6 +12,7 @@ import pytest
 from geocomm.core.addresses import free_port
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.telemetry.run_store import RunStore
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys
 
@@ -41,9 +42,12 @@ def test_a_site_of_two_nodes_trains_beside_another(tmp_path: Path) -> None:
     finally:
         for process in started:
             process.kill()
-    ends = [json.loads((tmp_path / f"a.{rank}.jsonl").read_text().splitlines()[-1]) for rank in range(2)]
+    ends = [json.loads((tmp_path / f"a.{rank}.jsonl").read_text().splitlines()[-1])["end"] for rank in range(2)]
     assert ends[0] == ends[1]
     journal = SqliteJournal(tmp_path / "a" / FILE_NAME, read_only=True)
     members = {one.site for entry in journal.read() if isinstance(entry, Round) for one in entry.members}
     journal.close()
     assert members == {"a", "b"}
+    store = RunStore(tmp_path / "a")
+    assert {one.rank.rank for one in store.latest() if one.rank.site == "a"} == {0, 1}, "reports of the second node"
+    store.close()

@@ -98,6 +98,26 @@ def test_reports_reach_the_hubs_store_over_a_line_that_breaks_again_and_again(tm
     run(work())
 
 
+def test_reports_of_a_sites_other_node_reach_the_leader_by_way_of_its_first(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "leader", "a") as (_, at_leader, _),
+            running_hub(keys["a"], 1, tmp_path / "leader") as leader,
+            collecting(tmp_path / "first", "b", keys["b"], lambda: leader.address) as (_, at_first, _),
+            running_hub(keys["b"], 1, tmp_path / "first") as site_hub,
+            collecting(tmp_path / "second", "b", keys["b"], lambda: site_hub.address),
+        ):
+            send(tmp_path / "first", zlib.compress(text(1, "b", rank=0)))
+            send(tmp_path / "second", zlib.compress(text(1, "b", rank=1)))
+            for store in (at_first, at_leader):
+                await until(lambda store=store: len(store.latest()) == 2, "both ranks of b have reported")
+                assert [(one.rank.site, one.rank.rank) for one in store.latest()] == [("b", 0), ("b", 1)]
+
+    run(work())
+
+
 def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "abc")
     bad = {
