@@ -12,7 +12,7 @@ from geocomm.telemetry.run_store import RunStore
 _MOST = 60
 _MOST_REPORTS = 4000
 """That are read at first: with many ranks, and long steps, these have fewer steps than the most."""
-_LATE_S = 2.0
+_LATE_S = 0.5
 """So long after it came may a report stand in the store."""
 _NAMES = ("seconds", "input_seconds", "exposed_seconds", "checkpoint_seconds")
 

@@ -59,6 +59,11 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
         {**row, "site": names[other], "rank": other * ranks + rank % ranks}
         for other, row in zip((o for o in range(len(names)) if o != site), rows, strict=True)
     ]
+    changing = {
+        "exposed_seconds": exposed * (1 + 0.4 * math.sin(1.3 * step + site)),
+        "input_seconds": 0.1 + step % 7 / 50,
+    }
+    changing |= {"checkpoint_seconds": 0.5} if second % 60 == 0 else {}
     parts = {"seconds": STEP_S, "input_seconds": 0.1, "exposed_seconds": exposed, "tokens": 8192}
     return {
         "site": names[site],
@@ -87,14 +92,16 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
             "loss": 2.0 + 6.0 * math.exp(-step / 60) + 0.05 * math.sin(step + site),
             "totals": {name: value * step for name, value in parts.items()} | {"steps": step},
         },
-        "steps": [{"step": step, "ended_ns": ended_ns, **parts}] if second % STEP_S == 0 and step else [],
+        "steps": [{"step": step, "ended_ns": ended_ns, **parts, **changing}] if second % STEP_S == 0 and step else [],
         "events": [{"kind": "checkpoint", "step": step, "path": "checkpoints", "seconds": 1.2}] if second == 60 else [],
     }
 
 
 def _peer(source: str, target: int, site: int, second: int, rank: int) -> dict[str, Any]:
     rtt_us = 20_000 + 9_000 * abs(target - site)
-    sent = int(12e6 * second + 60e6 * (1 + target % 3) / 2 * (1 - math.cos(second / 20)))
+    sent = int(
+        (9e6 + 2e6 * ((3 * site + 5 * target) % 6)) * second + 60e6 * (1 + target % 3) / 2 * (1 - math.cos(second / 20))
+    )
     return _UNKNOWN | {
         "peer": f"{source}-{target}-{rank}",
         "bytes_sent": sent,

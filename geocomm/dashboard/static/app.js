@@ -37,6 +37,7 @@ const loss = or((value) => number(value, 4));
 const milliseconds = or((value) => number(1000 * value, value < 0.01 ? 1 : 0) + " ms");
 const dollars = or((value) => "$" + number(value, value < 100 ? 2 : 0));
 const seconds = or((value) => {
+  if (value === 0) return "0 s";
   if (value < 1) return milliseconds(value);
   if (value < 120) return number(value, value < 10 ? 2 : 0) + " s";
   if (value < 7200) return number(value / 60, 0) + " min";
@@ -47,16 +48,23 @@ const seconds = or((value) => {
 const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
 
 function table(target, columns, rows) {
-  const head = element("tr", {}, ...columns.map(([name, , kind, metric]) =>
-    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name)));
   const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
     const value = show(row);
     return element("td", kind ? { class: kind } : {}, value);
   })));
-  target.replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
+  if (target.tHead) { // stays, and with it the tooltip that the pointer is at
+    target.tBodies[0].replaceChildren(...body);
+    return;
+  }
+  const head = columns.map(([name, , kind, metric]) =>
+    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name));
+  target.append(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
 }
 
 function marked(text, kind) { return element("span", { class: kind }, text); }
+
+// Whether the pointer is there: tooltips of what is drawn anew would vanish.
+const pointed = (id) => matchMedia("(hover: hover)").matches && $(id).matches(":hover");
 
 function showHead(run) {
   const silent = run.sites.filter((site) => site.life === "silent");
@@ -84,7 +92,7 @@ function showHead(run) {
     facts.push(["egress", `${dollars(spent)}, ${dollars(86400 * spendsPerSecond(egress, run.links))} a day`,
       "geocomm_site_egress_dollars_total"]);
   }
-  $("head").replaceChildren(...facts.map(([name, value, metric]) =>
+  if (!pointed("head")) $("head").replaceChildren(...facts.map(([name, value, metric]) =>
     element("div", behind(metric), element("dt", {}, name), element("dd", {}, value))));
 }
 
@@ -121,11 +129,15 @@ function showVerdict(run) {
 // ---- sites and links
 
 function showGraph(run) {
-  $("graph").replaceChildren(run.sites.length > MOST_DRAWN ? heat(run) : ring(run));
+  const many = run.sites.length > MOST_DRAWN;
+  $("graph").className = many ? "scroll tall" : "";
+  $("graph").tabIndex = many ? 0 : -1;
+  if (!pointed("graph")) $("graph").replaceChildren(many ? heat(run) : ring(run));
 }
 
 function ring(run) {
-  const width = 640, height = 380, wide = run.sites.length > 2 ? 210 : 200;
+  const width = Math.min(640, Math.max(340, $("graph").clientWidth)), height = run.sites.length > 2 ? 380 : 220;
+  const wide = width / 2 - (width < 500 ? 50 : 110);
   const place = new Map(run.sites.map((site, index) => {
     const angle = Math.PI + (2 * Math.PI * index) / run.sites.length;
     const y = run.sites.length > 2 ? height / 2 + 135 * Math.sin(angle) : height / 2;
@@ -195,9 +207,8 @@ function heat(run) {
   })));
   const head = element("tr", {}, element("th", { scope: "col" }, "Mbit/s"), ...names.map((name) =>
     element("th", { scope: "col" }, element("span", {}, short(name)))));
-  return element("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "bit rates from (rows) to (columns)" },
-    element("table", { class: "heat" }, element("thead", {}, head),
-    element("tbody", {}, ...rows)));
+  return element("table", { class: "heat", "aria-label": "bit rates from (rows) to (columns)" },
+    element("thead", {}, head), element("tbody", {}, ...rows));
 }
 
 // ---- steps
@@ -212,7 +223,8 @@ function showSteps(run) {
     $("steps").replaceChildren(element("p", { class: "faint" }, "no step has ended of late"));
     return;
   }
-  const height = Math.max(14, Math.min(110, 300 / sites.length)), width = 640, left = 130;
+  const height = Math.max(14, Math.min(110, 300 / sites.length)), left = 130;
+  const width = Math.max(340, $("steps").clientWidth);
   const shown = Math.max(12, ...sites.map((site) => run.steps[site].length));
   const gap = sites.length > 8 ? 6 : 12;
   const slot = (width - left) / shown;
@@ -241,7 +253,7 @@ function showSteps(run) {
       picture.append(bar);
     });
   });
-  $("steps").replaceChildren(picture);
+  if (!pointed("steps")) $("steps").replaceChildren(picture);
 }
 
 // ---- curves
@@ -262,6 +274,10 @@ let plots = [];
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// Whether someone looks at a part of what is shown, or has the pointer at it.
+const studied = () => pointed("curves") || plots.some((plot) =>
+  plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0][plot.data[0].length - 1]);
+
 function showCurves(data) {
   for (const plot of plots) plot.destroy();
   plots = [];
@@ -281,7 +297,7 @@ function showCurves(data) {
       width: box.clientWidth, height: 190,
       cursor: { sync: { key: "run" } },
       scales: { x: { time: true } },
-      axes: [{ ...axis, space: 70, values: (_, ticks) => ticks.map((at) => clock(at, data)) },
+      axes: [{ ...axis, space: 58, values: (_, ticks) => ticks.map((at) => clock(at, data)) },
         { ...axis, size: 84, values: (_, ticks) => ticks.map(show) }],
       series: [{}, ...drawn.map(([label], index) => ({ label: label.replace(" > ", " → "),
         stroke: colours[index % colours.length], dash: index < colours.length ? [] : [5, 4],
@@ -351,7 +367,7 @@ function showRanks(run) {
 
 function showEvents(run) {
   table($("events"), [
-    ["when", (event) => new Date(1000 * event.at).toLocaleTimeString()], ["site", (event) => event.site],
+    ["when", (event) => new Date(1000 * event.at).toLocaleTimeString("en", { hour12: false })], ["site", (event) => event.site],
     ["ranks", (event) => event.ranks.join(", ")], ["what", (event) => event.kind.replaceAll("_", " ")],
     ["details", (event) => Object.entries(event.fields).map(([name, value]) =>
       `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ").slice(0, 200)],
@@ -373,7 +389,7 @@ function showMembers(run) {
       ["waits for", (one) => one.waits_for.join(", ")], ["counted", (one) => one.counted.join(", ")]], run.rounds);
     parts.push(rounds);
   }
-  if (parts.length === 0) parts.push(element("p", { class: "faint" }, "The members are fixed, and there are no local steps."));
+  $("members").parentElement.hidden = parts.length === 0;
   $("members").replaceChildren(...parts);
 }
 
@@ -413,11 +429,11 @@ function live() {
     };
   };
   const disconnect = () => { if (stream) stream.close(); stream = null; };
-  const refresh = async () => {
+  const refresh = async (asked) => {
     clearTimeout(timer);
     let wait = 5;
     try {
-      const answer = await fetch(`api/curves?seconds=${shownSeconds}`);
+      const answer = asked || !studied() ? await fetch(`api/curves?seconds=${shownSeconds}`) : {};
       if (answer.ok) {
         const data = await answer.json();
         wait = Math.min(60, Math.max(5, data.interval / 2));
@@ -425,14 +441,14 @@ function live() {
       }
     } catch { /* the stream says so */ }
     clearTimeout(timer);
-    if (!document.hidden) timer = setTimeout(refresh, 1000 * wait);
+    if (!document.hidden) timer = setTimeout(refresh, 1000 * wait, false);
   };
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) disconnect(); else { connect(); refresh(); }
+    if (document.hidden) disconnect(); else { connect(); refresh(false); }
   });
-  showWindows(refresh);
+  showWindows(() => refresh(true));
   connect();
-  refresh();
+  refresh(true);
 }
 
 const saved = $("data");
