@@ -18,6 +18,7 @@ _STEADY = 0.8
 _HALF = 0.5
 _QUEUE = 1.25
 _IDLE_USE = 0.3
+_GOOD_USE = 0.85
 _LOSS = 0.01
 _LIMITED = 0.2
 _FELL = 0.7
@@ -76,7 +77,9 @@ class LinkFacts:
         """Its rate is what messages wait for: all flow equally fast, or they queue."""
         if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
-        return self.steady >= _STEADY or self.queue >= _QUEUE
+        # Many losses, as of BBR, which does not slow down for them, make all messages equally slow too.
+        lossy = self.lost > _LOSS and self.use < _GOOD_USE
+        return self.queue >= _QUEUE or (self.steady >= _STEADY and not lossy)
 
     @property
     def loses(self) -> bool:

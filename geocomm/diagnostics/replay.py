@@ -26,6 +26,7 @@ _CHUNK_BYTES, _LEAST_CHUNK_BYTES, _MOST_SMALL_CHUNKS = 1 << 20, 1 << 16, 4
 _ROUNDS = 8
 """How often the times of an operation's messages are found from each other."""
 _LEAST_WAIT_S = 1e-3
+_FEW = 0.25
 _AT_ONCE_S = 2e-3
 """What comes so soon after the receiver asked for it lay there already."""
 
@@ -159,23 +160,29 @@ class Replay:
         found: list[Message] = []
         for source in operation.arrivals:
             there, back = self.link((source, target)), self.link((target, source))
-            delay = (there.min_rtt_s or back.min_rtt_s) / 2
+            delay = min(filter(None, (there.min_rtt_s, back.min_rtt_s)), default=0.0) / 2
             size = operation.bytes_received // len(operation.arrivals)
             found.append(Message((source, target), size, 0.0, 0.0, summed if source in ranks else 0.0, delay))
         return found
 
     def _shorten(self, early: Sequence[tuple[tuple[Key, Place], int]]) -> None:
-        """Messages that were there before their receiver asked for them took less than was seen: what others take, on
-        that link or on its way back."""
+        """Messages that were there before their receiver asked for them took less than was seen: what others take on
+        that link, or on its way back where almost all were there before."""
         waited = set(early)
         paces: dict[Way, list[float]] = defaultdict(list)
+        early_on: dict[Way, int] = defaultdict(int)
         for place, messages in self.messages.items():
             for i, message in enumerate(messages):
-                if (place, i) not in waited and message.size:
+                if (place, i) in waited:
+                    early_on[message.way] += 1
+                elif message.size:
                     paces[message.way].append(message.service / message.size)
         for place, i in early:
             message = self.messages[place][i]
-            seen = paces.get(message.way) or paces.get((message.way[1], message.way[0]))
+            way, back = message.way, (message.way[1], message.way[0])
+            seen = paces[way]
+            if len(seen) < _FEW * early_on[way]:  # such as the first ones, for which a line starts slowly
+                seen = paces[back] or seen
             if seen:
                 service = min(message.service, message.size * statistics.median(seen))
                 self.messages[place][i] = replace(message, service=service, coding=min(service, message.coding))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from geocomm.diagnostics.bottleneck import diagnose
+from geocomm.diagnostics.run_window import RankWindow
 from geocomm.diagnostics.verdict import Cause
 from support.invented_run import Run
 
@@ -42,3 +44,26 @@ def test_three_sites(cause: Cause, where: str, run: Run, changes: dict[str, Any]
 @pytest.mark.parametrize("owners", [False, True])
 def test_three_healthy_sites(owners: bool) -> None:
     assert replace(PLAIN, size=1000, delay=0.001, owners=owners).said().verdict.cause is Cause.COMPUTE
+
+
+def test_a_site_that_runs_ahead_does_not_make_its_links_look_slow() -> None:
+    """c is an operation ahead of a and b, so that all its messages but the first ones lie there when they ask. Those
+    were slow, as TCP is at the start."""
+    run = replace(LARGE, rates={"ab": 5e6}, operations=4)
+    window = run.window()
+    ranks: list[RankWindow] = []
+    for rank in window.ranks:
+        first = rank.operations[0]
+        arrivals = {place: at + (0.2 if place[0] == "c" else 0.0) for place, at in first.arrivals.items()}
+        ranks.append(replace(rank, operations=[replace(first, arrivals=arrivals), *rank.operations[1:]]))
+    said = diagnose(replace(window, ranks=ranks)).verdict
+    saved = window.step_seconds - replace(run, rates={"ab": 1e12}).window().step_seconds
+    assert (said.cause, said.where) == (Cause.BANDWIDTH, "a - b")
+    assert said.saved_seconds == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.05])
+def test_messages_that_are_equally_slow_since_all_lose_packets_are_not_a_full_line(lost: float) -> None:
+    counters = {"best_rate": 7e6, "retransmitted": round(1e8 * lost), "congestion_control": "bbr"}
+    said = Run(rate=5e6, counters=counters).said().verdict
+    assert said.cause is (Cause.LOSS if lost else Cause.BANDWIDTH)
