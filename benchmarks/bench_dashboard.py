@@ -1,9 +1,9 @@
 """How the page of a run copes with a day of 16 sites: `PYTHONPATH=tests:tools python benchmarks/bench_dashboard.py`.
 
 The store has what its rules leave of a day at one report a second of each rank: all of the last hour, one in ten
-seconds of the rest. While the page is looked at, the ranks report on. Measured: what the server needs, what it sends,
-and in a headless Chromium (Debian: apt install chromium) the first paint and how evenly the page scrolls. It writes
-benchmarks/results/dashboard.md. Five minutes.
+seconds of the rest; --dense and --every make it smaller. The ranks report on while the page is looked at. Measured:
+what the server needs, what it sends, and in a headless Chromium (Debian: apt install chromium) the first paint and how
+evenly the page scrolls. It writes benchmarks/results/dashboard.md. Ten minutes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Run:
         self._told = 0
         self._ended = threading.Event()
 
-    def write_day(self) -> None:
-        """What is there of the day before."""
-        self._write([*range(0, DAY_S - 3600, 10), *range(DAY_S - 3600, DAY_S)])
+    def write_day(self, dense_s: int, every_s: int) -> None:
+        """What is there of the day before: all of its last `dense_s`, and one in `every_s` of the rest."""
+        self._write([*range(0, DAY_S - dense_s, every_s), *range(DAY_S - dense_s, DAY_S)])
         self._go_on()
 
     def _write(self, seconds: list[int]) -> None:
@@ -148,6 +148,8 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=16)
+    parser.add_argument("--dense", type=int, default=3600, help="seconds of which there are all reports")
+    parser.add_argument("--every", type=int, default=10, help="seconds between reports of the rest")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
     path = chromium_path()
@@ -156,7 +158,7 @@ def main() -> int:
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     with tempfile.TemporaryDirectory(prefix="bench-dashboard-") as work:
         run = Run(Path(work) / "telemetry", arguments.sites)
-        run.write_day()
+        run.write_day(arguments.dense, arguments.every)
         size = (run.folder / FILE_NAME).stat().st_size
         with run.going_on(), served(run.folder) as address:
             rows = list(answers(address))
@@ -169,7 +171,8 @@ def main() -> int:
         f"# The page of a run: a day of {arguments.sites} sites",
         "",
         *conditions.lines(),
-        f"- The store: {size / 1e6:.0f} MB. Reports came on once a second. One core served, one drew, without a GPU.",
+        f"- The store, {size / 1e6:.0f} MB: all of {arguments.dense} s, one report in {arguments.every} s of the rest.",
+        "- Reports came on once a second. No GPU drew.",
         "",
         "| answer | first | later | size | with gzip |",
         "|---|---:|---:|---:|---:|",
