@@ -33,8 +33,8 @@ _MOST_ROUNDS = 200
 _MOMENT_NS = 100_000
 _DECIMALS = 4
 _LEAST_DIGITS = 5
-_OF_THREE_DIGITS = ("rtt_us", "min_rtt_us", "delivery_rate", "pacing_rate", "window_bytes", "unsent_bytes")
-_OF_TWO_DIGITS = ("clock_error_us", "coding_ns")
+_DIGITS = dict.fromkeys(("rtt_us", "min_rtt_us", "delivery_rate", "pacing_rate", "window_bytes", "unsent_bytes"), 3)
+"""Of what is another number each time."""
 
 
 class ReportSender:
@@ -122,7 +122,7 @@ def _line(kind: str, row: dict[str, Any]) -> bytes:
 
 def _rounded(value: Any, name: str = "") -> Any:
     """Without digits that nobody reads, which pack badly: moments and seconds to 0.1 ms, other numbers with five digits
-    at least, and what is a guess or changes at once with fewer."""
+    at least, those of _DIGITS with as many."""
     if isinstance(value, dict):
         return {key: _rounded(item, str(key)) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
@@ -133,10 +133,10 @@ def _rounded(value: Any, name: str = "") -> Any:
         return float(f"{value:.{_LEAST_DIGITS}g}")
     if not isinstance(value, int):
         return value
-    if name in _OF_TWO_DIGITS or name in _OF_THREE_DIGITS:
-        return int(float(f"{value:.{2 if name in _OF_TWO_DIGITS else 3}g}"))
-    if name == "clock_offset_us":
-        return round(value, -2)
+    if name in _DIGITS:
+        return int(float(f"{value:.{_DIGITS[name]}g}"))
+    if name == "coding_ns":
+        return round(value / _MOMENT_NS) * _MOMENT_NS
     return value // _MOMENT_NS * _MOMENT_NS if name.endswith("_ns") else value
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 Row = dict[str, Any]
 Kind = Literal["head", "stats", "training", "step", "operation", "round", "event"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TOKEN = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WHOLE, _MOMENT, _DECIMAL, _SMALL = (bytes([i]) for i in range(4))
@@ -36,7 +35,7 @@ class Shape:
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        self.kind: str = text[2 : text.index(b'"', 2)].decode()
+        self.kind = text[2 : text.index(b'"', 2)].decode()
         holes: list[bytes] = _HOLE.findall(text)
         self.holes = len(holes)
         self._moments = [i for i, hole in enumerate(holes) if hole == _MOMENT]

@@ -1,9 +1,9 @@
 """Reports of a site on their way to another: packets of one long zlib stream, of what changed since the last packets.
 
-A packet is its length (4 bytes, little-endian) and reports, flushed. A report is lines, and ends with an empty one. A
-line comes as it is where none of its process had that shape before, and both ends remember it: they number such lines
-from 0. Of others come the number and edits, which make the new numbers of the remembered ones. Nothing is lost: the
-lines that arrive are those that were sent.
+A packet is its length (4 bytes, little-endian) and reports, flushed. A report is lines, and ends with an empty one.
+Both ends remember, and number from 0, the last line of each shape of a process. Where there is none, the line comes as
+it is; or after a `+`, as edits of another process' line, which stays. Else come the number of the line that is
+remembered, and edits of it. Nothing is lost: the lines that arrive are those that were sent.
 
 After the number come, with a space between them, a letter for each number that changes, and the differences. The
 letter's place in the alphabet says how many numbers before it stay as they are; `/` is 26 more. The difference of a
@@ -18,6 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from geocomm.telemetry.report import MAX_MEMORY_BYTES, PackedReport, packed
 from geocomm.telemetry.report_lines import BadReportError, Line, Shape, read_line
@@ -32,6 +33,7 @@ _SMALL, _CAPITAL = string.ascii_lowercase.encode(), string.ascii_uppercase.encod
 _FARTHER = ord("/")
 _STEPS = {letter: step for alphabet in (_SMALL, _CAPITAL) for step, letter in enumerate(alphabet, 1)}
 _STEPS[_FARTHER] = len(_SMALL)
+_Key = TypeVar("_Key")
 
 
 @dataclass
@@ -61,18 +63,23 @@ class _Memory:
             self._bytes -= self._lines.pop(next(iter(self._lines))).shape.memory
         return known
 
-    def get(self, number: int) -> _Known | None:
+    def get(self, number: int | None) -> _Known | None:
         """The line of that number, unless it is forgotten or was never there."""
-        return self._lines.get(number)
+        return None if number is None else self._lines.get(number)
+
+    def without_forgotten(self, numbers: dict[_Key, int]) -> dict[_Key, int]:
+        """The numbers of lines that are not forgotten."""
+        return {key: number for key, number in numbers.items() if number in self._lines}
 
 
 class ReportPacker:
     """Packs the reports of one connection."""
 
     def __init__(self) -> None:
-        self._stream = zlib.compressobj(9)
+        self._stream = zlib.compressobj(9, strategy=zlib.Z_FILTERED)
         self._memory = _Memory()
-        self._numbers: dict[tuple[int, str, bytes], int] = {}
+        self._of_process: dict[tuple[int, str, bytes], int] = {}
+        self._of_shape: dict[bytes, int] = {}
 
     def pack(self, waiting: deque[PackedReport]) -> bytes:
         """A packet of the first reports that wait, which it takes."""
@@ -89,16 +96,18 @@ class ReportPacker:
 
     def _edited(self, report: PackedReport) -> Iterator[bytes]:
         for line in report.lines:
-            key = (report.head.rank, report.head.process, line.shape.text)
-            known = self._memory.get(self._numbers.get(key, -1))
-            if known is None:
-                self._numbers[key] = self._memory.add(line).number
-                yield line.text
-            else:
+            shape = line.shape.text
+            key = (report.head.rank, report.head.process, shape)
+            if (known := self._memory.get(self._of_process.get(key))) is not None:
                 yield b"%d %b" % (known.number, _edits(known.numbers, line.numbers))
                 known.numbers = line.numbers
-        if len(self._numbers) > 2 * _MOST_LINES:
-            self._numbers = {key: number for key, number in self._numbers.items() if self._memory.get(number)}
+                continue
+            alike = self._memory.get(self._of_shape.get(shape))
+            yield line.text if alike is None else b"+%d %b" % (alike.number, _edits(alike.numbers, line.numbers))
+            self._of_process[key] = self._of_shape[shape] = self._memory.add(line).number
+        if len(self._of_process) + len(self._of_shape) > 4 * _MOST_LINES:
+            self._of_process = self._memory.without_forgotten(self._of_process)
+            self._of_shape = self._memory.without_forgotten(self._of_shape)
 
 
 class ReportUnpacker:
@@ -152,7 +161,9 @@ class ReportUnpacker:
         try:
             known = self._memory.get(int(number))
             if known is None:
-                raise BadReportError("no stream of reports: a line that is not known")
+                raise ValueError("a line that is not known")
+            if number.startswith(b"+"):
+                known = self._memory.add(Line(known.shape, known.numbers))
             _apply(known.numbers, edits)
         except (ValueError, KeyError, IndexError, OverflowError, StopIteration) as error:
             raise BadReportError(f"no stream of reports: {error!r}") from None

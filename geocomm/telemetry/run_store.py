@@ -26,8 +26,8 @@ _KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
 _DETAILS = ("operation", "round")
-_MOST_SHAPES = 4096
-"""That are looked up in memory."""
+_MOST_SHAPE_BYTES = 16 << 20
+"""Of the shapes that are looked up in memory."""
 _WHO = (
     "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
     "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
@@ -86,6 +86,7 @@ class RunStore:
         self._check()
         self._number_of: dict[bytes, int] = {}
         self._shapes: dict[int, Shape] = {}
+        self._shape_bytes = 0
 
     def add(self, reports: Sequence[PackedReport], at: float) -> None:
         """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
@@ -123,8 +124,7 @@ class RunStore:
 
     def _add_shape(self, text: bytes) -> int:
         number = self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
-        if len(self._number_of) >= _MOST_SHAPES:
-            self._number_of.clear()  # those that come again are kept again
+        self._make_room(text)
         self._number_of[text] = number
         return number
 
@@ -132,10 +132,17 @@ class RunStore:
         shape = self._shapes.get(number)
         if shape is None:
             (text,) = self._db.execute("SELECT shape FROM shapes WHERE number = ?", (number,)).fetchone()
-            if len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
+            self._make_room(text)
             shape = self._shapes[number] = Shape(text)
         return shape
+
+    def _make_room(self, text: bytes) -> None:
+        """For one more shape. Those that were forgotten are read again, or written again."""
+        self._shape_bytes += len(text)
+        if self._shape_bytes > _MOST_SHAPE_BYTES:
+            self._number_of.clear()
+            self._shapes.clear()
+            self._shape_bytes = len(text)
 
     def _lines(self, packed: bytes, kind: str = "") -> Iterator[Line]:
         """The lines of a body or details; of one kind alone, where it is named."""

@@ -74,7 +74,7 @@ def test_a_folder_without_telemetry_and_another_file_are_refused_in_words(tmp_pa
 def test_any_number_of_shapes_is_read_again_by_others_and_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_store, "_MOST_SHAPES", 2)
+    monkeypatch.setattr(run_store, "_MOST_SHAPE_BYTES", 300)
     reader = None
     said = [{"n" * (1 + i % 5): i, "kind": f"x{i}", "share": i / 7} for i in range(20)]
     for i, stats in enumerate(said):
