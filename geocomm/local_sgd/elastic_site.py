@@ -22,6 +22,7 @@ from geocomm.local_sgd.member_rounds import MemberRounds, most_frame_bytes
 from geocomm.local_sgd.rounds import Coding, SiteFacts
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.membership.own_address import own_address
+from geocomm.metrics.exporters import check_reporting, reporting
 
 _TOKEN_BYTES = 16
 
@@ -44,6 +45,8 @@ class ElasticSite(SiteFacts):
             group = new_group(range(dist.get_world_size()), backend="gloo")
             self._require_own_site(group)
             self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
+        check_reporting(self._options)
+        reporting.start(self._options, self.ranks.place, environment.collector_socket)  # a rank alone has no group
 
     @staticmethod
     def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:

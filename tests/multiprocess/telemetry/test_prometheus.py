@@ -113,7 +113,7 @@ def test_a_site_that_dies_is_told_through_prometheus_and_alertmanager(tmp_path: 
             check=True,
             capture_output=True,
         )
-        # The watchdog may not be there yet: until Prometheus knows Alertmanager it drops, and it sends again in a minute.
+        # Perhaps not the watchdog: what Prometheus drops before it knows Alertmanager comes again in a minute.
         assert "GeocommSiteSilent" in {alert["labels"]["alertname"] for alert in json.loads(shown.stdout)}
         # The hub's own evaluation found the same.
         own = [json.loads(line) for line in (telemetry / FILE_NAME).read_text().splitlines()]
