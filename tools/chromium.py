@@ -136,9 +136,9 @@ class Chromium:
             arguments,
             os.environ,
             file_actions=[
+                (os.POSIX_SPAWN_DUP2, silence, 2),  # first: it may have a number of the others
                 (os.POSIX_SPAWN_DUP2, commands, _READS_COMMANDS),
                 (os.POSIX_SPAWN_DUP2, messages, _WRITES_REPLIES),
-                (os.POSIX_SPAWN_DUP2, silence, 2),
             ],
             setsid=True,
         )
