@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.environment import collector_socket
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
@@ -54,7 +55,7 @@ def run_at_hub(
     command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)
     if listener is not None:
-        if telemetry is None or "GEOCOMM_COLLECTOR" in environment:
+        if telemetry is None or collector_socket() is not None:
             return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))
         collector, variables = _collect(CollectorConfig(folder=telemetry, keys=keys.folder))
         try:
