@@ -15,6 +15,7 @@ import torch
 from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
 from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
+from geocomm.telemetry.egress import egress_dollars
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, 3600.0)
@@ -25,8 +26,6 @@ _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 
 _DAY_S = 86400.0
-_HEADERS = 1.04
-"""Bytes of a packet by those of its content: Ethernet, IP and TCP."""
 
 Key = tuple[Any, ...]
 """Of an operation: the same at all ranks."""
@@ -214,7 +213,7 @@ def _egress(living: Mapping[Rank, Received], ranks: Sequence[RankWindow], links:
     prices = {(rank.site, rank.rank): received.report.egress_dollars_per_gb for rank, received in living.items()}
     spans = {rank.place: rank.steps[-1].ended - rank.steps[0].began for rank in ranks if rank.steps}
     rates = [
-        price / 1e9 * _HEADERS * link.bytes_sent / spans[link.source]
+        egress_dollars(price, link.bytes_sent / spans[link.source])
         for link in links
         if (price := prices.get(link.source)) is not None and link.target[0] != link.source[0]
         if spans.get(link.source)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from geocomm.telemetry.egress import egress_dollars
 from geocomm.telemetry.known_values import known, mean, median, share, total
 from geocomm.telemetry.last_reports import LastReports, Life
 from geocomm.telemetry.overview_events import event_states, moments
@@ -15,8 +16,6 @@ from geocomm.telemetry.report import Report, Row
 from geocomm.telemetry.run_store import Received
 
 RECENT_EVENT_SECONDS = 600.0
-_HEADERS = 1.04
-"""Bytes of a packet by those of its content: Ethernet, IP and TCP."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,7 @@ def _egress_dollars(received: Received) -> float | None:
     price = received.report.egress_dollars_per_gb
     if price is None:
         return None
-    sent = sum(peer["bytes_sent"] * _HEADERS + peer["retransmitted_bytes"] for peer in far_peers(received))
-    return price / 1e9 * sent
+    return sum(egress_dollars(price, peer["bytes_sent"], peer["retransmitted_bytes"]) for peer in far_peers(received))
 
 
 def _mean_step_s(totals: Row) -> float | None:
