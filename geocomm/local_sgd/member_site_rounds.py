@@ -30,13 +30,18 @@ from geocomm.local_sgd.resolved_settings import ResolvedSettings
 from geocomm.local_sgd.rounds import Entry, SiteFacts
 from geocomm.local_sgd.site_moments import SiteMoments
 from geocomm.local_sgd.site_state import SiteState
-from geocomm.local_sgd.site_weights import take_delta, weights_of
+from geocomm.local_sgd.site_weights import Delta as SiteDelta
+from geocomm.local_sgd.site_weights import shorten, take_delta, weights_of
 from geocomm.local_sgd.waiting import say
 
 _LEAVE_S = 30.0
 """How long a site that ends waits for its last deltas to count."""
-_MOST_CYCLES = 4
-"""What did not count for longer adds no weight any more."""
+_MOST_CYCLES = 5
+"""Of a delta, in one round: the outer momentum takes a longer one so far that the loss rises. A site that counts in one
+round of five does not fall behind.
+"""
+_MOST_WEIGHT = 2
+"""In cycles: a longer delta is larger already."""
 _SETTLED, _BEGINS, _FAILED = range(3)
 _FIRST_KEPT_S, _KEPT_EVERY_S = 60.0, 600.0
 """How often the moments are kept."""
@@ -277,34 +282,41 @@ class MemberSiteRounds(SiteState):
         if local is not None and opened is not None and self._rounds is not None:
             held = self._held[index]
             delta = take_delta(held.anchor, local, keep=self._keeps_local)
-            finite = delta.squared_norm is not None
-            if delta.squared_norm is None or weight < 1 or self.step < self._quiet_until:
+            squares = delta.squared_norm
+            finite = squares is not None
+            if squares is None or weight < 1 or self.step < self._quiet_until:
                 self._rounds.give_nothing(opened)
             else:
-                self._norms["delta_norm"] = math.sqrt(delta.squared_norm)
-                own = OwnFrame(self.weight, self.step, None, delta.local, 0)
-                most = _MOST_CYCLES * self._schedule.every
-                counted = min(weight, most) if self._settings.given.weights == "steps" else weight
-                every = 0
-                if self._pace is not None and index == 0:
-                    every = self._pace.wanted(self._schedule.every, self._rounds.line.seconds)
-                offered = Delta(
-                    delta.values,
-                    held.residual,
-                    counted,
-                    own,
-                    self.run_step,
-                    delta.squared_norm,
-                    self._inner.rate,
-                    every,
-                    self.tokens,
-                )
-                self._rounds.offer(opened, offered)
+                self._rounds.offer(opened, self._offered(index, delta, squares, weight))
         (finite,) = self.ranks.tell(index, None if local is None else [int(finite)], 1)
         if not finite:
             self._counters["rounds_not_finite"] += 1
             under_way = self._rounds.kept_weights() if self._rounds is not None else []
             self._take_over_anchor(under_way, f"fragment {index}")
+
+    def _offered(self, index: int, delta: SiteDelta, squared_norm: float, weight: int) -> Delta:
+        """What becomes a frame: of a long delta what one round may take. "carry" leaves the rest to the next one."""
+        held, begun, cycle = self._held[index], self._step_at_begin[index], self._schedule.every
+        steps = self.step - begun
+        counted = min(steps, _MOST_CYCLES * cycle) if self._keeps_local else steps
+        share = counted / steps
+        shorten(delta, held.anchor, share)
+        self._norms["delta_norm"] = share * math.sqrt(squared_norm)
+        every = 0
+        if self._pace is not None and self._rounds is not None and index == 0:
+            every = self._pace.wanted(cycle, self._rounds.line.seconds)
+        own_weight = self._weight_at_begin[index] + weight * counted // steps
+        return Delta(
+            delta.values,
+            held.residual,
+            max(1, weight * min(counted, _MOST_WEIGHT * cycle) // steps),
+            OwnFrame(own_weight, begun + counted, None, delta.local, 0),
+            self.run_step,
+            share * share * squared_norm,
+            self._inner.rate,
+            every,
+            self.tokens,
+        )
 
     def _merge(self, index: int, decided: Decided | None) -> None:
         """Take the outer step of a decided round, and merge it into the model."""
@@ -375,9 +387,9 @@ class MemberSiteRounds(SiteState):
         """Offers what was not counted yet, for 30 s at most, and leaves: the model holds the anchor."""
         begun, patience = time.monotonic(), Patience()
         self._quiet_until = 0
-        for index in range(len(self.fragments)):
-            self._next_due[index] = self.step
-        while self._is_open_work() and self._may_be_counted(begun + _LEAVE_S):
+        while (waits := self._uncounted()) and self._may_be_counted(begun + _LEAVE_S):
+            for index in waits:
+                self._next_due[index] = self.step
             self._meet_members()
             time.sleep(0.02)
             if patience.left_s <= 0:
@@ -401,9 +413,6 @@ class MemberSiteRounds(SiteState):
 
     def _uncounted(self) -> list[int]:
         return [index for index in range(len(self.fragments)) if self.step > self._step_at_begin[index]]
-
-    def _is_open_work(self) -> bool:
-        return bool(self._uncounted())
 
     @override
     def numbers(self) -> dict[str, Any]:

@@ -69,3 +69,13 @@ def take_delta(anchor: torch.Tensor, local: SiteWeights, *, keep: bool) -> Delta
     squares = native().outer_delta(anchor, list(local.pieces), values, kept)
     norm = squares if math.isfinite(squares) else None
     return Delta(values, norm, (copied if kept is None else kept) if keep else None)
+
+
+def shorten(delta: Delta, anchor: torch.Tensor, share: float) -> None:
+    """Have a delta end at a share, 0 to 1, of its way, in place; its norm stays as it was. The weights that it was kept
+    with are then those at that point, so that "carry" leaves the rest in the site's weights.
+    """
+    if share < 1:
+        delta.values.mul_(share)
+        if delta.local is not None:
+            torch.sub(anchor, delta.values, out=delta.local)

@@ -52,6 +52,8 @@ STEP_S, EVERY = 0.1, 20
 FAULT_EVERY_S = 20.0
 RECOVERY_LIMIT_S = 240.0
 """After a fault, until a round lists all sites again: processes start anew on a machine that may be busy."""
+PARTS = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Of the tokens: where losses are told."""
 LONG_STEP = 1.1
 """In medians."""
 BAD_WORDS = re.compile(
@@ -495,14 +497,16 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         "",
         "## Loss",
         "",
-        f"Held-out loss of the anchor at {tokens / 1e6:.2f} M tokens that counted, and at the end:",
+        "Held-out loss of the anchor at equal tokens that counted, in M, and at the end. The verdict is about "
+        f"{tokens / 1e6:.2f} M:",
         "",
-        "| run | at equal tokens | at its end | tokens, M |",
-        "|---|---:|---:|---:|",
+        f"| run | {' | '.join(f'{part * tokens / 1e6:.2f}' for part in PARTS)} | at its end | tokens, M |",
+        f"|---|{'---:|' * (len(PARTS) + 2)}",
     ]
     for name, points in curves.items():
         end = points[-1][0]
-        lines.append(f"| {name} | {loss_at(points, tokens):.4f} | {loss_at(points, end):.4f} | {end / 1e6:.2f} |")
+        losses = " | ".join(f"{loss_at(points, part * tokens):.4f}" for part in PARTS)
+        lines.append(f"| {name} | {losses} | {loss_at(points, end):.4f} | {end / 1e6:.2f} |")
     return "\n".join(lines) + "\n"
 
 

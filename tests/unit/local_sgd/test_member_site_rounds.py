@@ -186,6 +186,72 @@ def test_round_with_this_site_carries_only_the_steps_since_its_frame() -> None:
     assert torch.allclose(site.rounds.offered[-1].values, torch.full((16,), -1.0), atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [0, 10])
+def test_long_delta_counts_in_parts_of_five_cycles_and_none_of_it_is_lost(tokens: int) -> None:
+    weights = "tokens" if tokens else "steps"
+    site = Site(LocalSettings(every=EVERY, fragments=1, outer=OUTER, merge="carry", codec="none", weights=weights))
+    start = site.weights
+    site.state.begin()
+    for step in range(8 * EVERY):
+        if step == 8 * EVERY - 1:
+            site.open()
+        site.state.count_tokens(tokens)
+        site.step(0.25)
+    (first,) = site.rounds.offered
+    assert torch.allclose(first.values, torch.full((16,), -0.25 * 5 * EVERY), atol=1e-5)
+    assert first.squared_norm == pytest.approx(16 * (0.25 * 5 * EVERY) ** 2, rel=1e-5)
+    assert first.own.step == 5 * EVERY
+    assert first.weight == 2 * EVERY * (tokens or 1)
+    average = torch.full((16,), -1.0)
+    site.decide(average, counted=first)
+    site.open(version=1)
+    site.state.count_tokens(tokens)
+    site.step(0.0)  # merges
+    rest = 0.25 * 3 * EVERY
+    assert torch.allclose(site.weights, start + 1.0 + rest, atol=1e-5)
+    site.state.count_tokens(tokens)
+    site.step(0.0)
+    second = site.rounds.offered[-1]
+    assert torch.allclose(second.values, torch.full((16,), -rest), atol=1e-5)
+    assert second.own.step == 8 * EVERY + 2
+    assert second.own.weight == (8 * EVERY + 2) * (tokens or 1)
+
+
+def test_long_delta_counts_whole_where_the_merge_does_not_carry() -> None:
+    site = Site(LocalSettings(every=EVERY, fragments=1, outer=OUTER, merge=0.5, codec="none"))
+    site.state.begin()
+    for step in range(8 * EVERY):
+        if step == 8 * EVERY - 1:
+            site.open()
+        site.step(0.25)
+    (delta,) = site.rounds.offered
+    assert torch.allclose(delta.values, torch.full((16,), -0.25 * 8 * EVERY), atol=1e-5)
+    assert (delta.own.step, delta.weight) == (8 * EVERY, 2 * EVERY)
+
+
+def test_site_that_ends_asks_for_rounds_until_the_rest_has_counted() -> None:
+    site = Site()
+    site.state.begin()
+    for _ in range(8 * EVERY):
+        site.step(0.25)
+    version = 0
+
+    def due(fragment: int) -> None:
+        nonlocal version
+        if not site.rounds.next and not site.rounds.opened:
+            if site.rounds.offered and len(site.rounds.offered) > version:
+                site.decide(torch.zeros(16), counted=site.rounds.offered[-1], version=version)
+                version += 1
+            else:
+                site.open(version=version)
+
+    site.rounds.due = due  # type: ignore[method-assign]
+    site.rounds.leave = lambda _: None  # type: ignore[attr-defined]
+    site.rounds.close = lambda: None  # type: ignore[attr-defined]
+    site.state.end()
+    assert [delta.own.step for delta in site.rounds.offered] == [5 * EVERY, 8 * EVERY]
+
+
 def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:
     """Also where one of these rounds counted the site's frame: its steps are not counted twice."""
     site = Site()
