@@ -69,6 +69,11 @@ def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hel
     return ""
 
 
+def supersedes(state: RunState, hello: Hello) -> bool:
+    """Whether the site follows a higher term of this run than the leader's: another one leads."""
+    return state.genesis is not None and hello.run == state.genesis.run and hello.term > state.term
+
+
 def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str, hello: Hello) -> Refused | None:
     """What the site is told where its journal is not of this leader's run, or is ahead of it; None: it is not."""
     if hello.run is None:
@@ -84,7 +89,7 @@ def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str
             why=f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}",
             blames="run",
         )
-    if hello.term > state.term:
+    if supersedes(state, hello):
         return Refused(
             why=f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads",
             blames="leader",

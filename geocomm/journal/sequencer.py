@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from geocomm.journal.admission import LedSite, difference, other_chain, refusal
+from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes
 from geocomm.journal.entries import (
     Away,
     Digest,
@@ -254,7 +254,7 @@ class Sequencer:
             self._refuse(name, why)
             return
         if refused := other_chain(self.state, self._hash_at, name, hello):
-            if self.state.genesis is not None and hello.run == self.state.genesis.run and hello.term > self.state.term:
+            if supersedes(self.state, hello):
                 self.superseded_by = max(self.superseded_by, hello.term)
             self._send(name, refused)
             self._drop(name, refused.why)
