@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.hang import Hang, Member, StuckOperation
@@ -152,7 +153,4 @@ def _told_round(state: RoundState) -> str:
 
 
 def _ago(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    return duration_text(seconds, ".0f")

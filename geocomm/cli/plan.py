@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
     from geocomm.planning.link_table import Links
@@ -274,10 +275,7 @@ def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> l
 
 
 def _seconds(duration_s: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if duration_s >= 2 * size:
-            return f"{duration_s / size:.3g} {unit}"
-    return f"{duration_s:.3g} s"
+    return duration_text(duration_s, ".3g")
 
 
 def _dollars(count: float) -> str:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
@@ -216,7 +217,4 @@ def _percent(share: float | None, form: str = ".0f") -> str:
 
 
 def _time(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return duration_text(seconds, ".0f")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+DAY_S = 86400.0
+
 
 class UnitError(ValueError):
     """A text is not a quantity of its kind; the message names the field."""
@@ -46,6 +48,14 @@ def parse_size(text: str | float, field: str = "queue") -> int:
     """Bytes of "256kb", "4mb", "4mib" or a bare number of bytes."""
     units = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3}
     return round(_parse(field, text, units, "4mb", 1.0))
+
+
+def duration_text(seconds: float, form: str) -> str:
+    """A duration for people, in the largest unit of which it has two: "3 d", "119 min". form: of the number."""
+    for unit, size in (("d", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:{form}} {unit}"
+    return f"{seconds:{form}} s"
 
 
 def parse_boolean(text: str) -> bool:

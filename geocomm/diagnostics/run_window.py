@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from geocomm.core.units import DAY_S
 from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
 from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundWait, round_waits
@@ -24,8 +25,6 @@ _EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
 """So far back, and at these intervals, is looked for what links carried before."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
-
-_DAY_S = 86400.0
 
 Key = tuple[Any, ...]
 """Of an operation: the same at all ranks."""
@@ -218,7 +217,7 @@ def _egress(living: Mapping[Rank, Received], ranks: Sequence[RankWindow], links:
         if (price := prices.get(link.source)) is not None and link.target[0] != link.source[0]
         if spans.get(link.source)
     ]
-    return _DAY_S * sum(rates) if rates else None
+    return DAY_S * sum(rates) if rates else None
 
 
 def _span(received: Received, steps: Mapping[Rank, list[dict[str, Any]]], common: set[int]) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from pydantic.dataclasses import dataclass
 
 from geocomm.core.child_pipes import input_of
 from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.units import DAY_S
 from geocomm.emulator.emulated_links import (
     EmulatedLink,
     EmulatedWan,
@@ -266,8 +267,8 @@ class WanRun:
             raise WanConfigError("command: it is empty")
         if not 0 < master_port < 65536:
             raise WanConfigError(f"master_port: {master_port} is not within 1 to 65535")
-        if not 0 <= grace_s <= 86400:
-            raise WanConfigError(f"grace: {grace_s:g} s is not within 0 to 86400 s")
+        if not 0 <= grace_s <= DAY_S:
+            raise WanConfigError(f"grace: {grace_s:g} s is not within 0 to {DAY_S:g} s")
         self.topology = topology
         self.control = WanControl(_control_path(control))
         lines = [

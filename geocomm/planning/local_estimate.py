@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.units import DAY_S
 from geocomm.planning.codec_choice import Speed
 from geocomm.planning.link_table import Links
-from geocomm.planning.run_estimate import DAY_S, OPERATION_S, Workload, bytes_per_element, seconds_per_byte
+from geocomm.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
 
 LEAST_FRAGMENT_BYTES = 4 << 20
 """Of float32: smaller ones spend their time in round trips."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.native import native
+from geocomm.core.units import DAY_S
 from geocomm.planning.codec_choice import UNCOMPRESSED, ReduceTime, Speed
 from geocomm.planning.link_table import Links
 
@@ -22,7 +23,6 @@ OPERATION_S = 0.001
 BUCKET_BYTES = 64 << 20
 NOMINAL_EFFICIENCY = 0.9
 """Share of a line's rate that tensors get, where the rate is the line's and not `geocomm probe`'s."""
-DAY_S = 86400
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from geocomm.core.units import DAY_S
 from geocomm.telemetry.last_reports import SILENT_SECONDS
 from geocomm.telemetry.metric_expressions import Always, Expression, Metric
 
@@ -15,7 +16,6 @@ PREFIX = "Geocomm"
 KEEP_FIRING_S = 60.0
 """An alert goes on for so long after its cause was seen last, so that one that comes and goes is one."""
 _MIB = 1 << 20
-_DAY_S = 86400.0
 _REFERENCE = "docs/reference/alerts.md"
 
 
@@ -184,12 +184,12 @@ RULES: tuple[AlertRule, ...] = (
         "run chrony or another NTP client on both",
     ),
     AlertRule(
-        *("CertificateExpiry", _WARNING, Scope.SITE, _certificate < 14 * _DAY_S, 0),
+        *("CertificateExpiry", _WARNING, Scope.SITE, _certificate < 14 * DAY_S, 0),
         "the certificate of {site} expires within 14 days",
         "geocomm keys renew",
     ),
     AlertRule(
-        *("CertificateExpiry", _CRITICAL, Scope.SITE, _certificate < 7 * _DAY_S, 0),
+        *("CertificateExpiry", _CRITICAL, Scope.SITE, _certificate < 7 * DAY_S, 0),
         "the certificate of {site} expires within 7 days",
         "geocomm keys renew",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geocomm.core.units import DAY_S
 from geocomm.telemetry.known_values import mean, total
 from geocomm.telemetry.last_reports import SILENT_SECONDS, LastReports, Life
 from geocomm.telemetry.overview_events import EventState, event_states
@@ -16,8 +17,6 @@ from geocomm.telemetry.overview_options import OptionState, option_states
 from geocomm.telemetry.overview_rounds import RoundState, round_states
 from geocomm.telemetry.overview_sites import SiteState, site_states
 from geocomm.telemetry.run_store import RunStore
-
-_EVENT_WINDOW_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def overview(store: RunStore, at: float, since: float = 0.0) -> Overview:
     """The picture at `at`, in Unix seconds: now, or any moment that the store still has. since: without ranks that
     have not reported since then."""
     seen = LastReports(store, at, since)
-    rows = [row for row in store.events(since=at - _EVENT_WINDOW_S) if row["at"] <= at]
+    rows = [row for row in store.events(since=at - DAY_S) if row["at"] <= at]
     return Overview(
         at,
         tuple(site_states(seen, rows)),

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geocomm.core.units import DAY_S
 from geocomm.telemetry.report import PackedReport, Report, report_of
 from geocomm.telemetry.report_lines import Line, Row, Shape
 
 FILE_NAME = "telemetry.sqlite"
 _APPLICATION_ID = 0x67637465
 _FORMAT = 2
-_KEPT_S = ((3600.0, 10.0), (2 * 86400.0, 60.0))
+_KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
 _DETAILS = ("operation", "round")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geocomm.core.units import UnitError, parse_duration, parse_probability, parse_rate, parse_size
+from geocomm.core.units import UnitError, duration_text, parse_duration, parse_probability, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,14 @@ def test_parse_size_known_units(text: str | float, size: int) -> None:
 def test_parse_bad_text_names_the_field(parse: type, text: object) -> None:
     with pytest.raises(UnitError, match=r"^the field: "):
         parse(text, "the field")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "form", "text"),
+    [
+        *((0.25, ".3g", "0.25 s"), (119.4, ".0f", "119 s"), (120, ".0f", "2 min")),
+        *((9000, ".3g", "2.5 h"), (172800, ".0f", "2 d")),
+    ],
+)
+def test_a_duration_is_told_in_the_largest_unit_of_which_it_has_two(seconds: float, form: str, text: str) -> None:
+    assert duration_text(seconds, form) == text

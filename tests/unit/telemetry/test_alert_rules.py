@@ -13,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from geocomm.core.units import DAY_S
 from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.telemetry.alert_rules import PREFIX, RULES, SITE_SILENT, AlertRule, Scope, annotations_of, prometheus_rules
 from geocomm.telemetry.alerts import Evaluation
@@ -27,7 +28,6 @@ from support.recorded_run import record
 STEP_S = 30
 SITE: Labels = (("site", "b"),)
 LINK: Labels = (("peer_site", "b"), ("site", "a"))
-DAY_S = 86400.0
 GIB = float(1 << 30)
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")

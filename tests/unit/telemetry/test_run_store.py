@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.units import DAY_S
 from geocomm.telemetry import run_store
 from geocomm.telemetry.report import Report
 from geocomm.telemetry.run_store import NoStoreError, RunStore
 from support.reports import keep
-
-DAY_S = 86400.0
 
 
 def report(sequence: int, site: str = "a", rank: int = 0, **more: Any) -> Report:
