@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from geocomm.diagnostics.link_use import peers
 from geocomm.telemetry.run_store import Rank, Received
 
 _DRIFT = 1e-4
@@ -63,7 +64,7 @@ def rank_clocks(reports: Iterable[Received], last: Sequence[Received], span: tup
         if here not in ranks:
             continue
         shifts[here] = min(shifts.get(here, float("inf")), received.at - received.report.time)
-        for peer in received.report.stats.get("peers", ()):
+        for peer in peers(received):
             there = own.get((peer["site"], peer["rank"]))
             if there is None or there == here or peer.get("clock_offset_us") is None:
                 continue
