@@ -21,13 +21,12 @@ from geocomm.core.environment import egress_budget, egress_price
 from geocomm.core.options import Options, transport_keys
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
+from geocomm.metrics.report_format import MAX_PACKED_BYTES, VERSION
 from geocomm.metrics.round_log import round_log
 from geocomm.metrics.training import training
 from geocomm.security.keys import certificate_ends
 
 INTERVAL_S = 1.0
-_VERSION = 2
-_MAX_BYTES = 128 << 10
 _MOST_OPERATIONS = 1000
 _MOST_ROUNDS = 200
 _MOMENT_NS = 100_000
@@ -55,7 +54,7 @@ class ReportSender:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._path = path
-        self._own: dict[str, Any] = {"version": _VERSION, "site": site, "rank": rank, "host": platform.node()}
+        self._own: dict[str, Any] = {"version": VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
         self._own["started"] = time.time()
         self._own["egress_dollars_per_gb"] = egress_price()
@@ -94,7 +93,7 @@ class ReportSender:
                     continue  # nobody reads: nothing is made
                 packed = zlib.compress(self._report(final=final), 1)
                 try:
-                    if len(packed) > _MAX_BYTES:
+                    if len(packed) > MAX_PACKED_BYTES:
                         raise OSError("too long")
                     sender.sendto(packed, self._path)
                 except OSError:  # away, or has not read what came before

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
+from geocomm.metrics.report_format import MAX_PACKED_BYTES
 from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
-from geocomm.telemetry.report import MAX_PACKED_BYTES, Head, PackedReport, unpack
+from geocomm.telemetry.report import Head, PackedReport, unpack
 from geocomm.telemetry.report_lines import BadReportError
 from geocomm.telemetry.report_stream import MOST_OF_A_PACKET, ReportPacker, ReportUnpacker
 from geocomm.telemetry.run_store import RunStore

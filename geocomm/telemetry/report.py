@@ -14,11 +14,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from geocomm.core.site import check_site_name
+from geocomm.metrics.report_format import VERSION
 from geocomm.telemetry.report_lines import BadReportError, Line, Row, read_line
 
-VERSION = 2
-MAX_PACKED_BYTES = 128 << 10
-"""The longest report as it travels: a datagram of Linux's default size takes it."""
 MAX_BYTES = 4 << 20
 """The longest report as lines."""
 MAX_MEMORY_BYTES = 16 << 20

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
+from geocomm.metrics.report_format import VERSION
 from geocomm.rendezvous.store_session import Greeting, Purpose, Refused
 from geocomm.rendezvous.to_collector import rank_socket
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
 from geocomm.telemetry import collector as collector_module
 from geocomm.telemetry.collector import Collector
-from geocomm.telemetry.report import MAX_BYTES, MAX_MEMORY_BYTES, VERSION
+from geocomm.telemetry.report import MAX_BYTES, MAX_MEMORY_BYTES
 from geocomm.telemetry.run_store import RunStore
 from support import reports
 from support.hub_support import BreakingProxy, make_keys, run, running_hub, until
