@@ -123,6 +123,7 @@ class TcpChannel final : public Channel,
   void on_dialed(std::uint16_t stream, DialedStream dialed) override;
   void on_no_link(const core::Status& why) override;
   bool nothing_left() const override { return closing_ && queue_.empty(); }
+  bool has_heard() const override { return control_.received() > 0; }
   bool verdict_from_above() const override { return verdict_from_above_; }
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;

@@ -38,6 +38,8 @@ _IDLE_LIMIT_S = 60.0
 _KEPT_S = 20.0
 """Connections are kept for so long for the next transfer: less than the other end does."""
 _SILENCE_S = 15.0
+_STALLED_S = 1.5
+"""A range of which nothing has come for so long is asked of another source too."""
 _PROXY_LIMIT_S = 600.0
 _PIECE_BYTES = 256 * 1024
 _CONGESTION_CONTROL = "bbr"
@@ -388,7 +390,7 @@ class Fetcher:
         while at < end:
             async with asyncio.timeout(_SILENCE_S):
                 piece = await stream.read_exactly(min(_PIECE_BYTES, end - at))
-            transfer.write(at, piece)
+            transfer.write(offset, at, piece)
             at += len(piece)
         transfer.done.add(offset)
 
@@ -408,6 +410,7 @@ class _Transfer:
         self.disk_failed = False
         self._part = part
         self._free = self.ranges[::-1]
+        self._moved: dict[int, float] = {}  # when a piece came last of those that somebody is at
         self._news = asyncio.Event()
         self._descriptor = -1
 
@@ -427,21 +430,35 @@ class _Transfer:
             self._descriptor = -1
 
     async def take(self) -> int | None:
-        """The offset of a range that nobody is at; None: all are here. Waits while others are at what is left."""
-        while not self._free and not self.complete:
-            self._news.clear()
-            await self._news.wait()
-        return self._free.pop() if self._free else None
+        """The offset of a range that nobody is at, or that came no further; None: all are here. Waits while others are
+        at what is left.
+        """
+        while not self.complete:
+            now = time.monotonic()
+            stalled = (offset for offset, moved in self._moved.items() if now - moved >= _STALLED_S)
+            offset = self._free.pop() if self._free else next(stalled, None)
+            if offset is not None and offset not in self.done:
+                self._moved[offset] = now
+                return offset
+            if not self._free:
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STALLED_S / 2):
+                        await self._news.wait()
+        return None
 
     def release(self, offset: int) -> None:
         """Leave a range: to others, unless it is done."""
+        self._moved.pop(offset, None)
         if offset not in self.done:
             self._free.append(offset)
         self._news.set()
 
-    def write(self, offset: int, content: bytes) -> None:
+    def write(self, offset: int, at: int, content: bytes) -> None:
+        """A part of the range at `offset`."""
+        self._moved[offset] = time.monotonic()
         try:
-            os.pwrite(self._descriptor, content, offset)
+            os.pwrite(self._descriptor, content, at)
         except OSError:
             self.disk_failed = True
             raise

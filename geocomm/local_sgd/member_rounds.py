@@ -68,6 +68,8 @@ _KEPT_S = 120.0
 """Frames are kept for at least so long."""
 _MAIL_PATIENCE_S = 2.0
 """A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
+_MAIL_SILENCE_S, _MAIL_LOOK_S = 1.0, 0.25
+"""It is not under way where nothing at all has come from its site for so long; how often that is looked at."""
 
 
 @dataclass(frozen=True)
@@ -576,11 +578,21 @@ class MemberRounds:
             if need.version >= self._versions[need.fragment] and not (under_way and here):
                 self._require_socket().say(need)
 
+        def look(until: float) -> None:
+            now = time.monotonic()
+            if now >= until or self._is_silent(need.site):
+                ask()
+            else:
+                heapq.heappush(self._later, (now + _MAIL_LOOK_S, next(self._order), partial(look, until)))
+
         under_way = any((key[0], key[1], key[3]) == (need.fragment, need.version, need.site) for key in self._expected)
-        if under_way:
-            heapq.heappush(self._later, (time.monotonic() + _MAIL_PATIENCE_S, next(self._order), ask))
-        else:
-            ask()
+        look(time.monotonic() + _MAIL_PATIENCE_S if under_way else 0.0)
+
+    def _is_silent(self, site: str) -> bool:
+        """Whether no mail is moving from any rank of a site."""
+        names = self._owners_of.get(site, set[bytes]())
+        silences = [row["silent_seconds"] for row in self._mail.stats() if row["id"] in names]
+        return all(silence is None or silence >= _MAIL_SILENCE_S for silence in silences)
 
     def _make(self, opened: Open, delta: Delta) -> None:
         """Code the delta, keep the frame, and offer it."""

@@ -54,6 +54,10 @@ RECOVERY_LIMIT_S = 240.0
 """After a fault, until a round lists all sites again: processes start anew on a machine that may be busy."""
 PARTS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Of the tokens: where losses are told."""
+PAUSE = (0.85, 1.06)
+"""Of the tokens of the undisturbed runs: from where to where no fault comes, so that what stays of faults is compared,
+and not the noise of the rounds that only some sites are in.
+"""
 LONG_STEP = 1.1
 """In medians."""
 BAD_WORDS = re.compile(
@@ -297,10 +301,14 @@ def watch_away(run: Run, fault: Fault, site: str, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def disturb(run: Run, until: float, chance: random.Random) -> None:
-    """A fault each FAULT_EVERY_S, or once all sites count again after the last one, if that is later."""
+def disturb(run: Run, until: float, chance: random.Random, pause: tuple[float, float]) -> None:
+    """A fault each FAULT_EVERY_S, or once all sites count again after the last one, if that is later; but none while
+    the tokens that counted are in the pause."""
     kinds: list[str] = []
     while time.monotonic() < until:
+        if pause[0] <= tokens_of(run) < pause[1]:
+            print(f"{time.monotonic() - run.began:7.1f} s  no faults for a while", flush=True)
+            run.wait(lambda: tokens_of(run) >= pause[1], "the tokens to compare at", 600)
         if not kinds:  # all kinds, before one comes again
             kinds = chance.sample(KINDS, len(KINDS))
         fault = apply(run, kinds.pop(), chance)
@@ -396,6 +404,13 @@ def steps_of(run: Run) -> Steps:
                 took.append(line["took"])
                 hooks.append(line["hook"])
     return Steps(took, hooks)
+
+
+def tokens_of(run: Run) -> float:
+    """That counted so far."""
+    rounds = [one.entry for one in run.journal if isinstance(one.entry, Round)]
+    fragments = 1 + max((one.fragment for one in rounds), default=0)
+    return sum(listed.weight for one in rounds for listed in one.members) / fragments * BATCH * CONTEXT
 
 
 def curve(run: Run) -> list[tuple[float, float]]:
@@ -498,7 +513,8 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         "## Loss",
         "",
         "Held-out loss of the anchor at equal tokens that counted, in M, and at the end. The verdict is about "
-        f"{tokens / 1e6:.2f} M:",
+        f"{tokens / 1e6:.2f} M; no fault came from {PAUSE[0] * tokens / 1e6:.2f} to {PAUSE[1] * tokens / 1e6:.2f} M. "
+        "(The frame of a site that was cut off for long counts as two cycles of tokens.)",
         "",
         f"| run | {' | '.join(f'{part * tokens / 1e6:.2f}' for part in PARTS)} | at its end | tokens, M |",
         f"|---|{'---:|' * (len(PARTS) + 2)}",
@@ -566,7 +582,9 @@ def main() -> int:
                 print(f"{time.monotonic() - began:7.1f} s  {run.name} is over", flush=True)
             with three_sites("with faults, seed 1", SEEDS[0], folder / "faults", keys) as run:
                 runs.append(run)
-                disturb(run, max(began + 60 * options.minutes, run.began + FAULT_EVERY_S), chance)
+                tokens = min(map(tokens_of, runs[:-1]))
+                until = max(began + 60 * options.minutes, run.began + FAULT_EVERY_S)
+                disturb(run, until, chance, (PAUSE[0] * tokens, PAUSE[1] * tokens))
         except (Problem, subprocess.TimeoutExpired) as error:
             problems.append(str(error))
             runs[-1].ended = runs[-1].ended or time.monotonic()

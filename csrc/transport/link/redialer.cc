@@ -165,7 +165,7 @@ bool Redialer::is_final(const Status& refusal) const {
   if (!owner_.verdict_from_above() || owner_.nothing_left()) return true;
   // Two that never had a link may yet have one: the peer has not heard that this is a new one.
   return refusal.code() == StatusCode::VersionMismatch ||
-         (refusal.code() == StatusCode::PeerLost && resuming_);
+         (refusal.code() == StatusCode::PeerLost && (resuming_ || owner_.has_heard()));
 }
 
 bool Redialer::believes_refusals() {

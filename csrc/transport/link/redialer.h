@@ -30,6 +30,8 @@ class RedialerOwner {
   virtual void on_no_link(const core::Status& why) = 0;
   // Nothing would be lost if the peer were gone: believe the first refusal.
   virtual bool nothing_left() const = 0;
+  // Control packets came from the peer: only the process that sent them can go on with the link.
+  virtual bool has_heard() const = 0;
   // As PeerAddress says: it goes on trying until the peer itself has ended the link.
   virtual bool verdict_from_above() const = 0;
 };

@@ -194,5 +194,29 @@ TEST_F(ForgetTest, new_channel_does_not_go_on_with_an_old_one_of_the_peer) {
   }
 }
 
+// The last Welcome is lost with its connection, so that only one side has ever had all connections.
+TEST_F(ForgetTest, channel_that_was_complete_at_one_side_does_not_go_on_with_a_new_one) {
+  proxy_->delay(60ms);
+  connect_low();
+  ASSERT_TRUE(low().post_receive({2, 1}, 7, 1, std::make_shared<CollectingSink>(1)).is_ok());
+  connect_high();
+  ASSERT_TRUE(low().wait_ready(patience()).is_ok()) << low().status().to_string();
+  proxy_->listen(false);
+  proxy_->reset_one(2);
+  std::this_thread::sleep_for(kShortDeadline);  // what low has to say comes
+  proxy_->reset_all();
+  pair_->low->forget(pair_->high->id(), kForgotten);
+  connect_low();
+  proxy_->listen(true);
+  for (const Deadline end = patience(); high().status().is_ok() && !end.expired();) {
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(high().status().code(), StatusCode::PeerLost) << high().status().to_string();
+  pair_->high->forget(pair_->low->id(), kForgotten);
+  connect_high();
+  expect_ready();
+  expect_transfers();
+}
+
 }  // namespace
 }  // namespace geocomm::transport::testing

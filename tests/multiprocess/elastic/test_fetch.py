@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress, loopback_listener
+from geocomm.elastic import fetch
 from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.rendezvous.doorway import Doorway
@@ -90,8 +91,8 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
 
 
 @contextlib.asynccontextmanager
-async def cut_after(target: str, bytes_through: int) -> AsyncGenerator[str]:
-    """A way to `target` that dies after so many bytes from there, for good."""
+async def cut_after(target: str, bytes_through: int, *, silently: bool = False) -> AsyncGenerator[str]:
+    """A way to `target` that dies after so many bytes from there, for good. silently: it stays open."""
     host, port = target.split(":")
     through = 0
     dead = asyncio.Event()
@@ -103,6 +104,8 @@ async def cut_after(target: str, bytes_through: int) -> AsyncGenerator[str]:
                 through += len(content) * counted
                 if through > bytes_through:
                     dead.set()
+                    if silently:
+                        await asyncio.Event().wait()
                     break
                 writer.write(content)
                 await writer.drain()
@@ -140,6 +143,24 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path)
         ):
             assert await sites.fetcher("c").frame(WANTED, [dying, b]) is Outcome.HERE
             assert sites.has("c")
+
+    run(scenario())
+
+
+def test_a_source_that_falls_silent_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_SILENCE_S", 1e6)
+    sites = Sites(tmp_path)
+    for site in "ab":
+        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
+
+    async def scenario() -> None:
+        async with (
+            serving(sites.stores["a"], sites.keys["a"]) as a,
+            serving(sites.stores["b"], sites.keys["b"]) as b,
+            cut_after(a, RANGE_BYTES // 2, silently=True) as silent,
+        ):
+            assert await sites.fetcher("c").frame(WANTED, [silent, b]) is Outcome.HERE
+            assert sites.stores["c"].read_frame(2, 9, "a", FRAME) == CONTENT
 
     run(scenario())
 
