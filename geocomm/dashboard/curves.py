@@ -80,10 +80,10 @@ class Curves:
         """Series from `since` to `until`, in Unix seconds.
 
         Returns `times`, `interval` (seconds between these), and lists as long as `times` by site (`sites`: loss,
-        grad_norm, step_seconds, tokens_per_second, the share of the step that is exposed, the ratio of bytes before
-        compression by those sent, and nmse, what codecs lose of gradients) and by pair of sites (`links`, "a > b":
-        bytes_per_second, rtt_seconds). Of many, those that moved most; `of_sites` and `of_links` say
-        how many there are. None: not known.
+        held_out_loss of the last evaluation, grad_norm, step_seconds, tokens_per_second, the share of the step that is
+        exposed, the ratio of bytes before compression by those sent, and nmse, what codecs lose of gradients) and by
+        pair of sites (`links`, "a > b": bytes_per_second, rtt_seconds). Of many, those that moved most; `of_sites` and
+        `of_links` say how many there are. None: not known.
         """
         interval_s = self._interval_s(until - since)
         first = int(since / interval_s)
@@ -133,7 +133,7 @@ def _of_site(own: list[tuple[Received | None, Received]]) -> _Values:
     totals = [(_totals(was), _totals(now)) for was, now in own if was is not None]
     steps = [_grown(old, new, new) for old, new in totals]
     moved = [row for row in steps if row.get("steps")]
-    found: _Values = {name: mean(row.get(name) for row in last) for name in ("loss", "grad_norm")}
+    found: _Values = {name: mean(row.get(name) for row in last) for name in ("loss", "held_out_loss", "grad_norm")}
     found["step_seconds"] = mean(row["seconds"] / row["steps"] for row in moved if "seconds" in row)
     found["tokens_per_second"] = total(
         row["tokens"] / row["seconds"] for row in moved if row.get("tokens") and row.get("seconds")

@@ -6,10 +6,12 @@ what was not sent is counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import secrets
+import shutil
 import socket
 import threading
 import time
@@ -17,8 +19,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from geocomm.core.environment import egress_budget, egress_price
+from geocomm.core.environment import egress_budget, egress_price, run_folder
 from geocomm.core.options import Options, transport_keys
+from geocomm.core.place import local_rank
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.op_log import op_log
 from geocomm.metrics.report_format import MAX_PACKED_BYTES, VERSION
@@ -32,8 +35,15 @@ _MOST_ROUNDS = 200
 _MOMENT_NS = 100_000
 _DECIMALS = 4
 _LEAST_DIGITS = 5
-_DIGITS = dict.fromkeys(("rtt_us", "min_rtt_us", "delivery_rate", "pacing_rate", "window_bytes", "unsent_bytes"), 3)
+_DIGITS: dict[str, int] = dict.fromkeys(
+    (
+        *("rtt_us", "min_rtt_us", "delivery_rate", "pacing_rate", "window_bytes", "unsent_bytes"),
+        *("disk_free_bytes", "disk_size_bytes"),
+    ),
+    3,
+)
 """Of what is another number each time."""
+_DISK_EVERY_S = 60.0
 
 
 class ReportSender:
@@ -62,6 +72,8 @@ class ReportSender:
         keys = transport_keys(options)
         self._own["certificate_ends"] = certificate_ends(keys) if keys else None
         self._own["options"] = {name: text for name, text in options.not_as_by_default().items() if name != "site"}
+        # One rank of a machine tells it for all.
+        self._disk = _Disk(run_folder() if local_rank() == 0 else None)
         self._read_stats = read_stats
         self._events = events
         self._sequence = 0
@@ -104,7 +116,7 @@ class ReportSender:
         last, steps = training.take()
         moment = {"sequence": self._sequence, "time": time.time(), "now_ns": time.monotonic_ns(), "final": final}
         lines = [
-            ("head", {**self._own, **moment}),
+            ("head", {**self._own, **self._disk.room(), **moment}),
             ("stats", {**self._read_stats(), "reports_dropped": self._dropped}),
             *([("training", last)] if last else []),
             *(("step", row) for row in steps),
@@ -141,6 +153,25 @@ def _rounded(value: Any, name: str = "") -> Any:
 
 def _optimizer_stepped(optimizer: object, _arguments: object, _named: object) -> None:
     training.optimizer_stepped(optimizer)
+
+
+class _Disk:
+    """The room on the disk of a folder. It changes seldom, so that reports are not longer for it."""
+
+    def __init__(self, folder: str | None) -> None:
+        """None: of no disk."""
+        self._folder = folder
+        self._room: dict[str, int | None] = {"disk_free_bytes": None, "disk_size_bytes": None}
+        self._next_s = 0.0
+
+    def room(self) -> dict[str, int | None]:
+        """As fields of a report's head. Looks once a minute."""
+        if self._folder is not None and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _DISK_EVERY_S
+            with contextlib.suppress(OSError):  # what was there a minute ago
+                disk = shutil.disk_usage(self._folder)
+                self._room = {"disk_free_bytes": disk.free, "disk_size_bytes": disk.free + disk.used}
+        return self._room
 
 
 class _Log:

@@ -68,6 +68,11 @@ class Training:
             if "loss" in said:
                 self._losses.add(said["loss"])
 
+    def evaluated(self, loss: float) -> None:
+        """Note the loss on held-out text after the last step. It stays until the next one."""
+        with self._lock:
+            self._last["held_out_loss"] = loss
+
     def take(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The last step's numbers with the totals, and the steps since the last call."""
         with self._lock:
@@ -101,6 +106,7 @@ def report_step(
     seconds: float | None = None,
     input_seconds: float | None = None,
     checkpoint_seconds: float | None = None,
+    held_out_loss: float | None = None,
 ) -> None:
     """Tell the run's telemetry that a training step has ended.
 
@@ -117,6 +123,7 @@ def report_step(
         seconds: That it took; by default the time since the last call.
         input_seconds: Of these, waiting for data.
         checkpoint_seconds: Of these, writing a checkpoint.
+        held_out_loss: On text that is not trained on, where it was computed after this step.
 
     Example:
         After the optimizer's step:
@@ -133,3 +140,5 @@ def report_step(
             "checkpoint_seconds": checkpoint_seconds,
         },
     )
+    if held_out_loss is not None:
+        training.evaluated(held_out_loss)

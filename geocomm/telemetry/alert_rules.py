@@ -76,13 +76,17 @@ def _retransmitted_above(share: float) -> Expression:
     return (_link("retransmitted_bytes_total").growth(10) > sent * share) & (sent > 10 * _MIB)
 
 
+def _is_full(disk: str) -> Expression:
+    free, size = Metric(f"geocomm_{disk}_free_bytes"), Metric(f"geocomm_{disk}_size_bytes")
+    return (free < size * 0.05) & (free < 10 * 1024 * _MIB)
+
+
 _silent = Metric("geocomm_site_report_age_seconds")
 _step_age = _site("train_step_age_seconds")
 _clock = _link("clock_offset_seconds").magnitude() - _link("clock_error_seconds")
 _loss_jump = _site("train_loss_least") - _site("train_loss_median")
 _egress = _site("site_egress_dollars_total").growth(60)
 _certificate = _site("site_certificate_left_seconds")
-_free, _disk = Metric("geocomm_disk_free_bytes"), Metric("geocomm_disk_size_bytes")
 
 _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
 
@@ -199,9 +203,14 @@ RULES: tuple[AlertRule, ...] = (
         "a coarser codec, or exchange less often: geocomm plan --price says what each would cost",
     ),
     AlertRule(
-        *("DiskFull", _CRITICAL, Scope.RUN, (_free < _disk * 0.05) & (_free < 10 * 1024 * _MIB), 0),
+        *("DiskFull", _CRITICAL, Scope.RUN, _is_full("disk"), 0),
         "the disk of the run store has less than 5 % and 10 GiB left",
         "free room there; training goes on, but telemetry is dropped once it is full",
+    ),
+    AlertRule(
+        *("RunDiskFull", _CRITICAL, Scope.SITE, _is_full("site_disk"), 0),
+        "the disk of the run folder of {site} has less than 5 % and 10 GiB left",
+        "free room there: once it is full, the site trains on and does not count",
     ),
     AlertRule(
         *("CheckpointOld", _WARNING, Scope.SITE),

@@ -57,6 +57,11 @@ class Overview:
         return mean(site.loss for site in self.sites if site.life is not Life.SILENT)
 
     @property
+    def held_out_loss(self) -> float | None:
+        """Of the last evaluation, likewise."""
+        return mean(site.held_out_loss for site in self.sites if site.life is not Life.SILENT)
+
+    @property
     def seconds_left(self) -> float | None:
         """Until the last step, at the pace of the slowest site that reports."""
         step, of_steps = self.step, self.of_steps

@@ -36,6 +36,10 @@ class RankState:
     step_seconds: float | None
     """Of its last steps, in the mean."""
     tokens_per_second: float | None
+    disk_free_bytes: int | None
+    """On the disk of the run folder, where the rank has one and tells of it."""
+    disk_size_bytes: int | None
+    """Of that disk, for this user."""
     exposed_share: float | None
     """Of its time: that it stood still for collectives between sites, or for results of local steps."""
 
@@ -68,6 +72,8 @@ class SiteState:
     """Of the 64 before, likewise."""
     loss_spread: float | None
     """Of these, as a standard deviation, likewise."""
+    held_out_loss: float | None
+    """Of the last evaluation, in the mean of its ranks."""
     bytes_sent: int
     """To other sites, since its processes started."""
     egress_dollars: float | None
@@ -84,6 +90,10 @@ class SiteState:
     """Of these, those that its collector did not take."""
     certificate_ends: float | None
     """Unix seconds; of the rank whose certificate expires first."""
+    disk_free_bytes: int | None
+    """On the disk of its run folder; the least, where it has several."""
+    disk_size_bytes: int | None
+    """Of that disk."""
     checkpoint_age_seconds: float | None
     """Since the last checkpoint that it wrote within a day."""
     checkpoint_interval_seconds: float | None
@@ -119,6 +129,7 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
         windows: list[Row] = [one["losses"] for one in training if one.get("losses")]
         losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
         stats = [received.report.stats for received in own]
+        disk = min((rank for rank in ranks if rank.disk_free_bytes is not None), key=_free_bytes, default=None)
         checkpoints = moments(row for row in events if row["site"] == name and row["kind"] == "checkpoint")
         yield SiteState(
             name=name,
@@ -136,6 +147,7 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
             loss_least=mean(one["least"] for one in windows),
             loss_median=mean(one["median"] for one in windows),
             loss_spread=mean(one["spread"] for one in windows),
+            held_out_loss=mean(one.get("held_out_loss") for one in training),
             bytes_sent=sum(peer["bytes_sent"] for received in own for peer in far_peers(received)),
             egress_dollars=total(_egress_dollars(received) for received in own),
             egress_dollars_per_day=max(known(one.report.egress_dollars_per_day for one in own), default=None),
@@ -146,6 +158,8 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
             reports=sum(received.report.sequence for received in own),
             reports_dropped=sum(one.get("reports_dropped", 0) for one in stats),
             certificate_ends=min(known(received.report.certificate_ends for received in own), default=None),
+            disk_free_bytes=disk and disk.disk_free_bytes,
+            disk_size_bytes=disk and disk.disk_size_bytes,
             checkpoint_age_seconds=seen.at - checkpoints[-1] if checkpoints else None,
             checkpoint_interval_seconds=checkpoints[-1] - checkpoints[-2] if len(checkpoints) > 1 else None,
             recent_events=dict(
@@ -156,6 +170,10 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
                 )
             ),
         )
+
+
+def _free_bytes(rank: RankState) -> int:
+    return rank.disk_free_bytes or 0
 
 
 def _egress_dollars(received: Received) -> float | None:
@@ -192,6 +210,8 @@ def _rank(seen: LastReports, received: Received) -> RankState:
         step_age_seconds=None if ended_ns is None else (report.now_ns - ended_ns) / 1e9 + age,
         step_seconds=step_seconds,
         tokens_per_second=tokens_per_second,
+        disk_free_bytes=report.disk_free_bytes,
+        disk_size_bytes=report.disk_size_bytes,
         exposed_share=exposed_share,
     )
 

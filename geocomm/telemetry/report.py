@@ -56,6 +56,10 @@ class Head(BaseModel):
     """That leaves the site; None: not known."""
     egress_dollars_per_day: FiniteFloat | None = None
     """That the egress of the whole site may cost; None: there is no limit."""
+    disk_free_bytes: Annotated[int, Field(ge=0)] | None = None
+    """On the disk of the run folder, for this user, a minute old at most. None: another rank tells it, or none."""
+    disk_size_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Of that disk, likewise."""
 
 
 class Report(Head):
@@ -64,7 +68,8 @@ class Report(Head):
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}
-    """`geocomm.report_step`: the last step and its numbers, totals, and `losses` (`metrics.loss_window`)."""
+    """`geocomm.report_step`: the last step and its numbers, totals, `losses` (`metrics.loss_window`), and
+    `held_out_loss` of the last evaluation."""
     steps: list[Row] = []
     """Steps that ended since the report before: `step`, `ended_ns`, `seconds` and what is known of its parts."""
     operations: list[Row] = []

@@ -18,6 +18,7 @@ from geocomm.membership.collective_verdict import agree
 from geocomm.metrics import schema
 from geocomm.metrics.events import events
 from geocomm.metrics.training import report_step
+from geocomm.metrics.training import training as reported
 from geocomm.runs.run_log import RunLog
 from geocomm.runs.step_entry import RunFacts, sites_entry, step_entry
 from geocomm.train.agreed_run import Agreed
@@ -261,6 +262,7 @@ class TrainLoop:
                 self._config.evaluation.max_sequences,
                 self._config.training.micro_batch_size,
             )
+        reported.evaluated(loss)
         entry = {
             "step": progress.step,
             "loss": loss,

@@ -82,6 +82,8 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
         "now_ns": now_ns,
         "options": {"codec": "int8", "streams": "4"} if site else {"codec": "int8"},
         "egress_dollars_per_gb": 0.05,
+        "disk_free_bytes": (300 - 120 * site) * 10**9 if site < 3 else None,
+        "disk_size_bytes": 1000 * 10**9 if site < 3 else None,
         "stats": {
             "exposed_seconds": exposed * step,
             "raw_bytes_sent": 47_000_000 * second,
@@ -96,6 +98,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
             "of_steps": 5000,
             "ended_ns": ended_ns,
             "grad_norm": 0.8 + 2.0 * math.exp(-step / 30),
+            "held_out_loss": 2.1 + 6.0 * math.exp(-(step // 10 * 10) / 60),
             "loss": 2.0 + 6.0 * math.exp(-step / 60) + 0.05 * math.sin(step + site),
             "totals": {name: value * step for name, value in parts.items()} | {"steps": step},
         },

@@ -114,6 +114,12 @@ def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_p
         [begun] = entries(tmp_path / "disk-a", "start")
         assert (begun["step"], begun["resumed"]) == (6, True)
         assert min(one.step for entry in run.sites["a"].rounds() for one in entry.members) > 6
+        with contextlib.closing(RunStore(run.sites["a"].folder)) as store:
+            [last] = store.latest()
+        assert last.report.training["held_out_loss"] == pytest.approx(
+            entries(tmp_path / "disk-a", "eval")[-1]["loss"], abs=1e-4
+        )
+        assert 0 < (last.report.disk_free_bytes or 0) < (last.report.disk_size_bytes or 0)
     assert set(losses(tmp_path / "disk-a")) == set(range(7, 41))
 
     for folder, mode in (("again", LOCAL), ("per-step", ())):

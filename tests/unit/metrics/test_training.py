@@ -23,8 +23,10 @@ def test_steps_that_the_program_tells_replace_those_of_its_optimizer() -> None:
     assert steps[1]["seconds"] == (steps[1]["ended_ns"] - steps[0]["ended_ns"]) / 1e9
     training.step(70, {"loss": 2.5, "grad_norm": None}, {"seconds": 3.0, "tokens": 8})
     training.step(71, {"loss": None}, {"seconds": 1.0, "tokens": 8})
+    training.evaluated(2.25)
     training.optimizer_stepped(first)
     last, steps = training.take()
+    assert last["held_out_loss"] == 2.25
     assert {"seconds": 4.0, "tokens": 16.0, "steps": 2}.items() <= last["totals"].items()
     assert (last["step"], last["loss"]) == (71, 2.5)
     assert [step["step"] for step in steps] == [70, 71]

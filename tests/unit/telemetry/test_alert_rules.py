@@ -122,6 +122,11 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         "c",
         plain(disk_free_bytes=40 * GIB, disk_size_bytes=1000 * GIB),
     ),
+    "RunDiskFull": (
+        site(site_disk_free_bytes=4 * GIB, site_disk_size_bytes=100 * GIB),
+        "c",
+        site(site_disk_free_bytes=4 * GIB, site_disk_size_bytes=10 * GIB),
+    ),
     "CheckpointOld": (
         site(train_checkpoint_age_seconds=1900, train_checkpoint_interval_seconds=600),
         "w",

@@ -206,6 +206,14 @@ def test_egress_costs_the_price_of_each_site_with_headers_and_repeats(tmp_path: 
     assert (other.egress_dollars, other.egress_dollars_per_day) == (None, None)
 
 
+def test_site_has_the_fullest_of_the_disks_that_its_ranks_tell_of(tmp_path: Path) -> None:
+    sizes = [(7, 9), (5, 100), (None, None)]
+    ranks = [told(1, "a", n, disk_free_bytes=free, disk_size_bytes=size) for n, (free, size) in enumerate(sizes)]
+    one, other = picture(tmp_path, [(1.0, report) for report in (*ranks, told(1, "b", 3))], 1.0).sites
+    assert (one.disk_free_bytes, one.disk_size_bytes) == (5, 100)
+    assert (other.disk_free_bytes, other.disk_size_bytes) == (None, None)
+
+
 def test_rank_that_a_restart_of_its_site_leaves_out_is_there_no_more(tmp_path: Path) -> None:
     def rank(site: str, number: int, process: int, at: float, started: float, **more: Any) -> tuple[float, Report]:
         told_at = told(int(at), site, number, process, started=started, **more)
