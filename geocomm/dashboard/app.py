@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import time
 import zlib
 from collections.abc import AsyncGenerator, Callable
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.dashboard.curves import Curves
 from geocomm.dashboard.last_steps import LastSteps
-from geocomm.dashboard.page_state import page_state, verdicts
+from geocomm.dashboard.page_state import page_state, plain, verdicts
 from geocomm.diagnostics.bottleneck import Diagnosis
 from geocomm.diagnostics.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.telemetry.overview import overview
@@ -107,9 +108,30 @@ class Page:
             return JSONResponse(await run_in_threadpool(self._read_curves, seconds))
 
     def _read_curves(self, seconds: float) -> dict[str, Any]:
-        now, span = time.time(), self._store_of_curves.span()
-        first = now if span is None else span[0] - 1
+        now, first = time.time(), self._first()
         return self._curves.read(max(first, now - seconds) if seconds > 0 else first, now)
+
+    def _first(self) -> float:
+        """Before anything was reported."""
+        span = self._store_of_curves.span()
+        return time.time() if span is None else span[0] - 1
+
+    async def show_part(self, request: Request) -> Response:
+        """`/api/part?since=1700000000&until=1700000600`: the curves of a part of the time, as close as there is data,
+        with the last `steps` in it."""
+        try:
+            since, until = (float(request.query_params.get(name, "nan")) for name in ("since", "until"))
+        except ValueError:
+            since = until = math.nan
+        if not since < until:
+            return PlainTextResponse("since, until: Unix seconds", 400)
+        async with self._turn_of_curves:
+            return JSONResponse(await run_in_threadpool(self._read_part, since, until))
+
+    def _read_part(self, since: float, until: float) -> dict[str, Any]:
+        since, until = max(since, self._first()), min(until, time.time())
+        store = self._store_of_curves
+        return {**Curves(store).read(since, until), "steps": plain(LastSteps(store).read(until, since))}
 
     async def show_metrics(self, _: Request) -> Response:
         """`/metrics`."""
@@ -168,6 +190,7 @@ def dashboard_app(path: Path, token: str | None, hosts: frozenset[str]) -> Starl
         Route("/", _index),
         Route("/api/run", page.show_state),
         Route("/api/curves", page.show_curves),
+        Route("/api/part", page.show_part),
         Route("/api/stream", page.stream),
         Route("/metrics", page.show_metrics),
         Mount("/static", StaticFiles(directory=STATIC)),

@@ -14,7 +14,7 @@ _MOST_REPORTS = 4000
 """That are read at first: with many ranks, and long steps, these have fewer steps than the most."""
 _LATE_S = 0.5
 """So long after it came may a report stand in the store."""
-_NAMES = ("seconds", "input_seconds", "exposed_seconds", "checkpoint_seconds")
+_NAMES = ("at", "seconds", "input_seconds", "exposed_seconds", "checkpoint_seconds")
 
 
 class LastSteps:
@@ -25,13 +25,14 @@ class LastSteps:
         self._read_to: float | None = None
         self._steps: dict[str, dict[int, dict[int, Row]]] = defaultdict(dict)
 
-    def read(self, at: float) -> dict[str, list[dict[str, float]]]:
-        """By site, up to `at` (Unix seconds, no less than the time before): the number of each step, and the median
-        over its ranks of `seconds` and of the parts that are known."""
-        since = self._store.begin_of_last(_MOST_REPORTS, at) if self._read_to is None else self._read_to
+    def read(self, at: float, since: float = 0.0) -> dict[str, list[dict[str, float]]]:
+        """By site, up to `at` (Unix seconds, no less than the time before): the number of each step, when it was
+        reported, and the median over its ranks of `seconds` and of the parts that are known. since: at first, without
+        those that were reported before."""
+        since = max(since, self._store.begin_of_last(_MOST_REPORTS, at)) if self._read_to is None else self._read_to
         self._read_to = at - _LATE_S
-        for _, rank, row in self._store.told("steps", since, at):
-            self._take(self._steps[rank.site], rank.rank, row)
+        for reported, rank, row in self._store.told("steps", since, at):
+            self._take(self._steps[rank.site], rank.rank, {**row, "at": round(reported, 1)})
         return {
             site: [{"step": step} | _medians(rows.values()) for step, rows in self._steps[site].items()]
             for site in sorted(self._steps)

@@ -14,7 +14,7 @@ from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
 from geocomm.telemetry.run_store import RunStore
 
 _STYLES = ("uplot-1.6.32/uPlot.min.css", "app.css")
-_SCRIPTS = ("uplot-1.6.32/uPlot.iife.min.js", "app.js")
+_SCRIPTS = ("uplot-1.6.32/uPlot.iife.min.js", "format.js", "curves.js", "app.js")
 
 
 def write_report(store: RunStore, path: Path) -> None:

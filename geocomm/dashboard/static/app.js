@@ -1,4 +1,4 @@
-// The page of a run. Everything that comes from a run is set as text, never as markup: names are whatever sites chose.
+// The page of a run: what its parts show, live or from a file.
 "use strict";
 
 const MOST_DRAWN = 12; // sites; more are a table
@@ -9,62 +9,6 @@ const PART_NAMES = {
   input: "waits for data", compute: "compute and rest", exposed: "stands still for other sites",
   checkpoint: "writes a checkpoint",
 };
-const $ = (id) => document.getElementById(id);
-
-function element(tag, attributes, ...children) {
-  const svg = ["svg", "g", "path", "circle", "rect", "text", "title", "line"].includes(tag);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
-  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) =>
-    child instanceof Node ? child : document.createTextNode(String(child))));
-  return made;
-}
-
-const known = (value) => value !== null && value !== undefined;
-const number = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
-function scaled(value, units, base) {
-  let place = 0;
-  while (Math.abs(value) >= base && place < units.length - 1) { value /= base; place += 1; }
-  return number(value, place === 0 || Math.abs(value) >= 100 ? 0 : 1) + " " + units[place];
-}
-const or = (show) => (value) => (known(value) ? show(value) : "–");
-const bytes = or((value) => scaled(value, ["B", "kB", "MB", "GB", "TB"], 1000));
-const rate = or((value) => scaled(value * 8, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"], 1000));
-const count = or((value) => scaled(value, ["", "k", "M", "G"], 1000).trim());
-const percent = or((value) => number(100 * value, value < 0.1 && value > 0 ? 1 : 0) + " %");
-const whole = or((value) => number(value, 0));
-const loss = or((value) => number(value, 4));
-const milliseconds = or((value) => number(1000 * value, value < 0.01 ? 1 : 0) + " ms");
-const dollars = or((value) => "$" + number(value, value < 100 ? 2 : 0));
-const seconds = or((value) => {
-  if (value === 0) return "0 s";
-  if (value < 1) return milliseconds(value);
-  if (value < 120) return number(value, value < 10 ? 2 : 0) + " s";
-  if (value < 7200) return number(value / 60, 0) + " min";
-  return number(value / 3600, 1) + " h";
-});
-
-// The tooltip of a number: where Prometheus has it.
-const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
-
-function table(target, columns, rows) {
-  const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
-    const value = show(row);
-    return element("td", kind ? { class: kind } : {}, value);
-  })));
-  if (target.tHead) { // stays, and with it the tooltip that the pointer is at
-    target.tBodies[0].replaceChildren(...body);
-    return;
-  }
-  const head = columns.map(([name, , kind, metric]) =>
-    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name));
-  target.append(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
-}
-
-function marked(text, kind) { return element("span", { class: kind }, text); }
-
-// Whether the pointer is there: tooltips of what is drawn anew would vanish.
-const pointed = (id) => matchMedia("(hover: hover)").matches && $(id).matches(":hover");
 
 function showHead(run) {
   const silent = run.sites.filter((site) => site.life === "silent");
@@ -82,6 +26,7 @@ function showHead(run) {
   const facts = [
     ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : ""), "geocomm_train_step"],
     ["loss", loss(run.loss), "geocomm_train_loss"],
+    ...(known(run.held_out_loss) ? [["held-out loss", loss(run.held_out_loss), "geocomm_train_held_out_loss"]] : []),
     ["tokens/s", count(run.tokens_per_second), "geocomm_train_tokens_per_second"],
     ["left", seconds(run.seconds_left)],
     ["sent between sites", bytes(sent), "geocomm_site_link_sent_bytes_total"],
@@ -117,9 +62,12 @@ function showVerdict(run) {
     const evidence = element("table", {});
     table(evidence, [["measured", ([name]) => name], ["value", ([, value]) => value]], verdict.evidence);
     const others = run.verdicts.slice(1).map((one) => element("p", {}, one.text));
-    $("verdict").replaceChildren(
-      element("summary", {}, verdict.text, " ", element("span", { class: "faint" }, verdict.fix)), evidence, ...others);
+    $("verdict-text").replaceChildren(verdict.text, " ", element("span", { class: "faint" }, verdict.fix));
+    $("verdict-more").replaceChildren(evidence, ...others);
   }
+}
+
+function showAlerts(run) {
   const alerts = run.alerts || [];
   $("alerts").hidden = alerts.length === 0;
   $("alerts").replaceChildren(...alerts.map((alert) =>
@@ -131,7 +79,7 @@ function showVerdict(run) {
 function showGraph(run) {
   const many = run.sites.length > MOST_DRAWN;
   $("graph").className = many ? "scroll tall" : "";
-  $("graph").tabIndex = many ? 0 : -1;
+  if (many) $("graph").tabIndex = 0; else $("graph").removeAttribute("tabindex");
   if (!pointed("graph")) $("graph").replaceChildren(many ? heat(run) : ring(run));
 }
 
@@ -144,7 +92,8 @@ function ring(run) {
     return [site.name, { x: width / 2 + wide * Math.cos(angle), y }];
   }));
   const fastest = Math.max(1, ...run.links.map((link) => link.bytes_per_second || 0));
-  const picture = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "sites and their links" });
+  const picture = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": "sites: " + run.sites.map(siteText).join("; ") });
   const texts = [];
   for (const link of run.links) {
     const from = place.get(link.source), to = place.get(link.target);
@@ -174,20 +123,27 @@ function ring(run) {
   }
   for (const site of run.sites) {
     const { x, y } = place.get(site.name);
-    const alive = site.life === "ended" ? "ended" : `${site.ranks_reporting} of ${site.ranks.length} rank${site.ranks.length === 1 ? "" : "s"}`;
     picture.append(element("g", {},
       element("circle", { cx: x, cy: y, r: 40, class: `node ${site.life}` }),
       element("text", { x, y: y - 6, "text-anchor": "middle", "font-weight": 600 }, short(site.name)),
-      element("text", { x, y: y + 9, "text-anchor": "middle", class: "faint" }, alive),
+      element("text", { x, y: y + 9, "text-anchor": "middle", class: "faint" }, aliveText(site)),
       element("text", { x, y: y + 23, "text-anchor": "middle", class: "faint" }, `step ${whole(site.step)}`),
-      element("title", {}, `${site.name}: ${alive}, ${count(site.tokens_per_second)} tokens/s, ` +
-        `a step takes ${seconds(site.step_seconds)}, heard ${seconds(site.report_age_seconds)} ago`)));
+      known(site.disk_free_bytes) ? element("text", { x, y: y + 54, "text-anchor": "middle",
+        class: isFull(site) ? "bad" : "faint" }, diskText(site)) : null,
+      element("title", {}, siteText(site))));
   }
   picture.append(...texts);
   return picture;
 }
 
 const short = (name) => (name.length > 11 ? name.slice(0, 10) + "…" : name);
+const aliveText = (site) => (site.life === "ended" ? "ended" :
+  `${site.ranks_reporting} of ${site.ranks.length} rank${site.ranks.length === 1 ? "" : "s"}`);
+const diskText = (one) => (known(one.disk_free_bytes) ? `${bytes(one.disk_free_bytes)} of disk free` : "–");
+const isFull = (one) => one.disk_free_bytes < 0.05 * one.disk_size_bytes && one.disk_free_bytes < 10 * 2 ** 30; // as the alert
+const siteText = (site) => `${site.name}: ${aliveText(site)}, step ${whole(site.step)}, ` +
+  `${count(site.tokens_per_second)} tokens/s, a step takes ${seconds(site.step_seconds)}, ` +
+  `heard ${seconds(site.report_age_seconds)} ago` + (known(site.disk_free_bytes) ? ", " + diskText(site) : "");
 const linkText = (link) => `${link.source} → ${link.target}: ${rate(link.bytes_per_second)}` +
   (known(link.planned_bytes_per_second) ? ` of ${rate(link.planned_bytes_per_second)}` : "") +
   `, round trip ${milliseconds(link.rtt_seconds)} (least ${milliseconds(link.least_rtt_seconds)}), ` +
@@ -213,36 +169,42 @@ function heat(run) {
 
 // ---- steps
 
+let stepsOfPart = null; // those of the part of the time that is shown, where the server told them
+
+function stepsShown(run) {
+  if (!zoomed) return run.steps;
+  return stepsOfPart || Object.fromEntries(Object.entries(run.steps).map(([site, steps]) =>
+    [site, steps.filter((step) => step.at >= zoomed[0] && step.at <= zoomed[1])]));
+}
+
 function showSteps(run) {
-  const sites = Object.keys(run.steps);
+  const stepsOf = stepsShown(run), sites = Object.keys(stepsOf);
+  $("t-steps").textContent = zoomed ? `Last steps until ${clock(zoomed[1], zoomed[1] - zoomed[0])}` : "Last steps";
   $("steps-key").replaceChildren(...PARTS.map((part) =>
     element("span", {}, element("i", { class: part }), PART_NAMES[part])));
-  const all = sites.flatMap((site) => run.steps[site].map((step) => step.seconds || 0)).sort((a, b) => a - b);
+  const all = sites.flatMap((site) => stepsOf[site].map((step) => step.seconds || 0)).sort((a, b) => a - b);
   const most = all.length ? Math.min(all[all.length - 1], 3 * all[Math.floor(all.length / 2)]) : 0;
   if (!most) {
-    $("steps").replaceChildren(element("p", { class: "faint" }, "no step has ended of late"));
+    $("steps").replaceChildren(element("p", { class: "faint" }, zoomed ? "no step that is known ended then" :
+      "no step has ended of late"));
     return;
   }
   const height = Math.max(14, Math.min(110, 300 / sites.length)), left = 130;
   const width = Math.max(340, $("steps").clientWidth);
-  const shown = Math.max(12, ...sites.map((site) => run.steps[site].length));
+  const shown = Math.max(12, ...sites.map((site) => stepsOf[site].length));
   const gap = sites.length > 8 ? 6 : 12;
   const slot = (width - left) / shown;
   const picture = element("svg", { viewBox: `0 0 ${width} ${sites.length * (height + gap) + 4}`, role: "img",
-    "aria-label": "parts of the last steps of each site" });
+    "aria-label": "parts of steps; last ones: " + sites.map((site) => stepText(site, stepsOf[site].at(-1))).join("; ") });
   sites.forEach((site, row) => {
     const bottom = row * (height + gap) + height;
-    const steps = run.steps[site], last = steps[steps.length - 1];
+    const steps = stepsOf[site], last = steps.at(-1);
     picture.append(element("text", { x: 0, y: bottom - 2 }, short(site)),
       element("text", { x: left - 8, y: bottom - 2, class: "faint", "text-anchor": "end" }, seconds(last ? last.seconds : null)),
       element("line", { x1: left, x2: width, y1: bottom, y2: bottom, stroke: "var(--line)" }));
     steps.forEach((step, index) => {
       let y = bottom;
-      const total = step.seconds || 0;
-      const own = { input: step.input_seconds || 0, exposed: step.exposed_seconds || 0, checkpoint: step.checkpoint_seconds || 0 };
-      own.compute = Math.max(0, total - own.input - own.exposed - own.checkpoint);
-      const bar = element("g", {}, element("title", {}, `${site}, step ${step.step}: ${seconds(total)}; ` +
-        PARTS.map((part) => `${PART_NAMES[part]} ${seconds(own[part])}`).join(", ")));
+      const own = partsOf(step), bar = element("g", {}, element("title", {}, stepText(site, step)));
       for (const part of PARTS) {
         const tall = Math.min(y - (bottom - height), (height * own[part]) / most);
         if (tall <= 0) continue;
@@ -256,71 +218,15 @@ function showSteps(run) {
   if (!pointed("steps")) $("steps").replaceChildren(picture);
 }
 
-// ---- curves
-
-const CURVES = [
-  ["loss", "sites", "loss", or((value) => String(Number(value.toPrecision(4))))],
-  ["tokens a second", "sites", "tokens_per_second", count],
-  ["seconds a step", "sites", "step_seconds", seconds],
-  ["share of the step that stands still for other sites", "sites", "exposed", percent],
-  ["gradient norm", "sites", "grad_norm", or((value) => String(Number(value.toPrecision(4))))],
-  ["bytes before compression, by those sent", "sites", "ratio", or((value) => number(value, 1))],
-  ["what the codec loses of gradients (nmse, worst bucket)", "sites", "nmse", or((value) => value.toPrecision(2))],
-  ["sent", "links", "bytes_per_second", rate],
-  ["round trip", "links", "rtt_seconds", milliseconds],
-];
-let shownSeconds = 600;
-let plots = [];
-
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-// Whether someone looks at a part of what is shown, or has the pointer at it.
-const studied = () => pointed("curves") || plots.some((plot) =>
-  plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0][plot.data[0].length - 1]);
-
-function showCurves(data) {
-  for (const plot of plots) plot.destroy();
-  plots = [];
-  $("curves").replaceChildren();
-  if (data.times.length === 0) return;
-  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
-  for (const [title, group, name, show] of CURVES) {
-    const drawn = Object.entries(data[group]).filter(([, series]) => (series[name] || []).some(known));
-    if (drawn.length === 0) continue;
-    const last = drawn.map(([label, series]) => `${label}: ${show(series[name].findLast(known))}`).join(", ");
-    const box = element("div", { role: "img", "aria-label": `${title}; last values: ${last}` });
-    $("curves").append(box);
-    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
-    const all = data["of_" + group];
-    plots.push(new uPlot({
-      title: title + (all > Object.keys(data[group]).length ? ` (${drawn.length} of ${all})` : ""),
-      width: box.clientWidth, height: 190,
-      cursor: { sync: { key: "run" } },
-      scales: { x: { time: true } },
-      axes: [{ ...axis, space: 58, values: (_, ticks) => ticks.map((at) => clock(at, data)) },
-        { ...axis, size: 84, values: (_, ticks) => ticks.map(show) }],
-      series: [{}, ...drawn.map(([label], index) => ({ label: label.replace(" > ", " → "),
-        stroke: colours[index % colours.length], dash: index < colours.length ? [] : [5, 4],
-        width: 1.5, spanGaps: true, value: (_, value) => show(value) }))],
-      legend: { show: drawn.length <= 6 },
-    }, [data.times, ...drawn.map(([, series]) => series[name])], box));
-  }
+function partsOf(step) {
+  const own = { input: step.input_seconds || 0, exposed: step.exposed_seconds || 0, checkpoint: step.checkpoint_seconds || 0 };
+  return { ...own, compute: Math.max(0, (step.seconds || 0) - own.input - own.exposed - own.checkpoint) };
 }
 
-function clock(at, data) {
-  const span = data.times[data.times.length - 1] - data.times[0];
-  const date = span > 86400 ? { month: "short", day: "numeric" } : {};
-  const time = { hour: "2-digit", minute: "2-digit", hour12: false, ...(span < 1200 ? { second: "2-digit" } : {}) };
-  return new Date(1000 * at).toLocaleString("en", { ...date, ...time });
-}
-
-function showWindows(change) {
-  const choices = [["10 min", 600], ["1 hour", 3600], ["1 day", 86400], ["all", 0]];
-  $("windows").replaceChildren(...choices.map(([text, length]) => {
-    const button = element("button", { type: "button", "aria-pressed": String(length === shownSeconds) }, text);
-    button.addEventListener("click", () => { shownSeconds = length; showWindows(change); change(); });
-    return button;
-  }));
+function stepText(site, step) {
+  if (!step) return `${site}: none`;
+  const own = partsOf(step), parts = PARTS.map((part) => `${PART_NAMES[part]} ${seconds(own[part])}`);
+  return `${site}, step ${step.step}: ${seconds(step.seconds || 0)}; ${parts.join(", ")}`;
 }
 
 // ---- tables
@@ -360,6 +266,8 @@ function showRanks(run) {
     ["a step takes", (rank) => seconds(rank.step_seconds), "number", "geocomm_train_step_seconds"],
     ["stands still", (rank) => percent(rank.exposed_share), "number", "geocomm_train_exposed_ratio"],
     ["tokens/s", (rank) => count(rank.tokens_per_second), "number", "geocomm_train_tokens_per_second"],
+    ["run folder's disk", (rank) => marked(diskText(rank), known(rank.disk_free_bytes) && isFull(rank) ? "bad" : ""),
+      "number", "geocomm_site_disk_free_bytes, geocomm_site_disk_size_bytes"],
     ["site's certificate", (rank) => certificate(ends.get(rank.site), run.at), "number",
       "geocomm_site_certificate_left_seconds"],
   ], run.sites.flatMap((site) => site.ranks));
@@ -404,7 +312,7 @@ function showOptions(run) {
 
 // What is drawn from which parts of the state: only that is drawn anew.
 const DRAWN = [
-  [showHead, ["step", "sites", "links"]], [showVerdict, ["verdicts", "alerts"]], [showGraph, ["sites", "links"]],
+  [showHead, ["step", "sites", "links"]], [showVerdict, ["verdicts"]], [showAlerts, ["alerts"]], [showGraph, ["sites", "links"]],
   [showSteps, ["steps"]], [showLinks, ["links"]], [showRanks, ["sites"]], [showEvents, ["events"]],
   [showMembers, ["members", "rounds"]], [showOptions, ["options"]],
 ];
@@ -414,7 +322,7 @@ function show(run, changed) {
 }
 
 function live() {
-  let run = {}, stream = null, timer = null;
+  let run = {}, stream = null, timer = null, turns = 0;
   const connect = () => {
     if (document.hidden || stream) return; // a browser has few connections to a host for all its tabs
     stream = new EventSource("api/stream");
@@ -431,22 +339,33 @@ function live() {
   const disconnect = () => { if (stream) stream.close(); stream = null; };
   const refresh = async (asked) => {
     clearTimeout(timer);
+    const turn = turns += 1;
+    const path = zoomed ? `api/part?since=${zoomed[0]}&until=${zoomed[1]}` : `api/curves?seconds=${shownSeconds}`;
     let wait = 5;
     try {
-      const answer = asked || !studied() ? await fetch(`api/curves?seconds=${shownSeconds}`) : {};
-      if (answer.ok) {
-        const data = await answer.json();
+      const answer = asked || !studied() ? await fetch(path) : {};
+      const data = answer.ok ? await answer.json() : null;
+      if (turn !== turns) return; // something else is asked for by now
+      if (data) {
         wait = Math.min(60, Math.max(5, data.interval / 2));
+        stepsOfPart = zoomed ? data.steps : null;
         showCurves(data);
+        if (zoomed && run.steps) showSteps(run);
       }
     } catch { /* the stream says so */ }
-    clearTimeout(timer);
+    if (turn !== turns) return;
     if (!document.hidden) timer = setTimeout(refresh, 1000 * wait, false);
   };
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) disconnect(); else { connect(); refresh(false); }
   });
-  showWindows(() => refresh(true));
+  const zoomChanged = () => {
+    stepsOfPart = null;
+    if (run.steps) showSteps(run);
+    refresh(true);
+  };
+  showWindows(zoomChanged);
+  showZooms(zoomChanged);
   connect();
   refresh(true);
 }
@@ -454,6 +373,7 @@ function live() {
 const saved = $("data");
 if (saved) {
   const data = JSON.parse(saved.content.textContent);
+  showZooms(() => showSteps(data.run));
   show(data.run, data.run);
   showCurves(data.curves);
 } else {

@@ -58,7 +58,7 @@ def test_last_steps_are_medians_of_ranks_and_go_on_after_a_restart_at_an_earlier
         keep(store, report(step, step, rank=1), step + 0.5)
     shown = steps.read(100.0)["a"]
     assert [row["step"] for row in shown] == list(range(40, 100))
-    assert shown[-1] == {"step": 99, "seconds": 9.9, "exposed_seconds": 0.05}
+    assert shown[-1] == {"step": 99, "at": 99.25, "seconds": 9.9, "exposed_seconds": 0.05}
     for number, step in enumerate((90, 91)):
         keep(store, report(number, step, process=1), 101.0 + number)
     shown = steps.read(103.0)["a"]

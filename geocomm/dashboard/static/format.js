@@ -1,0 +1,60 @@
+// How values are written, and elements of the page made. Everything that comes from a run is set as text, never as markup:
+// names are whatever sites chose.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+
+function element(tag, attributes, ...children) {
+  const svg = ["svg", "g", "path", "circle", "rect", "text", "title", "line"].includes(tag);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) =>
+    child instanceof Node ? child : document.createTextNode(String(child))));
+  return made;
+}
+
+const known = (value) => value !== null && value !== undefined;
+const number = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+function scaled(value, units, base) {
+  let place = 0;
+  while (Math.abs(value) >= base && place < units.length - 1) { value /= base; place += 1; }
+  return number(value, place === 0 || Math.abs(value) >= 100 ? 0 : 1) + " " + units[place];
+}
+const or = (show) => (value) => (known(value) ? show(value) : "–");
+const bytes = or((value) => scaled(value, ["B", "kB", "MB", "GB", "TB"], 1000));
+const rate = or((value) => scaled(value * 8, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"], 1000));
+const count = or((value) => scaled(value, ["", "k", "M", "G"], 1000).trim());
+const percent = or((value) => number(100 * value, value < 0.1 && value > 0 ? 1 : 0) + " %");
+const whole = or((value) => number(value, 0));
+const loss = or((value) => number(value, 4));
+const milliseconds = or((value) => number(1000 * value, value < 0.01 ? 1 : 0) + " ms");
+const dollars = or((value) => "$" + number(value, value < 100 ? 2 : 0));
+const seconds = or((value) => {
+  if (value === 0) return "0 s";
+  if (value < 1) return milliseconds(value);
+  if (value < 120) return number(value, value < 10 ? 2 : 0) + " s";
+  if (value < 7200) return number(value / 60, 0) + " min";
+  return number(value / 3600, 1) + " h";
+});
+
+// The tooltip of a number: where Prometheus has it.
+const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
+
+function table(target, columns, rows) {
+  const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
+    const value = show(row);
+    return element("td", kind ? { class: kind } : {}, value);
+  })));
+  if (target.tHead) { // stays, and with it the tooltip that the pointer is at
+    target.tBodies[0].replaceChildren(...body);
+    return;
+  }
+  const head = columns.map(([name, , kind, metric]) =>
+    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name));
+  target.append(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+}
+
+function marked(text, kind) { return element("span", { class: kind }, text); }
+
+// Whether the pointer is there: tooltips of what is drawn anew would vanish.
+const pointed = (id) => matchMedia("(hover: hover)").matches && $(id).matches(":hover");
