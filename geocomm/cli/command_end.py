@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:
     """Say on stderr what is wrong, and exit with `status`."""
+    from rich.console import Console
+
     Console(stderr=True).print(
         f"geocomm {command}: {message}", style="red", markup=False, highlight=False, soft_wrap=True
     )
@@ -36,6 +37,8 @@ def require_writable(command: str, option: str, path: Path | None) -> None:
 
 def write_plot(command: str, path: Path, draw: Callable[[Path], None]) -> None:
     """Run `draw`, which needs matplotlib, and say what it wrote."""
+    from rich.console import Console
+
     try:
         draw(path)
     except ImportError:

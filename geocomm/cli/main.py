@@ -6,33 +6,14 @@ nothing heavy (torch, transformers, matplotlib) at module level, so that `geocom
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from geocomm._version import __version__
-from geocomm.cli import (
-    alerts,
-    bench,
-    dashboard,
-    demo,
-    doctor,
-    export,
-    hang,
-    keys,
-    log,
-    members,
-    plan,
-    probe,
-    run,
-    serve,
-    snapshot,
-    top,
-    trace,
-    train,
-    wan,
-    why,
-)
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 
@@ -41,32 +22,33 @@ _HELP = """Train large models across distant sites.
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
 as for wrong input; 125 where no WAN can be emulated, or no emulator answers; 128 + the signal that ended it.
 """
-_COMMANDS = (
-    demo,
-    train,
-    export,
-    serve,
-    run,
-    top,
-    why,
-    dashboard,
-    alerts,
-    hang,
-    trace,
-    members,
-    log,
-    snapshot,
-    keys,
-    doctor,
-    probe,
-    plan,
-    wan,
-    bench,
+# Each the module of the command of that name, and of commands that go with it.
+_MODULES = (
+    "demo",
+    "train",
+    "export",
+    "serve",
+    "run",
+    "top",
+    "why",
+    "dashboard",
+    "alerts",
+    "hang",
+    "trace",
+    "members",
+    "log",
+    "snapshot",
+    "keys",
+    "doctor",
+    "probe",
+    "plan",
+    "wan",
+    "bench",
 )
 
 
-def build_app() -> typer.Typer:
-    """The typer application with every command on it."""
+def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
+    """The typer application with the commands of these modules on it."""
     app = typer.Typer(
         name="geocomm",
         help=_HELP,
@@ -89,8 +71,8 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Train large models across distant sites."""
 
-    for command in _COMMANDS:
-        command.register(app)
+    for module in modules:
+        import_module(f"geocomm.cli.{module}").register(app)
     fit_help(app)
     return app
 
@@ -102,5 +84,5 @@ def _print_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    build_app()()
+    """Run the command line. Of the commands, only the one that is asked for is imported."""
+    build_app([name for name in sys.argv[1:2] if name in _MODULES] or _MODULES)()

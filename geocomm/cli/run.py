@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.elastic.site_job import ElasticRun, SiteJob
+    from geocomm.security.keys import Keys
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
@@ -139,12 +143,7 @@ def run(
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
-    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
-    from geocomm.elastic.fragment_store import StoreError
-    from geocomm.elastic.snapshot_copies import SnapshotCopies
-    from geocomm.elastic.snapshots import SnapshotError
-    from geocomm.elastic.supervisor import ElasticRun, SiteJob, run_elastic
-    from geocomm.rendezvous.run_at_hub import run_at_hub
+    from geocomm.elastic.site_job import ElasticRun, SiteJob
     from geocomm.security.keys import Keys, KeysError
 
     if (hub is None) == (not journal):
@@ -165,10 +164,6 @@ def run(
         meeting = HubAddress.parse(hub) if hub is not None else None
         if address:
             HubAddress.parse(address)
-        if journal:
-            Etcd(EtcdAddress.parse(journal))
-        if snapshot_url:
-            SnapshotCopies(snapshot_url)
         if elastic or meeting is None:
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
@@ -190,14 +185,34 @@ def run(
                 copies=copies,
                 snapshot_url=snapshot_url,
             )
-            status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
+            status = _run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
         elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or site_nodes != 1 or site_hub:
             given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")
         else:
+            from geocomm.rendezvous.run_at_hub import run_at_hub
+
             status = run_at_hub(meeting, listen, loaded, arguments, wait, telemetry)
-    except (KeysError, HubAddressError, EtcdAddressError, SnapshotError, StoreError) as error:
+    except (KeysError, HubAddressError) as error:
         fail("run", str(error))
     except OSError as error:
         fail("run", f"{hub or journal}: {error.strerror or error}")
     raise typer.Exit(status)
+
+
+def _run_elastic(config: ElasticRun, job: SiteJob, keys: Keys) -> int:
+    """Run the site; the exit status."""
+    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
+    from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.supervisor import run_elastic
+
+    try:
+        if config.journal:
+            Etcd(EtcdAddress.parse(config.journal))
+        if config.snapshot_url:
+            SnapshotCopies(config.snapshot_url)
+        return run_elastic(config, job, keys)
+    except (EtcdAddressError, SnapshotError, StoreError) as error:
+        fail("run", str(error))

@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
@@ -21,6 +19,7 @@ from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig, end_with
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
+from geocomm.elastic.site_job import ElasticRun, SiteJob
 from geocomm.journal.entries import Left
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
@@ -39,28 +38,6 @@ _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
 _ENTRIES_LOOKED_AT = 50
-
-
-@dataclass(frozen=True)
-class SiteJob:
-    """The ranks of a site."""
-
-    arguments: tuple[str, ...]
-    """Of torchrun."""
-    nodes: int = 1
-    """Of the site."""
-    node_rank: int = 0
-    """Of this node. The agent is on the first one, with the run folder."""
-    hub: str | None = None
-    """Where the nodes of the site meet, host:port: with more than one."""
-
-    def command(self, run_dir: str) -> list[str]:
-        """What starts them on this node. run_dir: on the first node; its collector gets the reports of all."""
-        if self.nodes == 1:
-            return [sys.executable, "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
-        meet = ["--hub", str(self.hub), "--telemetry", run_dir]
-        nodes = ["--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
-        return [sys.executable, "-m", "geocomm", "run", *meet, "--", *nodes, *self.arguments]
 
 
 class Supervisor:
@@ -236,34 +213,6 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-@dataclass(frozen=True)
-class ElasticRun:
-    """What the command says of the run."""
-
-    leader: str
-    """host:port, the same at all sites; empty: etcd says who leads."""
-    journal: str
-    """In etcd, etcd://host:port,host:port/name; empty: in the leader's run folder."""
-    address: str
-    """With `journal`: host:port where the other sites reach this one; empty: its own address."""
-    may_lead: bool
-    """With `journal`: the other sites reach this one, so that it may lead."""
-    listen: str | None
-    """address:port, where it is not the leader's port on all addresses."""
-    lead: bool
-    """This site leads, though the leader's host is no address of this machine."""
-    run_dir: Path | None
-    """None: on another node of the site."""
-    wait_for: tuple[str, ...]
-    min_sites: int
-    snapshot_s: float
-    """From one snapshot to the next; 0: there are none."""
-    copies: int
-    """A snapshot is kept once so many sites have it."""
-    snapshot_url: str
-    """Where this site copies each kept snapshot to; empty: nowhere."""
 
 
 def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
