@@ -6,8 +6,6 @@ to be started under another command.
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import os
 import shutil
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from support.local_jobs import free_port
-from support.warm_python import WarmProcess, WarmPython
+from support.warm_python import WarmProcess
+from support.warm_ranks import warm_training
 
 TIMEOUT_SECONDS = 150
 SMALL_MODEL = (
@@ -51,14 +50,6 @@ class Ended:
 
 
 Process = subprocess.Popen[str] | WarmProcess
-
-
-@functools.cache
-def _warm() -> WarmPython:
-    """Ends with this process."""
-    made = WarmPython(["train_preload"])
-    atexit.register(made.__exit__)
-    return made
 
 
 def start_ranks(
@@ -102,7 +93,7 @@ def start_ranks(
         prefix = command(rank)
         if not prefix:
             most = (most_file_bytes or {}).get(rank)
-            processes.append(_warm().start("geocomm.train", arguments, environment, most_file_bytes=most))
+            processes.append(warm_training().start("geocomm.train", arguments, environment, most_file_bytes=most))
             continue
         processes.append(
             subprocess.Popen(

@@ -6,6 +6,8 @@
 
 The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status; it
 ends as every interpreter does. What stays: variables that libraries read when they are loaded (OMP_NUM_THREADS is 1).
+
+A program that starts processes by their command lines, as torchrun does, gets `warm.command("geocomm.train")`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 _LONGEST_REQUEST_BYTES = 1 << 20
@@ -87,12 +90,17 @@ class WarmPython:
     def __init__(self, modules: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), *modules],
-            env=kept | {"OMP_NUM_THREADS": "1"},
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="geocomm-warm-")
+        self._address = str(Path(self._folder.name) / "socket")
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self._address)
+            listener.listen(16)
+            descriptors = [theirs.fileno(), listener.fileno()]
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, descriptors), *modules],
+                env=kept | {"OMP_NUM_THREADS": "1"},
+                pass_fds=descriptors,
+            )
 
     def __enter__(self) -> WarmPython:
         return self
@@ -100,6 +108,11 @@ class WarmPython:
     def __exit__(self, *_: object) -> None:
         self._control.close()
         self._process.wait()
+        self._folder.cleanup()
+
+    def command(self, module: str) -> list[str]:
+        """A command line in place of `python -m module`, to which arguments are added."""
+        return [sys.executable, str(Path(__file__).with_name("warm_command.py")), self._address, module]
 
     def start(
         self,
@@ -145,8 +158,11 @@ def _become(request: dict[str, Any], out: int, err: int) -> None:
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _serve(control: socket.socket, modules: Sequence[str]) -> None:
-    """Fork for each request, until the other end is closed. A forked process returns as well, once it is done."""
+def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[str]) -> None:
+    """Fork for each request, until the other end is closed. A forked process returns as well, once it is done.
+
+    `listener`: there a warm_command.py asks for one process, which is killed when that one ends before it.
+    """
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # what is imported outlives every collection: else each one copies its pages, above all the one at exit
@@ -155,31 +171,42 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
     running: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and where its status goes
+    asking: dict[socket.socket, int | None] = {}  # for which process; None: not yet
     while True:
-        ready = select.select([control.fileno(), *running], [], [])[0]
-        for process in set(ready) & set(running):
-            pid, status = running.pop(process)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-            os.close(status)
-            os.close(process)
-        if control.fileno() not in ready:
-            continue
-        request, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST_BYTES, 3)
-        if not request:
-            for pid, _ in running.values():
-                os.kill(pid, signal.SIGKILL)
-            return
-        out, err, status = descriptors
-        if (pid := os.fork()) == 0:
-            control.detach()
-            _become(json.loads(request), out, err)
-            return
-        running[os.pidfd_open(pid)] = (pid, status)
-        os.close(out)
-        os.close(err)
-        control.send(str(pid).encode())
+        for each in select.select([control, listener, *asking, *running], [], [])[0]:
+            if each in running:
+                pid, status = running.pop(each)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                os.close(status)
+                os.close(each)
+                continue
+            if each is listener:
+                asking[listener.accept()[0]] = None
+                continue
+            request, descriptors, _, _ = socket.recv_fds(each, _LONGEST_REQUEST_BYTES, 3)
+            if not request and each is control:
+                for pid, _ in running.values():
+                    os.kill(pid, signal.SIGKILL)
+                return
+            if not request:
+                if (pid := asking.pop(each)) in [running_pid for running_pid, _ in running.values()]:
+                    os.kill(pid, signal.SIGKILL)
+                each.close()
+                continue
+            out, err, status = descriptors
+            if (pid := os.fork()) == 0:
+                for ours in (control, listener, *asking):
+                    ours.detach()
+                _become(json.loads(request), out, err)
+                return
+            running[os.pidfd_open(pid)] = (pid, status)
+            if each is not control:
+                asking[each] = pid
+            os.close(out)
+            os.close(err)
+            each.send(str(pid).encode())
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])

@@ -22,6 +22,7 @@ from geocomm.runs.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
 from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
+from support.warm_ranks import warm_training
 
 pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("training")]
 LOCAL = ("sync.mode=local", "sync.every=6", "sync.fragments=2", "sync.exact_below=1000")
@@ -46,7 +47,8 @@ def start(run: Supervised, name: str, *more: str, steps: int = ENDLESS, ranks: i
     ]
     arguments = [argument for setting in settings for argument in ("--set", setting)]
     variables = {"OMP_NUM_THREADS": "1"}
-    return run.start(name, "--nproc-per-node", str(ranks), "-m", "geocomm.train", *arguments, environment=variables)
+    command = ["--nproc-per-node", str(ranks), "--no-python", *warm_training().command("geocomm.train"), *arguments]
+    return run.start(name, *command, environment=variables)
 
 
 def rounds_of(run: Supervised, name: str) -> list[Round]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import signal
 import subprocess
@@ -23,19 +21,11 @@ from geocomm.security.keys import Keys
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.elastic_training import build_model
 from support.hub_support import make_keys
-from support.warm_python import WarmPython
+from support.warm_ranks import warm_elastic
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 STEPS = 100_000  # until the file "stop" is there
 EVERY = 10
-
-
-@functools.cache
-def _warm() -> WarmPython:
-    """What ranks are forked from that torchrun does not start. Ends with this process."""
-    made = WarmPython(["torch.distributed.fsdp", "torch.distributed.tensor", "geocomm.local_sgd.local_steps"])
-    atexit.register(made.__exit__)
-    return made
 
 
 @dataclass
@@ -55,12 +45,12 @@ class TrainingSite(ElasticSite):
             "GEOCOMM_ONE_SITE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        if self.ranks == 1:
-            with self.log("rank").open("w") as log:
-                self.rank = _warm().start(module, arguments, self.environment(environment), log=log)
-            return
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        self.rank = self._popen([sys.executable, *launcher, "-m", module, *arguments], "rank", environment)
+        if self.ranks > 1:
+            torchrun = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
+            arguments = [*torchrun, *warm_elastic().command(module), *arguments]
+            module = "torch.distributed.run"
+        with self.log("rank").open("w") as log:
+            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
         path = self.folder.parent / f"{self.name}.{rank}.jsonl"
