@@ -79,12 +79,11 @@ def overview(store: RunStore, at: float, since: float = 0.0) -> Overview:
     """The picture at `at`, in Unix seconds: now, or any moment that the store still has. since: without ranks that
     have not reported since then."""
     seen = LastReports(store, at, since)
-    rows = [row for row in store.events(since=at - DAY_S) if row["at"] <= at]
     return Overview(
         at,
-        tuple(site_states(seen, rows)),
+        tuple(site_states(store, seen)),
         tuple(link_states(seen)),
         tuple(round_states(store, seen)),
-        tuple(event_states(rows)),
+        tuple(event_states(store.events(at - DAY_S, at))),
         tuple(option_states(received.report for received in seen.last)),
     )

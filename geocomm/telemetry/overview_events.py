@@ -26,10 +26,10 @@ class EventState:
     fields: Row
 
 
-def event_states(rows: list[Row]) -> Iterator[EventState]:
-    """The events of `RunStore.events`, newest first, at most 50."""
+def event_states(rows: Iterable[Row]) -> Iterator[EventState]:
+    """The events of `RunStore.events`, newest first, at most 50. Reads no more rows than these need."""
     found: list[EventState] = []
-    for row in reversed(rows):
+    for row in rows:
         fields = {name: value for name, value in row.items() if name not in ("at", "site", "rank", "kind", "time")}
         for number, known in enumerate(found):
             alike = (known.site, known.kind, known.fields) == (row["site"], row["kind"], fields)
@@ -43,10 +43,15 @@ def event_states(rows: list[Row]) -> Iterator[EventState]:
     yield from found
 
 
-def moments(rows: Iterable[Row]) -> list[float]:
-    """When they were reported; those of several ranks at once are one."""
-    found: list[float] = []
+def moments(rows: Iterable[Row]) -> Iterator[float]:
+    """When the events of `RunStore.events` were reported, the last first; what several ranks reported at once is one,
+    of when the first of them did."""
+    first = last = None
     for row in rows:
-        if not found or row["at"] - found[-1] >= _SAME_EVENT_S:
-            found.append(row["at"])
-    return found
+        if last is None or last - row["at"] >= _SAME_EVENT_S:
+            if first is not None:
+                yield first
+            last = row["at"]
+        first = row["at"]
+    if first is not None:
+        yield first

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from geocomm.core.units import DAY_S
 from geocomm.telemetry.egress import egress_dollars
 from geocomm.telemetry.known_values import known, mean, median, share, total
 from geocomm.telemetry.last_reports import LastReports, Life
 from geocomm.telemetry.overview_events import event_states, moments
 from geocomm.telemetry.overview_links import far_peers
 from geocomm.telemetry.report import Report, Row
-from geocomm.telemetry.run_store import Received
+from geocomm.telemetry.run_store import Received, RunStore
 
 RECENT_EVENT_SECONDS = 600.0
 
@@ -119,8 +121,8 @@ class SiteState:
         return max(ages) if ages else min(rank.report_age_seconds for rank in self.ranks)
 
 
-def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
-    """The sites by name. events: of the last day, as `RunStore.events` has them."""
+def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
+    """The sites by name."""
     for name in sorted({received.report.site for received in seen.last}):
         own = [received for received in seen.last if received.report.site == name]
         ranks = tuple(_rank(seen, received) for received in own)
@@ -130,7 +132,9 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
         losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
         stats = [received.report.stats for received in own]
         disk = min((rank for rank in ranks if rank.disk_free_bytes is not None), key=_free_bytes, default=None)
-        checkpoints = moments(row for row in events if row["site"] == name and row["kind"] == "checkpoint")
+        saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
+        checkpoints = list(itertools.islice(saved, 2))
+        recent = event_states(store.events(seen.at - RECENT_EVENT_SECONDS, seen.at, site=name))
         yield SiteState(
             name=name,
             ranks=ranks,
@@ -160,15 +164,9 @@ def site_states(seen: LastReports, events: list[Row]) -> Iterator[SiteState]:
             certificate_ends=min(known(received.report.certificate_ends for received in own), default=None),
             disk_free_bytes=disk and disk.disk_free_bytes,
             disk_size_bytes=disk and disk.disk_size_bytes,
-            checkpoint_age_seconds=seen.at - checkpoints[-1] if checkpoints else None,
-            checkpoint_interval_seconds=checkpoints[-1] - checkpoints[-2] if len(checkpoints) > 1 else None,
-            recent_events=dict(
-                collections.Counter(
-                    event.kind
-                    for event in event_states([row for row in events if row["site"] == name])
-                    if seen.at - event.at <= RECENT_EVENT_SECONDS
-                )
-            ),
+            checkpoint_age_seconds=seen.at - checkpoints[0] if checkpoints else None,
+            checkpoint_interval_seconds=checkpoints[0] - checkpoints[1] if len(checkpoints) > 1 else None,
+            recent_events=dict(collections.Counter(event.kind for event in recent)),
         )
 
 

@@ -241,13 +241,22 @@ class RunStore:
         for (packed,) in reports:
             yield from (line.row for line in reversed(list(self._lines(packed, kind.removesuffix("s")))))
 
-    def events(self, since: float = 0.0) -> list[Row]:
-        """Events that came after `since`, oldest first, each with `site`, `rank` and `at`."""
-        rows = self._db.execute("SELECT at, site, rank, shape, numbers FROM events WHERE at > ? ORDER BY at", (since,))
-        return [
-            {**Line(self._shape(shape), array("q", numbers)).row, "at": at, "site": site, "rank": rank}
-            for at, site, rank, shape, numbers in rows
-        ]
+    def events(
+        self, since: float = 0.0, until: float = _FOR_EVER, *, site: str | None = None, kind: str = ""
+    ) -> Iterator[Row]:
+        """Events that came after `since` and up to `until`, newest first, each with `site`, `rank` and `at`; of one
+        site or kind alone, where it is named. Each is read when it is asked for."""
+        of_site, its_name = ("", ()) if site is None else ("AND site = ? ", (site,))
+        rows = self._db.execute(
+            "SELECT at, site, rank, shape, numbers FROM events "
+            f"WHERE at > ? AND at <= ? {of_site}ORDER BY at DESC, rowid DESC",
+            (since, until, *its_name),
+        )
+        named = f'"kind":"{kind}"'.encode() if kind else b""
+        for at, own, rank, shape, numbers in rows:
+            line = Line(self._shape(shape), array("q", numbers))
+            if named in line.text:
+                yield {**line.row, "at": at, "site": own, "rank": rank}
 
     def thin(self, now: float, back_s: float = math.inf) -> None:
         """Drop what is too old to be kept in full. back_s: how far back from each age to look, where what is older was
@@ -279,6 +288,8 @@ class RunStore:
             "CREATE INDEX reports_at ON reports (at);"
             "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
             "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, shape INTEGER, numbers BLOB) STRICT;"
+            "CREATE INDEX events_at ON events (at);"
+            "CREATE INDEX events_of_site ON events (site, at);"
             "CREATE TABLE shapes (number INTEGER PRIMARY KEY, shape BLOB) STRICT;"
             f"PRAGMA application_id={_APPLICATION_ID};"
             f"PRAGMA user_version={_FORMAT};"

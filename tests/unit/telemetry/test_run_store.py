@@ -32,7 +32,7 @@ def test_readers_see_what_one_process_writes_while_it_writes(tmp_path: Path) -> 
         ("b", 0, 3.0),
     ]
     assert reader.latest()[0].report.stats == {"operations": 2}
-    assert reader.events() == [{"kind": "checkpoint", "at": 3.0, "site": "b", "rank": 0}]
+    assert [*reader.events()] == [{"kind": "checkpoint", "at": 3.0, "site": "b", "rank": 0}]
     assert [r.at for r in reader.reports(since=1.0, site="a")] == [2.0, 2.0]
 
 
@@ -84,5 +84,21 @@ def test_any_number_of_shapes_is_read_again_by_others_and_after_a_restart(
     assert reader is not None
     assert [one.report.stats for one in reader.reports()] == said
     assert [{name: row[name] for name in said[0] if name in row}["kind"] for row in reader.events()] == [
-        stats["kind"] for stats in said
+        stats["kind"] for stats in reversed(said)
     ]
+
+
+def test_events_are_read_newest_first_of_a_time_a_site_and_a_kind(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    for second in range(6):
+        said = {"kind": ("checkpoint", "codec_fallback2")[second % 2], "step": second}
+        for site in "ab":
+            keep(store, report(second, site=site, events=[said]), float(second))
+
+    def read(*span: float, **only: str) -> list[tuple[str, int]]:
+        return [(row["site"], row["step"]) for row in store.events(*span, **only)]
+
+    assert read(3.0) == [("b", 5), ("a", 5), ("b", 4), ("a", 4)]
+    assert read(0.0, 3.0, site="a") == [("a", 3), ("a", 2), ("a", 1)]
+    assert read(site="b", kind="checkpoint") == [("b", 4), ("b", 2)]
+    assert read(4.0, kind="codec_fallback2") == [("b", 5), ("a", 5)]
