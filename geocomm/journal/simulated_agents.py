@@ -1,0 +1,210 @@
+"""The agents of the sites of a simulated run: they follow the leader's journal and tell their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from geocomm.journal.entries import Entry, Left, Round, Skip, hash_of
+from geocomm.journal.member import Frame
+from geocomm.journal.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Down,
+    EntrySaid,
+    Fetch,
+    Hello,
+    Leave,
+    Open,
+    RanksGone,
+    Refused,
+    Stop,
+    Welcome,
+)
+from geocomm.journal.run_state import EMPTY, RunState
+from geocomm.journal.simulated_checks import BrokenRunError
+from geocomm.journal.simulated_leader import SimulatedLeader
+from geocomm.journal.simulated_lines import LEADER, Lines, Link
+from geocomm.journal.simulated_ranks import SimulatedRanks
+from geocomm.journal.simulated_site import Site
+from geocomm.journal.simulated_time import SimulatedTime
+
+
+class SimulatedAgents:
+    """What each site's agent does, and its machine."""
+
+    def __init__(
+        self,
+        time: SimulatedTime,
+        lines: Lines,
+        sites: Mapping[str, Site],
+        leader: SimulatedLeader,
+        ranks: SimulatedRanks,
+    ) -> None:
+        self._time = time
+        self._random = time.random
+        self._lines = lines
+        self._sites = sites
+        self._leader = leader
+        self._ranks = ranks
+
+    # ---- machines
+
+    def start(self, site: Site) -> None:
+        """Its machine begins, with what is on its disk."""
+        site.up = True
+        site.process += 1
+        site.state = RunState.of(site.disk.journal)
+        site.welcome, site.link = None, None
+        site.opens.clear()
+        site.later(0, lambda: self._connect(site))
+        site.later(0, lambda: self._beat(site))
+        self._ranks.start(site)
+
+    def kill(self, site: Site) -> None:
+        """Its machine ends, and starts again in some seconds."""
+        if not site.up:
+            return
+        site.up = False
+        site.process += 1
+        site.ranks = None
+        site.needs.clear()
+        site.parked.clear()
+        site.paused_until = 0
+        self._leader.break_link(site, 0.1)
+        self._time.after(self._random.uniform(0.5, 15), lambda: None if site.up or site.gone else self.start(site))
+
+    def _lose_leader_and(self, site: Site) -> None:
+        """The leader's machine is gone; the site that has its last entry is killed too, or cut off from all."""
+        self._leader.is_doomed = False
+        self._leader.lose()
+        if self._random.random() < 0.5:
+            self.kill(site)
+        else:
+            cut_s = self._random.uniform(15, 40)
+            for name in [LEADER, *self._sites]:
+                if name != site.name:
+                    self._leader.cut(frozenset([site.name, name]), cut_s)
+
+    # ---- the connection
+
+    def _connect(self, site: Site) -> None:
+        site.later(self._random.uniform(0.5, 1), lambda: self._connect(site))
+        if site.link is not None or self._leader.sequencer is None or not self._lines.reach(site.name, LEADER):
+            return
+        link = Link(take=lambda message: self._take(site, message), lost=lambda: self._lost(site, link))
+        self._leader.connect(site, link)
+        genesis = site.state.genesis
+        head = site.state.head
+        self._leader.send_up(
+            site,
+            Hello(
+                protocol=PROTOCOL_VERSION,
+                geocomm="",
+                store=site.disk.store,
+                run=None if genesis is None else genesis.run,
+                head=head.index,
+                head_hash=None if head == EMPTY else head.hash,
+                term=site.state.term,
+                fetch=site.name,
+                attempts={p: attempt for p, (v, attempt) in site.disk.attempts.items() if v == site.state.versions[p]}
+                if genesis is not None
+                else {},
+            ),
+        )
+
+    def _lost(self, site: Site, link: Link) -> None:
+        if site.link is link:
+            self.forget_leader(site)
+
+    def forget_leader(self, site: Site) -> None:
+        """The connection has ended, or the agent was killed and a new one begins."""
+        if site.link is not None:
+            self._leader.break_link(site, 0.1)
+        site.link, site.welcome = None, None
+
+    def _beat(self, site: Site) -> None:
+        site.later(3, lambda: self._beat(site))
+        self._leader.say(site, Beat(step=site.steps, tokens=0, step_s=site.step_s, line_s=0, free_bytes=0))
+
+    # ---- the journal
+
+    def _take(self, site: Site, message: Down) -> None:
+        match message:
+            case Welcome():
+                if message.term < site.disk.term:
+                    raise BrokenRunError(f"10: {site.name} is to follow term {message.term} after {site.disk.term}")
+                site.disk.term = message.term
+                site.welcome = message
+                site.opens = {p: one for p, one in site.opens.items() if (p, one.version, one.attempt) in message.open}
+                site.caught_up = False
+                self._caught_up(site)
+                self._ranks.changed(site)
+                if site.ranks is None:
+                    self._leader.say(site, RanksGone(why="none yet"))
+                if site.leaving:
+                    self._leader.say(site, Leave())
+            case EntrySaid():
+                self._store(site, message.entry)
+            case Open():
+                site.opens[message.fragment] = message
+                site.disk.attempts[message.fragment] = (message.version, message.attempt)
+                self._ranks.tell(site, message)
+            case Fetch():
+                frame = Frame(message.fragment, message.version, message.site, message.frame)
+                self._ranks.fetch(site, frame, [*message.sources], again=False)
+            case Refused() | Stop():
+                raise BrokenRunError(f"{site.name} was stopped: {message.why}")
+            case _:
+                self._ranks.tell(site, message)
+
+    def _store(self, site: Site, entry: Entry) -> None:
+        """A follower: an entry is on its disk before its ranks see it."""
+        head = site.state.head
+        if entry.index <= head.index:
+            if hash_of(site.disk.journal[entry.index]) != hash_of(entry):
+                self._go_back(site, entry.index)
+            return
+        if entry.index == head.index + 1 and entry.prev != head.hash:
+            self._go_back(site, site.state.terms.get(site.state.term, 0))
+            return
+        site.state.apply(entry)
+        if self._leader.chain.entries[entry.index] is not entry:
+            raise BrokenRunError(f"1: {site.name} has another entry {entry.index} than the leader")
+        site.chain = self._leader.chain
+        site.disk.journal.append(entry)
+        if self._leader.is_doomed:
+            self._lose_leader_and(site)
+            if not site.up:
+                return
+        if isinstance(entry, Skip):
+            void = (entry.fragment, entry.version)
+            site.needs = {frame for frame in site.needs if frame[:2] != void}
+            state = site.disk.states.get(entry.fragment)
+            if state is not None and state.version > entry.version:
+                del site.disk.states[entry.fragment]
+        if isinstance(entry, Left) and entry.site == site.name:
+            site.up, site.gone = False, True
+            return
+        self._ranks.tell(site, EntrySaid(entry=entry))
+        self._caught_up(site)
+        self._ranks.changed(site)
+
+    def _go_back(self, site: Site, first: int) -> None:
+        """Its journal ends outside the run's: it begins again where the two part."""
+        if site.welcome is None or site.state.term >= site.welcome.term:
+            raise BrokenRunError(f"1: {site.name} has another entry {first} than the leader, of the same term")
+        dropped = [entry for entry in site.disk.journal[first:] if isinstance(entry, Round | Skip)]
+        del site.disk.journal[first:]
+        for entry in dropped:
+            state = site.disk.states.get(entry.fragment)
+            if state is not None and state.version > entry.version:
+                del site.disk.states[entry.fragment]
+        site.state = RunState.of(site.disk.journal)
+        self.forget_leader(site)
+        if dropped and site.ranks is not None:
+            self._ranks.end(site, "they have rounds that the run does not have")
+
+    def _caught_up(self, site: Site) -> None:
+        if site.welcome is not None and not site.caught_up and site.state.head.index >= site.welcome.head:
+            site.caught_up = True
+            self._ranks.tell(site, site.welcome)

@@ -1,0 +1,94 @@
+"""The journal of a simulated run, and what is so after it: what the checks compare sites with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip, hash_of
+from geocomm.journal.member import Frame
+
+FRAGMENTS = 2
+
+
+@dataclass(frozen=True)
+class State:
+    """A fragment at a version."""
+
+    version: int
+    anchor: int = 0
+    chain: str = ""
+    """Stands for the momentum: depends on every frame, and on their order."""
+
+    @property
+    def digest(self) -> Digest:
+        """That a site says of it."""
+        return hashlib.md5(f"{self.version} {self.anchor} {self.chain}".encode()).hexdigest()
+
+    def after(self, coded: list[int]) -> State:
+        """The next one, by a round of these frames; none: the round is void."""
+        chain = hashlib.md5(f"{self.chain} {coded}".encode()).hexdigest() if coded else self.chain
+        return State(self.version + 1, self.anchor + sum(coded), chain)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is in a frame, and what only the checks know of it."""
+
+    frame: Frame
+    coded: int
+    base: Digest
+    steps: frozenset[int]
+
+
+class Chain:
+    """A journal, and what is so after it: what the checks compare with."""
+
+    def __init__(self, contents: Mapping[Hash, Content]) -> None:
+        self._contents = contents
+        self.entries: list[Entry] = []
+        self.hashes: list[Hash] = []
+        self.counted: list[set[int]] = [set() for _ in range(FRAGMENTS)]
+        """By fragment: the steps that count."""
+        self.rounds: list[list[Round]] = [[] for _ in range(FRAGMENTS)]
+        self.truth: list[list[State]] = [[State(0)] for _ in range(FRAGMENTS)]
+        self.digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
+        """By fragment and version: from which entry on it has which digest."""
+        for fragment in range(FRAGMENTS):
+            self.digests[fragment, 0] = [(0, State(0).digest)]
+
+    def until(self, length: int) -> Chain:
+        """Another one, with the first entries of this one."""
+        chain = Chain(self._contents)
+        for entry in self.entries[:length]:
+            chain.append(entry)
+        return chain
+
+    def append(self, entry: Entry) -> None:
+        """Another entry, after which other things are so."""
+        self.entries.append(entry)
+        self.hashes.append(hash_of(entry))
+        if isinstance(entry, Round):
+            self._take_round(entry)
+        if isinstance(entry, Skip):
+            self._void(entry)
+
+    def _take_round(self, entry: Round) -> None:
+        p, v = entry.fragment, entry.version
+        self.counted[p] = self.counted[p].union(*(self._contents[one.frame].steps for one in entry.members))
+        self.rounds[p].append(entry)
+        self.truth[p].append(self.truth[p][v].after([self._contents[one.frame].coded for one in entry.members]))
+        self.digests[p, v + 1] = [(entry.index, self.truth[p][v + 1].digest)]
+
+    def _void(self, entry: Skip) -> None:
+        """From that version on, the fragment has had other states."""
+        p = entry.fragment
+        for listed in self.rounds[p][entry.version].members:
+            self.counted[p] -= self._contents[listed.frame].steps
+        skips = {(one.fragment, one.version) for one in self.entries if isinstance(one, Skip)}
+        for version in range(entry.version, len(self.rounds[p])):
+            members = self.rounds[p][version].members
+            coded = [] if (p, version) in skips else [self._contents[one.frame].coded for one in members]
+            self.truth[p][version + 1] = self.truth[p][version].after(coded)
+            self.digests[p, version + 1].append((entry.index, self.truth[p][version + 1].digest))

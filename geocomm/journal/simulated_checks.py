@@ -1,0 +1,66 @@
+"""What must always hold in a simulated run. The numbers are those of the rules in `simulated_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from geocomm.journal.entries import Hash, Round
+from geocomm.journal.member import Frame
+from geocomm.journal.run_state import SiteRecord, Standing
+from geocomm.journal.simulated_chain import Chain, Content
+from geocomm.journal.simulated_site import Part, Site
+
+
+class BrokenRunError(AssertionError):
+    """Something that must always hold does not."""
+
+
+class RunHasEnded(Exception):
+    """Nobody is left who takes part: what may be asked of a run that goes on is not asked of this one."""
+
+
+class Checks:
+    """They raise BrokenRunError."""
+
+    def __init__(self, contents: Mapping[Hash, Content]) -> None:
+        self._contents = contents
+        self._was_on_disk: set[tuple[str, Frame]] = set()
+        """(store, frame)."""
+        self.stores: dict[str, str] = {}
+        """By site: its disk, as its last Hello said."""
+
+    def written(self, store: str, frame: Frame) -> None:
+        """A frame lies on a disk."""
+        self._was_on_disk.add((store, frame))
+
+    def check_round(self, entry: Round, chain: Chain, sites: Mapping[str, SiteRecord]) -> None:
+        """A round is to be appended to the leader's journal. sites: as they stand in it."""
+        p, v = entry.fragment, entry.version
+        if v != len(chain.rounds[p]):
+            raise BrokenRunError(f"2: fragment {p} has a second round {v}")
+        digest = chain.truth[p][v].digest
+        if entry.base not in (None, digest):
+            raise BrokenRunError(f"4: entry {entry.index} has another base than its journal gives")
+        live = [site for site in sites.values() if site.standing is Standing.READY]
+        counted = chain.counted[p]
+        for listed in entry.members:
+            content = self._contents[listed.frame]
+            if content.frame != Frame(p, v, listed.site, listed.frame) or content.base != digest:
+                raise BrokenRunError(f"5: entry {entry.index} lists a delta to another state")
+            held = sum((self.stores[site.name], content.frame) in self._was_on_disk for site in live)
+            if held < min(2, len(live)):
+                raise BrokenRunError(f"3: entry {entry.index} lists a frame that {held} of {len(live)} live sites have")
+            if content.steps & counted:
+                raise BrokenRunError(f"12: entry {entry.index} counts steps of {listed.site} again")
+            counted = counted | content.steps
+
+    def check_part(self, site: Site, fragment: int, part: Part) -> None:
+        """A rank of the site has settled a round."""
+        head = site.state.head.index
+        known = [digest for index, digest in site.chain.digests[fragment, part.state.version] if index <= head]
+        if not known or part.state.digest != known[-1]:
+            raise BrokenRunError(f"4: {site.name} has another fragment {fragment} than its journal gives")
+        if part.local - part.state.anchor != sum(added for _, added in part.uncounted):
+            raise BrokenRunError(
+                f"6: {site.name} has other uncounted steps in fragment {fragment} than its weights say"
+            )

@@ -1,0 +1,126 @@
+"""What a site of a simulated run has: its disk, its ranks and their copies of the fragments, its agent's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from geocomm.journal.entries import Entry, Hash
+from geocomm.journal.member import Frame, Member
+from geocomm.journal.messages import Open, Welcome
+from geocomm.journal.run_state import RunState
+from geocomm.journal.simulated_chain import Chain, State
+from geocomm.journal.simulated_lines import Link
+from geocomm.journal.simulated_time import SimulatedTime
+
+
+@dataclass
+class Disk:
+    """What outlives a site's machine."""
+
+    store: str
+    """Its name."""
+    term: int = 0
+    """The highest seen."""
+    journal: list[Entry] = field(default_factory=list[Entry])
+    frames: set[Frame] = field(default_factory=set[Frame])
+    states: dict[int, State] = field(default_factory=dict[int, State])
+    attempts: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+
+@dataclass
+class OwnFrame:
+    """An own frame, as long as it may count."""
+
+    residual: int
+    local: int
+    steps: int
+    """How many of the uncounted ones it has."""
+
+
+@dataclass
+class Part:
+    """A rank's copy of a fragment."""
+
+    state: State
+    local: int
+    residual: int = 0
+    uncounted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(step, what it added)."""
+    frames: dict[Hash, OwnFrame] = field(default_factory=dict[Hash, OwnFrame])
+
+
+class Ranks:
+    """The ranks of a site, as one process that owns all fragments."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.member: Member | None = None
+        self.parts: list[Part] = []
+        self.goals: list[int] = []
+        self.opens: dict[int, Open] = {}
+        """The last of each fragment."""
+        self.introduced_to: Welcome | None = None
+
+
+class Site:
+    """A site: its machine, and what runs on it."""
+
+    def __init__(self, time: SimulatedTime, name: str, step_s: float, store: str, chain: Chain) -> None:
+        self._time = time
+        self.name = name
+        self.chain = chain
+        """That of which its journal is the beginning."""
+        self.step_s = step_s
+        self.disk = Disk(store)
+        self.state = RunState()
+        self.process = 0
+        """Which start of the site this is: events of an earlier one are void."""
+        self.up = False
+        self.gone = False
+        """It has left."""
+        self.leaving = False
+        self.paused_until = 0.0
+        self.parked: list[Callable[[], None]] = []
+        """What happens once the pause is over, in order."""
+        self.steps = 0
+        self.link: Link | None = None
+        self.welcome: Welcome | None = None
+        self.caught_up = False
+        """The entries that the leader had at the welcome are here, and the ranks know them."""
+        self.opens: dict[int, Open] = {}
+        self.ranks: Ranks | None = None
+        self.needs: set[Frame] = set()
+
+    def later(self, delay: float, do: Callable[[], None]) -> None:
+        """Have something happen in `delay` seconds in this start of the site, and not while it is paused."""
+        self.at(self._time.now + delay, do)
+
+    def at(self, time: float, do: Callable[[], None]) -> None:
+        """The same at `time`."""
+        process = self.process
+
+        def when_running() -> None:
+            if not self.up or self.process != process:
+                return
+            if self.paused_until > self._time.now or self.parked:
+                self.parked.append(do)
+            else:
+                do()
+
+        self._time.at(time, when_running)
+
+    def pause(self, duration: float) -> None:
+        """Stop for so long; then all happens at once that was due."""
+        self.paused_until = max(self.paused_until, self._time.now + duration)
+        process = self.process
+
+        def resume() -> None:
+            if self.process != process or self.paused_until > self._time.now:
+                return
+            parked, self.parked = self.parked, []
+            for do in parked:
+                if self.process == process and self.up:
+                    do()
+
+        self._time.at(self.paused_until, resume)
