@@ -2,16 +2,16 @@
 
 The program of each rank is what it did between its operations, which takes the time that it took, its calls, and its
 waits. A message leaves when its operation has begun and those before it have left; it then takes the time that it took
-on the link, and half a round trip. Where each site sums up a part of a tensor, half of what it sends are contributions
-to the others' parts, and half is the sum of its own, for which it needs the contributions of all. So a replay that
-changes nothing gives the times that were seen, and one that takes something away moves all that depended on it.
+on the link, and half a round trip. Where each site sums up a part of a tensor, it sends contributions to the others'
+parts, and then the sum of its own, for which it needs the contributions of all. So a replay that changes nothing gives
+the times that were seen, and one that takes something away moves all that depended on it.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from geocomm.diagnostics.run_window import Key, Operation, RankWindow, RunWindow
 Way = tuple[Place, Place]
 """From one rank to another."""
 _CHUNK_BYTES, _LEAST_CHUNK_BYTES, _MOST_SMALL_CHUNKS = 1 << 20, 1 << 16, 4
-"""Of a part, before coding: how it is cut (`reduce_plan.cc`)."""
+"""Of a tensor, before coding: how it is cut, and into how many chunks for each site a small one (`reduce_plan.cc`)."""
 _ROUNDS = 8
 """How often the times of an operation's messages are found from each other."""
 _LEAST_WAIT_S = 1e-3
@@ -42,10 +42,17 @@ class Message:
     """From the moment when it could leave to its last byte's, less the way."""
     coding: float
     """Of that, until the sender had made the last frame."""
-    summed: float
-    """Share of it which the sender can make only when it has the contributions of all others; 0: nothing."""
     delay: float
     """Half a round trip of that link."""
+    contributed: float = 1.0
+    """Share of it which the sender can make at once. The rest are sums, for which it needs the contributions of all."""
+    chunk: float = 0.0
+    """Share of it which is the first or the last chunk."""
+
+    @property
+    def summed(self) -> float:
+        """Share of it which are sums."""
+        return 1 - self.contributed
 
 
 @dataclass(frozen=True)
@@ -156,13 +163,13 @@ class Replay:
 
     def _received(self, ranks: Mapping[Place, Operation], target: Place) -> list[Message]:
         """What a rank got for an operation, without the times."""
-        operation, summed = ranks[target], _summed(ranks)
+        operation, owned = ranks[target], _owned(ranks)
         found: list[Message] = []
         for source in operation.arrivals:
             there, back = self.link((source, target)), self.link((target, source))
             delay = min(filter(None, (there.min_rtt_s, back.min_rtt_s)), default=0.0) / 2
-            size = operation.bytes_received // len(operation.arrivals)
-            found.append(Message((source, target), size, 0.0, 0.0, summed if source in ranks else 0.0, delay))
+            plain = Message((source, target), operation.bytes_received // len(operation.arrivals), 0.0, 0.0, delay)
+            found.append(_of_owners(plain, operation, owned) if source in owned else plain)
         return found
 
     def _shorten(self, early: Sequence[tuple[tuple[Key, Place], int]]) -> None:
@@ -249,7 +256,8 @@ class Replay:
                 left = start + service
                 if message.summed:
                     first, all_in = sums[message.way[0]]
-                    left = max(left, first + service / 2, all_in + message.summed * service)
+                    last_chunk = min(message.chunk, message.summed)
+                    left = max(left, first + message.summed * service, all_in + last_chunk * service)
                 free[message.way] = left
                 last = max(last, left + delay)
             arrived = max([operation.began, *operation.arrivals.values()])
@@ -284,19 +292,46 @@ def _begin(rank: RankWindow) -> float:
     return rank.steps[0].began if rank.steps else 0.0
 
 
-def _summed(ranks: Mapping[Place, Operation]) -> float:
-    """Which share of what each rank sends waits for the contributions of all: the last chunk of its sums, or nothing
-    where all send all others the whole, as all-reduces of two sites and small ones do."""
+def _owned(ranks: Mapping[Place, Operation]) -> dict[Place, float]:
+    """How many bytes of the tensor each rank sums up for the others, before coding; nobody any where all send all
+    others the whole, as all-reduces of two sites and small ones do."""
     told = list(ranks.values())
     sites = {place[0] for one in told for place in one.arrivals} | {place[0] for place in ranks}
     if told[0].kind != "all_reduce" or len(sites) < 3:
-        return 0.0
+        return {}
     received, came = sum(one.raw_bytes_received for one in told), sum(len(one.arrivals) for one in told)
     whole = told[0].raw_bytes * (len(sites) - 1) * len({place[0] for place in ranks})
     if not came or received > whole * (1 + 2 / len(sites)) / 2:  # else it is whole * 2 / len(sites)
-        return 0.0
-    part = received / came / 2
-    return 0.5 / max(1.0, part / _CHUNK_BYTES, min(_MOST_SMALL_CHUNKS, part / _LEAST_CHUNK_BYTES))
+        return {}
+    places = {*ranks, *(place for one in told for place in one.arrivals)}
+    of_site = Counter(place[0] for place in places)
+    if len(set(of_site.values())) > 1:
+        return dict.fromkeys(ranks, received / came / 2)  # sites of several sizes: all owners are taken for equal
+    # Each rank takes part in as much of the tensor: it gets its part of that from all others, and theirs from them.
+    stripe = told[0].raw_bytes * len(sites) / len(places)
+    found = {place: (one.raw_bytes_received - stripe) / (len(sites) - 2) for place, one in ranks.items()}
+    return {place: min(stripe, max(0.0, owned)) for place, owned in found.items()}
+
+
+def _of_owners(message: Message, operation: Operation, owned: Mapping[Place, float]) -> Message:
+    """The same where each rank sums up a part: what it gets of each other are its own part, and that one's sums."""
+    source, target = message.way
+    equal = sum(owned.values()) / len(owned)
+    others = {place: owned.get(place, equal) for place in operation.arrivals}
+    tensor, count = owned[target] + sum(others.values()), 1 + len(others)
+    small = min(_MOST_SMALL_CHUNKS * count, tensor / _LEAST_CHUNK_BYTES)
+    chunk = tensor / max(count, tensor / _CHUNK_BYTES, small)
+    # Who owns anything has a chunk at least: less is what rounding leaves.
+    contributions, sums = (one if 2 * one >= chunk else 0.0 for one in (owned[target], owned[source]))
+    if not contributions + sums:
+        return replace(message, size=0)
+    size, of_all = contributions + sums, owned[target] * len(others) + sum(others.values())
+    return replace(
+        message,
+        size=round(operation.bytes_received * size / of_all),
+        contributed=contributions / size,
+        chunk=chunk / size,
+    )
 
 
 def _flights(
@@ -306,8 +341,8 @@ def _flights(
     without: Without,
 ) -> tuple[dict[Place, list[tuple[Message, float, float, float]]], dict[Place, tuple[float, float]]]:
     """By receiver, an operation's messages with when they can leave, what they take on the link, and the way; and when
-    it has the first chunk of the contributions of all others, and when all, which are the first half of what these
-    send. A message whose sender does not tell leaves when its receiver calls."""
+    it has the first chunk of the contributions of all others, and when all, which come before what these have summed. A
+    message whose sender does not tell leaves when its receiver calls."""
     flights: dict[Place, list[tuple[Message, float, float, float]]] = {}
     sums: dict[Place, tuple[float, float]] = {}
     for place, some in messages.items():
@@ -318,8 +353,8 @@ def _flights(
             way = one.way
             start, service, delay = max(begun.get(way[0], own), free[way]), without.service(one), without.delay(one)
             found.append((one, start, service, delay))
-            first = max(first, start + one.summed * service + delay)
-            all_in = max(all_in, start + service / 2 + delay)
+            first = max(first, start + min(one.chunk, one.contributed) * service + delay)
+            all_in = max(all_in, start + one.contributed * service + delay)
         sums[place] = first, all_in
     return flights, sums
 
@@ -342,7 +377,8 @@ def _times_on_links(
             service = left[way] - start
             if message.summed:
                 first, all_in = sums[way[0]]
-                found = min(service, 2 * (left[way] - first), (left[way] - all_in) / message.summed)
+                last_chunk = min(message.chunk, message.summed)
+                found = min(service, (left[way] - first) / message.summed, (left[way] - all_in) / last_chunk)
                 service = (took[way] + max(0.0, found)) / 2
             took[way] = max(0.0, service)
     return took

@@ -36,6 +36,8 @@ class Run:
     delays: Mapping[str, float] = field(default_factory=dict[str, float])
     owners: bool = False
     """Each site sums up a part and sends the result to all; else each sends all others the whole."""
+    shares: Sequence[float] = ()
+    """Of the tensor, that each owner sums up; empty: all the same."""
     coding: float = 0.0
     counters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of all links."""
@@ -69,7 +71,7 @@ class _Simulation:
                 now = [max(issued[i] + run.coding, *arrived[i].values()) + run.coding / 8 for i in range(count)]
                 for i in range(count):
                     exposed[i] += now[i] - issued[i]
-                    rows[i].append(self._operation(number * run.operations + k, issued[i], now[i], arrived[i]))
+                    rows[i].append(self._operation(i, number * run.operations + k, issued[i], now[i], arrived[i]))
             now = [at + run.save for at in now]
             for i in range(count):
                 steps[i].append(Step(number, began[i], now[i], run.load[i], exposed[i], run.save))
@@ -100,20 +102,31 @@ class _Simulation:
                 sent = self._send(i, j, issued[i], run.size)
                 arrived[j][i] = max(sent, issued[i] + run.coding + self._delay(i, j), issued[j])
             return arrived
-        part = run.size / len(issued)
-        chunks = max(1, math.ceil(part / (1 << 20)), min(4, int(part / (1 << 16))))  # as reduce_plan.cc
+        chunks = self._chunks()
+        size = run.size / sum(chunks)
         summed: dict[tuple[int, int], float] = defaultdict(float)
         for i, j in ways:
-            for k in range(chunks):
-                summed[j, k] = max(summed[j, k], issued[j], self._send(i, j, issued[i], part / chunks))
+            for k in range(chunks[j]):
+                arrived[j][i] = max(self._send(i, j, issued[i], size), issued[j])
+                summed[j, k] = max(summed[j, k], arrived[j][i])
         for i, j in ways:
-            for k in range(chunks):
-                arrived[j][i] = max(self._send(i, j, summed[i, k], part / chunks), issued[j])
+            for k in range(chunks[i]):
+                arrived[j][i] = max(self._send(i, j, summed[i, k], size), issued[j])
         return arrived
 
-    def _operation(self, number: int, issued: float, ended: float, arrived: Mapping[int, float]) -> Operation:
+    def _chunks(self) -> list[int]:
+        """How many each site owns."""
+        count = len(self._places)
+        part = self._run.size / count
+        of_part = max(1, math.ceil(part / (1 << 20)), min(4, int(part / (1 << 16))))  # as reduce_plan.cc
+        return [round(count * of_part * share) for share in self._run.shares or count * (1 / count,)]
+
+    def _operation(self, i: int, number: int, issued: float, ended: float, arrived: Mapping[int, float]) -> Operation:
         run, others = self._run, len(arrived)
-        received = others * (2 * run.size // len(self._places) if run.owners else run.size)
+        # What owners get: the others' parts, and of each of them its own.
+        chunks, sites = self._chunks(), len(self._places)
+        owned = run.size * chunks[i] / sum(chunks)
+        received = round(run.size + (sites - 2) * owned) if run.owners else others * run.size
         return Operation(
             key=(1, number),
             kind="all_reduce",

@@ -41,6 +41,26 @@ def test_three_sites(cause: Cause, where: str, run: Run, changes: dict[str, Any]
     assert said.verdict.saved_seconds == pytest.approx(saved, rel=0.15)
 
 
+@pytest.mark.parametrize("shares", [(1 / 2, 1 / 3, 1 / 6), (0.5, 0.5, 0.0), (1.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("cause", "where", "run", "changes"),
+    [
+        (Cause.STRAGGLER, "c", replace(LARGE, compute=(0.1, 0.1, 0.6)), {"compute": PLAIN.compute}),
+        (Cause.LATENCY, "a - b", replace(SMALL, delays={"ab": 0.1}), {"delays": {"ab": 0.0}}),
+        (Cause.BANDWIDTH, "a - b", replace(LARGE, rates={"ab": 5e6}), {"rates": {"ab": 1e12}}),
+        (Cause.BANDWIDTH, "a", replace(LARGE, rates={"ab": 5e6, "ac": 5e6}), {"rates": {"ab": 1e12, "ac": 1e12}}),
+    ],
+)
+def test_three_sites_that_own_unequal_shares(
+    cause: Cause, where: str, run: Run, changes: dict[str, Any], shares: tuple[float, ...]
+) -> None:
+    run = replace(run, size=4 * run.size, owners=True, shares=shares)
+    said = run.said().verdict
+    saved = run.window().step_seconds - replace(run, **changes).window().step_seconds
+    assert (said.cause, said.where) == (cause, where)
+    assert said.saved_seconds == pytest.approx(saved, rel=0.15)
+
+
 @pytest.mark.parametrize("owners", [False, True])
 def test_three_healthy_sites(owners: bool) -> None:
     assert replace(PLAIN, size=1000, delay=0.001, owners=owners).said().verdict.cause is Cause.COMPUTE
