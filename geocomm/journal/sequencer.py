@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes
@@ -59,6 +58,7 @@ from geocomm.journal.messages import (
 )
 from geocomm.journal.open_round import OpenRound
 from geocomm.journal.run_state import RunState, Standing
+from geocomm.journal.said_digests import SaidDigests
 from geocomm.journal.sequencer_events import (
     Action,
     Append,
@@ -82,18 +82,6 @@ _MOST_GRACES = 8
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for so long, agents fetch at once."""
 RATE_FAULTS = 3
-REPAIRS_WITHIN = 100
-"""Entries: a second time in so many that digests differ ends the run of these sites."""
-_KEPT_VERSIONS = 4
-
-
-@dataclass
-class _Repairing:
-    """Sites whose digests of a fragment differ, until all say the same."""
-
-    since: float
-    index: int
-    sites: set[str]
 
 
 class Sequencer:
@@ -132,11 +120,7 @@ class Sequencer:
         """(holder, maker): the frame did not come by mail in the last round."""
         self._unmailed: dict[tuple[str, str], int] = {}
         """By (holder, maker): rounds since any frame came by mail, late or not."""
-        self._said: dict[int, dict[int, dict[str, Digest]]] = {}
-        """Digests by fragment, version and site."""
-        self._repairing: dict[int, _Repairing] = {}
-        self._repaired_at: dict[int, int] = {}
-        """By fragment: the head when digests last differed."""
+        self._digests = SaidDigests(state)
         self._snapshot_at = 0.0
         self._copies: dict[str, Digest] = {}
         """By site: of its manifest of the last snapshot."""
@@ -359,8 +343,7 @@ class Sequencer:
             self._left(name)
         else:
             self._append(Away, site=name, why=why)
-        for repairing in self._repairing.values():
-            repairing.sites.discard(name)
+        self._digests.leave(name)
 
     def _remove(self, name: str, why: str) -> None:
         known = self.state.sites.get(name)
@@ -395,10 +378,8 @@ class Sequencer:
                 self._left(name)
         self._skip_lost()
         self._take_snapshot()
-        for fragment, repairing in [*self._repairing.items()]:
-            self._end_repair(fragment, repairing)
-            if fragment in self._repairing and self._now - repairing.since >= terms.repair_s:
-                self._stop_for_digests(fragment, repairing.sites)
+        for fragment, sites in self._digests.overdue(terms.repair_s, self._now):
+            self._stop_for_digests(fragment, sites)
 
     # ---- rounds
 
@@ -409,7 +390,7 @@ class Sequencer:
             if fragment in self._due and self._may_open():
                 self._open(fragment)
             return
-        if fragment in self._repairing:
+        if self._digests.is_repairing(fragment):
             return
         eligible = found.eligible(self.state.live)
         grace_s = self._grace_s()
@@ -594,7 +575,7 @@ class Sequencer:
             version=found.version,
             members=members,
             every=0 if every == self.state.every else every,
-            base=self._base(fragment, found.version),
+            base=self._digests.base(fragment, found.version),
         )
 
     @staticmethod
@@ -633,10 +614,6 @@ class Sequencer:
 
     # ---- digests
 
-    def _base(self, fragment: int, version: int) -> Digest | None:
-        said = self._said.get(fragment, {}).get(version, {})
-        return next((said[name] for name in sorted(said)), None)
-
     def _applied(self, name: str, site: LedSite, message: Applied) -> None:
         fragment, version = message.fragment, message.version
         if version > self.state.versions[fragment]:
@@ -645,42 +622,20 @@ class Sequencer:
         site.applied[fragment] = max(version, site.applied.get(fragment, 0))
         if name not in self.state.live:
             return  # It may not know yet of a skip that changes its state.
-        said = self._said.setdefault(fragment, {})
-        said.setdefault(version, {})[name] = message.digest
-        for old in [one for one in said if one < self.state.versions[fragment] - _KEPT_VERSIONS]:
-            del said[old]
-        repairing = self._repairing.get(fragment)
-        if repairing is not None:
-            self._end_repair(fragment, repairing)
+        found = self._digests.take(name, message, lambda one: self._sites[one].connected, self._now)
+        if found is None:
             return
-        here = said.get(version, {})
-        base = self.state.base(fragment, version)
-        others = {other for other, digest in here.items() if digest != message.digest}
-        if not others and base in (None, message.digest):
+        if found.again:
+            self._stop_for_digests(fragment, found.sites)
             return
-        sites = {one for one in others | {name} if self._sites[one].connected}
-        last = self._repaired_at.get(fragment)
-        self._repaired_at[fragment] = self.state.head.index
-        if last is not None and self.state.head.index - last < REPAIRS_WITHIN:
-            self._stop_for_digests(fragment, sites)
-            return
-        against = ", ".join(sorted(others)) or "the journal"
+        against = ", ".join(found.others) or "the journal"
         self._out.append(
             Log(f"fragment {fragment}, version {version}: {name} has other bits than {against}; repairing")
         )
-        said.clear()
-        self._repairing[fragment] = _Repairing(self._now, self.state.head.index, sites)
-        for one in sorted(sites):
+        for one in sorted(found.sites):
             self._send(one, Repair(fragment=fragment))
 
-    def _end_repair(self, fragment: int, repairing: _Repairing) -> None:
-        """Over once all of them have said the same of the newest version. What was under way before is of no weight."""
-        said = self._said.get(fragment, {}).get(self.state.versions[fragment], {})
-        if all(name in said for name in repairing.sites) and len({said[name] for name in repairing.sites}) <= 1:
-            del self._repairing[fragment]
-
     def _stop_for_digests(self, fragment: int, sites: set[str]) -> None:
-        self._repairing.pop(fragment, None)
         if not sites:
             return
         names = " and ".join(sorted(sites))
@@ -738,8 +693,7 @@ class Sequencer:
             why = f"nobody has frame {frame[:16]} of {site}"
             for void in self.state.to_skip(fragment, version):
                 self._append(Skip, fragment=fragment, version=void, why=why)
-            self._said.pop(fragment, None)
-            self._repairing.pop(fragment, None)
+            self._digests.forget(fragment)
             self._least_attempts[fragment] = self._attempts.get(fragment, -1) + 1
             if self._rounds.pop(fragment, None) is not None:
                 # Sites believe it to be open, so none would say again that it is due.
