@@ -70,7 +70,9 @@ def run(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="What this site has of the run, on a disk of this machine.", metavar="FOLDER", rich_help_panel=_ELASTIC
+            help="What this site has of the run, on a disk of this machine. Only a site's first node needs it.",
+            metavar="FOLDER",
+            rich_help_panel=_ELASTIC,
         ),
     ] = None,
     lead: Annotated[
@@ -167,8 +169,8 @@ def run(
         if elastic or meeting is None:
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
-            if (run_dir is None) == (node_rank == 0):
-                fail("run", "--elastic needs --run-dir on the first node of the site, and there alone")
+            if run_dir is None and node_rank == 0:
+                fail("run", "--elastic needs --run-dir on the first node of the site")
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
             config = ElasticRun(

@@ -46,7 +46,7 @@ class ElasticRun:
     lead: bool
     """This site leads, though the leader's host is no address of this machine."""
     run_dir: Path | None
-    """None: on another node of the site."""
+    """On the first node of the site; on another one, if at all, for what its ranks keep."""
     wait_for: tuple[str, ...]
     min_sites: int
     snapshot_s: float

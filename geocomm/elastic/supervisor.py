@@ -219,9 +219,11 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
     """Run this site, on this node, to the end of its part; the exit status. StoreError for a folder that cannot be
     used."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `run_at_hub`
-    if run.run_dir is None:
+    if run.run_dir is None or job.node_rank > 0:
         environment = os.environ | environment_of_site(keys)
         environment |= {"GEOCOMM_ONE_SITE": "1", "GEOCOMM_AGENT": AGENT_OF_FIRST_NODE}
+        if run.run_dir is not None:
+            environment["GEOCOMM_RUN_DIR"] = str(run.run_dir.resolve())
         command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
     FragmentStore(run.run_dir)

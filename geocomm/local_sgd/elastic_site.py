@@ -40,11 +40,13 @@ class ElasticSite(SiteFacts):
                 "geocomm run --elastic, which sets them all"
             )
         self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
+        self._all_have_folders = True
         self.ranks = SiteRanks()
         if dist.is_initialized() and dist.get_world_size() > 1:
             group = new_group(range(dist.get_world_size()), backend="gloo")
             self._require_own_site(group)
             self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
+            self._all_have_folders = self.ranks.sum([int(run_dir is not None)]) == [self.ranks.size]
         check_reporting(self._options)
         reporting.start(self._options, self.ranks.place, environment.collector_socket)  # a rank alone has no group
 
@@ -76,8 +78,12 @@ class ElasticSite(SiteFacts):
 
     @property
     def run_dir(self) -> Path | None:
-        """Of this site; None where not all of its ranks have it: it has several nodes."""
-        return Path(self._run_dir) if self.ranks.owners == self.ranks.size else None
+        """On this node. Those after the first one may have none."""
+        return Path(self._run_dir) if self._run_dir else None
+
+    def keeps_moments(self, *, sharded: bool) -> bool:
+        """Whether each rank that has a part of the moments has a folder for it."""
+        return not sharded or self._all_have_folders
 
     @property
     @override

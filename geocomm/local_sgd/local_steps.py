@@ -102,7 +102,8 @@ def _of_member(
     inner.check(view)
     resolved = ResolvedSettings.of(settings, view.tensors, site.site_count)
     rounds_of = partial(site.rounds, coding=resolved.coding)
-    own = MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step, site.run_dir)
+    keeps = site.keeps_moments(sharded=view.sharded)
+    own = MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step, site.run_dir, keeps_moments=keeps)
     handle = LocalSteps(view, inner, resolved, own)
     handle.begin()
     return handle

@@ -67,9 +67,11 @@ class MemberSiteRounds(SiteState):
         rounds_of: OfModel,
         begin_step: int = 0,
         run_dir: Path | None = None,
+        *,
+        keeps_moments: bool = False,
     ) -> None:
-        """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run. run_dir:
-        where the moments of the optimizers are kept, if they are.
+        """rounds_of: makes the rounds of this rank from the fragments that it owns and the terms of the run.
+        keeps_moments: of the optimizers, in run_dir, which ranks without a part of them may lack.
 
         Takes no memory yet. Raises InvalidArgumentError where there will be too little, and for settings that an
         elastic run does not have.
@@ -96,7 +98,7 @@ class MemberSiteRounds(SiteState):
         """Up to which all is to count before the site ends; None: it does not end."""
         self._has_left = False
         self._moments = None
-        if run_dir is not None:
+        if keeps_moments:
             self._moments = SiteMoments(run_dir, inner, self.layout, self.ranks, sharded=view.sharded)
         self._kept_at = time.monotonic() + _FIRST_KEPT_S - _KEPT_EVERY_S  # the moments
         self._leaves = False
@@ -180,11 +182,9 @@ class MemberSiteRounds(SiteState):
 
     def _take_moments(self) -> bool:
         """Give the optimizers the moments that this site has kept, where they are newer than what it came with."""
-        moments, found = self._moments, None
-        if moments is not None and self.ranks.place == 0:
-            found = moments.newest(self._run, self._head_step, self._begin_step)
-        step = self.ranks.sum([found or 0])[0]
-        if moments is None or not step:
+        moments = self._moments
+        step = None if moments is None else moments.newest(self._run, self._head_step, self._begin_step)
+        if moments is None or step is None:
             return False
         loaded = moments.read(step)
         if self.ranks.sum([int(loaded is None)])[0] or loaded is None:

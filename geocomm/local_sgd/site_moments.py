@@ -3,7 +3,8 @@
     RUN_DIR/site/STEP/I-of-N.values    the state of the optimizers at rank I of N, one tensor after the other
     RUN_DIR/site/STEP/I-of-N.json      what is in it; written last
 
-With a sharded model every rank keeps its own part, else the first one keeps all. No step waits for the disk: each hook
+With a sharded model every rank keeps its own part, in the run folder of its node; else the first one keeps all, and
+gives it to the others. No step waits for the disk: each hook
 copies a little, and a thread writes that. So what is kept spans some steps, which moments do not mind.
 """
 
@@ -84,10 +85,13 @@ class Loaded:
 class SiteMoments:
     """The moments of this rank. `write` begins to keep them, and `advance` is called in every step hook."""
 
-    def __init__(self, run_dir: Path, inner: InnerOptimizers, layout: str, ranks: SiteRanks, *, sharded: bool) -> None:
-        """sharded: the ranks have parts; else the first rank's are all."""
-        self._folder = run_dir / _FOLDER
-        self._inner = inner
+    def __init__(
+        self, run_dir: Path | None, inner: InnerOptimizers, layout: str, ranks: SiteRanks, *, sharded: bool
+    ) -> None:
+        """run_dir: on this node; None at a rank that has no part. sharded: the ranks have parts; else the first rank's
+        are all."""
+        self._folder = (run_dir or Path()) / _FOLDER
+        self._inner, self._ranks = inner, ranks
         self._model = f"{layout} {inner.terms()['optimizer']}"
         self._place, self._parts = (ranks.place, ranks.size) if sharded else (0, 1)
         self._writes = sharded or ranks.place == 0
@@ -132,25 +136,31 @@ class SiteMoments:
 
     def newest(self, run: str, most_step: int, after: int) -> int | None:
         """The step of the newest moments that all ranks have kept of this run, above `after`, and of a state that the
-        journal has: it says `most_step`."""
-        for step in reversed(self._complete()):
+        journal has: it says `most_step`. Collective over the ranks of the site."""
+        own: list[int] = []
+        for step in self._steps() if self._writes else ():
             with contextlib.suppress(OSError, ValidationError):
-                kept = _Kept.model_validate_json((self._folder / str(step) / f"0-of-{self._parts}.json").read_bytes())
+                kept = _Kept.model_validate_json(self._path(step).read_bytes())
                 if kept.run == run and kept.head_step <= most_step and step > after:
-                    return step
-        return None
+                    own.append(step)
+        first, *others = self._ranks.said_by_all(own)[: self._parts]
+        return max(set(first).intersection(*others), default=None)
 
     def read(self, step: int) -> Loaded | None:
-        """What this rank has kept at the step; None where it does not fit, or has other bits."""
-        path = self._folder / str(step) / f"{self._place}-of-{self._parts}.json"
+        """What was kept of this rank at the step; None where it does not fit, or has other bits. Collective over the
+        ranks of the site."""
+        told, content = self._read(self._path(step)) if self._writes else (None, None)
+        if self._parts == 1:
+            told, content = self._ranks.share(told), self._ranks.share(content)
+        if told is None or content is None:
+            return None
         try:
-            kept = _Kept.model_validate_json(path.read_bytes())
-            content = torch.frombuffer(bytearray(path.with_suffix(".values").read_bytes() or b"\0"), dtype=torch.uint8)
-        except (OSError, ValidationError):
+            kept = _Kept.model_validate_json(told.numpy().tobytes())
+        except ValidationError:
             return None
         size = sum(_bytes_of(value) for value in kept.values)
         fits = kept.model == self._model and kept.slots == self._shapes()
-        if not fits or size != len(content[:size]) or _digest(content[:size]) != kept.digest:
+        if not fits or size != len(content) or _digest(content) != kept.digest:
             return None
         return Loaded(kept, content)
 
@@ -175,21 +185,30 @@ class SiteMoments:
                 part = DTensor.from_local(part, mesh, placements, shape=like.shape, stride=like.stride())
             slot.state[value.name] = part
 
-    def _complete(self) -> list[int]:
-        """The steps whose parts are all there, the oldest first."""
+    @staticmethod
+    def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+        """The bytes of what is told and of the values; none where they cannot be read."""
+        try:
+            told, content = path.read_bytes(), path.with_suffix(".values").read_bytes()
+        except OSError:
+            told = content = b""
+        return _tensor_of(told), _tensor_of(content)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / str(step) / f"{self._place}-of-{self._parts}.json"
+
+    def _steps(self) -> list[int]:
+        """At which this rank has kept something, the oldest first."""
         if not self._folder.is_dir():
             return []
-        return sorted(
-            int(folder.name)
-            for folder in self._folder.iterdir()
-            if folder.name.isdecimal() and len(list(folder.glob(f"*-of-{self._parts}.json"))) == self._parts
-        )
+        steps = [int(folder.name) for folder in self._folder.iterdir() if folder.name.isdecimal()]
+        return sorted(step for step in steps if self._path(step).exists())
 
     def _remove_older(self) -> None:
-        """The last rank that is done removes what is older than what all have."""
-        newest = max(self._complete(), default=-1)
+        """Where there are several parts, another rank may not be done with the newest: the one before stays."""
+        kept = self._steps()[-1 if self._parts == 1 else -2 :]
         for folder in self._folder.iterdir():
-            if folder.name.isdecimal() and int(folder.name) < newest:
+            if folder.name.isdecimal() and int(folder.name) < kept[0]:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -325,6 +344,10 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _bytes_of(value: _Value) -> int:
     return 0 if value.shape is None else torch.Size(value.shape).numel() * getattr(torch, value.dtype).itemsize
+
+
+def _tensor_of(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 def _digest(content: torch.Tensor) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
-from geocomm.core.typed_torch import all_gather, all_reduce, to_list
+from geocomm.core.typed_torch import all_gather, all_gather_object, all_reduce, to_list
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -60,6 +60,22 @@ class SiteRanks:
         said = torch.tensor(list(numbers))
         all_reduce(said, group=self._group)
         return to_list(said)
+
+    def said_by_all(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What each rank says, in the order of the ranks: as many numbers as it likes."""
+        if self._group is None:
+            return [list(numbers)]
+        said: list[list[int]] = [[]] * self.size
+        all_gather_object(said, list(numbers), self._group)
+        return said
+
+    def share(self, content: torch.Tensor | None) -> torch.Tensor:
+        """The bytes (uint8) of the first rank, at all ranks; the others pass None."""
+        (size,) = self.sum([0 if content is None else content.numel()])
+        found = torch.empty(size, dtype=torch.uint8) if content is None else content
+        if self._group is not None and size:
+            dist.broadcast(found, group=self._group, group_src=0)
+        return found
 
     def tell_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
         """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
