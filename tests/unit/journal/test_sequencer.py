@@ -2,169 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import pytest
-
-from geocomm.journal.entries import Away, End, Entry, Genesis, Left, Ready, Removed, Round, TermBegun, hash_of
+from geocomm.journal.entries import Away, End, Genesis, Left, Ready, Removed, Round
 from geocomm.journal.messages import (
-    PROTOCOL_VERSION,
     Applied,
-    Beat,
-    Down,
     Due,
     Fetch,
-    Hello,
     Hold,
     Leave,
-    Model,
     Offer,
     Open,
-    Owner,
     Pass,
     RanksGone,
-    RanksUp,
     ReadySaid,
     Refused,
-    Repair,
     SnapshotHeld,
     Stop,
-    Up,
     Welcome,
 )
-from geocomm.journal.run_state import EMPTY, RunState, Standing
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import (
-    Append,
-    Came,
-    Close,
-    Ended,
-    Event,
-    Remove,
-    Said,
-    Send,
-    SendEntries,
-    Terms,
-    Tick,
-)
-
-D = TypeVar("D", bound=Down)
-STORES = {name: f"{ord(name):032x}" for name in "abcd"}
-MODEL = Model(settings={"codec": "int4"}, layout="1" * 32, fragments=2, every=10)
-DIGESTS = ("2" * 32, "3" * 32)
-
-
-class Led:
-    """A leader with its journal and clock, and what it has sent."""
-
-    def __init__(self, terms: Terms | None = None, entries: Sequence[Entry] = ()) -> None:
-        self.entries = [*entries]
-        self.now = 1000.0
-        self.sent: list[Send | SendEntries | Close] = []
-        numbers = itertools.count(1)
-        self.sequencer = Sequencer(
-            RunState.of(self.entries), terms or Terms(), self._hash_at, lambda: f"{next(numbers):032x}", "leader:1"
-        )
-
-    def _hash_at(self, index: int) -> str | None:
-        return EMPTY.hash if index < 0 else hash_of(self.entries[index]) if index < len(self.entries) else None
-
-    def on(self, event: Event) -> None:
-        for action in self.sequencer.on(event, self.now):
-            if isinstance(action, Append):
-                self.entries.append(action.entry)
-            elif isinstance(action, Send | SendEntries | Close):
-                self.sent.append(action)
-
-    def say(self, site: str, message: Up) -> None:
-        self.on(Said(site, message))
-
-    def wait(self, seconds: float, beating: str = "") -> None:
-        """Tick by tick; these sites beat."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(self.now + 0.5, end)
-            for site in beating:
-                self.say(site, Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0))
-            self.on(Tick())
-
-    def hello(self, site: str, **changes: Any) -> None:
-        genesis = self.sequencer.state.genesis
-        fields: dict[str, Any] = {
-            "protocol": PROTOCOL_VERSION,
-            "geocomm": "1",
-            "store": STORES[site],
-            "run": genesis.run if genesis else None,
-            "head": len(self.entries) - 1,
-            "head_hash": self._hash_at(len(self.entries) - 1) if self.entries else None,
-            "term": self.sequencer.state.term,
-            "fetch": f"{site}:1",
-            "attempts": {},
-        }
-        self.on(Came(site))
-        self.say(site, Hello(**fields | changes))
-
-    def ranks_up(self, site: str, model: Model = MODEL) -> None:
-        self.say(site, RanksUp(owners=(Owner(id=STORES[site], host=site, port=1),), model=model, digests=DIGESTS))
-
-    def take_part(self, sites: str) -> Led:
-        for site in sites:
-            self.hello(site)
-            self.ranks_up(site)
-            self.say(site, ReadySaid())
-        assert set(sites) <= set(self.sequencer.state.live)
-        return self
-
-    def offer(
-        self,
-        site: str,
-        held_by: str = "",
-        *,
-        fragment: int = 0,
-        attempt: int | None = None,
-        lr: float = 0.0,
-        step: int | None = None,
-        by_mail: bool = True,
-    ) -> str:
-        """The frame that the site makes in the last attempt; who else holds it."""
-        attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
-        version = self.sequencer.state.versions[fragment]
-        frame = f"{ord(site):032x}{fragment:08x}{version:012x}{attempt:012x}"
-        offer = Offer(
-            fragment=fragment,
-            version=version,
-            attempt=attempt,
-            frame=frame,
-            coded_bytes=10,
-            exact_bytes=2,
-            weight=5,
-            step=10 * version if step is None else step,
-            squared_norm=1.0,
-            lr=lr,
-            every=0,
-        )
-        self.say(site, offer)
-        for other in held_by:
-            self.say(other, Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))
-        return frame
-
-    def due(self, site: str = "a", fragment: int = 0) -> None:
-        self.say(site, Due(fragment=fragment, version=self.sequencer.state.versions[fragment]))
-
-    def messages(self, kind: type[D], site: str | None = None) -> list[D]:
-        sends = [one for one in self.sent if isinstance(one, Send) and site in (None, one.site)]
-        return [one.message for one in sends if isinstance(one.message, kind)]
-
-    def kinds(self) -> list[str]:
-        return [entry.kind for entry in self.entries]
-
-    @property
-    def last_members(self) -> str:
-        entry = self.entries[-1]
-        assert isinstance(entry, Round)
-        return "".join(one.site for one in entry.members)
+from geocomm.journal.sequencer_events import Close, Ended, Remove, Terms
+from support.led_sequencer import Led
 
 
 def test_first_ranks_make_the_genesis_and_a_round_closes_once_all_hold_all() -> None:
@@ -355,119 +211,6 @@ def test_restarted_leader_opens_above_every_attempt_and_says_what_is_open() -> N
     last = led.entries[-1]
     assert isinstance(last, Away)
     assert last.site == "b"  # its ranks never came
-
-
-REFUSALS = [
-    ({"protocol": 99}, ("99", str(PROTOCOL_VERSION))),
-    ({"run": "9" * 32}, ("9" * 12,)),
-    ({"head": 500, "head_hash": "a" * 64}, ("501 entries",)),
-    ({"head_hash": "a" * 64}, ("entry",)),
-    ({"store": STORES["a"]}, ("a copy",)),
-    ({"term": 7}, ("7", "0")),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), REFUSALS, ids=lambda one: next(iter(one), ""))
-def test_hello_that_does_not_fit_is_refused_with_both_values(changes: dict[str, Any], words: Sequence[str]) -> None:
-    led = Led().take_part("a")
-    entries = len(led.entries)
-    led.hello("b", **changes)
-    [refused] = led.messages(Refused, "b")
-    assert all(word in refused.why for word in words)
-    assert len(led.entries) == entries
-    assert led.sequencer.superseded_by == changes.get("term", 0)
-    assert refused.blames == {"run": "run", "head": "leader", "term": "leader"}.get(next(iter(changes)), "site")
-
-
-def test_journal_of_a_run_is_refused_by_a_leader_without_one() -> None:
-    led = Led()
-    led.hello("a", run="9" * 32, head=4, head_hash="a" * 64)
-    [refused] = led.messages(Refused)
-    assert "promote" in refused.why
-    assert refused.blames == "leader"  # the site does not end for it
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"settings": {"codec": "int8"}}, ("codec", "int8", "int4")),
-        ({"layout": "5" * 32}, ("layout", "5" * 32, "1" * 32)),
-        ({"every": 11}, ("every", "11", "10")),
-    ],
-)
-def test_ranks_with_another_model_are_refused_with_both_values(changes: dict[str, Any], words: Sequence[str]) -> None:
-    led = Led().take_part("a")
-    led.hello("b")
-    led.ranks_up("b", MODEL.model_copy(update=changes))
-    [refused] = led.messages(Refused, "b")
-    assert all(word in refused.why for word in words)
-
-
-def test_second_machine_of_a_name_takes_over_and_the_first_is_refused() -> None:
-    led = Led().take_part("a")
-    led.hello("a", store=STORES["d"], run=None, head=-1, head_hash=None)
-    assert led.sequencer.state.sites["a"].store == STORES["d"]
-    assert led.sequencer.state.sites["a"].standing is Standing.JOINING
-    led.hello("a")
-    assert "two machines" in led.messages(Refused)[0].why
-
-
-def test_follower_of_an_earlier_term_is_sent_the_entries_since_the_leader_took_over() -> None:
-    entries = Led().take_part("ab").entries
-    head = entries[-1]
-    began = TermBegun(index=head.index + 1, prev=hash_of(head), term=1, site="a", address="a:1")
-    led = Led(entries=[*entries, began])
-    led.hello("b", term=0, head=40, head_hash="f" * 64)  # its chain ends with entries of the leader before
-    assert led.messages(Refused) == []
-    assert SendEntries("b", began.index, began.index) in led.sent
-    led.hello("a")
-    assert not [one for one in led.sent if isinstance(one, SendEntries) and one.site == "a"]
-
-
-def test_digests_that_differ_are_repaired_once_and_then_stop_both() -> None:
-    led = Led().take_part("abc")
-
-    def a_round(digests: Sequence[str]) -> None:
-        led.due()
-        for site in "abc":
-            led.offer(site, "abc".replace(site, ""))
-        version = led.sequencer.state.versions[0]
-        for site, digest in zip("abc", digests, strict=True):
-            led.say(site, Applied(fragment=0, version=version, digest=digest * 32))
-
-    a_round("445")
-    assert [one.site for one in led.sent if isinstance(one, Send) and isinstance(one.message, Repair)] == [
-        "a",
-        "b",
-        "c",
-    ]
-    led.due()
-    for site in "abc":
-        led.offer(site, "abc".replace(site, ""))
-    assert led.sequencer.state.versions[0] == 1  # no round before they agree
-    for site in "abc":
-        led.say(site, Applied(fragment=0, version=1, digest="4" * 32))
-    assert led.sequencer.state.versions[0] == 2
-    for site, digest in zip("ab", "67", strict=True):
-        led.say(site, Applied(fragment=0, version=2, digest=digest * 32))
-    stopped = led.messages(Stop)
-    assert len(stopped) == 2
-    assert "a and b" in stopped[0].why
-    assert led.sequencer.state.live == ["c"]
-
-
-def test_digests_that_differ_after_a_repair_too_stop_both() -> None:
-    led = Led().take_part("ab")
-    led.due()
-    led.offer("a", "b")
-    led.offer("b", "a")
-    for digest in ("45", "45"):
-        for site, one in zip("ab", digest, strict=True):
-            led.say(site, Applied(fragment=0, version=1, digest=one * 32))
-    led.wait(59, "ab")
-    assert led.messages(Stop) == []
-    led.wait(2, "ab")
-    assert len(led.messages(Stop)) == 2
 
 
 def test_frame_with_another_learning_rate_is_left_out_and_the_third_time_stops_the_site() -> None:

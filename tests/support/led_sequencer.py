@@ -1,0 +1,143 @@
+"""A leader's `Sequencer` that tests drive event by event."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from geocomm.journal.entries import Entry, Round, hash_of
+from geocomm.journal.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Down,
+    Due,
+    Hello,
+    Hold,
+    Model,
+    Offer,
+    Open,
+    Owner,
+    RanksUp,
+    ReadySaid,
+    Up,
+)
+from geocomm.journal.run_state import EMPTY, RunState
+from geocomm.journal.sequencer import Sequencer
+from geocomm.journal.sequencer_events import Append, Came, Close, Event, Said, Send, SendEntries, Terms, Tick
+
+D = TypeVar("D", bound=Down)
+STORES = {name: f"{ord(name):032x}" for name in "abcd"}
+MODEL = Model(settings={"codec": "int4"}, layout="1" * 32, fragments=2, every=10)
+DIGESTS = ("2" * 32, "3" * 32)
+
+
+class Led:
+    """A leader with its journal and clock, and what it has sent."""
+
+    def __init__(self, terms: Terms | None = None, entries: Sequence[Entry] = ()) -> None:
+        self.entries = [*entries]
+        self.now = 1000.0
+        self.sent: list[Send | SendEntries | Close] = []
+        numbers = itertools.count(1)
+        self.sequencer = Sequencer(
+            RunState.of(self.entries), terms or Terms(), self._hash_at, lambda: f"{next(numbers):032x}", "leader:1"
+        )
+
+    def _hash_at(self, index: int) -> str | None:
+        return EMPTY.hash if index < 0 else hash_of(self.entries[index]) if index < len(self.entries) else None
+
+    def on(self, event: Event) -> None:
+        for action in self.sequencer.on(event, self.now):
+            if isinstance(action, Append):
+                self.entries.append(action.entry)
+            elif isinstance(action, Send | SendEntries | Close):
+                self.sent.append(action)
+
+    def say(self, site: str, message: Up) -> None:
+        self.on(Said(site, message))
+
+    def wait(self, seconds: float, beating: str = "") -> None:
+        """Tick by tick; these sites beat."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 0.5, end)
+            for site in beating:
+                self.say(site, Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0))
+            self.on(Tick())
+
+    def hello(self, site: str, **changes: Any) -> None:
+        genesis = self.sequencer.state.genesis
+        fields: dict[str, Any] = {
+            "protocol": PROTOCOL_VERSION,
+            "geocomm": "1",
+            "store": STORES[site],
+            "run": genesis.run if genesis else None,
+            "head": len(self.entries) - 1,
+            "head_hash": self._hash_at(len(self.entries) - 1) if self.entries else None,
+            "term": self.sequencer.state.term,
+            "fetch": f"{site}:1",
+            "attempts": {},
+        }
+        self.on(Came(site))
+        self.say(site, Hello(**fields | changes))
+
+    def ranks_up(self, site: str, model: Model = MODEL) -> None:
+        self.say(site, RanksUp(owners=(Owner(id=STORES[site], host=site, port=1),), model=model, digests=DIGESTS))
+
+    def take_part(self, sites: str) -> Led:
+        for site in sites:
+            self.hello(site)
+            self.ranks_up(site)
+            self.say(site, ReadySaid())
+        assert set(sites) <= set(self.sequencer.state.live)
+        return self
+
+    def offer(
+        self,
+        site: str,
+        held_by: str = "",
+        *,
+        fragment: int = 0,
+        attempt: int | None = None,
+        lr: float = 0.0,
+        step: int | None = None,
+        by_mail: bool = True,
+    ) -> str:
+        """The frame that the site makes in the last attempt; who else holds it."""
+        attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
+        version = self.sequencer.state.versions[fragment]
+        frame = f"{ord(site):032x}{fragment:08x}{version:012x}{attempt:012x}"
+        offer = Offer(
+            fragment=fragment,
+            version=version,
+            attempt=attempt,
+            frame=frame,
+            coded_bytes=10,
+            exact_bytes=2,
+            weight=5,
+            step=10 * version if step is None else step,
+            squared_norm=1.0,
+            lr=lr,
+            every=0,
+        )
+        self.say(site, offer)
+        for other in held_by:
+            self.say(other, Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))
+        return frame
+
+    def due(self, site: str = "a", fragment: int = 0) -> None:
+        self.say(site, Due(fragment=fragment, version=self.sequencer.state.versions[fragment]))
+
+    def messages(self, kind: type[D], site: str | None = None) -> list[D]:
+        sends = [one for one in self.sent if isinstance(one, Send) and site in (None, one.site)]
+        return [one.message for one in sends if isinstance(one.message, kind)]
+
+    def kinds(self) -> list[str]:
+        return [entry.kind for entry in self.entries]
+
+    @property
+    def last_members(self) -> str:
+        entry = self.entries[-1]
+        assert isinstance(entry, Round)
+        return "".join(one.site for one in entry.members)
