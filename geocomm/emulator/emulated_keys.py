@@ -10,7 +10,8 @@ from pathlib import Path
 
 from geocomm.emulator.emulated_links import WanConfigError
 
-_DAYS = 2
+_DAYS = 30
+"""More than alerts ask for."""
 
 
 @contextlib.contextmanager

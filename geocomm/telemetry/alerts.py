@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.telemetry import alert_log
-from geocomm.telemetry.alert_rules import KEEP_FIRING_S, RULES, SITE_SILENT, AlertRule, Scope, annotations_of
+from geocomm.telemetry.alert_rules import (
+    KEEP_FIRING_S,
+    RULES,
+    SITE_SILENT,
+    AlertRule,
+    Scope,
+    Severity,
+    annotations_of,
+)
 from geocomm.telemetry.alert_sinks import AlertSinks
 from geocomm.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.telemetry.metric_expressions import History, Labels, Samples
@@ -87,12 +95,14 @@ class Evaluation:
 
 
 def without_inhibited(firing: list[Alert]) -> list[Alert]:
-    """Less alerts of links to and from silent sites."""
+    """Less alerts of links to and from silent sites, and warnings of what is critical already."""
     silent = {dict(alert.labels)["site"] for alert in firing if alert.rule.name == SITE_SILENT}
+    critical = {(alert.rule.name, alert.labels) for alert in firing if alert.rule.severity is Severity.CRITICAL}
     return [
         alert
         for alert in firing
-        if alert.rule.scope is not Scope.LINK or not silent & {value for _, value in alert.labels}
+        if not (alert.rule.scope is Scope.LINK and silent & {value for _, value in alert.labels})
+        and not (alert.rule.severity is Severity.WARNING and (alert.rule.name, alert.labels) in critical)
     ]
 
 

@@ -57,6 +57,20 @@ def test_links_of_a_silent_site_are_no_news_while_it_is_silent() -> None:
     ]
 
 
+def test_warning_of_what_is_critical_is_no_news() -> None:
+    def run(at: float) -> Samples:
+        days = 10 if at < 100 else 3
+        return {"geocomm_site_certificate_left_seconds": {SITE: 86400.0 * days}}
+
+    evaluation, messages, found = Evaluation(), Messages(), list[tuple[float, str]]()
+    for at in (0.0, 100.0, 200.0):
+        found += [(at, alert.rule.severity.value) for _, alert in messages.news(at, evaluation.step(at, run(at)))]
+    assert found == [(0.0, "warning"), (100.0, "critical")]
+    assert [one.rule.severity.value for _, one in Messages().news(0.0, evaluation.step(300.0, run(300.0)))] == [
+        "critical"
+    ]
+
+
 def line(status: str = "firing", alert: str = "SiteSilent", severity: str = "warning", at: float = 1.0) -> Any:
     said = {"text": f"{alert} of b", "fix": "start it", "docs": "x"}
     return {
