@@ -27,7 +27,7 @@ def served_page(folder: Path) -> Iterator[Page]:
                 page = browser.page()
                 page.resize(1440, 900)
                 page.open(address)
-                assert page.wait_for('charts.length > 0 && document.querySelector("#steps svg") !== null', 40)
+                assert page.wait_for('charts.length > 0 && document.querySelector("#steps svg") !== null', 90)
                 yield page
         finally:
             process.kill()

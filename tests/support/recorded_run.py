@@ -98,7 +98,7 @@ def _report(names: list[str], site: int, rank: int, ranks: int, begin: float, se
             "of_steps": 5000,
             "ended_ns": ended_ns,
             "grad_norm": 0.8 + 2.0 * math.exp(-step / 30),
-            "held_out_loss": 2.1 + 6.0 * math.exp(-(step // 10 * 10) / 60),
+            "held_out_loss": 2.1 + 6.0 * math.exp(-(step // 20 * 20) / 60),
             "loss": 2.0 + 6.0 * math.exp(-step / 60) + 0.05 * math.sin(step + site),
             "totals": {name: value * step for name, value in parts.items()} | {"steps": step},
         },

@@ -13,7 +13,7 @@ const CURVES = [ // title, group, series, how a value is written
   ["sent", "links", ["bytes_per_second"], rate],
   ["round trip", "links", ["rtt_seconds"], milliseconds],
 ];
-const ADDED = { held_out_loss: ", held out" }; // to the names of these series
+const HELD_OUT = "held_out_loss";
 const LEAST_SECONDS = 4; // that can be zoomed to
 const ZOOMS = [
   ["zoom in", ([first, last]) => [first + (last - first) / 4, last - (last - first) / 4]],
@@ -42,8 +42,7 @@ function showCurves(data) {
   const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
   for (const [title, group, names, show] of CURVES) {
     const keys = Object.keys(data[group]);
-    const drawn = names.flatMap((name) => keys.map((key, index) => ({ name, index, series: data[group][key][name] || [],
-      label: key.replace(" > ", " → ") + (ADDED[name] || "") }))).filter((one) => one.series.some(known));
+    const drawn = names.flatMap((name) => linesOf(data[group], name)).filter((one) => one.series.some(known));
     if (drawn.length === 0) continue;
     const box = element("div", { role: "img" });
     $("curves").append(box);
@@ -55,14 +54,23 @@ function showCurves(data) {
       scales: { x: { time: true } },
       axes: [{ ...axis, space: 58, values: (own, ticks) => ticks.map((at) => clock(at, own.scales.x.max - own.scales.x.min)) },
         { ...axis, size: 84, values: (_, ticks) => ticks.map(show) }],
-      series: [{}, ...drawn.map(({ label, name, index }) => ({ label, stroke: colours[index % colours.length],
-        dash: name in ADDED ? [2, 3] : index < colours.length ? [] : [5, 4],
+      series: [{}, ...drawn.map(({ label, name, index }) => ({ label,
+        stroke: known(index) ? colours[index % colours.length] : ink,
+        dash: name === HELD_OUT ? [2, 3] : index < colours.length ? [] : [5, 4],
         width: 1.5, spanGaps: true, value: (_, value) => show(value) }))],
-      legend: { show: drawn.length <= 6 },
+      legend: { show: keys.length <= 6 },
     }, [data.times, ...drawn.map((one) => one.series)], box);
     charts.push({ title, show, drawn, box, plot, times: data.times });
   }
   showPart();
+}
+
+// One line for each site or link; one for all where they have evaluated the same weights, as they mostly do.
+function linesOf(rows, name) {
+  const lines = Object.keys(rows).map((key, index) => ({ name, index, series: rows[key][name] || [],
+    label: key.replace(" > ", " → ") + (name === HELD_OUT ? ", held out" : "") }));
+  const isOne = name === HELD_OUT && lines.every((one) => String(one.series) === String(lines[0].series));
+  return isOne ? lines.slice(0, 1).map((one) => ({ ...one, index: null, label: "held out" })) : lines;
 }
 
 function clock(at, span) {

@@ -79,6 +79,21 @@ def test_state_and_curves_have_every_site_and_both_ways_of_each_pair(run: Path) 
         assert browser.get("/api/curves?seconds=x").status_code == 400
 
 
+def test_part_of_the_time_has_its_curves_and_its_last_steps(run: Path) -> None:
+    with client(run) as browser:
+        whole = browser.get("/api/curves?seconds=0").json()["times"]
+        first, last = whole[10], whole[20]
+        part = browser.get(f"/api/part?since={first}&until={last}").json()
+        assert part["times"] == whole[10:20]  # what came at the end itself is later
+        assert set(part["sites"]) == set(part["steps"]) == {"frankfurt", "tokyo", "virginia"}
+        assert all(first <= step["at"] <= last for step in part["steps"]["tokyo"])
+        assert [step["step"] for step in part["steps"]["tokyo"]] == [5, 6, 7, 8, 9]
+        assert browser.get("/api/part?since=-inf&until=inf").json()["times"] == whole
+        assert browser.get(f"/api/part?since={last + 1e6}&until={last + 2e6}").json()["times"] == []
+        for asked in ("", "since=1", "since=x&until=2", "since=nan&until=2", "since=2&until=1"):
+            assert browser.get(f"/api/part?{asked}").status_code == 400, asked
+
+
 def test_metrics_of_all_sites_are_what_prometheus_reads(run: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     with client(run) as browser:
