@@ -1,4 +1,4 @@
-"""For the process that the ranks of a training are forked from: what the driver imports late.
+"""For the process that the ranks of a training are forked from: the driver, and what it imports late.
 
 DeepSpeed's operator takes a minute to compile where it has not been (make build); the forked ranks find it loaded.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - and with it PyTorch's compiler
-import pydantic  # noqa: F401
 import transformers.models.deepseek_v3.modeling_deepseek_v3  # noqa: F401
-import typer  # noqa: F401
-import yaml  # noqa: F401
 
+import geocomm.backend.group_creation
+import geocomm.cli.train
+import geocomm.train.driver
+import geocomm.train.train_session  # noqa: F401
 from geocomm.train.shm_operator import load_operator
 
 load_operator(lambda line: print(f"tests: {line}", file=sys.stderr, flush=True))
