@@ -80,6 +80,8 @@ cpp-test: $(NATIVE) ## full: the C++ tests
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
 test-fast python-test: export OMP_NUM_THREADS ?= 1
+# Without a cache of bytecode each worker compiles all tests, and each process that one starts all of geocomm.
+test-fast python-test: export PYTHONDONTWRITEBYTECODE :=
 
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
@@ -87,9 +89,9 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 
 python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
-	@$(PY) -m pytest -q -m "not slow and not wan and not gpu" -n $(TEST_WORKERS) --dist loadgroup
+	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup --ignore tests/wan --ignore tests/gpu
 	@echo "test: running those on the emulated WAN or a GPU"
-	@$(PY) -m pytest -q -m "not slow and (wan or gpu)" -n $(WAN_WORKERS) --dist loadfile
+	@$(PY) -m pytest -q -m "not slow" -n $(WAN_WORKERS) --dist loadfile tests/wan tests/gpu
 
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"

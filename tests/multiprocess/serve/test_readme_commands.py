@@ -35,7 +35,7 @@ def test_model_that_was_trained_exported_and_served_answers(tmp_path: Path) -> N
     assert [line[:2] for line in (train, export, serve)] == [["geocomm", name] for name in ("train", "export", "serve")]
     assert curl[0] == "curl"
     # Fewer steps, which show as much, and another port than 8000, which may be in use.
-    train = [part.replace("training.steps=30", "training.steps=8") for part in train]
+    train = [part.replace("training.steps=30", "training.steps=2") for part in train]
     (port,) = free_ports(1)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from geocomm.serve.engines import Engine
 from geocomm.serve.model_folder import open_folder
 from support.local_jobs import REPOSITORY, environment, free_port
 
-pytest.importorskip("openai")
-pytest.importorskip("fastapi")
-
-# One worker builds the model and loads the engine, once.
-pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.timeout(600)]
+# Not imported here, which takes every worker a second. One of them builds the model and loads the engine, once.
+_MISSING = [name for name in ("openai", "fastapi") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {_MISSING}"),
+    pytest.mark.xdist_group("serve"),
+    pytest.mark.timeout(600),
+]
 _KEY = "a-key-of-this-test"
 _PROMPT = "Once upon a time"
 _TOKENS = 24

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("deepspeed")
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-from geocomm.runs.run_folder import RunFolder  # noqa: E402
-from support.train_ranks import require_refusal, require_success, run_ranks  # noqa: E402
+from geocomm.runs.run_folder import RunFolder
+from support.train_ranks import require_refusal, require_success, run_ranks
 
 # One worker: there the ranks are forked from one process, which takes seconds to get ready.
 pytestmark = pytest.mark.xdist_group("training")
 
 
 def test_tensorboard_has_links_configuration_and_verdict(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     settings = ["distributed.backend=geocomm", "training.steps=4", "logging.trackers=[tensorboard]"]
     require_success(run_ranks(tmp_path, [*settings, "logging.every_steps=2"], sites=("a", "b")))
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))

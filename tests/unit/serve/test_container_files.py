@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from geocomm.serve.container_files import write_container
 from geocomm.serve.engines import Engine
 from geocomm.serve.model_folder import Format, ModelFolder
 
-pytest.importorskip("openai")
+pytestmark = pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
 
 
 def test_image_has_the_installed_versions_and_no_key(tmp_path: Path) -> None:
