@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
-from geocomm.backend.runtime import runtime
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import AbortedError, CorruptDataError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
@@ -54,6 +53,7 @@ from geocomm.local_sgd.anchor import AnchoredFragment
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.delta_frames import DeltaFrames, encode_delta, sound_delta
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
+from geocomm.local_sgd.frame_mail import Expected, FrameMail
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_records import ROUNDS, RoundRecord
@@ -68,8 +68,8 @@ _KEPT_S = 120.0
 """Frames are kept for at least so long."""
 _MAIL_PATIENCE_S = 2.0
 """A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
-_MAIL_SILENCE_S, _MAIL_LOOK_S = 1.0, 0.25
-"""It is not under way where nothing at all has come from its site for so long; how often that is looked at."""
+_MAIL_LOOK_S = 0.25
+"""How often it is looked whether anything comes from its site."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,6 @@ class MemberRounds:
         self._store = FragmentStore(run_dir)
         self._snapshots = Snapshots(self._store)
         self._fragments = {fragment.index: fragment for fragment in fragments}
-        self._count = model.fragments
         self._model = model
         self._coding = coding
         self._agent_path = agent
@@ -177,10 +176,8 @@ class MemberRounds:
         self._member: Member | None = None
         self._opens: dict[int, Open] = {}
         self._states: dict[int, list[tuple[float, int]]] = {}
-        self._owners_of: dict[str, set[bytes]] = {}
+        self._frames = FrameMail(mail, site, model.fragments, self._mail_came)
         self._contents: dict[Frame, torch.Tensor] = {}
-        self._expected: set[tuple[int, int, int, str]] = set()
-        self._sent: set[tuple[bytes, int, int]] = set()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -424,7 +421,7 @@ class MemberRounds:
                 self._opens[message.fragment] = message
                 if record := self._record_to_come(message.fragment, message.version):
                     record.awaits(peer.site for peer in message.peers if peer.site != self.site and peer.owners)
-                self._expect(message)
+                self._frames.expect(message)
             case Fetched():
                 if message.site != self.site and (record := self._record_to_come(message.fragment, message.version)):
                     record.arrived(message.site)
@@ -444,8 +441,7 @@ class MemberRounds:
         if isinstance(said.entry, Left) and said.entry.site == self.site:
             self.has_left = True
         if isinstance(said.entry, Away | Left | Removed):
-            for owner in self._owners_of.pop(said.entry.site, set[bytes]()):
-                self._mail.forget(owner)
+            self._frames.forget(said.entry.site)
         if isinstance(said.entry, Snapshot):
             with self._lock:
                 self._snapshot = said.entry
@@ -478,13 +474,7 @@ class MemberRounds:
                     self._require_socket().say(message)
                 case SendFrame(offer, peers):
                     content = self._content(Frame(offer.fragment, offer.version, self.site, offer.frame))
-                    for peer in peers:
-                        owner = self._meet(peer.site, peer.owners, offer.fragment)
-                        number = self._number(offer.fragment, offer.version)
-                        sent = (owner, number, offer.attempt)
-                        if sent not in self._sent:  # the same mail a second time would end the channel
-                            self._sent.add(sent)
-                            self._mail.send(owner, number, offer.attempt, content)
+                    self._frames.send(offer, peers, content)
                 case Recompute(fragment):
                     raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
@@ -520,43 +510,16 @@ class MemberRounds:
         with self._lock:
             return settled.version == self._versions[settled.fragment]
 
-    def _number(self, fragment: int, version: int) -> int:
-        return version * self._count + fragment
+    def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
+        """On a thread of the native core."""
+        record = None if content is None else self._record_to_come(expected.fragment, expected.version)
+        if content is not None and record is not None:
+            record.arrived(expected.site, content.numel())
+        self._post(lambda: self._on_mail(expected, content, why))
 
-    def _meet(self, site: str, owners: Sequence[Owner], fragment: int) -> bytes:
-        """The rank of another site that owns the fragment there, and the way to it."""
-        place = fragment % len(owners)
-        owner = owners[place]
-        name = bytes.fromhex(owner.id)
-        self._owners_of.setdefault(site, set()).add(name)
-        described = f"rank {place} of site {site!r}"
-        self._mail.peer(name, owner.host, owner.port, site, described)
-        runtime.name_peer(described, place, site)
-        return name
-
-    def _expect(self, opened: Open) -> None:
-        """Receive the frames of the other members."""
-        for peer in opened.peers:
-            key = (opened.fragment, opened.version, opened.attempt, peer.site)
-            if peer.site == self.site or not peer.owners or key in self._expected:
-                continue
-            self._expected.add(key)
-            owner = self._meet(peer.site, peer.owners, opened.fragment)
-
-            def arrived(
-                content: torch.Tensor | None, why: str, key: tuple[int, int, int, str] = key
-            ) -> None:  # on a thread of the native core
-                record = None if content is None else self._record_to_come(key[0], key[1])
-                if content is not None and record is not None:
-                    record.arrived(key[3], content.numel())
-                self._post(lambda: self._on_mail(key, content, why))
-
-            number = self._number(opened.fragment, opened.version)
-            self._mail.receive(owner, number, opened.attempt, arrived)
-
-    def _on_mail(self, key: tuple[int, int, int, str], content: torch.Tensor | None, why: str) -> None:
-        fragment, version, _, site = key
-        self._expected.discard(key)
+    def _on_mail(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
+        fragment, version, _, site = expected
+        self._frames.is_here(expected)
         if content is None:
             logger().debug(f"local steps: the frame of site {site!r} did not come by mail: {why}")
             return
@@ -580,19 +543,13 @@ class MemberRounds:
 
         def look(until: float) -> None:
             now = time.monotonic()
-            if now >= until or self._is_silent(need.site):
+            if now >= until or self._frames.is_silent(need.site):
                 ask()
             else:
                 heapq.heappush(self._later, (now + _MAIL_LOOK_S, next(self._order), partial(look, until)))
 
-        under_way = any((key[0], key[1], key[3]) == (need.fragment, need.version, need.site) for key in self._expected)
+        under_way = self._frames.expects(need.fragment, need.version, need.site)
         look(time.monotonic() + _MAIL_PATIENCE_S if under_way else 0.0)
-
-    def _is_silent(self, site: str) -> bool:
-        """Whether no mail is moving from any rank of a site."""
-        names = self._owners_of.get(site, set[bytes]())
-        silences = [row["silent_seconds"] for row in self._mail.stats() if row["id"] in names]
-        return all(silence is None or silence >= _MAIL_SILENCE_S for silence in silences)
 
     def _make(self, opened: Open, delta: Delta) -> None:
         """Code the delta, keep the frame, and offer it."""
@@ -697,10 +654,7 @@ class MemberRounds:
             for name, place in list(self._own_rounds.items()):
                 if place[0] == fragment and place[1] <= version:
                     del self._own[name], self._own_rounds[name]
-        last = self._number(fragment, version)
-        self._sent = {one for one in self._sent if one[1] % self._count != fragment or one[1] > last}
-        for over in range(max(0, settled.version - 1), version):  # a slow peer may still be taking the last frame
-            self._mail.end_round(self._number(fragment, over))
+        self._frames.end_rounds(fragment, settled.version - 1, version)
         self._act(self._require_member().applied(settled, digest))
 
     def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:

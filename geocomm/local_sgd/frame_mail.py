@@ -1,0 +1,106 @@
+"""The frames of an elastic run by mail: from rank to rank, between those that own a fragment at each site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from geocomm.backend.runtime import runtime
+from geocomm.journal.messages import Offer, Open, Owner, Peer
+
+if TYPE_CHECKING:
+    from geocomm._C import Mail
+
+_SILENCE_S = 1.0
+"""No frame is under way where nothing at all has come from its site for so long."""
+
+
+class Expected(NamedTuple):
+    """A frame that may come."""
+
+    fragment: int
+    version: int
+    attempt: int
+    site: str
+
+
+Arrived = Callable[[Expected, torch.Tensor | None, str], None]
+
+
+class FrameMail:
+    """The mail of one rank. Used by one thread."""
+
+    def __init__(self, mail: Mail, site: str, fragments: int, arrived: Arrived) -> None:
+        """site: the own one. fragments: of the run. arrived: called once for each frame that is expected, on a thread
+        of the native core, with the frame's bytes, or with None and why it will not come; `is_here` is to follow.
+        """
+        self._mail, self._site, self._count, self._arrived = mail, site, fragments, arrived
+        self._owners_of: dict[str, set[bytes]] = {}
+        self._expected: set[Expected] = set()
+        self._sent: set[tuple[bytes, int, int]] = set()
+
+    def send(self, offer: Offer, peers: Iterable[Peer], content: torch.Tensor) -> None:
+        """Send an own frame to those of the sites that were not sent it before."""
+        number = self._number(offer.fragment, offer.version)
+        for peer in peers:
+            owner = self._meet(peer.site, peer.owners, offer.fragment)
+            sent = (owner, number, offer.attempt)
+            if sent not in self._sent:  # the same mail a second time would end the channel
+                self._sent.add(sent)
+                self._mail.send(owner, number, offer.attempt, content)
+
+    def expect(self, opened: Open) -> None:
+        """Receive the frames of the other members of a round."""
+        for peer in opened.peers:
+            expected = Expected(opened.fragment, opened.version, opened.attempt, peer.site)
+            if peer.site == self._site or not peer.owners or expected in self._expected:
+                continue
+            self._expected.add(expected)
+            owner = self._meet(peer.site, peer.owners, opened.fragment)
+
+            def arrived(content: torch.Tensor | None, why: str, expected: Expected = expected) -> None:
+                self._arrived(expected, content, why)
+
+            self._mail.receive(owner, self._number(opened.fragment, opened.version), opened.attempt, arrived)
+
+    def is_here(self, expected: Expected) -> None:
+        """It has arrived, or will not come."""
+        self._expected.discard(expected)
+
+    def expects(self, fragment: int, version: int, site: str) -> bool:
+        """Whether a frame of a round may still come."""
+        return any((one.fragment, one.version, one.site) == (fragment, version, site) for one in self._expected)
+
+    def is_silent(self, site: str) -> bool:
+        """Whether no mail is moving from any rank of a site."""
+        names = self._owners_of.get(site, set[bytes]())
+        silences = [row["silent_seconds"] for row in self._mail.stats() if row["id"] in names]
+        return all(silence is None or silence >= _SILENCE_S for silence in silences)
+
+    def forget(self, site: str) -> None:
+        """The ranks of a site are gone: what is under way to and from them is dropped."""
+        for owner in self._owners_of.pop(site, set[bytes]()):
+            self._mail.forget(owner)
+
+    def end_rounds(self, fragment: int, begin: int, end: int) -> None:
+        """Drop what is under way of versions `begin` to before `end`; `end` itself a slow peer may still be taking."""
+        last = self._number(fragment, end)
+        self._sent = {one for one in self._sent if one[1] % self._count != fragment or one[1] > last}
+        for version in range(max(0, begin), end):
+            self._mail.end_round(self._number(fragment, version))
+
+    def _number(self, fragment: int, version: int) -> int:
+        return version * self._count + fragment
+
+    def _meet(self, site: str, owners: Sequence[Owner], fragment: int) -> bytes:
+        """The rank of another site that owns the fragment there, and the way to it."""
+        place = fragment % len(owners)
+        owner = owners[place]
+        name = bytes.fromhex(owner.id)
+        self._owners_of.setdefault(site, set()).add(name)
+        described = f"rank {place} of site {site!r}"
+        self._mail.peer(name, owner.host, owner.port, site, described)
+        runtime.name_peer(described, place, site)
+        return name
