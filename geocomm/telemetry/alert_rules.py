@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,17 +253,24 @@ def prometheus_rules(rules: tuple[AlertRule, ...] = RULES) -> dict[str, Any]:
 
 
 def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:
-    labels = {"severity": rule.severity.value}
-    if rule.name == SITE_SILENT:
-        labels["peer_site"] = "{{ $labels.site }}"  # Alertmanager inhibits by equal labels alone: links to the site too
+    labels = {name: f"{{{{ $labels.{name} }}}}" for name in rule.scope.value}
+    own = {name: value for name, value in labels_of(rule, labels).items() if name not in (*labels, "alertname")}
     return {
         "alert": PREFIX + rule.name,
         "expr": rule.when.promql(),
         **({"for": f"{rule.for_seconds:g}s"} if rule.for_seconds else {}),
         "keep_firing_for": f"{KEEP_FIRING_S:g}s",
-        "labels": labels,
-        "annotations": annotations_of(rule, {name: f"{{{{ $labels.{name} }}}}" for name in rule.scope.value}),
+        "labels": own,
+        "annotations": annotations_of(rule, labels),
     }
+
+
+def labels_of(rule: AlertRule, labels: Mapping[str, str]) -> dict[str, str]:
+    """Of an alert, as Alertmanager gets it. labels: those of its scope."""
+    found = {"alertname": PREFIX + rule.name, "severity": rule.severity.value, **labels}
+    if rule.name == SITE_SILENT:
+        found["peer_site"] = labels["site"]  # inhibitions compare equal labels alone: links to the site too
+    return found
 
 
 def annotations_of(rule: AlertRule, labels: Mapping[str, str]) -> dict[str, str]:
@@ -271,17 +278,39 @@ def annotations_of(rule: AlertRule, labels: Mapping[str, str]) -> dict[str, str]
     return {"summary": rule.text.format(**labels), "fix": rule.fix, "docs": rule.docs}
 
 
-def inhibitions() -> Iterator[dict[str, Any]]:
-    """Rules of Alertmanager: what is no news beside something else."""
-    links = "|".join(sorted({PREFIX + rule.name for rule in RULES if rule.scope is Scope.LINK}))
-    for label in ("site", "peer_site"):
-        yield {
-            "source_matchers": [f'alertname="{PREFIX}{SITE_SILENT}"'],
-            "target_matchers": [f'alertname=~"{links}"'],
-            "equal": [label],
+@dataclass(frozen=True)
+class Inhibition:
+    """An alert is no news while one that its `source` matches fires with the same `equal` labels."""
+
+    source: tuple[str, str]
+    """A label, and its value."""
+    target: tuple[str, frozenset[str]]
+    """A label, and its values."""
+    equal: tuple[str, ...]
+
+    def matchers(self) -> dict[str, Any]:
+        """As Alertmanager has it."""
+        (source, value), (target, values) = self.source, self.target
+        return {
+            "source_matchers": [f'{source}="{value}"'],
+            "target_matchers": [f'{target}=~"{"|".join(sorted(values))}"'],
+            "equal": list(self.equal),
         }
-    yield {
-        "source_matchers": [f'severity="{_CRITICAL}"'],
-        "target_matchers": [f'severity="{_WARNING}"'],
-        "equal": ["alertname", "site", "peer_site"],
-    }
+
+    def inhibited(self, firing: Sequence[Mapping[str, str]]) -> set[int]:
+        """Which of these, by their labels, are no news."""
+        by = {self._same(labels) for labels in firing if labels.get(self.source[0]) == self.source[1]}
+        label, values = self.target
+        return {i for i, one in enumerate(firing) if one.get(label) in values and self._same(one) in by}
+
+    def _same(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(labels.get(name, "") for name in self.equal)
+
+
+_LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.scope is Scope.LINK)
+
+INHIBITIONS = (
+    Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("site",)),
+    Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("peer_site",)),
+    Inhibition(("severity", _CRITICAL), ("severity", frozenset({_WARNING})), ("alertname", "site", "peer_site")),
+)

@@ -6,20 +6,19 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from geocomm.telemetry import alert_log
 from geocomm.telemetry.alert_rules import (
+    INHIBITIONS,
     KEEP_FIRING_S,
     RULES,
-    SITE_SILENT,
     AlertRule,
-    Scope,
-    Severity,
     annotations_of,
+    labels_of,
 )
 from geocomm.telemetry.alert_sinks import AlertSinks
 from geocomm.telemetry.last_reports import SILENT_SECONDS, Life
@@ -94,16 +93,11 @@ class Evaluation:
         return [alert for alert in self._alerts.values() if alert.firing]
 
 
-def without_inhibited(firing: list[Alert]) -> list[Alert]:
-    """Less alerts of links to and from silent sites, and warnings of what is critical already."""
-    silent = {dict(alert.labels)["site"] for alert in firing if alert.rule.name == SITE_SILENT}
-    critical = {(alert.rule.name, alert.labels) for alert in firing if alert.rule.severity is Severity.CRITICAL}
-    return [
-        alert
-        for alert in firing
-        if not (alert.rule.scope is Scope.LINK and silent & {value for _, value in alert.labels})
-        and not (alert.rule.severity is Severity.WARNING and (alert.rule.name, alert.labels) in critical)
-    ]
+def without_inhibited(firing: Sequence[Alert]) -> list[Alert]:
+    """Less what Alertmanager would inhibit."""
+    labels = [labels_of(alert.rule, dict(alert.labels)) for alert in firing]
+    inhibited = {i for one in INHIBITIONS for i in one.inhibited(labels)}
+    return [alert for i, alert in enumerate(firing) if i not in inhibited]
 
 
 class Messages:

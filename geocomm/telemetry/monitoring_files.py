@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from geocomm.telemetry.alert_rules import PREFIX, inhibitions, prometheus_rules
+from geocomm.telemetry.alert_rules import INHIBITIONS, PREFIX, prometheus_rules
 from geocomm.telemetry.prometheus_text import LINK_GAUGES, SITE_GAUGES
 
 JOB = "geocomm"
@@ -66,7 +66,7 @@ def _alertmanager() -> dict[str, Any]:
             "routes": [watchdog],
         },
         "receivers": [{"name": "team"}, {"name": "watchdog"}],
-        "inhibit_rules": list(inhibitions()),
+        "inhibit_rules": [one.matchers() for one in INHIBITIONS],
     }
 
 

@@ -15,11 +15,12 @@ from geocomm.telemetry import alert_log
 from geocomm.telemetry.alert_rules import KEEP_FIRING_S
 from geocomm.telemetry.alert_sinks import AlertSinks, as_text
 from geocomm.telemetry.alerts import INTERVAL_S, QUIET_S, Evaluation, Messages
-from geocomm.telemetry.metric_expressions import Samples
+from geocomm.telemetry.metric_expressions import Labels, Samples
 from support.webhook import Webhook, webhook
 
 SITE = (("site", "b"),)
 LINK = (("peer_site", "b"), ("site", "a"))
+BACK = (("peer_site", "a"), ("site", "b"))
 
 
 def told(run: Callable[[float], Samples], seconds: float) -> list[tuple[float, str, str]]:
@@ -45,9 +46,10 @@ def test_alert_ends_a_minute_after_its_cause_and_is_told_again_no_sooner_than_in
     ]
 
 
-def test_links_of_a_silent_site_are_no_news_while_it_is_silent() -> None:
+@pytest.mark.parametrize("link", [LINK, BACK], ids=["to it", "from it"])
+def test_links_of_a_silent_site_are_no_news_while_it_is_silent(link: Labels) -> None:
     def run(at: float) -> Samples:
-        outages = {LINK: 0.0 if at < 10 else 9.0, (("peer_site", "c"), ("site", "a")): 0.0 if at < 100 else 9.0}
+        outages = {link: 0.0 if at < 10 else 9.0, (("peer_site", "c"), ("site", "a")): 0.0 if at < 100 else 9.0}
         return {**silent_in((5, 200))(at), "geocomm_site_link_worst_pair_outages_total": outages}
 
     assert [one for one in told(run, 300) if one[1] == "firing"] == [
