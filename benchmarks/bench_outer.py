@@ -4,6 +4,7 @@ Each part works on one fragment, on one thread, in memory that is there, and is 
 Ratios are to a copy of 12 bytes for each element (anchor, momentum and residual), taken in the same pass; medians over
 the passes. Results are checked first: the outer step against its definition in NumPy, which adds and multiplies
 apart. The peer is torch.optim.SGD with Nesterov momentum (foreach), whose bits may differ between machines.
+A run stands in benchmarks/results/local-cpu.md.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=8 << 20, help="of the fragment (default 8 Mi)")
     parser.add_argument("--passes", type=int, default=15, help="(default 15)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
+    parser.add_argument("--out", type=Path, help="a Markdown file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
@@ -138,9 +139,9 @@ def main() -> int:
         "|---|---:|---|",
         *(f"| {' | '.join(row.cells())} |" for row in rows),
     ]
-    path = arguments.out / "outer.md"
-    write_pair(path, "\n".join(lines) + "\n", {"conditions": asdict(conditions), "rows": [asdict(row) for row in rows]})
     print("\n".join(lines))
+    if arguments.out is not None:
+        write_pair(arguments.out, "\n".join(lines), {"conditions": asdict(conditions), "rows": list(map(asdict, rows))})
     return 0
 
 

@@ -7,7 +7,7 @@ and call `local_steps()`. A row has the seconds of the slowest rank, the median 
 - begin: `local_steps()`, with the process group of the site, which nobody has asked for before;
 - end: `finish()` after one step, with the last round of a model of 33 k parameters.
 
-Results: benchmarks/results/local-start-up.md and .json.
+A run stands in benchmarks/results/local-line.md.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4", help="of a site, by commas")
     parser.add_argument("--runs", type=int, default=3, help="a row is their median")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    parser.add_argument("--out", type=Path, help="a Markdown file to write")
     parser.add_argument("--site", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -158,9 +158,9 @@ def main() -> int:
         "`finish()` sends 134 KB exactly.",
         "",
     ]
-    path = arguments.out / "local-start-up.md"
-    write_pair(path, "\n".join(lines), {"rows": list(map(asdict, rows))})
-    print("\n".join(lines), f"written: {path}", sep="\n")
+    print("\n".join(lines))
+    if arguments.out is not None:
+        write_pair(arguments.out, "\n".join(lines), {"rows": list(map(asdict, rows))})
     return 0
 
 

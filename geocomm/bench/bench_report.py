@@ -57,10 +57,18 @@ class Conditions:
         ]
 
 
+BY_HAND = "<!-- written by hand: kept when the report is written again -->"
+"""A line of a report: what people add stands below it."""
+
+
 def write_pair(path: Path, text: str, document: Mapping[str, Any]) -> Path:
-    """Write PATH, a Markdown file in a folder that is made, and `document` in JSON beside it; returns `path`."""
+    """Write PATH, a Markdown file in a folder that is made, and `document` in JSON beside it; returns `path`.
+
+    What stands below the line BY_HAND of a file that is there already is kept.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    _, line, below = _read(str(path)).partition(f"\n{BY_HAND}\n")
+    path.write_text(f"{text.rstrip()}\n{line}{below}", encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -9,7 +9,7 @@ import pytest
 from bench_cost import ONE_SITE, TWO_SITES, CostError, Row, row_of
 from bench_train_report import Quality, Report, StepTime, write_report
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.bench.bench_report import BY_HAND, Conditions, write_pair
 from geocomm.emulator.emulated_links import EmulatedLink
 
 LINK = EmulatedLink(rate_bps=2e8, delay_s=0.05, loss=0.001)
@@ -76,3 +76,12 @@ def test_a_miss_within_the_noise_is_told_from_a_miss() -> None:
 def test_a_result_that_is_not_gloos_is_an_error() -> None:
     with pytest.raises(CostError, match="differs from Gloo's"):
         row_of(TWO_SITES, cost_lines(0.1, equal=False))
+
+
+def test_a_report_that_is_written_again_keeps_what_was_added_by_hand(tmp_path: Path) -> None:
+    path = write_pair(tmp_path / "new" / "report.md", "# First\n", {})
+    assert path.read_text(encoding="utf-8") == "# First\n"
+    added = f"\n{BY_HAND}\n\n## Another machine\n\nIt took 3 s.\n"
+    path.write_text("# First\n" + added, encoding="utf-8")
+    write_pair(path, "# Second\n", {"rows": []})
+    assert path.read_text(encoding="utf-8") == "# Second\n" + added
