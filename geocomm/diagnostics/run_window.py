@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import string
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from geocomm.core.units import DAY_S
 from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
@@ -272,11 +271,17 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
         wait_began=at("wait_began_ns"),
         wait_ended=at("wait_ended_ns"),
         coding=row["coding_ns"] / 1e9,
-        raw_bytes=row["elements"] * getattr(torch, row["dtype"]).itemsize,
+        raw_bytes=row["elements"] * _element_bytes(row["dtype"]),
         raw_bytes_received=row["raw_bytes_received"],
         bytes_received=row["wire_bytes_received"],
         arrivals={(str(peer["site"]), int(peer["rank"])): peer["last_in_ns"] / 1e9 - offset for peer in peers},
     )
+
+
+def _element_bytes(dtype: str) -> int:
+    """Of a type of csrc/core/dtype.h: its name ends with its bits, but for bool's. Asking torch would import it, which
+    is most of what starting `geocomm why` or `geocomm dashboard` takes."""
+    return int(dtype.lstrip(string.ascii_lowercase) or 8) // 8
 
 
 def _count_of_ranks(living: Mapping[Rank, Received]) -> int:

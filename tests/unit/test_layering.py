@@ -92,13 +92,16 @@ FOR_EVERYBODY = {"_version", "_C", "_build_info"}
 NOT_PYTHON = {"_C.pyi", "_build_info.pyi", "py.typed"}
 BUILT = {"_bin", "_build_info.py"}
 LOADS_THE_NATIVE_MODULE = {"core/native.py"}
-# Importing these is part of `import torch`, of `import geocomm` or of `geocomm --help`: torch comes later or never.
+# Importing these is part of `import torch`, of `import geocomm` or of `geocomm --help`: torch comes later or never. The
+# last two are what `geocomm dashboard` and `geocomm why` do all of their work with.
 NO_TORCH_AT_IMPORT = [
     "__init__.py",
     "_autoload.py",
     "core/options.py",
     "core/environment.py",
     *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py")),
+    "dashboard/report_file.py",
+    "diagnostics/live_diagnosis.py",
 ]
 # core/options.py and core/environment.py are the readers of GEOCOMM_* variables, core/site.py of the site's, and
 # core/place.py of those that launchers set. These others look at what they hand to processes that they start, or at
