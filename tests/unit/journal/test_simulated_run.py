@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from geocomm.journal.entries import Round
 from geocomm.journal.member import Member
-from geocomm.journal.messages import Hello, Offer
+from geocomm.journal.messages import Fetch, Hello, Offer
 from geocomm.journal.sequencer import Sequencer
+from geocomm.journal.sequencer_events import Action, Event, Send
 from geocomm.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
 
 BUDGET_S = 8.0
@@ -65,8 +66,8 @@ class BelievesWhatWasOpen(Member):
 class NeverFetches(Sequencer):
     """A leader that waits for the mail. Its terms have no new attempts."""
 
-    def _fetch_missing(self, *_: object, late: bool) -> None:
-        pass
+    def on(self, event: Event, now: float) -> list[Action]:
+        return [one for one in super().on(event, now) if not (isinstance(one, Send) and isinstance(one.message, Fetch))]
 
 
 class BelievesLostDisks(Sequencer):
