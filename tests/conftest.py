@@ -1,12 +1,14 @@
 """Which tests go to the same worker of `pytest -n` (make python-test): those that share an expensive set-up.
 
-And no limit to what one example of hypothesis takes, which depends on the machine.
+And no limit to what one example of hypothesis takes, which depends on the machine. With GEOCOMM_REQUIRE_ALL=1 a test
+fails that would be skipped for want of something that a machine for tests can have.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,39 @@ pytest.register_assert_rewrite("support")
 # Where `make build` has compiled DeepSpeed's operator. Elsewhere the first engine of the tests would compile it again.
 if sys.prefix != sys.base_prefix:
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+MAY_SKIP = (
+    *("CUDA", "pinned"),  # a GPU is there, or is not
+    *("wandb", "mlflow", "trackio", "alembic", "lightning", "torchft", "llama.cpp"),  # make installs none of them
+    *("BBR", "too busy"),  # the kernel's, and the moment's
+    "inside one site",  # one of a test's layouts, in which Gloo does the work
+)
+"""Words of the reasons for which a test may be skipped in spite of GEOCOMM_REQUIRE_ALL=1."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """See MAY_SKIP: tests, which say it by a marker, in a fixture or in the body."""
+    report = yield
+    _judge_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """See MAY_SKIP: whole modules, by importorskip."""
+    report = yield
+    _judge_skip(report)
+    return report
+
+
+def _judge_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and os.environ.get("GEOCOMM_REQUIRE_ALL") == "1":
+        assert isinstance(report.longrepr, tuple)
+        _, _, reason = report.longrepr
+        if not any(word in reason for word in MAY_SKIP):
+            report.outcome = "failed"
+            report.longrepr = f"GEOCOMM_REQUIRE_ALL=1, but: {reason}"
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

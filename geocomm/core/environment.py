@@ -51,7 +51,7 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
 """Name, default and meaning of the variables that are no fields of Options, as the docs show them."""
 
 # Read by setup.py and by the tests.
-_NOT_OF_THE_PACKAGE = ("CUDA", "TEST_", "REQUIRE_WAN", "WRITE_GOLDEN", "EXPECTED_CPU_LEVEL")
+_NOT_OF_THE_PACKAGE = ("CUDA", "TEST_", "REQUIRE_", "WRITE_GOLDEN", "EXPECTED_CPU_LEVEL")
 
 Value = TypeVar("Value")
 

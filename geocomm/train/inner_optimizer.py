@@ -9,14 +9,13 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from geocomm.core.bad_input import BadInput
 from geocomm.train.train_config import OptimizerConfig
 
 _Groups = list[dict[str, Any]]
 
 
 def make_optimizer(model: PreTrainedModel, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Make the optimizer with rate 0, which the loop sets before every step. Raises BadInput if torch has no Muon."""
+    """Make the optimizer with rate 0, which the loop sets before every step."""
     matrices = _hidden_matrices(model) if config.name == "muon" else set[int]()
     muon: list[torch.nn.Parameter] = []
     decayed: list[torch.nn.Parameter] = []
@@ -33,8 +32,6 @@ def make_optimizer(model: PreTrainedModel, config: OptimizerConfig) -> torch.opt
     ]
     groups = [group for group in groups if group["params"]]
     if config.name == "muon":
-        if not hasattr(torch.optim, "Muon"):
-            raise BadInput(f"optimizer.name muon needs a torch that has torch.optim.Muon; this is {torch.__version__}")
         return MuonWithAdamW([{"params": muon, "weight_decay": config.weight_decay}], groups, config)
     return _adamw(groups, config)
 

@@ -17,8 +17,6 @@ from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import make_model, train_steps
 from support.sharded_sites import MODELS, whole
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon")
-
 ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
 SETTINGS: dict[str, Any] = {"every": 4, "overlap": 1, "codec": "int8", "fragments": 2, "deterministic": True}
 

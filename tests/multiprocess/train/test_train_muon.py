@@ -14,10 +14,7 @@ import torch
 
 from support.train_ranks import copy_checkpoint, entries, losses, require_success, run_ranks
 
-pytestmark = [
-    pytest.mark.xdist_group("training"),
-    pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon"),
-]
+pytestmark = pytest.mark.xdist_group("training")
 
 COMMON = (
     "distributed.backend=geocomm",

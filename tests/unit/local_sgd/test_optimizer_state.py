@@ -31,9 +31,8 @@ MAKERS: dict[str, Make] = {
     "RMSprop": lambda some: torch.optim.RMSprop(some, lr=0.1, momentum=0.5, centered=True),
     "Rprop": lambda some: torch.optim.Rprop(some, lr=0.1),
     "ASGD": lambda some: torch.optim.ASGD(some, lr=0.1),
+    "Muon": lambda some: torch.optim.Muon(some, lr=0.1),
 }
-if hasattr(torch.optim, "Muon"):
-    MAKERS["Muon"] = lambda some: torch.optim.Muon(some, lr=0.1)
 
 
 def make_parameters() -> list[nn.Parameter]:

@@ -17,7 +17,6 @@ from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from geocomm.local_sgd.step_clock import after_each_step
 from support.local_models import SITES, loss_of, make_model, values
 
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon")
 EITHER_ORDER = pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["as given", "the other way"])
 
 
@@ -47,7 +46,6 @@ def train(model: nn.Module, optimizers: Sequence[Any], site: str, steps: range, 
             optimizers[index].step()
 
 
-@needs_muon
 @EITHER_ORDER
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_result_is_that_of_whole_steps_and_has_equal_bits_at_all_sites(order: Sequence[int], overlap: int) -> None:

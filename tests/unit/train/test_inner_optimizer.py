@@ -9,11 +9,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from geocomm.core.bad_input import BadInput
 from geocomm.train.inner_optimizer import make_optimizer
 from geocomm.train.train_config import OptimizerConfig
-
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon")
 
 
 def make_model(tied: bool = False) -> LlamaForCausalLM:
@@ -41,7 +38,6 @@ def step(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], seed: 
         optimizer.step()
 
 
-@needs_muon
 def test_muon_and_adamw_step_as_torchs_do_and_go_on_from_their_state() -> None:
     model, other = make_model(), make_model()
     config = OptimizerConfig(name="muon", momentum=0.9)
@@ -68,15 +64,8 @@ def test_muon_and_adamw_step_as_torchs_do_and_go_on_from_their_state() -> None:
         assert torch.equal(one, named[name]), name
 
 
-@needs_muon
 def test_tied_output_layer_is_no_matrix_for_muon() -> None:
     model = make_model(tied=True)
     groups = make_optimizer(model, OptimizerConfig(name="muon")).param_groups
     assert [len(group["params"]) for group in groups] == [7, 1, 3]
     assert groups[1]["params"][0] is model.get_input_embeddings().weight
-
-
-def test_muon_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(BadInput, match=r"optimizer\.name muon"):
-        make_optimizer(make_model(), OptimizerConfig(name="muon"))
