@@ -18,7 +18,8 @@ from geocomm.core.options import Options
 from geocomm.core.typed_torch import all_gather_object, new_group
 from geocomm.journal.messages import Model
 from geocomm.local_sgd.fragments import Fragment
-from geocomm.local_sgd.member_rounds import MemberRounds, most_frame_bytes
+from geocomm.local_sgd.member_frames import most_frame_bytes
+from geocomm.local_sgd.member_rounds import MemberRounds
 from geocomm.local_sgd.rounds import Coding, SiteFacts
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.membership.own_address import own_address

@@ -38,6 +38,11 @@ def host_empty(numel: int, *, pinned: bool) -> torch.Tensor:
         raise _refusal(numel, f"could not be pinned ({error})", "-l, or the container's memory") from error
 
 
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return values.view(torch.uint8).numpy().data.cast("B")
+
+
 def free_host_memory() -> None:
     """Give the memory back that nobody uses any more."""
     _FREE.clear()

@@ -23,7 +23,8 @@ from geocomm.local_sgd.elastic_settings import require_elastic
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import free_host_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
-from geocomm.local_sgd.member_rounds import Decided, Delta, MemberRounds, OwnFrame
+from geocomm.local_sgd.member_frames import Delta, OwnFrame
+from geocomm.local_sgd.member_rounds import Decided, MemberRounds
 from geocomm.local_sgd.merge import CARRY, merge_local
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.resolved_settings import ResolvedSettings

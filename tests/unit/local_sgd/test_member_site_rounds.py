@@ -16,7 +16,8 @@ from geocomm.local_sgd.anchor import AnchoredFragment
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.member_rounds import Decided, Delta, OwnFrame
+from geocomm.local_sgd.member_frames import Delta, OwnFrame
+from geocomm.local_sgd.member_rounds import Decided
 from geocomm.local_sgd.member_site_rounds import MemberSiteRounds
 from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.pace import LineClock
