@@ -1,6 +1,7 @@
 """Whether `geocomm why` names the right cause.
 
-    bench_why.py [--seeds 3] [--first-seed 1] [--minutes 60] [--only rate,codec] [--out benchmarks/results]
+    bench_why.py [--seeds 3] [--first-seed 1] [--minutes 60] [--only rate,codec] [--stores FOLDER]
+                 [--out benchmarks/results]
 
 Each cause is injected into a run of two or three sites over the emulated WAN with TLS, and the verdict is read from its
 run store; a seed varies rate, delay and loss pattern. Where a scenario has a fix, the run is repeated with it: the
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -150,8 +152,8 @@ class Row:
         return (self.step_seconds - self.saved_seconds) / self.fixed_seconds - 1
 
 
-def said(scenario: Scenario, seed: int, folder: Path) -> dict[str, Any]:
-    """What `geocomm why --json` says of a run."""
+def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
+    """A run whose telemetry goes to `store`. library: takes BBR away."""
     chance = random.Random(f"{scenario.name} {seed}")
     faster, nearer = chance.uniform(0.8, 1.2), chance.uniform(0.8, 1.2)
     link = EmulatedLink(scenario.mbit * 1e6 * faster, scenario.rtt_ms / 2000 * nearer, scenario.loss)
@@ -162,11 +164,7 @@ def said(scenario: Scenario, seed: int, folder: Path) -> dict[str, Any]:
     )
     topology = EmulatedWan.uniform(scenario.sites, link)
     topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): other})
-    with (
-        site_keys(topology.sites, None, secure=True) as keys,
-        tempfile.TemporaryDirectory(dir=folder) as store,
-        tempfile.TemporaryFile("w+") as log,
-    ):
+    with site_keys(topology.sites, None, secure=True) as keys, tempfile.TemporaryFile("w+") as log:
         command = (
             f"{scenario.before}{sys.executable} -m geocomm run --hub $MASTER_ADDR:$MASTER_PORT --telemetry {store} -- "
             f"--nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 {WORKER}"
@@ -175,7 +173,7 @@ def said(scenario: Scenario, seed: int, folder: Path) -> dict[str, Any]:
         environment = {
             **site_environment(os.environ, keys),
             "PYTHONPATH": str(ROOT),
-            "WITHOUT_BBR": str(folder / "without_bbr.so"),
+            "WITHOUT_BBR": str(library),
             **{f"WHY_{name}": value for name, value in own.items()},
             **{f"GEOCOMM_{name}": value for name, value in scenario.options.items()},
         }
@@ -192,22 +190,27 @@ def said(scenario: Scenario, seed: int, folder: Path) -> dict[str, Any]:
         if status != 0:
             log.seek(0)
             raise RunError(f"{scenario.name}, seed {seed}: exit status {status}\n{log.read()[-6000:]}")
-        answer = subprocess.run(
-            [sys.executable, "-m", "geocomm", "why", store, "--json"],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=True,
-        )
-        return json.loads(answer.stdout)
 
 
-def measure(scenario: Scenario, seed: int, folder: Path) -> Row:
+def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str, Any]:
+    """What `geocomm why --json` says of a run, which is made if its store is not there."""
+    if not store.exists():
+        with tempfile.TemporaryDirectory(dir=store.parent) as made:  # a run that fails leaves nothing to be judged
+            run(scenario, seed, Path(made), library)
+            shutil.copytree(made, store)
+    command = [sys.executable, "-m", "geocomm", "why", store, "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def measure(scenario: Scenario, seed: int, stores: Path, library: Path) -> Row:
     """The run, and where there is a fix the run with it."""
-    answer = said(scenario, seed, folder)
+    name = f"{scenario.name} {seed}"
+    answer = said(scenario, seed, stores / name, library)
     verdicts = answer["verdicts"]
     saved = next((one["saved_seconds"] for one in verdicts if one["cause"] == scenario.verdict), 0.0)
-    fixed = said(replace(scenario, **scenario.fix), seed, folder)["step_seconds"] if scenario.fix else None
+    fixed = None
+    if scenario.fix:
+        fixed = said(replace(scenario, **scenario.fix), seed, stores / f"{name} fixed", library)["step_seconds"]
     others = [f"{one['cause']} ({one['where'] or 'everywhere'}) {one['share']:.0%}" for one in verdicts]
     first = verdicts[0]
     right = first["cause"] == scenario.verdict and scenario.where in (None, first["where"])
@@ -266,6 +269,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="begin no run after so long")
     parser.add_argument("--only", default="", help="these scenarios, by commas")
+    parser.add_argument("--stores", type=Path, help="keep the run stores here; what is there is judged again, not run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
     chosen = [one for one in SCENARIOS if not arguments.only or one.name in arguments.only.split(",")]
@@ -274,16 +278,17 @@ def main() -> int:
     rows: list[Row] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        (folder / "without_bbr.c").write_text(WITHOUT_BBR)
-        compiled = ["cc", "-shared", "-fPIC", "-o", folder / "without_bbr.so", folder / "without_bbr.c", "-ldl"]
-        subprocess.run(compiled, check=True)
+        library, source = Path(made, "without_bbr.so"), Path(made, "without_bbr.c")
+        source.write_text(WITHOUT_BBR)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        stores = (arguments.stores or Path(made, "stores")).absolute()
+        stores.mkdir(parents=True, exist_ok=True)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for scenario in chosen:
                 if time.monotonic() > until:
                     break
                 try:
-                    rows.append(measure(scenario, seed, folder))
+                    rows.append(measure(scenario, seed, stores, library))
                 except RunError as error:
                     print(error, file=sys.stderr)
                     failed.append(f"{scenario.name}, seed {seed}")
