@@ -31,18 +31,12 @@ from geocomm.local_sgd.resolved_settings import ResolvedSettings
 from geocomm.local_sgd.rounds import Entry, SiteFacts
 from geocomm.local_sgd.site_moments import SiteMoments
 from geocomm.local_sgd.site_state import SiteState
+from geocomm.local_sgd.site_weights import MOST_CYCLES, MOST_WEIGHT, shorten, take_delta, weights_of
 from geocomm.local_sgd.site_weights import Delta as SiteDelta
-from geocomm.local_sgd.site_weights import shorten, take_delta, weights_of
 from geocomm.local_sgd.waiting import say
 
 _LEAVE_S = 30.0
 """How long a site that ends waits for its last deltas to count."""
-_MOST_CYCLES = 5
-"""Of a delta, in one round: the outer momentum takes a longer one so far that the loss rises. A site that counts in one
-round of five does not fall behind.
-"""
-_MOST_WEIGHT = 2
-"""In cycles: a longer delta is larger already."""
 _SETTLED, _BEGINS, _FAILED = range(3)
 _FIRST_KEPT_S, _KEPT_EVERY_S = 60.0, 600.0
 """How often the moments are kept."""
@@ -299,7 +293,7 @@ class MemberSiteRounds(SiteState):
         """What becomes a frame: of a long delta what one round may take. "carry" leaves the rest to the next one."""
         held, begun, cycle = self._held[index], self._step_at_begin[index], self._schedule.every
         steps = self.step - begun
-        counted = min(steps, _MOST_CYCLES * cycle) if self._keeps_local else steps
+        counted = min(steps, MOST_CYCLES * cycle) if self._keeps_local else steps
         share = counted / steps
         shorten(delta, held.anchor, share)
         self._norms["delta_norm"] = share * math.sqrt(squared_norm)
@@ -310,7 +304,7 @@ class MemberSiteRounds(SiteState):
         return Delta(
             delta.values,
             held.residual,
-            max(1, weight * min(counted, _MOST_WEIGHT * cycle) // steps),
+            max(1, weight * min(counted, MOST_WEIGHT * cycle) // steps),
             OwnFrame(own_weight, begun + counted, None, delta.local, 0),
             self.run_step,
             share * share * squared_norm,

@@ -15,6 +15,13 @@ from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
 from geocomm.local_sgd.site_ranks import SiteRanks
 
+MOST_CYCLES = 5
+"""Of a delta, in one round: the outer momentum takes a longer one so far that the loss rises. A site that counts in one
+round of five does not fall behind. Measured: benchmarks/results/single-measurements.md.
+"""
+MOST_WEIGHT = 2
+"""In cycles: a longer delta is larger already."""
+
 
 @runtime_checkable
 class InMemory(Protocol):
