@@ -15,6 +15,8 @@ from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, bytes_text, 
 
 _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
+_STEADY_IN_LOSS = 0.85
+"""The same where packets are lost, since a full line loses them too."""
 _HALF = 0.5
 _QUEUE = 1.25
 _IDLE_USE = 0.3
@@ -77,9 +79,9 @@ class LinkFacts:
         """Its rate is what messages wait for: all flow equally fast, or they queue."""
         if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
-        # Many losses, as of BBR, which does not slow down for them, make all messages equally slow too.
-        lossy = self.lost > _LOSS and self.use < _GOOD_USE
-        return self.queue >= _QUEUE or (self.steady >= _STEADY and not lossy)
+        if self.lost > _LOSS:  # many losses delay many messages alike, and their repair looks like a queue: not both
+            return self.steady >= _STEADY_IN_LOSS and (self.queue >= _QUEUE or self.use >= _GOOD_USE)
+        return self.queue >= _QUEUE or self.steady >= _STEADY
 
     @property
     def loses(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Run:
     shares: Sequence[float] = ()
     """Of the tensor, that each owner sums up; empty: all the same."""
     coding: float = 0.0
+    repairs: Sequence[float] = (1.0,)
+    """By what the times of a link's messages on it are multiplied, one after the other, again and again."""
     counters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of all links."""
 
@@ -56,6 +59,7 @@ class _Simulation:
         self._run = run
         self._places: list[Place] = [("abcdefgh"[i], i) for i in range(len(run.compute))]
         self._free: dict[tuple[int, int], float] = defaultdict(float)
+        self._repairs = defaultdict[tuple[int, int], Iterator[float]](lambda: itertools.cycle(run.repairs))
 
     def window(self) -> RunWindow:
         run, count = self._run, len(self._places)
@@ -88,7 +92,8 @@ class _Simulation:
 
     def _send(self, i: int, j: int, ready: float, size: float) -> float:
         """When it is there. One message after the other."""
-        left = max(ready, self._free[i, j]) + size / self._run.rates.get(self._pair(i, j), self._run.rate)
+        seconds = size / self._run.rates.get(self._pair(i, j), self._run.rate) * next(self._repairs[i, j])
+        left = max(ready, self._free[i, j]) + seconds
         self._free[i, j] = left
         return left + self._delay(i, j)
 

@@ -65,6 +65,25 @@ def test_waiting_for_a_slow_site_is_not_taken_for_a_slow_link() -> None:
     assert said.verdicts[1].where == "a - b"
 
 
+def test_a_full_line_that_loses_is_not_taken_for_one_that_loses_by_itself() -> None:
+    full = replace(FULL, counters=dict(FULL.counters, retransmitted=5 * 10**6))
+    assert full.said().verdict.cause is Cause.BANDWIDTH
+
+
+def test_losses_that_look_like_a_queue_are_not_taken_for_a_full_line() -> None:
+    # BBR goes on as fast, so that the repairs alone cost time: these, and no queue, raise the round trips it sees.
+    lossy = Run(
+        rate=12e6,
+        size=400_000,
+        repairs=(1.0, 2.2, 3.1, 2.5, 1.8, 2.7),
+        counters={"best_rate": 6e6, "rtt_s": 0.02, "retransmitted": 5 * 10**6},
+    )
+    said = lossy.said()
+    assert said.verdict.cause is Cause.LOSS
+    saved = lossy.window().step_seconds - replace(lossy, repairs=(1.0,)).window().step_seconds
+    assert said.verdict.saved_seconds == pytest.approx(saved, rel=0.25)
+
+
 def test_a_full_line_that_was_faster_before_or_that_carries_others_bytes_is_told_so() -> None:
     window = FULL.window()
     links = [replace(link, good_rate=10e6, earlier_rate=24e6) for link in window.links]
