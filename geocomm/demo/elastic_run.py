@@ -11,7 +11,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,22 @@ class JournalWatch:
             self.seen += [Seen(time.monotonic(), entry) for entry in journal.read(len(self.seen))]
 
 
+def wait_for_run(
+    run: WanRun, watches: Collection[JournalWatch], done: Callable[[], bool], what: str, limit_s: float
+) -> str:
+    """Read the journals of a run until `done`. what: that is, in words. Why it did not come; empty: it did."""
+    until = time.monotonic() + limit_s
+    while not done():
+        if run.process.poll() is not None:
+            return f"the run ended before {what}"
+        if time.monotonic() > until:
+            return f"not within {limit_s:g} s: {what}"
+        time.sleep(_POLL_S)
+        for watch in watches:
+            watch.look()
+    return ""
+
+
 def run_elastic_demo(
     folder: Path, link: EmulatedLink, steps: int, keys: Path, on_event: Callable[[str], None]
 ) -> ElasticRun:
@@ -207,15 +223,8 @@ def run_elastic_demo(
     log_path = folder / "log.txt"
 
     def wait(done: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
-        until = time.monotonic() + limit_s
-        while not done():
-            if run.process.poll() is not None:
-                raise DemoError(f"the run ended before {what}; the end of {log_path}:\n{log_tail(log_path)}")
-            if time.monotonic() > until:
-                raise DemoError(f"not within {limit_s:g} s: {what}; the end of {log_path}:\n{log_tail(log_path)}")
-            time.sleep(_POLL_S)
-            for watch in watches.values():
-                watch.look()
+        if why := wait_for_run(run, watches.values(), done, what, limit_s):
+            raise DemoError(f"{why}; the end of {log_path}:\n{log_tail(log_path)}")
 
     def step() -> int:
         return max(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.demo.elastic_run import JournalWatch, Seen
+from geocomm.demo.elastic_run import JournalWatch, Seen, wait_for_run
 from geocomm.emulator.emulated_keys import site_environment
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanReport, WanRun
@@ -96,14 +96,8 @@ class Run:
 
     def wait(self, done: Callable[[], bool], what: str, limit_s: float) -> None:
         """Problem: it is not there in time."""
-        until = time.monotonic() + limit_s
-        while not done():
-            if self.wan.process.poll() is not None:
-                raise Problem(f"{self.name}: the run ended before {what}")
-            if time.monotonic() > until:
-                raise Problem(f"{self.name}: not within {limit_s:g} s: {what}")
-            time.sleep(0.05)
-            self.look()
+        if why := wait_for_run(self.wan, self.watches.values(), done, what, limit_s):
+            raise Problem(f"{self.name}: {why}")
 
     def wait_full_rounds(self, count: int, limit_s: float, after: float) -> float:
         """Until so many rounds since `after` list all sites; when the last of them was seen."""
@@ -122,19 +116,19 @@ class Run:
 
     def kill(self, site: str, part: str) -> None:
         """Kill processes of a site whose command line has this and is no launcher's."""
-        for process in self.wan.processes(site):
-            with contextlib.suppress(OSError):
-                words = (Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0")
-                launcher = {b"geocomm.elastic.torchrun_of_site", b"--elastic"} & set(words)
-                if part.encode() in words and not launcher:
-                    os.kill(process, signal.SIGKILL)
+        launcher = {"geocomm.elastic.torchrun_of_site", "--elastic"}
+        self._signal(site, signal.SIGKILL, lambda words: part in words and not launcher & set(words))
 
     def leave(self, site: str) -> None:
         """SIGTERM to `geocomm run`, as a scheduler sends it."""
+        self._signal(site, signal.SIGTERM, lambda words: "--elastic" in words)
+
+    def _signal(self, site: str, number: int, is_meant: Callable[[list[str]], bool]) -> None:
+        """To the processes of a site whose command line is meant."""
         for process in self.wan.processes(site):
-            with contextlib.suppress(OSError):
-                if b"--elastic" in (Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0"):
-                    os.kill(process, signal.SIGTERM)
+            with contextlib.suppress(OSError):  # it has ended
+                if is_meant((Path("/proc") / str(process) / "cmdline").read_text().split("\0")):
+                    os.kill(process, number)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from geocomm.rendezvous.doorway import Doorway
 from geocomm.rendezvous.store_session import Greeting, Purpose
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.tunnel import dial
-from geocomm.security.keys import Identity, Keys
+from geocomm.security.keys import Identity
 from support.hub_support import make_keys, run
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,23 +28,6 @@ pytestmark = pytest.mark.timeout(120)
 CONTENT = random.Random(5).randbytes(3 * RANGE_BYTES + 12345)
 FRAME = hashlib.sha256(CONTENT).hexdigest()
 WANTED = Wanted(2, 9, "a", FRAME, len(CONTENT))
-
-
-@contextlib.asynccontextmanager
-async def serving(store: FragmentStore, keys: Keys, get_frame: GetFrame | None = None) -> AsyncGenerator[str]:
-    server = FileServer(store, lambda: (4, 1), get_frame)
-
-    async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
-        await server.serve(stream)
-
-    listener = loopback_listener()
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    task = asyncio.create_task(Doorway(listener, keys, serve, lambda _: None).serve())
-    try:
-        yield address
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def nobody() -> str:
@@ -68,18 +51,37 @@ class Sites:
     def has(self, site: str) -> bool:
         return self.stores[site].has_frame(2, 9, "a", FRAME)
 
+    @contextlib.asynccontextmanager
+    async def serving(self, site: str, get_frame: GetFrame | None = None) -> AsyncGenerator[str]:
+        """The address at which a site gives files."""
+        server = FileServer(self.stores[site], lambda: (4, 1), get_frame)
+
+        async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
+            await server.serve(stream)
+
+        listener = loopback_listener()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        task = asyncio.create_task(Doorway(listener, self.keys[site], serve, lambda _: None).serve())
+        try:
+            yield address
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def two_sources(self) -> AsyncGenerator[tuple[str, str]]:
+        """The addresses of a and b, which have the frame."""
+        for site in "ab":
+            self.stores[site].write_frame(2, 9, "a", [CONTENT])
+        async with self.serving("a") as a, self.serving("b") as b:
+            yield a, b
+
 
 def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
-    for site in "ab":
-        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
 
     async def scenario() -> None:
-        async with (
-            serving(sites.stores["a"], sites.keys["a"]) as a,
-            serving(sites.stores["b"], sites.keys["b"]) as b,
-            serving(sites.stores["c"], sites.keys["c"]) as c,
-        ):
+        async with sites.two_sources() as (a, b), sites.serving("c") as c:
             assert await sites.fetcher("d").frame(WANTED, [c]) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [c, nobody()]) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [nobody()]) is Outcome.FAILED
@@ -125,24 +127,15 @@ async def cut_after(target: str, bytes_through: int, *, silently: bool = False) 
 
 def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
-    for site in "ab":
-        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
 
     async def scenario() -> None:
-        async with (
-            serving(sites.stores["a"], sites.keys["a"]) as a,
-            serving(sites.stores["b"], sites.keys["b"]) as b,
-            cut_after(a, RANGE_BYTES // 2) as dying,
-        ):
-            assert await sites.fetcher("c").frame(WANTED, [dying]) is Outcome.FAILED
-            assert not sites.has("c")
-        async with (
-            serving(sites.stores["a"], sites.keys["a"]) as a,
-            serving(sites.stores["b"], sites.keys["b"]) as b,
-            cut_after(a, RANGE_BYTES + RANGE_BYTES // 2) as dying,
-        ):
-            assert await sites.fetcher("c").frame(WANTED, [dying, b]) is Outcome.HERE
-            assert sites.has("c")
+        async with sites.two_sources() as (a, b):
+            async with cut_after(a, RANGE_BYTES // 2) as dying:
+                assert await sites.fetcher("c").frame(WANTED, [dying]) is Outcome.FAILED
+                assert not sites.has("c")
+            async with cut_after(a, RANGE_BYTES + RANGE_BYTES // 2) as dying:
+                assert await sites.fetcher("c").frame(WANTED, [dying, b]) is Outcome.HERE
+                assert sites.has("c")
 
     run(scenario())
 
@@ -150,15 +143,9 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path)
 def test_a_source_that_falls_silent_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "_SILENCE_S", 1e6)
     sites = Sites(tmp_path)
-    for site in "ab":
-        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
 
     async def scenario() -> None:
-        async with (
-            serving(sites.stores["a"], sites.keys["a"]) as a,
-            serving(sites.stores["b"], sites.keys["b"]) as b,
-            cut_after(a, RANGE_BYTES // 2, silently=True) as silent,
-        ):
+        async with sites.two_sources() as (a, b), cut_after(a, RANGE_BYTES // 2, silently=True) as silent:
             assert await sites.fetcher("c").frame(WANTED, [silent, b]) is Outcome.HERE
             assert sites.stores["c"].read_frame(2, 9, "a", FRAME) == CONTENT
 
@@ -167,16 +154,11 @@ def test_a_source_that_falls_silent_holds_up_nothing(tmp_path: Path, monkeypatch
 
 def test_wrong_bytes_are_never_kept_and_the_right_ones_are_found(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
-    for site in "ab":
-        sites.stores[site].write_frame(2, 9, "a", [CONTENT])
-    path = sites.stores["a"].frame_path(2, 9, "a", FRAME)
-    path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
 
     async def scenario() -> None:
-        async with (
-            serving(sites.stores["a"], sites.keys["a"]) as a,
-            serving(sites.stores["b"], sites.keys["b"]) as b,
-        ):
+        async with sites.two_sources() as (a, b):
+            path = sites.stores["a"].frame_path(2, 9, "a", FRAME)
+            path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
             assert await sites.fetcher("c").frame(WANTED, [a]) is Outcome.FAILED
             assert not sites.has("c")
             assert await sites.fetcher("c").frame(WANTED, [a, b]) is Outcome.HERE
@@ -190,12 +172,12 @@ def test_an_agent_gets_for_others_what_only_it_can_reach(tmp_path: Path) -> None
     sites.stores["a"].write_frame(2, 9, "a", [CONTENT])
 
     async def scenario() -> None:
-        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+        async with sites.serving("a") as a:
 
             async def get(wanted: Wanted) -> bool:
                 return await sites.fetcher("b").frame(wanted, [a]) is Outcome.HERE
 
-            async with serving(sites.stores["b"], sites.keys["b"], get) as b:
+            async with sites.serving("b", get) as b:
                 assert await sites.fetcher("c").frame(WANTED, [b]) is Outcome.ABSENT
                 assert not sites.has("b")
                 assert await sites.fetcher("c").frame(WANTED, [nobody()], b) is Outcome.HERE
@@ -210,7 +192,7 @@ def test_a_state_comes_with_its_digest(tmp_path: Path) -> None:
     digests = [sites.stores["a"].write_state(1, version, [CONTENT, b"momentum"]) for version in (3, 8)]
 
     async def scenario() -> None:
-        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+        async with sites.serving("a") as a:
             fetcher = sites.fetcher("b")
             states = await fetcher.states(1, a, 4, 1)
             assert [(state.version, state.digest) for state in states] == [(3, digests[0]), (8, digests[1])]
@@ -240,7 +222,7 @@ def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
     sites = Sites(tmp_path)
 
     async def scenario() -> None:
-        async with serving(sites.stores["a"], sites.keys["a"]) as a:
+        async with sites.serving("a") as a:
             host, port = a.split(":")
             stream, _ = await dial(
                 HubAddress(host, int(port)), sites.keys["b"], Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
