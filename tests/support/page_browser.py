@@ -9,28 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chromium import Chromium, Page, chromium_path
+from chromium import Page
 
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 Node = dict[str, Any]
 
 
 @contextlib.contextmanager
-def served_page(folder: Path) -> Iterator[Page]:
-    """The page of the store in `folder`, as its server gives it, once all curves are drawn."""
+def served(folder: Path) -> Iterator[str]:
+    """The address at which `geocomm dashboard` serves the page of the store in `folder`."""
     command = [sys.executable, "-m", "geocomm", "dashboard", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            address = process.stdout.readline().split()[0]
-            with Chromium(chromium_path() or "", served=address) as browser:
-                page = browser.page()
-                page.resize(1440, 900)
-                page.open(address)
-                assert page.wait_for('charts.length > 0 && document.querySelector("#steps svg") !== null', 90)
-                yield page
+            yield process.stdout.readline().split()[0]
         finally:
             process.kill()
+
+
+def open_drawn(page: Page, address: str) -> None:
+    """Open the page of a run, and wait until its curves and steps are drawn."""
+    page.open(address)
+    assert page.wait_for('charts.length > 0 && document.querySelector("#steps svg") !== null', 90)
 
 
 def press(page: Page, key: str) -> None:

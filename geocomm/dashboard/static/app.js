@@ -310,15 +310,47 @@ function showOptions(run) {
   $("options").replaceChildren(rows.length > 0 ? listed : element("p", { class: "faint" }, "No option differs."));
 }
 
-// What is drawn from which parts of the state: only that is drawn anew.
+// ---- what is drawn when
+
+const AWAY_MS = 10_000; // so often what is out of view is drawn: a screen reader, a search and a printer have it too
+const away = new Set(); // sections that are nowhere near the window
+const late = new Map(); // by section: how to draw it, once it comes near
+const watcher = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen) {
+    if (!isIntersecting) away.add(target);
+    else if (away.delete(target)) drawLate(target);
+  }
+}, { rootMargin: "300px" });
+
+function drawIn(section, draw) {
+  if (!away.has(section)) {
+    draw();
+    watcher.observe(section);
+    return;
+  }
+  if (!late.has(section)) setTimeout(drawLate, AWAY_MS, section);
+  late.set(section, draw);
+}
+
+function drawLate(section) {
+  const draw = late.get(section);
+  late.delete(section);
+  if (draw) draw();
+}
+
+// What is drawn from which parts of the state: only that is drawn anew. With the id of what is drawn only in view.
 const DRAWN = [
-  [showHead, ["step", "sites", "links"]], [showVerdict, ["verdicts"]], [showAlerts, ["alerts"]], [showGraph, ["sites", "links"]],
-  [showSteps, ["steps"]], [showLinks, ["links"]], [showRanks, ["sites"]], [showEvents, ["events"]],
-  [showMembers, ["members", "rounds"]], [showOptions, ["options"]],
+  [showHead, ["step", "sites", "links"]], [showVerdict, ["verdicts"]], [showAlerts, ["alerts"]],
+  [showGraph, ["sites", "links"], "graph"], [showSteps, ["steps"], "steps"], [showLinks, ["links"], "links"],
+  [showRanks, ["sites"], "ranks"], [showEvents, ["events"], "events"], [showMembers, ["members", "rounds"]],
+  [showOptions, ["options"], "options"],
 ];
 
 function show(run, changed) {
-  for (const [draw, parts] of DRAWN) if (parts.some((part) => part in changed)) draw(run);
+  for (const [draw, parts, place] of DRAWN) {
+    if (!parts.some((part) => part in changed)) continue;
+    if (place) drawIn($(place).closest("section"), () => draw(run)); else draw(run);
+  }
 }
 
 function live() {
@@ -349,7 +381,7 @@ function live() {
       if (data) {
         wait = Math.min(60, Math.max(5, data.interval / 2));
         stepsOfPart = zoomed ? data.steps : null;
-        showCurves(data);
+        drawIn($("curves").closest("section"), () => showCurves(data));
         if (zoomed && run.steps) showSteps(run);
       }
     } catch { /* the stream says so */ }
@@ -372,7 +404,10 @@ function live() {
 
 const saved = $("data");
 if (saved) {
-  const data = JSON.parse(saved.content.textContent);
+  const data = JSON.parse(saved.content.textContent), interval = data.curves.interval;
+  leastSeconds = Math.max(leastSeconds, 4 * interval);
+  const every = interval < 120 ? `${interval} s` : seconds(interval);
+  $("part").before(element("p", { class: "faint" }, `This file has one point in ${every}; zooming in shows no more.`));
   showZooms(() => showSteps(data.run));
   show(data.run, data.run);
   showCurves(data.curves);

@@ -14,7 +14,7 @@ const CURVES = [ // title, group, series, how a value is written
   ["round trip", "links", ["rtt_seconds"], milliseconds],
 ];
 const HELD_OUT = "held_out_loss";
-const LEAST_SECONDS = 4; // that can be zoomed to
+const MOST_NAMED = 6; // lines of one kind that have a legend
 const ZOOMS = [
   ["zoom in", ([first, last]) => [first + (last - first) / 4, last - (last - first) / 4]],
   ["zoom out", ([first, last]) => [first - (last - first) / 2, last + (last - first) / 2]],
@@ -25,7 +25,10 @@ const ZOOMS = [
 let shownSeconds = 600; // the last ones; 0: of all the run
 let zoomed = null; // the part of the time that is shown, [first, last] in Unix seconds; null: all that was read
 let all = [0, 0]; // what was read while nothing was zoomed
+let leastSeconds = 4; // that can be zoomed to
 let charts = [];
+let lookOfCharts = ""; // what they have but for their points
+const hidden = new Set(); // lines, by their chart's title and their name
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -33,36 +36,85 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 const studied = () => zoomed !== null || pointed("curves");
 
 function showCurves(data) {
-  for (const chart of charts) chart.plot.destroy();
-  charts = [];
-  $("curves").replaceChildren();
-  if (data.times.length === 0) return;
-  if (!zoomed) all = [data.times[0], data.times[data.times.length - 1]];
-  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
-  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
-  for (const [title, group, names, show] of CURVES) {
-    const keys = Object.keys(data[group]);
+  if (!zoomed && data.times.length > 0) all = [data.times[0], data.times.at(-1)];
+  const wanted = data.times.length === 0 ? [] : CURVES.map(([title, group, names, show]) => {
+    const keys = Object.keys(data[group]), of = data["of_" + group];
     const drawn = names.flatMap((name) => linesOf(data[group], name)).filter((one) => one.series.some(known));
-    if (drawn.length === 0) continue;
-    const box = element("div", { role: "img" });
-    $("curves").append(box);
-    const plot = new uPlot({
-      title: title + (data["of_" + group] > keys.length ? ` (${keys.length} of ${data["of_" + group]})` : ""),
-      width: box.clientWidth, height: 190,
-      cursor: { drag: { setScale: false }, sync: { key: "run", filters: { pub: (type) => type.startsWith("mousem") } } },
-      hooks: { setSelect: [zoomToSelected] },
-      scales: { x: { time: true } },
-      axes: [{ ...axis, space: 58, values: (own, ticks) => ticks.map((at) => clock(at, own.scales.x.max - own.scales.x.min)) },
-        { ...axis, size: 84, values: (_, ticks) => ticks.map(show) }],
-      series: [{}, ...drawn.map(({ label, name, index }) => ({ label,
-        stroke: known(index) ? colours[index % colours.length] : ink,
-        dash: name === HELD_OUT ? [2, 3] : index < colours.length ? [] : [5, 4],
-        width: 1.5, spanGaps: true, value: (_, value) => show(value) }))],
-      legend: { show: keys.length <= 6 },
-    }, [data.times, ...drawn.map((one) => one.series)], box);
-    charts.push({ title, show, drawn, box, plot, times: data.times });
+    return { title, show, drawn, times: data.times, named: keys.length <= MOST_NAMED,
+      head: title + (of > keys.length ? ` (${keys.length} of ${of})` : "") };
+  }).filter((one) => one.drawn.length > 0);
+  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
+  const look = JSON.stringify([ink, wanted.map((one) => [one.head, one.drawn.map(({ label, index }) => [label, index])])]);
+  if (look === lookOfCharts) { // more points of the same lines: the charts stay, and the keyboard where it is on them
+    charts.forEach((chart, place) => Object.assign(chart, wanted[place]).plot.setData(pointsOf(chart)));
+  } else {
+    for (const chart of charts) chart.plot.destroy();
+    $("curves").replaceChildren();
+    charts = wanted.map((one) => makeChart(one, ink, grid, colours));
+    lookOfCharts = look;
   }
   showPart();
+}
+
+new ResizeObserver(() => {
+  for (const { plot, box } of charts)
+    if (plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: plot.height });
+}).observe($("curves"));
+
+const pointsOf = (chart) => [chart.times, ...chart.drawn.map((line) => line.series)];
+
+function makeChart(one, ink, grid, colours) {
+  const box = element("div", { role: "img" }), whole = element("div", {}, box);
+  $("curves").append(whole);
+  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
+  const series = one.drawn.map(({ name, index, label }) => ({
+    stroke: known(index) ? colours[index % colours.length] : ink,
+    dash: name === HELD_OUT ? [2, 3] : index < colours.length ? [] : [5, 4],
+    width: 1.5, spanGaps: true, show: !hidden.has(`${one.title}: ${label}`) }));
+  const chart = { ...one, box, whole };
+  chart.plot = new uPlot({
+    title: one.head, width: box.clientWidth, height: 190,
+    cursor: { drag: { setScale: false }, sync: { key: "run", filters: { pub: (type) => type.startsWith("mousem") } } },
+    hooks: { setSelect: [zoomToSelected], setCursor: [() => showValues(chart)] },
+    scales: { x: { time: true } },
+    axes: [{ ...axis, space: 58, values: (own, ticks) => ticks.map((at) => clock(at, own.scales.x.max - own.scales.x.min)) },
+      { ...axis, size: 84, values: (_, ticks) => ticks.map(one.show) }],
+    series: [{}, ...series],
+    legend: { show: false },
+  }, pointsOf(one), box);
+  if (one.named) whole.append(legend(chart, series));
+  return chart;
+}
+
+// ---- the legend: a button for each line, which hides it or shows it again, and its value
+
+function legend(chart, series) {
+  chart.at = element("span", { class: "faint" });
+  chart.values = series.map(() => element("span", {}));
+  const entries = chart.drawn.map(({ label }, place) => {
+    const { stroke, dash, show } = series[place], key = `${chart.title}: ${label}`;
+    const own = button("", { "aria-pressed": show }, () => {
+      if (!hidden.delete(key)) hidden.add(key);
+      own.setAttribute("aria-pressed", !hidden.has(key));
+      chart.plot.setSeries(place + 1, { show: !hidden.has(key) });
+    });
+    const sample = element("i", {});
+    sample.style.borderTop = `2px ${dash.length === 0 ? "solid" : dash[0] < 3 ? "dotted" : "dashed"} ${stroke}`;
+    own.append(sample, label);
+    return element("span", {}, own, chart.values[place]);
+  });
+  return element("div", { class: "buttons legend", role: "group", "aria-label": `lines of ${chart.title}` },
+    chart.at, ...entries);
+}
+
+// Those where the pointer is, on whichever chart; the last ones while it is nowhere.
+function showValues({ plot, show, drawn, times, at, values }) {
+  if (!values) return;
+  const { idx } = plot.cursor, end = pastPart(times), [first, last] = zoomed || all;
+  at.textContent = known(idx) ? clock(times[idx], last - first) : "last";
+  drawn.forEach(({ series }, place) => {
+    values[place].textContent = show(known(idx) ? series[idx] : series.slice(0, end).findLast(known));
+  });
 }
 
 // One line for each site or link; one for all where they have evaluated the same weights, as they mostly do.
@@ -73,10 +125,13 @@ function linesOf(rows, name) {
   return isOne ? lines.slice(0, 1).map((one) => ({ ...one, index: null, label: "held out" })) : lines;
 }
 
+const timeFormat = (more) => new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hour12: false, ...more });
+const WITH_DAY = timeFormat({ month: "short", day: "numeric" }), OF_DAY = timeFormat({});
+const WITH_SECONDS = timeFormat({ second: "2-digit" });
+
 function clock(at, span) {
-  const date = span > 86400 ? { month: "short", day: "numeric" } : {};
-  const time = { hour: "2-digit", minute: "2-digit", hour12: false, ...(span < 1200 ? { second: "2-digit" } : {}) };
-  return new Date(1000 * at).toLocaleString("en", { ...date, ...time });
+  const shown = span > 86400 ? WITH_DAY : span < 1200 ? WITH_SECONDS : OF_DAY;
+  return shown.format(1000 * at);
 }
 
 // ---- the part of the time
@@ -84,7 +139,7 @@ function clock(at, span) {
 let whenZoomed = () => {};
 
 function zoomTo([first, last]) {
-  const length = Math.max(last - first, LEAST_SECONDS);
+  const length = Math.max(last - first, leastSeconds);
   const begin = Math.max(all[0], Math.min(first, all[1] - length));
   zoomed = length < all[1] - all[0] ? [begin, begin + length] : null;
   showPart();
@@ -102,13 +157,17 @@ function showPart() {
   const [first, last] = zoomed || all;
   const span = last - first;
   $("part").textContent = zoomed ? `from ${clock(first, span)} to ${clock(last, span)}` : "";
-  for (const { title, show, drawn, box, plot, times } of charts) {
-    if (span > 0) plot.setScale("x", { min: first, max: last });
-    const end = times.findLastIndex((at) => at <= last) + 1;
-    const values = drawn.map(({ label, series }) => `${label}: ${show(series.slice(0, end).findLast(known))}`);
-    box.setAttribute("aria-label", `${title}; last values: ${values.join(", ")}`);
+  for (const chart of charts) {
+    if (span > 0) chart.plot.setScale("x", { min: first, max: last });
+    const end = pastPart(chart.times);
+    const values = chart.drawn.map(({ label, series }) => `${label}: ${chart.show(series.slice(0, end).findLast(known))}`);
+    chart.box.setAttribute("aria-label", `${chart.title}; last values: ${values.join(", ")}`);
+    showValues(chart);
   }
 }
+
+// The place after the last of these times that is shown.
+const pastPart = (times) => times.findLastIndex((at) => at <= (zoomed || all)[1]) + 1;
 
 function showZooms(changed) {
   whenZoomed = changed;

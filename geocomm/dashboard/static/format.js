@@ -14,7 +14,9 @@ function element(tag, attributes, ...children) {
 }
 
 const known = (value) => value !== null && value !== undefined;
-const number = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+const numbers = [0, 1, 2, 3, 4].map((digits) => // made once: that takes longer than to use one
+  new Intl.NumberFormat("en", { maximumFractionDigits: digits, minimumFractionDigits: digits }));
+const number = (value, digits) => numbers[digits].format(value);
 function scaled(value, units, base) {
   let place = 0;
   while (Math.abs(value) >= base && place < units.length - 1) { value /= base; place += 1; }
@@ -40,18 +42,23 @@ const seconds = or((value) => {
 // The tooltip of a number: where Prometheus has it.
 const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
 
+// Rows stay, and cells whose text does: what someone selects or reads there is not taken away.
 function table(target, columns, rows) {
-  const body = rows.map((row) => element("tr", {}, ...columns.map(([, show, kind]) => {
-    const value = show(row);
-    return element("td", kind ? { class: kind } : {}, value);
-  })));
-  if (target.tHead) { // stays, and with it the tooltip that the pointer is at
-    target.tBodies[0].replaceChildren(...body);
-    return;
+  if (!target.tHead) {
+    const head = columns.map(([name, , kind, metric]) =>
+      element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name));
+    target.append(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}));
   }
-  const head = columns.map(([name, , kind, metric]) =>
-    element("th", { scope: "col", ...(kind ? { class: kind } : {}), ...behind(metric) }, name));
-  target.append(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+  const body = target.tBodies[0];
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+  rows.forEach((row, place) => {
+    const line = body.rows[place] || body.insertRow();
+    columns.forEach(([, show, kind], column) => {
+      const cell = line.cells[column] || line.appendChild(element("td", kind ? { class: kind } : {}));
+      const value = show(row) ?? "", content = value instanceof Node ? value : document.createTextNode(value);
+      if (!cell.firstChild || !cell.firstChild.isEqualNode(content)) cell.replaceChildren(content);
+    });
+  });
 }
 
 function marked(text, kind) { return element("span", { class: kind }, text); }

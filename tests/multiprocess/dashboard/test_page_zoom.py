@@ -13,14 +13,12 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+from chromium import Page
 
-from chromium import Chromium, Page, chromium_path
-
-from support.page_browser import mouse, press, served_page
+from support.page_browser import mouse, open_drawn, press, served
 from support.recorded_run import record
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(chromium_path() is None, reason="needs chromium")]
+pytestmark = pytest.mark.timeout(180)
 PART = "charts.map(({ plot }) => [plot.scales.x.min, plot.scales.x.max])"
 STEPS = (
     """[...document.querySelectorAll("#steps g title")].map((one) => Number(/step (\\d+)/.exec(one.textContent)[1]))"""
@@ -57,10 +55,13 @@ def focus(page: Page, button: str) -> None:
     page.evaluate(f'[...document.querySelectorAll("button")].find((one) => one.textContent === "{button}").focus()')
 
 
-def test_part_selected_on_one_curve_is_shown_by_all_and_by_the_steps_with_more_detail(tmp_path: Path) -> None:
+def test_part_selected_on_one_curve_is_shown_by_all_and_by_the_steps_with_more_detail(
+    page: Page, tmp_path: Path
+) -> None:
     begin = time.time() - 1800
     folder = record(tmp_path / "telemetry", 2, 1, begin, range(0, 1800, 2))
-    with served_page(folder) as page:
+    with served(folder) as address:
+        open_drawn(page, address)
         focus(page, "all")
         press(page, "Enter")
         assert page.wait_for(f"{SPACING} === 10", 40)
@@ -92,35 +93,50 @@ def test_part_selected_on_one_curve_is_shown_by_all_and_by_the_steps_with_more_d
         assert page.problems == []
 
 
-def test_part_is_chosen_by_keys_and_in_a_file_of_the_page(tmp_path: Path) -> None:
+def test_part_is_chosen_by_keys_and_in_a_file_of_the_page(page: Page, tmp_path: Path) -> None:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 100, 100)
     report = tmp_path / "report.html"
     subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
-    with Chromium(chromium_path() or "") as browser:
-        page = browser.page()
-        page.open(report.as_uri())
-        assert page.wait_for("charts.length === 9", 20)
-        whole, steps = part(page), page.evaluate(STEPS)
-        named = page.evaluate('charts[0].box.getAttribute("aria-label")')
-        length = whole[1] - whole[0]
-        for button, expected in (
-            ("zoom in", (0.25, 0.75)),
-            ("zoom in", (0.375, 0.625)),
-            ("← earlier", (0.25, 0.5)),
-            ("later →", (0.375, 0.625)),
-            ("zoom out", (0.25, 0.75)),
-        ):
+    page.open(report.as_uri())
+    assert page.wait_for("charts.length === 9", 20)
+    whole, steps = part(page), page.evaluate(STEPS)
+    named = page.evaluate('charts[0].box.getAttribute("aria-label")')
+    length = whole[1] - whole[0]
+    for button, expected in (
+        ("zoom in", (0.25, 0.75)),
+        ("zoom in", (0.375, 0.625)),
+        ("← earlier", (0.25, 0.5)),
+        ("later →", (0.375, 0.625)),
+        ("zoom out", (0.25, 0.75)),
+    ):
+        focus(page, button)
+        press(page, "Enter")
+        assert page.evaluate("document.activeElement.textContent") == button
+        assert part(page) == pytest.approx([whole[0] + share * length for share in expected], abs=0.01)
+    assert 20 <= len(page.evaluate(STEPS)) <= 0.55 * len(steps)
+    assert page.evaluate('charts[0].box.getAttribute("aria-label")') != named
+    press(page, "Escape")
+    assert (part(page), page.evaluate(STEPS)) == (whole, steps)
+    for _ in range(3):  # not before the first report, nor less than a few seconds
+        for button in ("zoom in", "zoom in", "← earlier", "← earlier", "← earlier"):
             focus(page, button)
             press(page, "Enter")
-            assert page.evaluate("document.activeElement.textContent") == button
-            assert part(page) == pytest.approx([whole[0] + share * length for share in expected], abs=0.01)
-        assert 20 <= len(page.evaluate(STEPS)) <= 0.55 * len(steps)
-        assert page.evaluate('charts[0].box.getAttribute("aria-label")') != named
-        press(page, "Escape")
-        assert (part(page), page.evaluate(STEPS)) == (whole, steps)
-        for _ in range(3):  # not before the first report, nor less than a few seconds
-            for button in ("zoom in", "zoom in", "← earlier", "← earlier", "← earlier"):
-                focus(page, button)
-                press(page, "Enter")
-        assert part(page) == (whole[0], pytest.approx(whole[0] + 4, abs=2.5))
-        assert page.problems == []
+    assert part(page) == (whole[0], pytest.approx(whole[0] + 4, abs=2.5))
+    assert page.problems == []
+
+
+def test_file_says_how_many_points_it_has_and_zooms_no_closer_than_to_a_few(page: Page, tmp_path: Path) -> None:
+    folder = record(tmp_path / "telemetry", 2, 1, time.time() - 4000, range(0, 4000, 20))
+    report = tmp_path / "report.html"
+    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
+    page.open(report.as_uri())
+    assert page.wait_for("charts.length === 9", 20)
+    assert "This file has one point in 20 s; zooming in shows no more." in page.evaluate("document.body.innerText")
+    for _ in range(12):
+        focus(page, "zoom in")
+        press(page, "Enter")
+    first, last = part(page)
+    assert last - first == pytest.approx(80, abs=0.1)
+    points = f"({{ times }}) => times.filter((at) => at >= {first} && at <= {last}).length"
+    assert min(page.evaluate(f"charts.map({points})")) >= 4
+    assert page.problems == []
