@@ -58,6 +58,14 @@ def test_a_replay_that_changes_nothing_shows_what_was_seen() -> None:
     assert Replay(window).seconds(Without()) == pytest.approx(window.step_seconds, rel=1e-6)
 
 
+def test_a_site_that_has_its_data_at_once_gains_nothing_without_the_wait_of_another() -> None:
+    """b computes longer than a, which waits for data: without that wait, a waits for b."""
+    said = Run(compute=(0.1, 0.25), load=(0.2, 0.0)).said()
+    wait = next(verdict for verdict in said.verdicts if verdict.cause is Cause.INPUT)
+    assert wait.where == "a"
+    assert wait.saved_seconds == pytest.approx(0.05)
+
+
 def test_waiting_for_a_slow_site_is_not_taken_for_a_slow_link() -> None:
     said = replace(FULL, compute=(0.1, 1.0)).said()
     assert [verdict.cause for verdict in said.verdicts] == [Cause.STRAGGLER, Cause.BANDWIDTH]
