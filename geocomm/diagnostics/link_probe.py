@@ -62,7 +62,7 @@ def next_bytes(sent: int, seconds: float, wanted_s: float) -> int:
     """What to send next between two ranks that took `seconds` for `sent` bytes; 0: it was measured long enough."""
     if seconds >= 0.5 * wanted_s or sent >= _MOST_BYTES:
         return 0
-    growth = min(max(wanted_s / max(seconds, 1e-6), 2.0), _GROWTH)
+    growth = min(wanted_s / max(seconds, 1e-6), _GROWTH)
     return min(int(sent * growth), _MOST_BYTES)
 
 

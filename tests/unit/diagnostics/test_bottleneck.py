@@ -78,6 +78,15 @@ def test_a_full_line_that_loses_is_not_taken_for_one_that_loses_by_itself() -> N
     assert full.said().verdict.cause is Cause.BANDWIDTH
 
 
+def test_the_way_back_of_a_full_line_is_full_though_it_looks_like_one_that_loses() -> None:
+    window = FULL.window()
+    lossy = {"best_rate": 14e6, "rtt_s": 0.01, "retransmitted": 5 * 10**6}
+    links = [replace(link, **lossy) if link.source[0] == "b" else link for link in window.links]
+    said = diagnose(replace(window, links=links))
+    assert said.verdict.cause is Cause.BANDWIDTH
+    assert said.verdict.saved_seconds == pytest.approx(FULL.said().verdict.saved_seconds)
+
+
 def test_losses_that_look_like_a_queue_are_not_taken_for_a_full_line() -> None:
     # BBR goes on as fast, so that the repairs alone cost time: these, and no queue, raise the round trips it sees.
     lossy = Run(
@@ -88,6 +97,7 @@ def test_losses_that_look_like_a_queue_are_not_taken_for_a_full_line() -> None:
     )
     said = lossy.said()
     assert said.verdict.cause is Cause.LOSS
+    assert ("bytes that TCP sent again", "5.0%") in said.verdict.evidence
     saved = lossy.window().step_seconds - replace(lossy, repairs=(1.0,)).window().step_seconds
     assert said.verdict.saved_seconds == pytest.approx(saved, rel=0.25)
 
