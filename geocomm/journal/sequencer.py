@@ -13,20 +13,18 @@ from collections.abc import Callable
 from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes
 from geocomm.journal.entries import (
     Away,
-    Digest,
     End,
     Genesis,
-    Hash,
     Join,
-    Kept,
     Left,
     Ready,
     Removed,
     Skip,
-    Snapshot,
 )
 from geocomm.journal.leader_rounds import LeaderRounds
+from geocomm.journal.leader_snapshots import LeaderSnapshots
 from geocomm.journal.led_run import LedRun
+from geocomm.journal.lost_frames import LostFrames
 from geocomm.journal.messages import (
     Applied,
     Beat,
@@ -87,11 +85,8 @@ class Sequencer:
         self._sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
         self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch)
-        self._snapshot_at = 0.0
-        self._copies: dict[str, Digest] = {}
-        """By site: of its manifest of the last snapshot."""
-        self._lost: dict[tuple[int, int, str, Hash], tuple[float, float]] = {}
-        """By listed frame: when it was first said to be lost, and when last."""
+        self._snapshots = LeaderSnapshots(self._run)
+        self._lost = LostFrames(self._run)
         self._started = False
 
     # ---- events
@@ -100,7 +95,8 @@ class Sequencer:
         """Take an event. now: seconds on a clock that never goes back."""
         self._run.now = now
         if not self._started:
-            self._started, self._snapshot_at = True, now
+            self._started = True
+            self._snapshots.begin()
             for name, site in self.state.sites.items():
                 # After a restart, the sites that were there have a moment to come back.
                 back_by = now + self._terms.silent_s - self._terms.disconnected_s
@@ -166,13 +162,13 @@ class Sequencer:
                 self._rounds.passed(name, message)
             case Hold():
                 self._rounds.held(name, message)
-                self._lost.pop((message.fragment, message.version, message.site, message.frame), None)
+                self._lost.held(message)
             case Applied():
                 self._applied(name, site, message)
             case Lost():
-                self._lost_said(site, message)
+                self._lost.told(name, message)
             case SnapshotHeld():
-                self._snapshot_held(name, message)
+                self._snapshots.held(name, message)
             case Leave():
                 known = self.state.sites.get(name)
                 if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
@@ -321,7 +317,7 @@ class Sequencer:
             ):
                 self._left(name)
         self._skip_lost()
-        self._take_snapshot()
+        self._snapshots.look()
         for fragment, sites in self._digests.overdue(terms.repair_s, self._run.now):
             self._stop_for_digests(fragment, sites)
 
@@ -357,49 +353,11 @@ class Sequencer:
                 "versions of geocomm or torch, and for broken memory or disks",
             )
 
-    # ---- snapshots
-
-    def _take_snapshot(self) -> None:
-        state, last = self.state, self.state.snapshot
-        due = 0 < self._terms.snapshot_s <= self._run.now - self._snapshot_at
-        if due and state.live and any(state.versions) and (last is None or last.versions != tuple(state.versions)):
-            self._snapshot_at = self._run.now
-            self._copies = {}
-            self._run.append(Snapshot, versions=tuple(state.versions))
-
-    def _snapshot_held(self, name: str, held: SnapshotHeld) -> None:
-        last = self.state.snapshot
-        if last is None or held.snapshot != last.index or last.index in self.state.kept:
-            return
-        self._copies[name] = held.digest
-        same = tuple(site for site, digest in sorted(self._copies.items()) if digest == held.digest)
-        if len(same) < len(self._copies):
-            others = sorted(self._copies.keys() - set(same))
-            self._run.log(f"snapshot {held.snapshot}: {', '.join(same)} has other bits than {', '.join(others)}")
-        if len(same) >= self._terms.copies:
-            self._run.append(Kept, snapshot=held.snapshot, digest=held.digest, sites=same)
-
     # ---- frames that are lost
-
-    def _lost_said(self, site: LedSite, lost: Lost) -> None:
-        site.applied[lost.fragment] = min(lost.version, site.applied.get(lost.fragment, 0))
-        listed = self.state.rounds.get(lost.fragment)
-        if listed is None or lost.version > listed.version:
-            return
-        key = (lost.fragment, lost.version, lost.site, lost.frame)
-        first, _ = self._lost.get(key, (self._run.now, self._run.now))
-        self._lost[key] = (first, self._run.now)
 
     def _skip_lost(self) -> None:
         """Give up what nobody has had for long: the round is void, and all later ones of the fragment with it."""
-        terms = self._terms
-        self._lost = {key: one for key, one in self._lost.items() if self._run.now - one[1] < terms.lost_said_s}
-        for (fragment, version, site, frame), (first, _) in [*self._lost.items()]:
-            if self._run.now - first < terms.lost_s or (fragment, version) in self.state.skipped:
-                continue
-            if any(self._sites[name].applied.get(fragment, 0) > version for name in self.state.live):
-                continue  # It has the frame, or a state behind that round, and gives it away.
-            why = f"nobody has frame {frame[:16]} of {site}"
+        for fragment, version, why in self._lost.given_up():
             for void in self.state.to_skip(fragment, version):
                 self._run.append(Skip, fragment=fragment, version=void, why=why)
             self._digests.forget(fragment)
