@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -281,3 +282,18 @@ def test_files_for_monitoring_are_taken(tmp_path: Path) -> None:
     for command in commands:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_finds_the_source_of_each_panel_and_no_panel_lies_on_another() -> None:
+    files = monitoring_files("localhost:8420")
+    sources, providers = (
+        yaml.safe_load(files[f"grafana/provisioning/{kind}/geocomm.yml"]) for kind in ("datasources", "dashboards")
+    )
+    assert (sources["apiVersion"], providers["apiVersion"]) == (1, 1)
+    panels = json.loads(files["grafana/dashboards/geocomm.json"])["panels"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {sources["datasources"][0]["uid"]}
+    places = [tuple(panel["gridPos"][name] for name in "xywh") for panel in panels]
+    cells = [(x + i, y + j) for x, y, w, h in places for i in range(w) for j in range(h)]
+    assert len(cells) == len(set(cells))
+    assert {x for x, _ in cells} == set(range(24))  # Grafana's columns
+    assert len({panel["id"] for panel in panels}) == len(panels)
