@@ -19,6 +19,14 @@ def leads(run_dir: Path) -> bool:
         return False
 
 
+def site_of(run_dir: Path) -> str:
+    """The site whose run folder it is; empty: of none, or not known."""
+    try:
+        return str(json.loads((run_dir / ABOUT_FILE).read_text())["site"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
 def leader_address(run_dir: Path) -> str:
     """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
     if leads(run_dir):

@@ -92,6 +92,9 @@ _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
 
 SITE_SILENT = "SiteSilent"
 """Silences alerts about links of that site."""
+DISK_FULL = "DiskFull"
+RUN_DISK_FULL = "RunDiskFull"
+"""Silences the other where the run store is in the run folder of that site: on the same disk."""
 
 RULES: tuple[AlertRule, ...] = (
     AlertRule(
@@ -203,12 +206,13 @@ RULES: tuple[AlertRule, ...] = (
         "a coarser codec, or exchange less often: geocomm plan --price says what each would cost",
     ),
     AlertRule(
-        *("DiskFull", _CRITICAL, Scope.RUN, _is_full("disk"), 0),
+        # Ranks look at their disks once a minute: they tell first of one that both lie on.
+        *(DISK_FULL, _CRITICAL, Scope.RUN, _is_full("disk"), 120),
         "the disk of the run store has less than 5 % and 10 GiB left",
         "free room there; training goes on, but telemetry is dropped once it is full",
     ),
     AlertRule(
-        *("RunDiskFull", _CRITICAL, Scope.SITE, _is_full("site_disk"), 0),
+        *(RUN_DISK_FULL, _CRITICAL, Scope.SITE, _is_full("site_disk"), 0),
         "the disk of the run folder of {site} has less than 5 % and 10 GiB left",
         "free room there: once it is full, the site trains on and does not count",
     ),
@@ -312,5 +316,6 @@ _LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.scope is Scope.L
 INHIBITIONS = (
     Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("site",)),
     Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("peer_site",)),
+    Inhibition(("alertname", PREFIX + RUN_DISK_FULL), ("alertname", frozenset({PREFIX + DISK_FULL})), ("site",)),
     Inhibition(("severity", _CRITICAL), ("severity", frozenset({_WARNING})), ("alertname", "site", "peer_site")),
 )

@@ -150,8 +150,10 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     links = [((link.source, link.target), link) for link in seen.links if link.source in names]
     yield from _rows("geocomm_site_link_", link_names, LINK_GAUGES, links)
     yield from _rows("geocomm_site_link_", link_names, LINK_COUNTERS, links, counter=True)
-    yield MetricRow("geocomm_disk_free_bytes", "where the run store is", (), [((), folder.free_bytes)])
-    yield MetricRow("geocomm_disk_size_bytes", "of that disk", (), [((), folder.size_bytes)])
+    own = site_names if folder.site else ()  # the alert of that site's disk then tells of this one
+    at = (folder.site,) if folder.site else ()
+    yield MetricRow("geocomm_disk_free_bytes", "where the run store is", own, [(at, folder.free_bytes)])
+    yield MetricRow("geocomm_disk_size_bytes", "of that disk", own, [(at, folder.size_bytes)])
     if folder.members is not None:
         yield MetricRow(
             "geocomm_member_away",

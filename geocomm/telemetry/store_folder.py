@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from geocomm.elastic.whereabouts import site_of
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState, SiteRecord, Standing
@@ -28,18 +29,20 @@ class StoreFolder:
     """By name; None: the run is not elastic."""
     collected_since: float = 0.0
     """When the last collector started, in Unix seconds: older reports are of a run before. 0: not known."""
+    site: str = ""
+    """Whose run folder it is, in an elastic run; empty: of none."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
-        members, started = _members(folder), 0.0
+        members, started, site = _members(folder), 0.0, site_of(folder)
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
         try:
             disk = shutil.disk_usage(folder)
         except OSError:
-            return cls(None, None, members, started)
-        return cls(disk.free, disk.free + disk.used, members, started)
+            return cls(None, None, members, started, site)
+        return cls(disk.free, disk.free + disk.used, members, started, site)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from geocomm.core.units import DAY_S
+from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.telemetry.alert_rules import PREFIX, RULES, SITE_SILENT, AlertRule, Scope, annotations_of, prometheus_rules
 from geocomm.telemetry.alerts import Evaluation
@@ -223,6 +224,14 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
             assert name in there, rule.name
             labels = {label for series in there[name] for label, _ in series}
             assert rule.scope is Scope.RUN or set(rule.scope.value) <= labels or not there[name]
+
+
+def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> None:
+    record(tmp_path, 2, 1, 0.0, 3)
+    seen = overview(RunStore(tmp_path), 3.0)
+    assert list(samples(seen, StoreFolder.look(tmp_path))["geocomm_disk_free_bytes"]) == [()]
+    (tmp_path / ABOUT_FILE).write_text('{"site": "tokyo"}')
+    assert list(samples(seen, StoreFolder.look(tmp_path))["geocomm_disk_free_bytes"]) == [(("site", "tokyo"),)]
 
 
 @pytest.mark.parametrize("name", CASES)

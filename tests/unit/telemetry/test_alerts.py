@@ -59,6 +59,34 @@ def test_links_of_a_silent_site_are_no_news_while_it_is_silent(link: Labels) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("store", "tells"),
+    [
+        (SITE, [(60, "firing", "RunDiskFull"), (600 + KEEP_FIRING_S, "resolved", "RunDiskFull")]),
+        (
+            (),
+            [
+                (60, "firing", "RunDiskFull"),
+                (125, "firing", "DiskFull"),
+                (545 + KEEP_FIRING_S, "resolved", "DiskFull"),
+                (600 + KEEP_FIRING_S, "resolved", "RunDiskFull"),
+            ],
+        ),
+    ],
+    ids=["in the run folder", "elsewhere"],
+)
+def test_full_disk_that_a_run_folder_and_the_store_share_is_told_once(store: Labels, tells: Any) -> None:
+    def disk(name: str, labels: Labels, free: float) -> Samples:
+        return {f"geocomm_{name}_free_bytes": {labels: free}, f"geocomm_{name}_size_bytes": {labels: 1e12}}
+
+    def run(at: float) -> Samples:
+        seen_by_ranks = at // 60 * 60  # they look once a minute
+        free, seen = (1e9 if 5 <= moment < 545 else 5e11 for moment in (at, seen_by_ranks))
+        return {**disk("disk", store, free), **disk("site_disk", SITE, seen)}
+
+    assert told(run, 900) == tells
+
+
 def test_warning_of_what_is_critical_is_no_news() -> None:
     def run(at: float) -> Samples:
         days = 10 if at < 100 else 3
