@@ -74,6 +74,14 @@ def test_rates_of_steps_are_per_process_and_a_step_that_takes_too_long_lowers_th
     assert (again.step, again.step_seconds, again.tokens_per_second) == (6, None, None)
 
 
+def test_pace_of_a_rank_that_began_to_report_long_before_its_first_step_is_that_of_its_steps(tmp_path: Path) -> None:
+    before = [(float(second), told(second, "a")) for second in range(1, 6)]
+    ends = {second: second // 2 - 2 for second in range(6, 13)}  # a step each two seconds
+    after = [(float(s), told(s, "a", training=steps(n, 2.0 * (n + 2), 100 * n))) for s, n in ends.items()]
+    site = picture(tmp_path, [*before, *after], 12.0).sites[0]
+    assert (site.step, site.step_seconds, site.tokens_per_second) == (9, 2.0, 50.0)
+
+
 def test_link_is_summed_over_its_ranks_and_may_begin_anew(tmp_path: Path) -> None:
     def pair(second: int, *sent: int) -> Iterable[tuple[float, Report]]:
         for rank, total in enumerate(sent):
