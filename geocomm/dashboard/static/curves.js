@@ -27,7 +27,6 @@ let zoomed = null; // the part of the time that is shown, [first, last] in Unix 
 let all = [0, 0]; // what was read while nothing was zoomed
 let leastSeconds = 4; // that can be zoomed to
 let charts = [];
-let lookOfCharts = ""; // what they have but for their points
 const hidden = new Set(); // lines, by their chart's title and their name
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -37,23 +36,28 @@ const studied = () => zoomed !== null || pointed("curves");
 
 function showCurves(data) {
   if (!zoomed && data.times.length > 0) all = [data.times[0], data.times.at(-1)];
+  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
   const wanted = data.times.length === 0 ? [] : CURVES.map(([title, group, names, show]) => {
     const keys = Object.keys(data[group]), of = data["of_" + group];
     const drawn = names.flatMap((name) => linesOf(data[group], name)).filter((one) => one.series.some(known));
-    return { title, show, drawn, times: data.times, named: keys.length <= MOST_NAMED,
-      head: title + (of > keys.length ? ` (${keys.length} of ${of})` : "") };
+    const head = title + (of > keys.length ? ` (${keys.length} of ${of})` : "");
+    const look = JSON.stringify([ink, head, drawn.map(({ label, index }) => [label, index])]);
+    return { title, head, look, show, drawn, times: data.times, named: keys.length <= MOST_NAMED };
   }).filter((one) => one.drawn.length > 0);
-  const ink = style("--faint"), grid = style("--line"), colours = style("--curves").split(" ");
-  const look = JSON.stringify([ink, wanted.map((one) => [one.head, one.drawn.map(({ label, index }) => [label, index])])]);
-  if (look === lookOfCharts) { // more points of the same lines: the charts stay, and the keyboard where it is on them
-    charts.forEach((chart, place) => Object.assign(chart, wanted[place]).plot.setData(pointsOf(chart)));
-  } else {
-    for (const chart of charts) chart.plot.destroy();
-    $("curves").replaceChildren();
-    charts = wanted.map((one) => makeChart(one, ink, grid, colours));
-    lookOfCharts = look;
-  }
+  const before = charts;
+  charts = wanted.map((one, place) => {
+    const old = before[place];
+    if (!old || old.look !== one.look) return makeChart(one, old, ink, grid, colours);
+    old.plot.setData(pointsOf(Object.assign(old, one))); // the chart stays, and the keyboard where it is on its legend
+    return old;
+  });
+  for (const chart of before.slice(charts.length)) remove(chart);
   showPart();
+}
+
+function remove(chart) {
+  chart.plot.destroy();
+  chart.whole.remove();
 }
 
 new ResizeObserver(() => {
@@ -63,9 +67,11 @@ new ResizeObserver(() => {
 
 const pointsOf = (chart) => [chart.times, ...chart.drawn.map((line) => line.series)];
 
-function makeChart(one, ink, grid, colours) {
+// old: the chart in whose place it comes, if there is one.
+function makeChart(one, old, ink, grid, colours) {
   const box = element("div", { role: "img" }), whole = element("div", {}, box);
-  $("curves").append(whole);
+  $("curves").insertBefore(whole, old ? old.whole : null);
+  if (old) remove(old);
   const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
   const series = one.drawn.map(({ name, index, label }) => ({
     stroke: known(index) ? colours[index % colours.length] : ink,
