@@ -9,6 +9,7 @@ TEST_WORKERS ?= 4
 WAN_WORKERS ?= 2
 
 PY := .venv/bin/python
+BASE := .venv/.geocomm-base
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
 NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/_version.py
@@ -34,14 +35,20 @@ help: ## quick: this list
 	    sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, substr($$2, length(group) + 3) }' Makefile; \
 	done
 
-$(ENVIRONMENT): tools/setup_env.sh pyproject.toml
-	@PYTHON="$(PYTHON)" tools/setup_env.sh
+$(BASE): tools/setup_env.sh pyproject.toml
+	@PYTHON="$(PYTHON)" tools/setup_env.sh base
 	@touch $@
 
-# setup.py writes this file last.
-$(NATIVE): $(ENVIRONMENT) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
+$(ENVIRONMENT): $(BASE)
+	@tools/setup_env.sh packages
+	@touch $@
+
+# setup.py writes this file last. pip takes a minute or two of one core for what only the driver and the tests need: beside it.
+$(NATIVE): $(BASE) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
-	@$(PY) setup.py -q build_ext --inplace
+	@$(MAKE) -s $(ENVIRONMENT) & packages=$$!; \
+	$(PY) setup.py -q build_ext --inplace || { kill $$packages; exit 1; }; \
+	wait $$packages
 	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
 	@touch $@
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv with torch and everything the build, the driver and the tests need; skips what is there already.
+# Makes .venv with torch and what the build needs; then installs what the driver and the tests need, which the build can run
+# beside. Skips what is there already.
 #
-#   PYTHON=python3.12 tools/setup_env.sh
+#   PYTHON=python3.12 tools/setup_env.sh base
+#   tools/setup_env.sh packages
 #
 # A torch (2.11 or later) that $PYTHON can import is used as it is. Otherwise torch 2.13.0 is installed: the CPU build where
 # there is no NVIDIA driver. Debian packages are installed only when missing, and only by root.
@@ -93,26 +95,46 @@ else:
 END
 }
 
-command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there; name a Python 3.11 to 3.13 with make PYTHON=..."
-version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  fail "$PYTHON is Python $version, geocomm needs 3.11 or later: make PYTHON=..."
-ensure_debian_packages "$version"
-"$VENV/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$VENV"; make_venv; }
-touch "$VENV/constraints.txt"
-pip_install "pip>=24"
-torch_folder "$VENV/bin/python" >/dev/null || { : >"$VENV/constraints.txt"; install_torch; }
-torch_folder "$VENV/bin/python" >/dev/null || fail "torch does not import in $VENV: $VENV/bin/python -c 'import torch' says why"
-"$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$VENV/constraints.txt"
+make_base() {
+  local version build_requirements
+  command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there; name a Python 3.11 to 3.13 with make PYTHON=..."
+  version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$PYTHON is Python $version, geocomm needs 3.11 or later: make PYTHON=..."
+  ensure_debian_packages "$version"
+  "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$VENV"; make_venv; }
+  touch "$VENV/constraints.txt"
+  pip_install "pip>=24"
+  torch_folder "$VENV/bin/python" >/dev/null || { : >"$VENV/constraints.txt"; install_torch; }
+  torch_folder "$VENV/bin/python" >/dev/null ||
+    fail "torch does not import in $VENV: $VENV/bin/python -c 'import torch' says why"
+  "$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$VENV/constraints.txt"
+  mapfile -t build_requirements < <(requirements build)
+  pip_install "${build_requirements[@]}"
+  call_by_name "cmake ninja" "${build_requirements[@]}"
+}
 
-say "installing the packages of pyproject.toml"
-mapfile -t build_requirements < <(requirements build)
-mapfile -t extra_requirements < <(requirements extras)
-pip_install "${build_requirements[@]}"
-# torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.
-pip_install --no-build-isolation "${extra_requirements[@]}"
-# What the interpreter below has already is not installed again, but these are called by their names in .venv/bin.
-for tool in ruff clang-format cmake ninja; do
-  [ -x "$VENV/bin/$tool" ] || pip_install --ignore-installed --no-deps \
-    "$(printf '%s\n' "${build_requirements[@]}" "${extra_requirements[@]}" | grep -E "^$tool([=>]|$)" | head -n 1)"
-done
+install_packages() {
+  local extra_requirements
+  say "installing the packages of pyproject.toml"
+  mapfile -t extra_requirements < <(requirements extras)
+  # torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.
+  pip_install --no-build-isolation "${extra_requirements[@]}"
+  call_by_name "ruff clang-format" "${extra_requirements[@]}"
+}
+
+# What the interpreter below has already is not installed again, but these TOOLS are called by their names in .venv/bin.
+call_by_name() {
+  local tools=$1 tool
+  shift
+  for tool in $tools; do
+    [ -x "$VENV/bin/$tool" ] ||
+      pip_install --ignore-installed --no-deps "$(printf '%s\n' "$@" | grep -E "^$tool([=>]|$)" | head -n 1)"
+  done
+}
+
+case ${1-} in
+  base) make_base ;;
+  packages) install_packages ;;
+  *) fail "usage: tools/setup_env.sh base|packages" ;;
+esac
