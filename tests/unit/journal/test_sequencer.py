@@ -176,6 +176,21 @@ def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_cou
     assert Close("b", "silent") in led.sent
 
 
+def test_site_that_is_back_with_another_run_folder_has_to_get_the_frames_again() -> None:
+    led = Led().take_part("abc")
+    led.due()
+    frame = led.offer("a", "bc")
+    led.hello("c", store="9" * 32, ranks=True)
+    assert led.kinds()[-2:] == ["away", "join"]
+    led.ranks_up("c")
+    led.say("c", ReadySaid())
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    assert led.kinds()[-1] == "ready"
+    led.say("c", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True))
+    assert led.last_members == "abc"
+
+
 def test_site_that_is_back_within_three_seconds_was_never_away() -> None:
     led = Led().take_part("ab")
     led.due()
