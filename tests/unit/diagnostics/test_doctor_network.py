@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from geocomm.diagnostics import doctor_network
 from geocomm.diagnostics.doctor_network import GREETING, MAX_ECHO_BYTES, Answerer, call, peer_findings
 from geocomm.diagnostics.finding import State
 
@@ -46,6 +47,12 @@ def test_answerer_stays_for_others_while_many_say_nothing() -> None:
         assert call("127.0.0.1", answerer.port).echoed
         for connection in silent:
             connection.close()
+
+
+def test_answerer_hangs_up_on_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_network, "_CALL_S", 0.1)
+    with Answerer() as answerer, socket.create_connection(("127.0.0.1", answerer.port), 60) as silent:
+        assert silent.recv(1) == b""
 
 
 def _wrong_clock(listener: socket.socket, ahead_ns: int) -> None:
