@@ -9,7 +9,7 @@ from geocomm.journal.admission import LedSite
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, EntrySaid
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import Action, Append, Close, Log, Send, Terms
+from geocomm.journal.sequencer_events import Action, Append, Close, Log, Send, SendEntries, Terms
 
 
 class LedRun:
@@ -31,7 +31,7 @@ class LedRun:
         head = self.state.head
         entry = kind(index=head.index + 1, prev=head.hash, term=self.state.term, **fields)
         self.state.apply(entry)
-        self.do(Append(entry))
+        self._actions.append(Append(entry))
         for name, site in sorted(self.sites.items()):
             if site.connected and site.welcomed:
                 self.send(name, EntrySaid(entry=entry))
@@ -40,7 +40,11 @@ class LedRun:
         """Tell a site, if it is connected."""
         site = self.sites.get(name)
         if site is not None and site.connected:
-            self.do(Send(name, message))
+            self._actions.append(Send(name, message))
+
+    def send_entries(self, name: str, first: int, last: int) -> None:
+        """Send a site these entries of the journal, the last one included."""
+        self._actions.append(SendEntries(name, first, last))
 
     def drop(self, name: str, why: str) -> None:
         """End the connection of a site, if it has one."""
@@ -50,15 +54,11 @@ class LedRun:
         site.connected = site.welcomed = False
         site.changed = self.now
         self.log(f"{name}: connection closed: {why}")
-        self.do(Close(name, why))
+        self._actions.append(Close(name, why))
 
     def log(self, text: str) -> None:
         """Tell a person."""
-        self.do(Log(text))
-
-    def do(self, action: Action) -> None:
-        """Ask for an action."""
-        self._actions.append(action)
+        self._actions.append(Log(text))
 
     def take_actions(self) -> list[Action]:
         """All that was asked for since the last call."""

@@ -54,7 +54,6 @@ from geocomm.journal.sequencer_events import (
     Event,
     Remove,
     Said,
-    SendEntries,
     Terms,
     Tick,
 )
@@ -144,9 +143,10 @@ class Sequencer:
         elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and not self._fits(message):
             self._run.drop(name, f"its {message.kind} is of fragment {message.fragment}, which the run does not have")
         else:
-            self._rounds_message(name, site, message)
+            self._take(name, site, message)
 
-    def _rounds_message(self, name: str, site: LedSite, message: Up) -> None:
+    def _take(self, name: str, site: LedSite, message: Up) -> None:
+        """Of a site that was welcomed, and of a fragment that the run has."""
         match message:
             case ReadySaid():
                 self._ready(name, site)
@@ -207,7 +207,7 @@ class Sequencer:
         self._run.send(name, welcome)
         first, last = self._first_to_send(hello), self.state.head.index
         if first <= last:
-            self._run.do(SendEntries(name, first, last))
+            self._run.send_entries(name, first, last)
         if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
             self._away(name, "it came back with another run folder")
             self._run.append(Join, site=name, store=hello.store)

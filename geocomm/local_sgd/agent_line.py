@@ -56,7 +56,7 @@ class AgentLine:
             self._socket.say(message)
 
     def close(self, limit_s: float = 2.0) -> None:
-        """Send what was said, for at most `limit_s`, and end the connection. Idempotent."""
+        """Send what was said, for at most `limit_s`, and end the connection: nothing more is heard. Idempotent."""
         self._ended.set()
         if self._socket is not None:
             self._socket.close(limit_s)

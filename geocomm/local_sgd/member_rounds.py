@@ -112,7 +112,7 @@ class MemberRounds:
         self.has_left = False
         """Whether the journal says that this site has left: nothing of it counts any more."""
         self._records = MemberRecords(site, self._fragments)
-        # Under the lock.
+        # Of the training thread and the other one: changed under the lock.
         self._lock = threading.Lock()
         self._versions = dict.fromkeys(self._fragments, 0)
         self._digests: dict[int, str] = {}

@@ -120,9 +120,11 @@ class RoundRecord:
             peer.announced_ns, peer.bytes, peer.step, peer.weight = now, size, step, weight
 
     def arrived(self, site: str, size: int | None = None) -> None:
-        """The frame of a site is there."""
+        """The frame of a site is there. Once the average is computed, nobody waits for one that comes again."""
         now = time.monotonic_ns()
         with self._lock:
+            if self._times.averaged_ns is not None:
+                return
             peer = self._times.peers.setdefault(site, _Peer(site))
             peer.arrived_ns, peer.bytes = now, peer.bytes if size is None else size
 
