@@ -202,6 +202,12 @@ def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str,
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def made_before(scenario: Scenario, seed: int, stores: Path) -> bool:
+    """Whether nothing has to run for it."""
+    name = f"{scenario.name} {seed}"
+    return (stores / name).exists() and (not scenario.fix or (stores / f"{name} fixed").exists())
+
+
 def measure(scenario: Scenario, seed: int, stores: Path, library: Path) -> Row:
     """The run, and where there is a fix the run with it."""
     name = f"{scenario.name} {seed}"
@@ -285,8 +291,8 @@ def main() -> int:
         stores.mkdir(parents=True, exist_ok=True)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for scenario in chosen:
-                if time.monotonic() > until:
-                    break
+                if time.monotonic() > until and not made_before(scenario, seed, stores):
+                    continue
                 try:
                     rows.append(measure(scenario, seed, stores, library))
                 except RunError as error:
