@@ -186,6 +186,9 @@ class Losses:
         """Mean of the last cycles."""
         return statistics.mean(loss for step, loss in self.by_step.items() if step > STEPS - AFTER)
 
+    def __str__(self) -> str:
+        return f"{self.after_return:.3f} after a return, rose by {self.rise:.3f}, {self.end:.3f} at the end"
+
 
 def go_on(run: Run, steps: int, bound: Bound, *, away: bool, texts: tuple[torch.Tensor, torch.Tensor]) -> Losses:
     """Train up to a step, with or without sites that are away."""
@@ -220,7 +223,7 @@ def rows_of(bounds: Sequence[Bound], seeds: Sequence[int]) -> list[str]:
         go_on(begun, AWAY[1].start - 1, bounds[0], away=False, texts=texts)
         for name, bound, away in cases:
             found[name].append(go_on(copy.deepcopy(begun), STEPS, bound, away=away, texts=texts))
-            print(f"seed {seed}, {name}: {found[name][-1].after_return:.4f}", file=sys.stderr, flush=True)
+            print(f"seed {seed}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     return [
         f"| {name} | {_mean(one.after_return for one in losses)} | "
         f"{', '.join(f'{one.after_return:.3f}' for one in losses)} | "
