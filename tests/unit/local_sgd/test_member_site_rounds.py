@@ -51,6 +51,8 @@ class GivenRounds:
         self.offered: list[Delta] = []
         self.passed: list[Open] = []
         self.asked: list[int] = []
+        self.written: list[int] = []
+        """Versions of states that go to the run folder."""
         self._begin_step = begin_step
 
     def begin(self, digests: dict[int, str]) -> RankWelcome:
@@ -89,7 +91,7 @@ class GivenRounds:
         self.has_left = True
 
     def write_state(self, held: AnchoredFragment) -> None:
-        """There is no run folder."""
+        self.written.append(held.version)
 
     def wants_state(self, fragment: int, version: int) -> bool:
         return False
@@ -185,6 +187,16 @@ def test_round_with_this_site_carries_only_the_steps_since_its_frame() -> None:
     site.step(0.0)
     assert site.rounds.offered[-1].weight == 2  # the steps after the frame that counted
     assert torch.allclose(site.rounds.offered[-1].values, torch.full((16,), -1.0), atol=1e-6)
+
+
+def test_state_is_written_each_time_that_the_frames_since_the_last_one_outweigh_it() -> None:
+    site = Site()
+    site.state.begin()
+    begun = len(site.rounds.written)
+    for version in range(6):
+        site.decide(torch.zeros(16), counted=None, version=version)  # its frames have as many bytes as the state
+        site.step(0.25)
+    assert site.rounds.written[begun:] == [2, 4, 6]
 
 
 @pytest.mark.parametrize("tokens", [0, 10])
