@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from geocomm.security.keys import Keys
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites
 from support.hub_support import make_keys
 
 
@@ -51,7 +51,7 @@ class Supervised:
         self._running[name] = process
         return process
 
-    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 90) -> None:
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         self.sites.until(condition, what, limit_s)
 
     def end(self) -> None:

@@ -23,6 +23,8 @@ from support.warm_python import WarmProcess
 
 TESTS = Path(__file__).resolve().parents[1]
 _PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+LIMIT_S = 150.0
+"""For a wait that does not end. With ten times as many processes as CPUs, an agent takes 15 s to start."""
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
@@ -180,7 +182,7 @@ class ElasticSites(dict[str, ElasticSite]):
         first = next(iter(self.values()))
         self.until(lambda: all(first.listed(name) >= 2 for name in self), "all count")
 
-    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 40) -> None:
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         """Return once `condition` holds; else fail with all that was logged."""
         end = time.monotonic() + limit_s
         while not condition():

@@ -25,7 +25,7 @@ from geocomm.security.keys import Keys
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 HELLO = Hello(
     protocol=PROTOCOL_VERSION,

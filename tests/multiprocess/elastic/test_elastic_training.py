@@ -23,7 +23,7 @@ from support.elastic_training import build_model
 from support.hub_support import make_keys
 from support.warm_ranks import warm_elastic
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 STEPS = 100_000  # until the file "stop" is there
 EVERY = 10
 
@@ -85,7 +85,7 @@ def has_ended(site: ElasticSite) -> bool:
 
 def end_all(sites: ElasticSites, folder: Path) -> None:
     (folder / "stop").touch()
-    sites.until(lambda: all(map(has_ended, sites.values())), "all end", 90)
+    sites.until(lambda: all(map(has_ended, sites.values())), "all end")
     assert [site.rank.returncode for site in sites.values() if site.rank is not None] == [0] * len(sites)
 
 
@@ -117,17 +117,17 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
     with training_sites(tmp_path, "abc") as sites:
         for site in sites.values():
             site.start()
-        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c", 120)
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c")
         sites["c"].kill_rank()
         sites["c"].kill_agent()
         sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away")
         before = len(sites["a"].rounds())
-        sites.until(lambda: len(sites["a"].rounds()) >= before + 4, "rounds without c", 60)
+        sites.until(lambda: len(sites["a"].rounds()) >= before + 4, "rounds without c")
         assert not any("c" in [one.site for one in entry.members] for entry in sites["a"].rounds()[before + 1 :])
         steps = len(training(sites, "c").steps())
         sites["c"].start()
         counted = len(rounds_of(sites, "c", "a"))
-        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= counted + 2, "c counts again", 120)
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= counted + 2, "c counts again")
         # The steps of the run go on where the others are, not from 1.
         assert training(sites, "c").steps()[steps]["step"] > 1
         assert [has_ended(sites[name]) for name in "ab"] == [False, False]
@@ -141,20 +141,19 @@ def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path
     with training_sites(tmp_path, "abc") as sites:
         for site in sites.values():
             site.start()
-        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c", 120)
+        sites.until(lambda: len(rounds_of(sites, "c", "a")) >= 4, "four rounds with c")
         agent = sites["c"].agent
         assert agent is not None
         agent.send_signal(signal.SIGSTOP)
-        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away", 60)
+        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away")
         missed = len(sites["a"].rounds())
-        sites.until(lambda: len(sites["a"].rounds()) >= missed + 12, "rounds without c", 60)
+        sites.until(lambda: len(sites["a"].rounds()) >= missed + 12, "rounds without c")
         sites["c"].kill_agent()
         sites["c"].start_agent()
         counted = len(rounds_of(sites, "c", "a"))
         sites.until(
             lambda: {entry.fragment for entry in rounds_of(sites, "c", "a")[counted:]} == {0, 1},
             "c counts in both fragments again",
-            60,
         )
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
@@ -167,9 +166,7 @@ def test_a_site_of_two_ranks_trains_beside_one_of_a_single_rank(tmp_path: Path, 
     with training_sites(tmp_path, "ab", ranks=2, wrap=wrap) as sites:
         for site in sites.values():
             site.start()
-        sites.until(
-            lambda: min(len(rounds_of(sites, name, "b")) for name in "ab") >= 4, "four rounds with each site", 150
-        )
+        sites.until(lambda: min(len(rounds_of(sites, name, "b")) for name in "ab") >= 4, "four rounds with each site")
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
         first = training(sites, "a")
@@ -180,9 +177,9 @@ def test_a_site_with_other_settings_is_refused_with_both_values(tmp_path: Path) 
     with training_sites(tmp_path, "ab") as sites:
         training(sites, "b").every = 7
         sites["a"].start()
-        sites.until(lambda: bool(sites["a"].entries()), "the run begins", 60)
+        sites.until(lambda: bool(sites["a"].entries()), "the run begins")
         sites["b"].start()
-        sites.until(lambda: has_ended(sites["b"]), "b ends", 120)
+        sites.until(lambda: has_ended(sites["b"]), "b ends")
         text = sites["b"].text()
         assert "InvalidArgumentError" in text
         assert "every" in text
@@ -196,12 +193,12 @@ def test_a_site_that_is_asked_to_end_leaves_once_all_counts_and_comes_back_with_
         second.ranks, second.wrap = 2, "fsdp2"
         for site in sites.values():
             site.start()
-        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 4, "four rounds with b", 120)
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 4, "four rounds with b")
         taken = training(sites, "b").steps()[-1]["step"]
         agent = sites["b"].agent
         assert agent is not None
         agent.send_signal(signal.SIGTERM)
-        sites.until(lambda: agent.poll() == 0, "b has left", 60)
+        sites.until(lambda: agent.poll() == 0, "b has left")
         last = {entry.fragment: entry for entry in rounds_of(sites, "b", "a")}
         steps = [one.step for entry in last.values() for one in entry.members if one.site == "b"]
         assert len(steps) == 2
@@ -213,7 +210,7 @@ def test_a_site_that_is_asked_to_end_leaves_once_all_counts_and_comes_back_with_
         second.rank.wait()
         before = [second.steps(rank) for rank in range(2)]
         second.start()
-        sites.until(lambda: all(len(second.steps(rank)) > len(before[rank]) for rank in range(2)), "b trains", 120)
+        sites.until(lambda: all(len(second.steps(rank)) > len(before[rank]) for rank in range(2)), "b trains")
         for rank in range(2):  # each its own shard
             began_with = second.steps(rank)[-1]["began_with"]
             assert began_with
@@ -229,7 +226,7 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
         for site in sites.values():
             site.start()
         copies = SnapshotCopies(sites["b"].snapshot_url)
-        sites.until(lambda: len(copies.manifests()) == 2, "two snapshots are kept, and copied elsewhere", 120)
+        sites.until(lambda: len(copies.manifests()) == 2, "two snapshots are kept, and copied elsewhere")
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
     kept = sites["a"].state().kept
@@ -264,7 +261,7 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
         for site in sites.values():
             site.leader = leader
             site.start()
-        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds", 120)
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds")
         assert sum(sites["a"].state().versions) > rounds
         assert [entry for entry in sites["b"].entries() if entry.index <= copied] == [
             entry for entry in sites["a"].entries() if entry.index <= copied

@@ -19,7 +19,7 @@ from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd
 from support.hub_support import make_keys
 
-pytestmark = [pytest.mark.timeout(240), needs_etcd]
+pytestmark = [pytest.mark.timeout(500), needs_etcd]
 
 
 def end(site: ElasticSite) -> None:

@@ -13,7 +13,7 @@ from geocomm.journal.run_state import Standing
 from support.elastic_commands import processes_of, supervised
 from support.elastic_sites import ElasticSite
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 # `geocomm` that gives up earlier: each start waits twice as long as the one before, and imports torch.
 FEWER_STARTS = """
