@@ -283,6 +283,7 @@ class Agent:
         self._view.is_current = True
         self._ranks.catch_up()
         self._ranks.tell(self._view.welcome)
+        self._ranks.welcome()  # those that came before: where this journal lacked nothing, no entry brings them in
         self._ranks.say_ready()
         self._life.start(self._look_at_snapshot())
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import hash_of
 from geocomm.journal.run_state import Standing
-from support.elastic_sites import ElasticSites
+from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
 from support.small_disk import small_disk
 
@@ -127,6 +128,25 @@ def test_all_are_killed_and_started_in_another_order(tmp_path: Path) -> None:
         wait_for_rounds(sites, "ab")
         assert len(sites["a"].entries()) > before
         assert_one_chain(sites)
+
+
+def is_rank_connected(site: ElasticSite) -> bool:
+    """Whether an end of a connection has the name of the agent's socket."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return any(line[5] == "03" and line[-1] == str(socket_path(site.folder)) for line in lines)
+
+
+def test_ranks_that_came_before_the_leader_begin_once_it_is_there(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("b",)) as sites:
+        sites["a"].start_agent(ranks=False)
+        sites["b"].start()
+        wait_for_rounds(sites, "b")
+        for site in sites.values():
+            site.end()
+        sites["b"].start()
+        sites.until(lambda: is_rank_connected(sites["b"]), "the rank has its agent")
+        sites["a"].start_agent(ranks=False)
+        wait_for_rounds(sites, "b")  # though b lacks no entry, and none comes
 
 
 def test_the_last_one_that_leaves_ends_the_run(tmp_path: Path) -> None:
