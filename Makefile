@@ -198,13 +198,14 @@ tsan: $(ENVIRONMENT) ## full: all C++ tests under ThreadSanitizer
 # Front end and device code without optimization, for the least of the architectures; a build with CUDA compiles for all.
 CUDA_SOURCES = $(shell find csrc -name '*.cu')
 NVCC ?= nvcc
+NVCC_STRICT = $(NVCC) -std=c++20 -Werror all-warnings -Icsrc
 cuda-check: ## full: a quick look at the CUDA sources (nvcc, no GPU)
 	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the CUDA sources were NOT compiled"; exit 0; }; \
-	printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -arch=sm_80 -ptx -Xcicc -O0 '{}' \
+	printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC_STRICT) -arch=sm_80 -ptx -Xcicc -O0 '{}' \
 	  -o /dev/null && echo "cuda: nvcc takes all $(words $(CUDA_SOURCES)) CUDA sources; nothing ran on a GPU"
 
 cuda-compile: ## full: the CUDA sources, for every architecture (nvcc, no GPU)
-	@printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC) -std=c++20 -Icsrc -gencode arch=compute_80,code=sm_80 \
+	@printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC_STRICT) -gencode arch=compute_80,code=sm_80 \
 	  -gencode arch=compute_90,code=sm_90 -gencode arch=compute_100,code=sm_100 -c '{}' -o /dev/null
 	@echo "cuda: compiled $(words $(CUDA_SOURCES)) CUDA sources for sm_80, sm_90 and sm_100; nothing ran on a GPU"
 

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
     scale = Coder::scale_of_peak(peak);
   }
 
-  [[maybe_unused]] uint2 random_of_rows[2];
+  [[maybe_unused]] uint2 random_of_rows[2] = {};
   [[maybe_unused]] const bool has_random =
       kHeld && args.is_stochastic && place.rows == 2 && (args.first_element + place.first) % 8 == 0;
   if constexpr (Coder::kHasRounding && kHeld) {
