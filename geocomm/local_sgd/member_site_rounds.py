@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.typed_torch import norm
@@ -206,7 +206,7 @@ class MemberSiteRounds(SiteState):
         if rounds is not None:
             try:
                 decided, opened = rounds.decided(), rounds.to_begin()
-            except GeocommError as error:
+            except Exception as error:  # every rank of the site has to hear of it
                 failure = error
                 said[_FAILED * count + self._owned[0].index] = 1
             for index in decided:
