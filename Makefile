@@ -47,7 +47,7 @@ $(ENVIRONMENT): $(BASE)
 $(NATIVE): $(BASE) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
 	@$(MAKE) -s $(ENVIRONMENT) & packages=$$!; \
-	$(PY) setup.py -q build_ext --inplace || { kill $$packages; exit 1; }; \
+	$(PY) setup.py -q build_ext --inplace || { kill $$packages 2>/dev/null; exit 1; }; \
 	wait $$packages
 	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
 	@touch $@
