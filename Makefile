@@ -43,10 +43,13 @@ $(ENVIRONMENT): $(BASE)
 	@tools/setup_env.sh packages
 	@touch $@
 
+# A line with the name itself would be done by `make -n` too.
+OWN_MAKE := $(MAKE)
+
 # setup.py writes this file last. pip takes a minute or two of one core for what only the driver and the tests need: beside it.
 $(NATIVE): $(BASE) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@echo "build: geocomm._C and the WAN emulator (the first time takes minutes)"
-	@$(MAKE) -s $(ENVIRONMENT) & packages=$$!; \
+	@$(OWN_MAKE) -s $(ENVIRONMENT) & packages=$$!; \
 	$(PY) setup.py -q build_ext --inplace || { kill $$packages 2>/dev/null; exit 1; }; \
 	wait $$packages
 	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
