@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from geocomm.elastic.known_agents import KnownAgents
 
@@ -13,26 +14,25 @@ ABOUT_FILE = "run.json"
 
 def leads(run_dir: Path) -> bool:
     """Whether this site leads."""
-    try:
-        return bool(json.loads((run_dir / ABOUT_FILE).read_text())["leads"])
-    except (OSError, ValueError, KeyError):
-        return False
+    return bool(_about(run_dir).get("leads"))
 
 
 def site_of(run_dir: Path) -> str:
     """The site whose run folder it is; empty: of none, or not known."""
-    try:
-        return str(json.loads((run_dir / ABOUT_FILE).read_text())["site"])
-    except (OSError, ValueError, KeyError):
-        return ""
+    return str(_about(run_dir).get("site", ""))
 
 
 def leader_address(run_dir: Path) -> str:
     """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
-    if leads(run_dir):
+    about = _about(run_dir)
+    if not about or about.get("leads"):
         return ""
+    return KnownAgents(run_dir, lambda _: None).leader or str(about.get("leader", ""))
+
+
+def _about(run_dir: Path) -> dict[str, Any]:
+    """Empty: it cannot be read."""
     try:
-        about = json.loads((run_dir / ABOUT_FILE).read_text())
-        return KnownAgents(run_dir, lambda _: None).leader or str(about["leader"])
-    except (OSError, ValueError, KeyError):
-        return ""
+        return json.loads((run_dir / ABOUT_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
