@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import os
 import shlex
 import statistics
 import sys
@@ -26,7 +25,7 @@ from pydoc_data.topics import topics
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.local_sgd.anchor import AnchoredFragment
 from geocomm.local_sgd.averaging import average_deltas
 from geocomm.local_sgd.fragments import Tensor, make_fragments
@@ -249,7 +248,7 @@ def main() -> int:
     rows = rows_of(list(map(Bound.parse, arguments.bounds.split(","))), list(map(int, arguments.seeds.split(","))))
     print(
         *conditions.lines(),
-        f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}",
+        load_at_end(),
         "",
         f"| cycles that a round takes | loss in {AFTER} steps after a return | by seed | most it rose | at the end |",
         "|---|---:|---|---:|---:|",

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.demo.demo_run import read_entries
 from geocomm.demo.elastic_run import JournalWatch, members
 from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
@@ -271,8 +271,7 @@ def measured(part: str) -> str:
     conditions = Conditions.here(f"python benchmarks/bench_elastic.py --only {part}")
     with tempfile.TemporaryDirectory(prefix="geocomm-elastic-") as made:
         lines = measure(Path(made) / part)
-    at_end = f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}"
-    return "\n".join([title, "", *conditions.lines(), at_end, "", *lines]) + "\n"
+    return "\n".join([title, "", *conditions.lines(), load_at_end(), "", *lines]) + "\n"
 
 
 def main() -> int:

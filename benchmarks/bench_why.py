@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions, write_pair
+from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
@@ -152,6 +152,43 @@ class Row:
         return (self.step_seconds - self.saved_seconds) / self.fixed_seconds - 1
 
 
+def train(
+    topology: EmulatedWan,
+    store: Path,
+    environment: Mapping[str, str],
+    *,
+    before: str = "",
+    seed: int = 1,
+    limit_s: float = 300,
+) -> None:
+    """Run WORKER at each site, with TLS and telemetry to `store`. environment: of WORKER and geocomm. before: shell
+    words. Raises RunError."""
+    with site_keys(topology.sites, None, secure=True) as keys, tempfile.TemporaryFile("w+") as log:
+        command = (
+            f"{before}{sys.executable} -m geocomm run --hub $MASTER_ADDR:$MASTER_PORT --telemetry {store} -- "
+            f"--nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 {WORKER}"
+        )
+        with WanRun(
+            topology,
+            ["/bin/sh", "-c", command],
+            stdout=log,
+            stderr=log,
+            environment={**site_environment(os.environ, keys), "PYTHONPATH": str(ROOT), **environment},
+            keys=keys,
+            seed=seed,
+        ) as wan:
+            status = wan.wait(limit_s)
+        if status != 0:
+            log.seek(0)
+            raise RunError(f"exit status {status}\n{log.read()[-6000:]}")
+
+
+def judged(store: Path) -> dict[str, Any]:
+    """What `geocomm why --json` says of a run."""
+    command = [sys.executable, "-m", "geocomm", "why", store, "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
     """A run whose telemetry goes to `store`. library: takes BBR away."""
     chance = random.Random(f"{scenario.name} {seed}")
@@ -164,42 +201,22 @@ def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
     )
     topology = EmulatedWan.uniform(scenario.sites, link)
     topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): other})
-    with site_keys(topology.sites, None, secure=True) as keys, tempfile.TemporaryFile("w+") as log:
-        command = (
-            f"{scenario.before}{sys.executable} -m geocomm run --hub $MASTER_ADDR:$MASTER_PORT --telemetry {store} -- "
-            f"--nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 {WORKER}"
-        )
-        own = {"STEPS": str(STEPS), "SEED": str(seed), **scenario.settings}
-        environment = {
-            **site_environment(os.environ, keys),
-            "PYTHONPATH": str(ROOT),
-            "WITHOUT_BBR": str(library),
-            **{f"WHY_{name}": value for name, value in own.items()},
-            **{f"GEOCOMM_{name}": value for name, value in scenario.options.items()},
-        }
-        with WanRun(
-            topology,
-            ["/bin/sh", "-c", command],
-            stdout=log,
-            stderr=log,
-            environment=environment,
-            keys=keys,
-            seed=seed,
-        ) as wan:
-            status = wan.wait(300)
-        if status != 0:
-            log.seek(0)
-            raise RunError(f"{scenario.name}, seed {seed}: exit status {status}\n{log.read()[-6000:]}")
+    own = {"STEPS": str(STEPS), "SEED": str(seed), **scenario.settings}
+    environment = {
+        "WITHOUT_BBR": str(library),
+        **{f"WHY_{name}": value for name, value in own.items()},
+        **{f"GEOCOMM_{name}": value for name, value in scenario.options.items()},
+    }
+    train(topology, store, environment, before=scenario.before, seed=seed)
 
 
 def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str, Any]:
-    """What `geocomm why --json` says of a run, which is made if its store is not there."""
+    """What is said of a run, which is made if its store is not there."""
     if not store.exists():
         with tempfile.TemporaryDirectory(dir=store.parent) as made:  # a run that fails leaves nothing to be judged
             run(scenario, seed, Path(made), library)
             shutil.copytree(made, store)
-    command = [sys.executable, "-m", "geocomm", "why", store, "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return judged(store)
 
 
 def made_before(scenario: Scenario, seed: int, stores: Path) -> bool:
@@ -235,8 +252,7 @@ def report(rows: Sequence[Row], failed: Sequence[str], conditions: Conditions) -
         "# Verdicts of geocomm why",
         "",
         *conditions.lines(),
-        f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}; other work shared the two "
-        "cores, and the emulator with it",
+        f"{load_at_end()}; other work shared the two cores, and the emulator with it",
         f"- two or three sites over the emulated WAN with TLS, {STEPS} steps of 0.1 s (healthy: 0.2 s) and some "
         "all-reduces; a seed varies rate and delay by ±20 %",
         "- loss: 2 %, under Reno; the other runs are under BBR, with 5 % in one case. Codec: `int4+zstd`, one thread, "
@@ -296,8 +312,8 @@ def main() -> int:
                 try:
                     rows.append(measure(scenario, seed, stores, library))
                 except RunError as error:
-                    print(error, file=sys.stderr)
                     failed.append(f"{scenario.name}, seed {seed}")
+                    print(f"{failed[-1]}: {error}", file=sys.stderr)
                 else:
                     print(rows[-1], flush=True)
             write_pair(

@@ -45,7 +45,7 @@ class Conditions:
             congestion_control=_read("/proc/sys/net/ipv4/tcp_congestion_control").strip(),
             commit=git_commit(),
             command=command,
-            load=" ".join(f"{load:.1f}" for load in os.getloadavg()),
+            load=_load(),
         )
 
     def lines(self) -> list[str]:
@@ -55,6 +55,11 @@ class Conditions:
             f"- {self.machine}; load averages at the start: {self.load}",
             f"- {self.software}; system's TCP congestion control (Gloo's): {self.congestion_control}",
         ]
+
+
+def load_at_end() -> str:
+    """One more line of that list, once all is measured."""
+    return f"- load averages at the end: {_load()}"
 
 
 BY_HAND = "<!-- written by hand: kept when the report is written again -->"
@@ -87,6 +92,10 @@ def git_commit() -> str:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def _load() -> str:
+    return " ".join(f"{load:.1f}" for load in os.getloadavg())
 
 
 def _read(path: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.journal.entries import Round, Skip
 from geocomm.journal.run_state import RunState, Standing
 from support.elastic_soak_rank import BATCH, CONTEXT
@@ -143,7 +142,7 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         "# Soak of an elastic run: sites die, leave and return over an emulated WAN, with TLS",
         "",
         *conditions.lines(),
-        f"- load averages at the end: {' '.join(f'{load:.1f}' for load in os.getloadavg())}",
+        load_at_end(),
         f"- {len(SITES)} sites of one rank; links of {LINK.rate_bps / 1e6:g} Mbit/s, {LINK.delay_s * 2e3:g} ms round "
         f"trip, {LINK.loss * 100:g} % loss; a transformer of bytes, a step each {STEP_S * 1e3:g} ms, two fragments, a "
         f"round of each every {EVERY} steps",
