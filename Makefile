@@ -212,6 +212,11 @@ cuda-compile: ## full: the CUDA sources, for every architecture (nvcc, no GPU)
 	  -gencode arch=compute_90,code=sm_90 -gencode arch=compute_100,code=sm_100 -c '{}' -o /dev/null
 	@echo "cuda: compiled $(words $(CUDA_SOURCES)) CUDA sources for sm_80, sm_90 and sm_100; nothing ran on a GPU"
 
+# With the python that has torch, not .venv's; needs no network.
+.PHONY: gpu-check
+gpu-check: ## full: build for the GPU that is here, test and time it (PYTHON=python3; GPU_CHECK=--dry-run)
+	@$(PYTHON) tools/gpu_check.py $(GPU_CHECK)
+
 fuzz: $(ENVIRONMENT) ## full: a minute of fuzzing (Clang)
 	@tests/fuzz/run.sh smoke
 

@@ -94,6 +94,8 @@ class CMakeBuild(build_ext):
         configure = [cmake, "-S", ROOT, "-B", build_dir, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}"]
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
         configure += [f"-DGEOCOMM_CUDA={'OFF' if why_not else 'ON'}"]
+        if architectures := os.environ.get("GEOCOMM_CUDA_ARCHITECTURES"):  # in place of all that are supported
+            configure += [f"-DGEOCOMM_CUDA_ARCHITECTURES={architectures}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         build = [sys.executable, ROOT / "tools/build_progress.py", "build", cmake, "--build", build_dir]
         sys.stdout.flush()  # what was printed comes before what the program prints
