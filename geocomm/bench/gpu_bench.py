@@ -154,7 +154,7 @@ def _kernels(run: Callable[[], object], rounds: int) -> dict[str, float]:
     """Seconds of the device by kernel, for one run: the mean over `rounds`."""
     run()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(rounds):
             run()
         torch.cuda.synchronize()
