@@ -190,7 +190,8 @@ class JournalWatch:
             contextlib.suppress(NoJournalError, BadLineError),  # it is being made
             contextlib.closing(SqliteJournal(self._path, read_only=True)) as journal,
         ):
-            self.seen += [Seen(time.monotonic(), entry) for entry in journal.read(len(self.seen))]
+            first = self.seen[-1].entry.index + 1 if self.seen else 0
+            self.seen += [Seen(time.monotonic(), entry) for entry in journal.read(first)]
 
 
 def wait_for_run(

@@ -215,6 +215,9 @@ class SiteRanks:
                 taken=own_site.taken if (own_site := self._view.state.sites.get(self._view.site)) else 0,
             )
         )
+        # A snapshot may have been asked for while this rank had no agent.
+        if (last := self._view.state.snapshot) is not None and self._view.state.lacks_snapshot:
+            rank.connection.say(EntrySaid(entry=last))
         behind = [fragment for fragment in own if rank.versions[fragment] < rank.goals[fragment]]
         if behind:
             lacks = [

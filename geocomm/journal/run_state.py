@@ -133,6 +133,11 @@ class RunState:
         """The sites that are ready, by name."""
         return sorted(name for name, site in self.sites.items() if site.standing is Standing.READY)
 
+    @property
+    def lacks_snapshot(self) -> bool:
+        """Whether there is a last snapshot, and too few sites have it."""
+        return self.snapshot is not None and self.snapshot.index not in self.kept
+
     def base(self, fragment: int, version: int) -> Digest | None:
         """The digest of the fragment at `version`, where the last round entry says it, and no later one changes it."""
         last = self.rounds.get(fragment)

@@ -197,6 +197,7 @@ class MemberRounds:
             self._decided.pop(fragment, None)
             self._versions[fragment] = held.version
             self._digests[fragment] = digest
+        self._states.passed(fragment, held.version)
         self._records.applied(fragment, decided.settled.version, held.version)
         self._post(lambda: self._after_applied(decided.settled, digest))
 
@@ -213,7 +214,8 @@ class MemberRounds:
 
     def wants_state(self, fragment: int, version: int) -> bool:
         """Whether the state of the fragment at this version is to be written: for a site that has joined since the last
-        one, and would have to replay long, or for a snapshot. Said once."""
+        one, and would have to replay long, or for a snapshot. Said once. Asked before a round is applied: the entry of
+        a snapshot may have come with that of the next round."""
         return self._states.wants(fragment, version)
 
     def write_layout(self, layout: Layout) -> None:

@@ -158,6 +158,7 @@ class MemberSiteRounds(SiteState):
         while rounds is not None and any(held.version < self._heads[index] for index, held in self._held.items()):
             decided = rounds.decided()
             for index, one in decided.items():
+                self._write_wanted(rounds, index)
                 self._step_outside(self._held[index], one)
                 rounds.applied(one, self._held[index])
             if not decided:
@@ -209,6 +210,8 @@ class MemberSiteRounds(SiteState):
             except Exception as error:  # every rank of the site has to hear of it
                 failure = error
                 said[_FAILED * count + self._owned[0].index] = 1
+            for fragment in self._owned:
+                self._write_wanted(rounds, fragment.index)
             for index in decided:
                 said[_SETTLED * count + index] = 1
             for index in opened:
@@ -232,10 +235,14 @@ class MemberSiteRounds(SiteState):
                 index = fragment.index
                 if self.step >= self._next_due[index]:
                     rounds.due(index)
-                if rounds.wants_state(index, self._held[index].version):
-                    self._since_state[index] = 0
-                    rounds.write_state(self._held[index])
+                self._write_wanted(rounds, index)
             rounds.tell(self._beat())
+
+    def _write_wanted(self, rounds: MemberRounds, index: int) -> None:
+        """Keep the state of an own fragment where somebody wants it as it is now."""
+        if rounds.wants_state(index, self._held[index].version):
+            self._since_state[index] = 0
+            rounds.write_state(self._held[index])
 
     def _asks_to_keep(self, *, leaves: bool) -> int:
         """What the first rank has to say: that the moments are to be kept, now or before the site leaves."""

@@ -51,6 +51,11 @@ KINDS = {
         "seq": "",
         "errno": "",
     },
+    "snapshot_lost": {
+        "snapshot": "of an elastic run: the index of its entry",
+        "fragment": "whose state this site cannot keep",
+        "reason": "",
+    },
     "events_dropped": {"count": "before they could be written here"},
 }
 """The fields of each kind of event, besides kind, time (Unix seconds), and the site and global rank of the process that

@@ -230,6 +230,16 @@ RULES: tuple[AlertRule, ...] = (
         "start it again, or geocomm members remove",
     ),
     AlertRule(
+        *("SnapshotLost", _WARNING, Scope.SITE, _recent("snapshot_lost"), 0),
+        "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",
+        "free room on the disk of its run folder; geocomm snapshot ls says which other sites have it",
+    ),
+    AlertRule(
+        *("SnapshotNotKept", _WARNING, Scope.RUN, Metric("geocomm_snapshot_not_kept").equals(1), 300),
+        "too few sites have the last snapshot of the elastic run after five minutes",
+        "the log of the leader says which site lacks it, and the log of that site why",
+    ),
+    AlertRule(
         *("TelemetryLost", _WARNING, Scope.SITE),
         _site("site_reports_dropped_total").growth(10) > _site("site_reports_total").growth(10) * 0.01,
         60,

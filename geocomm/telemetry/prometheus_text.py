@@ -161,6 +161,12 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
             site_names,
             [((member.name,), _is_away(member)) for member in folder.members],
         )
+        yield MetricRow(
+            "geocomm_snapshot_not_kept",
+            "1: too few sites have the last snapshot of the elastic run yet",
+            (),
+            [((), float(folder.lacks_snapshot))],
+        )
 
 
 def _is_away(member: SiteRecord) -> float:

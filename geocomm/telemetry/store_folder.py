@@ -31,18 +31,22 @@ class StoreFolder:
     """When the last collector started, in Unix seconds: older reports are of a run before. 0: not known."""
     site: str = ""
     """Whose run folder it is, in an elastic run; empty: of none."""
+    lacks_snapshot: bool = False
+    """Fewer sites have the last snapshot of an elastic run than are to keep one, though several take part."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
-        members, started, site = _members(folder), 0.0, site_of(folder)
+        run, started, site = _run(folder), 0.0, site_of(folder)
+        members = None if run is None else tuple(run.sites[name] for name in sorted(run.sites))
+        lacks = run is not None and run.lacks_snapshot and len(run.live) > 1
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
         try:
             disk = shutil.disk_usage(folder)
         except OSError:
-            return cls(None, None, members, started, site)
-        return cls(disk.free, disk.free + disk.used, members, started, site)
+            return cls(None, None, members, started, site, lacks)
+        return cls(disk.free, disk.free + disk.used, members, started, site, lacks)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""
@@ -50,12 +54,11 @@ class StoreFolder:
         return any(member.name == site and member.standing in gone for member in self.members or ())
 
 
-def _members(folder: Path) -> tuple[SiteRecord, ...] | None:
+def _run(folder: Path) -> RunState | None:
     if not (folder / JOURNAL).is_file():
         return None
     try:
         with contextlib.closing(SqliteJournal(folder / JOURNAL, read_only=True)) as journal:
-            sites = RunState.of(journal.read()).sites
+            return RunState.of(journal.read())
     except (NoJournalError, sqlite3.Error):
         return None
-    return tuple(sites[name] for name in sorted(sites))

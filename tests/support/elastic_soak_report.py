@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geocomm.bench.bench_report import Conditions, load_at_end
-from geocomm.journal.entries import Round, Skip
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.snapshots import Snapshots
+from geocomm.journal.entries import Kept, Round, Skip, Snapshot
 from geocomm.journal.run_state import RunState, Standing
 from support.elastic_soak_rank import BATCH, CONTEXT
-from support.elastic_soak_run import EVERY, FAULT_EVERY_S, KINDS, LINK, PAUSE, SITES, STEP_S, Fault, Run
+from support.elastic_soak_run import EVERY, FAULT_EVERY_S, KINDS, LINK, PAUSE, SITES, SNAPSHOT_S, STEP_S, Fault, Run
 
 PARTS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Of the tokens: where losses are told."""
@@ -44,6 +46,35 @@ def judge_states(run: Run) -> list[str]:
         if mine != [one.entry for one in run.journal[: len(mine)]]:
             problems.append(f"the journal of {site} is not the others'")
     return problems
+
+
+def judge_snapshots(run: Run) -> list[str]:
+    """Every snapshot that was asked for is kept, or the log says which site lacks it and why; each that is there can be
+    gone back to."""
+    asked = [one.entry.index for one in run.journal if isinstance(one.entry, Snapshot)]
+    kept = {one.entry.snapshot for one in run.journal if isinstance(one.entry, Kept)}
+    log = (run.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    problems = [
+        f"snapshot {index} is not kept, and nothing says so"
+        for index in asked[:-1]  # of the last one the sites may have ended
+        if index not in kept and not re.search(rf"snapshot {index} (is not kept|of the run: |cannot be kept)", log)
+    ]
+    for site in run.watches:
+        snapshots = Snapshots(FragmentStore(run.folder / f"run-{site}"))
+        for index in [one.index for one in snapshots.manifests() if one.index in kept]:
+            into = run.folder / f"back-{site}-{index}"
+            try:
+                snapshots.restore(index, into, site, "127.0.0.1:1")
+            except (ValueError, OSError) as error:
+                problems.append(f"{site} cannot go back to snapshot {index}: {error}")
+    return problems
+
+
+def snapshots_told(run: Run) -> str:
+    """How many there were."""
+    asked = sum(isinstance(one.entry, Snapshot) for one in run.journal)
+    kept = sum(isinstance(one.entry, Kept) for one in run.journal)
+    return f"{kept} of {asked} snapshots are kept, one asked for every {SNAPSHOT_S:g} s"
 
 
 def states_compared(run: Run) -> int:
@@ -154,6 +185,7 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
         "have of that version.",
         "",
         *(f"- {problem}" for problem in problems),
+        *(f"- {run.name}: {snapshots_told(run)}" for run in runs),
         f"- void rounds: {sum(isinstance(one.entry, Skip) for run in runs for one in run.journal)}",
         *(
             f"- {run.name}: {run.report.late_packets} of {sum(link.packets for link in run.report.links)} emulated "
@@ -214,7 +246,9 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
 
 def judge(runs: list[Run]) -> list[str]:
     """What is wrong with them."""
-    problems = [f"{run.name}: {one}" for run in runs for one in (*judge_states(run), *judge_log(run))]
+    problems = [
+        f"{run.name}: {one}" for run in runs for one in (*judge_states(run), *judge_log(run), *judge_snapshots(run))
+    ]
     disturbed, calm = steps_of(runs[-1]), [steps_of(run) for run in runs[:-1]]
     allowed = max(one.long_share for one in calm) * 1.5 + 0.005
     if disturbed.long_share > allowed:

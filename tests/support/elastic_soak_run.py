@@ -25,6 +25,7 @@ LINK = EmulatedLink(rate_bps=200e6, delay_s=0.15, loss=0.001)
 SITES = ("site0", "site1", "site2")
 STEP_S, EVERY = 0.1, 20
 FAULT_EVERY_S = 20.0
+SNAPSHOT_S = 30.0
 KINDS = (
     "rank killed",
     "site killed",
@@ -46,7 +47,8 @@ and not the noise of the rounds that only some sites are in.
 START = (
     'while ! [ -e "$FOLDER/stop" ]; do if [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; then sleep 0.1; continue; fi; '
     '"$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/run-$GEOCOMM_SITE" '
-    f'--wait-for {",".join(SITES)} -- --nproc-per-node 1 -m support.elastic_soak_rank "$FOLDER" "$SEED" {STEP_S:g} '
+    f"--wait-for {','.join(SITES)} --snapshot-every {SNAPSHOT_S / 60:g} "
+    f'-- --nproc-per-node 1 -m support.elastic_soak_rank "$FOLDER" "$SEED" {STEP_S:g} '
     f"{EVERY} || sleep 0.5; done"
 )
 

@@ -1,6 +1,6 @@
 """A rank of an elastic run: trains a small model with local steps, and writes a line of JSON after each step.
 
-python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2]
+python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2 [FRAGMENTS]]
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ def moments(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(local_part(state["exp_avg_sq"]).double().sum()) for state in optimizer.state.values() if state]
 
 
-def build_model() -> torch.nn.Sequential:
-    """Equal at every site."""
+def build_model(fragments: int = 2) -> torch.nn.Sequential:
+    """Equal at every site, and of so many parameters at least."""
     torch.manual_seed(0)
+    more = [torch.nn.Linear(64, 64) for _ in range(max(0, fragments - 5) // 2)]
     return torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), torch.nn.Linear(64, FEATURES)
+        torch.nn.Linear(FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64), *more, torch.nn.Linear(64, FEATURES)
     )
 
 
-def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain") -> None:
+def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain", fragments: str = "2") -> None:
     """Train, and say how it went."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("geocomm")
-    model: torch.nn.Module = build_model()
+    model: torch.nn.Module = build_model(int(fragments))
     target = torch.randn(FEATURES, FEATURES) / 8
     if wrap == "ddp":
         model = DistributedDataParallel(model)
     elif wrap == "fsdp2":
         fully_shard(model, mesh=geocomm.device_mesh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    settings = geocomm.LocalSettings(every=int(every), fragments=2)
+    settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments))
     handle = geocomm.local_steps(model, optimizer, settings)
     name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}"
     generator = torch.Generator().manual_seed(xxhash.xxh3_64(name.encode()).intdigest() % 2**31)

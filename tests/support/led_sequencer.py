@@ -24,7 +24,7 @@ from geocomm.journal.messages import (
 )
 from geocomm.journal.run_state import EMPTY, RunState
 from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import Append, Came, Close, Event, Said, Send, SendEntries, Terms, Tick
+from geocomm.journal.sequencer_events import Append, Came, Close, Event, Log, Said, Send, SendEntries, Terms, Tick
 
 D = TypeVar("D", bound=Down)
 STORES = {name: f"{ord(name):032x}" for name in "abcd"}
@@ -39,6 +39,7 @@ class Led:
         self.entries = [*entries]
         self.now = 1000.0
         self.sent: list[Send | SendEntries | Close] = []
+        self.logged: list[str] = []
         numbers = itertools.count(1)
         self.sequencer = Sequencer(
             RunState.of(self.entries), terms or Terms(), self._hash_at, lambda: f"{next(numbers):032x}", "leader:1"
@@ -53,6 +54,8 @@ class Led:
                 self.entries.append(action.entry)
             elif isinstance(action, Send | SendEntries | Close):
                 self.sent.append(action)
+            elif isinstance(action, Log):
+                self.logged.append(action.text)
 
     def say(self, site: str, message: Up) -> None:
         self.on(Said(site, message))

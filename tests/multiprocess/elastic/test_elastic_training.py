@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -14,9 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshot_copies import SnapshotCopies
-from geocomm.journal.entries import Round
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.snapshots import Snapshots
+from geocomm.journal.entries import Round, Snapshot
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.journal.run_state import RunState, Standing
 from geocomm.security.keys import Keys
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.elastic_training import build_model
@@ -35,10 +39,11 @@ class TrainingSite(ElasticSite):
     ranks: int = 1
     wrap: str = "plain"
     every: int = EVERY
+    fragments: int = 2
 
     def start_rank(self) -> None:
         module = "support.elastic_training"
-        arguments = [str(self.folder.parent), str(STEPS), "0.05", str(self.every), self.wrap]
+        arguments = [str(self.folder.parent), str(STEPS), "0.05", str(self.every), self.wrap, str(self.fragments)]
         environment = {
             "GEOCOMM_SITE": self.name,
             "GEOCOMM_KEYS": str(self.keys.folder),
@@ -268,6 +273,30 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
         ]
         end_all(sites, again)
         assert_equal_bits(sites)
+
+
+@pytest.mark.parametrize("fragments", [1, 24])
+def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, fragments: int) -> None:
+    with training_sites(tmp_path, "abc") as sites:
+        sites["a"].snapshot_s = 1.0
+        for name, site in sites.items():
+            training(sites, name).fragments, training(sites, name).every = fragments, max(EVERY, 2 * fragments)
+            site.start()
+        sites.until(lambda: len(sites["a"].state().kept) >= 6, "six snapshots are kept")
+        asked = [entry.index for entry in sites["a"].entries() if isinstance(entry, Snapshot)]
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+    state = sites["a"].state()
+    assert set(asked[:-1]) <= state.kept.keys()  # it has just been asked for the last one
+    assert "cannot keep snapshot" not in "".join(site.text() for site in sites.values())
+    snapshots = Snapshots(FragmentStore(sites["a"].folder))
+    here = [one.index for one in snapshots.manifests() if one.index in state.kept]
+    assert len(here) >= 2
+    for index in here:
+        into = tmp_path / f"restored-{index}"
+        snapshots.restore(index, into, "a", "127.0.0.1:1")
+        with contextlib.closing(SqliteJournal(into / FILE_NAME)) as journal:
+            assert RunState.of(journal.read()).versions == list(snapshots.manifest(index).versions)
 
 
 def _geocomm(*arguments: object) -> subprocess.CompletedProcess[str]:

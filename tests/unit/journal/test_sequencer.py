@@ -318,6 +318,23 @@ def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() 
     assert led.kinds()[-1] == "kept"  # and no second one without a round
 
 
+def test_snapshot_that_too_few_sites_have_is_told_of_once_with_who_lacks_it() -> None:
+    led = Led(Terms(snapshot_s=1000)).take_part("abc")
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    led.wait(1001, "abc")
+    snapshot = led.sequencer.state.snapshot
+    assert snapshot is not None
+    led.say("b", SnapshotHeld(snapshot=snapshot.index, digest="1" * 32))
+    led.wait(300, "abc")
+    assert [one for one in led.logged if "is not kept yet" in one] == [
+        f"snapshot {snapshot.index} is not kept yet: 2 sites have to have it. b has it, a, c lacks it; the log there "
+        "says why"
+    ]
+
+
 def test_removed_site_is_stopped_and_refused_from_then_on() -> None:
     led = Led().take_part("ab")
     led.on(Remove("b", "its disk is wrong"))

@@ -10,6 +10,7 @@ import torch
 
 from geocomm.core.errors import CorruptDataError
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.snapshots import Snapshots
 from geocomm.journal.entries import Listed, Round, Skip, Snapshot
 from geocomm.journal.member import Frame
 from geocomm.journal.messages import Offer, Open, Owner, Peer
@@ -20,6 +21,7 @@ from geocomm.local_sgd.member_states import MemberStates
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_records import ROUNDS
 from geocomm.local_sgd.rounds import Coding
+from geocomm.metrics.events import EventReader, events
 
 FRAGMENT = Fragment(0, (Range("matrix", 0, 64),))
 HEAD: dict[str, Any] = {"index": 9, "prev": "0" * 64, "term": 0}
@@ -99,6 +101,35 @@ def test_state_is_wanted_once_for_who_joins_and_at_its_version_for_a_snapshot(tm
     assert torch.equal(states.read(0, 7, 8), torch.ones(8))
     with pytest.raises(CorruptDataError, match="remove the file"):
         states.read(0, 7, 4)
+
+
+def test_snapshot_has_states_that_were_written_before_it_was_asked_for(tmp_path: Path) -> None:
+    store = FragmentStore(str(tmp_path))
+    states, part = MemberStates(store, [0]), torch.ones(4)
+    for version in (5, 6, 7):  # as each round of a tiny model does
+        assert not states.keep(0, version, [part])
+    states.take_snapshot(Snapshot(**HEAD, versions=(7,)))
+    assert states.wants(0, 7)
+    assert states.keep(0, 7, [part])
+    assert states.keep(0, 7, [part]) is False
+    assert (Snapshots(store).folder / str(HEAD["index"]) / "0@7.state").exists()
+    assert store.latest_state(0) == 7
+
+
+def test_a_snapshot_whose_state_was_passed_over_or_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    store, told = FragmentStore(str(tmp_path)), EventReader(events)
+    told.take()
+    states, part = MemberStates(store, [0, 1]), torch.ones(4)
+    states.take_snapshot(Snapshot(**HEAD, versions=(7, 9)))
+    states.passed(0, 7)
+    assert not [one for one in told.take() if one.kind == "snapshot_lost"]
+    states.passed(0, 8)
+    (tmp_path / "snapshots").write_text("in the way")
+    with pytest.raises(OSError, match="snapshots"):
+        states.keep(1, 9, [part])
+    lost = [one.fields for one in told.take() if one.kind == "snapshot_lost"]
+    assert [(one["snapshot"], one["fragment"]) for one in lost] == [(HEAD["index"], 0), (HEAD["index"], 1)]
+    assert "later state" in lost[0]["reason"]
 
 
 def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_is_applied() -> None:

@@ -135,6 +135,8 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         site(train_checkpoint_age_seconds=200, train_checkpoint_interval_seconds=60),
     ),
     "MemberAway": (site(member_away=1), "w", site(member_away=0)),
+    "SnapshotLost": (event("snapshot_lost", 1), "w", event("snapshot_lost", 0)),
+    "SnapshotNotKept": (plain(snapshot_not_kept=1), "w", plain(snapshot_not_kept=0)),
     "TelemetryLost": (
         site(site_reports_total=(0, 30), site_reports_dropped_total=(0, 1)),
         "w",
