@@ -91,12 +91,12 @@ def require_gpu() -> str:
     return torch.cuda.get_device_name()
 
 
-def verify(codec: str) -> None:
-    """Payloads and residuals of every dtype are the CPU's. GpuBenchError where they are not."""
+def verify(codec: str, elements: int = _CHECKED_ELEMENTS, dtypes: Sequence[torch.dtype] = _DTYPES) -> None:
+    """Payloads and residuals are the CPU's. GpuBenchError where they are not."""
     exact = codec_spec(codec).exact
-    for dtype in _DTYPES:
-        values = torch.randn(_CHECKED_ELEMENTS, generator=torch.Generator().manual_seed(1)).to(dtype)
-        on_host = None if exact else torch.zeros(_CHECKED_ELEMENTS)
+    for dtype in dtypes:
+        values = torch.randn(elements, generator=torch.Generator().manual_seed(1)).to(dtype)
+        on_host = None if exact else torch.zeros(elements)
         on_device = None if on_host is None else on_host.cuda()
         for call in range(2):
             expected = compress(values, codec, on_host, seed=call)
@@ -106,12 +106,13 @@ def verify(codec: str) -> None:
                 same &= torch.equal(on_device.cpu(), on_host)
             same &= torch.equal(decompress(payload).cpu().view(torch.uint8), decompress(expected).view(torch.uint8))
             if not same:
-                raise GpuBenchError(f"codec {codec}, {dtype}: the GPU gives other bits than the CPU")
+                raise GpuBenchError(f"codec {codec}, {elements} of {dtype}: the GPU gives other bits than the CPU")
 
 
 def kernel_row(codec: str, elements: int, rounds: int) -> KernelRow:
     """Verify, then time: a copy, a packing and an unpacking in turn."""
     verify(codec)
+    verify(codec, elements, [torch.float32])
     values = torch.randn(elements, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     residual = torch.zeros_like(values) if codec_spec(codec).needs_feedback else None
     copied, decoded = torch.empty_like(values), torch.empty_like(values)

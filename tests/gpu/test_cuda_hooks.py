@@ -61,7 +61,7 @@ def compressed_all_reduces(dtype: torch.dtype, device: str) -> list[list[torch.T
         assert committed == (step < 4)
         if step >= 2 and committed:
             residual, other = other, residual
-        found.append([tensor.cpu(), residual.cpu()])
+        found.append([tensor.cpu(), residual.cpu().clone()])  # later calls write where it is
     return found
 
 

@@ -55,9 +55,11 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     return exchange_->move(context, state->sends, state->receives);
   };
   auto post = [=, this] {
-    auto gathered = state->host;
+    // To the device first: this may be enqueued before the data has come, when a copy on the host would be
+    // too early.
+    auto gathered = state->host.to(input.device(), kNonBlocking);
     if (!alone_in_site()) {
-      const auto block = state->host.to(input.device(), kNonBlocking);
+      const auto block = gathered;
       gathered = at::empty({block.numel() * local_size}, block.options());
       all_gather_in_site(inner_post, gathered, block, timeout);
     }

@@ -122,6 +122,16 @@ void require_bytes(const at::Tensor& tensor, const char* what) {
                core::str(what, " must be a contiguous uint8 tensor, got ", shown(tensor)));
 }
 
+// The tensor itself on the CPU; else a copy in pinned memory, to which a device copies ten times as fast as
+// to other. Waits for it.
+at::Tensor on_host(const at::Tensor& tensor) {
+  const auto host = to_host(tensor);
+  if (!host.is_same(tensor)) {
+    c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+  }
+  return host;
+}
+
 // A tensor of a CUDA device: by its kernels, else by way of the host. The bytes are the same.
 at::Tensor compress_cuda(const codec::CodecSpec& spec, DType dtype, const at::Tensor& tensor,
                          const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
@@ -216,7 +226,7 @@ at::Tensor compress_tensor(const at::Tensor& tensor, const std::string& codec,
 at::Tensor decompress_tensor(const at::Tensor& payload, const std::optional<at::Tensor>& out, bool add,
                              std::optional<std::uint64_t> max_elems, std::size_t threads) {
   require_bytes(payload, "payload");
-  const auto host_payload = payload.cpu();  // the headers have to be read; itself if it is there
+  const auto host_payload = on_host(payload);  // the headers have to be read
   const auto info = value_or_throw(codec::inspect_payload(bytes_of(host_payload)));
   const auto type = scalar_type_of(info.dtype);
   if (max_elems && info.elements > *max_elems) {

@@ -160,7 +160,7 @@ core::Result<PayloadInfo> walk(std::span<const std::byte> payload, const Visit& 
                            " elements, a frame of ", core::to_string(frame.dtype),
                            " in a payload has at most ", frame_elements(frame.dtype));
     }
-    if (info.spec.is_exact()) info.spec = frame.spec;
+    if (info.spec.id == CodecId::None) info.spec = frame.spec;
     visit(PlacedFrame{rest.first(frame_bytes(frame)), info.elements, frame.elements});
     info.elements += frame.elements;
     ++info.frames;

@@ -227,6 +227,15 @@ TEST(PayloadInfo, test_inspect_after_resort_to_none_tells_the_codec_of_the_rest)
   EXPECT_EQ(to_floats(out)[0], 1e30f);
 }
 
+TEST(PayloadInfo, test_inspect_tells_lossless_where_a_later_frame_is_one_of_none) {
+  const Bytes payload =
+      encoded_payload(spec_of("lossless"), DType::Float32, to_bytes(gaussian(kPerFrame + 37)));
+  const std::size_t first =
+      compressed(spec_of("lossless"), DType::Float32, to_bytes(gaussian(kPerFrame))).size();
+  EXPECT_EQ(inspect_payload(std::span(payload).subspan(first))->spec, CodecSpec{});
+  EXPECT_EQ(inspect_payload(payload)->spec, spec_of("lossless"));
+}
+
 TEST(PayloadInfo, test_payload_of_wide_and_narrow_dtypes_is_exact) {
   for (const DType dtype : {DType::UInt8, DType::Int64, DType::BFloat16}) {
     Bytes src(kPayloadFrameBytes + 8 * core::size_of(dtype));
