@@ -8,8 +8,6 @@ one goes on from the run folder.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 
 from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
@@ -20,14 +18,14 @@ from geocomm.elastic.following import Following
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
-from geocomm.journal.entries import BadLineError, Entry, Kept, Removed, Round, Skip, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Entry, Kept, Removed, Round, Skip, hash_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -53,6 +51,7 @@ from geocomm.journal.messages import (
     Up,
     Welcome,
     down_of,
+    said,
 )
 from geocomm.journal.run_state import RunState, Standing
 from geocomm.rendezvous.store_process import log
@@ -63,7 +62,6 @@ from geocomm.rendezvous.to_collector import carry_to_collector
 from geocomm.security.keys import Identity, Keys
 
 _RANKS_LIMIT_S = 3.0
-_ATTEMPTS = "attempts.json"
 
 
 class Agent:
@@ -97,7 +95,8 @@ class Agent:
         self._view = view = RunView(self.site, hub, state, journal, known, leader, link)
         self._life = life = AgentLife()
         self._own_at, self._store, self._has_ranks = own_at, store, ranks
-        fetcher, others = Fetcher(store, keys, log), OtherAgents(view, keys)
+        fetcher = Fetcher(store, keys, log, lambda: view.state.most_frame_bytes)
+        others = OtherAgents(view, keys)
         states = StatesOfOthers(store, journal.path, fetcher, log)
         self._following = Following(view, keys, own_at, self._append, life, passes_on=passes_on)
         self._ranks = SiteRanks(view, states, others, life)
@@ -107,7 +106,6 @@ class Agent:
         )
         self._snapshots = Snapshots(store)
         self._was_welcomed = False
-        self._attempts = self._read_attempts()
         self._beat: Beat | None = None
         self._leaving = False
 
@@ -146,7 +144,10 @@ class Agent:
         if greeting.purpose is Purpose.FETCH:
             await self._files.serve(stream)
         elif greeting.purpose is Purpose.ASK:
-            await self._following.answer(stream, peer.site)
+            try:
+                await self._following.answer(stream, peer.site)
+            except TermNotKeptError as error:
+                self._life.fail(error)
         elif greeting.purpose is Purpose.TELEMETRY:
             if self._view.leader is None:
                 raise ConnectionRefused(f"this agent does not lead; the leader is at {self._view.leader_at}")
@@ -220,13 +221,8 @@ class Agent:
             term=self._view.state.term,
             fetch=self._view.own_fetch,
             ranks=self._has_ranks,
-            attempts={
-                fragment: attempt
-                for fragment, (version, attempt) in self._attempts.items()
-                if fragment < len(self._view.state.versions) and version == self._view.state.versions[fragment]
-            },
         )
-        return line_of(hello)
+        return said(hello)
 
     def _take(self, line: bytes) -> None:
         """A line of the leader. BadLineError: it is none, or does not fit the journal."""
@@ -245,8 +241,6 @@ class Agent:
                 self._view.opens[down.fragment] = down
                 for peer in down.peers:
                     self._view.known.learn(peer.site, peer.fetch)
-                self._attempts[down.fragment] = (down.version, down.attempt)
-                self._write_attempts()
                 self._ranks.tell(down)
             case Fetch():
                 wanted = Wanted(down.fragment, down.version, down.site, down.frame, down.bytes)
@@ -405,22 +399,3 @@ class Agent:
             return
         if manifest is not None and self._view.is_current:
             self._view.say(SnapshotHeld(snapshot=entry.index, digest=manifest.digest))
-
-    # ---- attempts
-
-    def _read_attempts(self) -> dict[int, tuple[int, int]]:
-        """By fragment: the version and the highest attempt at it that this site has seen."""
-        try:
-            content = json.loads((self._store.run_dir / _ATTEMPTS).read_text())
-            return {int(fragment): (int(one[0]), int(one[1])) for fragment, one in content.items()}
-        except (OSError, ValueError, TypeError, AttributeError, IndexError):
-            return {}
-
-    def _write_attempts(self) -> None:
-        """For the next agent. Without fsync: a machine that goes down takes the ranks, and what they saw, with it."""
-        part = self._store.run_dir / f".{_ATTEMPTS}"
-        try:
-            part.write_text(json.dumps(self._attempts))
-            os.replace(part, self._store.run_dir / _ATTEMPTS)
-        except OSError as error:
-            log(f"cannot write {_ATTEMPTS}: {error.strerror}")

@@ -33,6 +33,10 @@ class AgentLife:
         """This agent begins anew from its run folder."""
         self._fail(StartAgain(why))
 
+    def fail(self, error: Exception) -> None:
+        """This agent cannot go on."""
+        self._fail(error)
+
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin work, whose error ends the agent."""
         task = asyncio.create_task(work)

@@ -26,7 +26,7 @@ from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
-from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, StartAgain
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
@@ -318,10 +318,11 @@ def main() -> None:
     ) as error:
         print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_INPUT)
-    except sqlite3.OperationalError as error:
+    except (sqlite3.OperationalError, TermNotKeptError) as error:
+        what = "" if isinstance(error, TermNotKeptError) else f"the journal in {config.run_dir} cannot be written: "
         log(
-            f"the journal in {config.run_dir} cannot be written ({error}): this site trains on and does not count. "
-            f"Free room on that disk; it is tried again in {_DISK_PAUSE_S:g} s"
+            f"{what}{error}. This site trains on and does not count. Free room on that disk; it is tried again in "
+            f"{_DISK_PAUSE_S:g} s"
         )
         time.sleep(_DISK_PAUSE_S)
         sys.exit(1)

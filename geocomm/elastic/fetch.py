@@ -204,8 +204,15 @@ class FileServer:
 class Fetcher:
     """Gets files from other agents into a store."""
 
-    def __init__(self, store: FragmentStore, keys: Keys, log: Callable[[str], None]) -> None:
-        self._store, self._keys, self._log = store, keys, log
+    def __init__(
+        self,
+        store: FragmentStore,
+        keys: Keys,
+        log: Callable[[str], None],
+        most_frame_bytes: Callable[[], int] = lambda: MAX_FILE_BYTES,
+    ) -> None:
+        """most_frame_bytes: of this run's model, as it is known now: for more than that, no room is made."""
+        self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
         self._idle: dict[str, list[tuple[TlsStream, float]]] = {}
         # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
@@ -215,11 +222,15 @@ class Fetcher:
         """Have a frame on the disk, from `sources` (host:port), else through the agent at `proxy`. Who asks for the
         same file meanwhile waits for the same transfer."""
         path = self._store.frame_path(wanted.fragment, wanted.version, wanted.site, wanted.frame)
+        if not self._fits(path, wanted.bytes, self._most_frame_bytes()):
+            return Outcome.FAILED
         return await self._once(path, lambda: self._frame(wanted, path, sources, proxy))
 
     async def state(self, fragment: int, held: HeldState, sources: Sequence[str]) -> Outcome:
         """Have a state on the disk, from sources that said that they hold it."""
         path = self._store.state_path(fragment, held.version)
+        if not self._fits(path, held.bytes, 2 * self._most_frame_bytes()):  # anchor and momentum, as they are
+            return Outcome.FAILED
 
         async def get() -> Outcome:
             def ask(offset: int) -> StateAsked:
@@ -246,6 +257,13 @@ class Fetcher:
                 raise
         self._idle.setdefault(source, []).append((stream, time.monotonic()))
         return answer.states
+
+    def _fits(self, path: Path, size: int, most: int) -> bool:
+        if size > most:
+            self._log(
+                f"{path.name} is said to have {size} bytes; of this model it has {most} at most, so it is not fetched"
+            )
+        return size <= most
 
     async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
         if path.exists():

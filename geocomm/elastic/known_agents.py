@@ -7,7 +7,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from geocomm.core.file_systems import fsync_folder
+
 _FILE_NAME = "agents.json"
+
+
+class TermNotKeptError(RuntimeError):
+    """What this agent has promised to others would be forgotten at its next start, so it ends. Not an OSError: those
+    end a connection."""
 
 
 class KnownAgents:
@@ -25,12 +32,14 @@ class KnownAgents:
         self.force = False
         """The claim holds also where half of the members or more do not agree."""
         self._claimed = 0
+        self._starts = 0
         self._path, self._log = run_dir / _FILE_NAME, log
         try:
             content = json.loads(self._path.read_text())
             self.addresses = {str(site): str(address) for site, address in content["agents"].items()}
             self.term, self.leader = int(content["term"]), str(content["leader"])
             self._claimed, self.force = int(content.get("claimed", 0)), bool(content.get("force", False))
+            self._starts = int(content.get("starts", 0))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
@@ -40,18 +49,28 @@ class KnownAgents:
         """A site's agent is there; empty: it cannot be dialed."""
         if address and self.addresses.get(site) != address:
             self.addresses[site] = address
-            self._write()
+            try:
+                self._write()
+            except TermNotKeptError as error:  # another one tells
+                self._log(str(error))
 
     def saw(self, term: int, leader: str) -> None:
-        """An agent follows this leader. A term that is not higher than those seen changes nothing."""
+        """An agent follows this leader. A term that is not higher than those seen changes nothing. TermNotKeptError:
+        it cannot be kept."""
         if term > self.term:
             self.term, self.leader = term, leader
             self._write()
 
     def claim(self, term: int, address: str, *, force: bool) -> None:
-        """This agent is to lead with that term, at this address."""
+        """This agent is to lead with that term, at this address. TermNotKeptError: that cannot be kept."""
         self.term, self.leader, self._claimed, self.force = term, address, term, force
         self._write()
+
+    def next_start(self) -> int:
+        """Counts the starts of this agent as a leader: higher than each before. TermNotKeptError: it cannot be kept."""
+        self._starts += 1
+        self._write()
+        return self._starts
 
     def claims_after(self, term: int) -> bool:
         """Whether this agent is to lead with a later term, the highest seen: others may have agreed to that."""
@@ -62,9 +81,13 @@ class KnownAgents:
         try:
             with part.open("w") as file:
                 content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
-                json.dump(content | {"claimed": self._claimed, "force": self.force}, file)
+                json.dump(content | {"claimed": self._claimed, "force": self.force, "starts": self._starts}, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self._path)
+            fsync_folder(self._path.parent)
         except OSError as error:
-            self._log(f"cannot write {self._path}: {error.strerror}")
+            raise TermNotKeptError(
+                f"cannot write {self._path}: {error.strerror or error}. Whom this site follows is kept there, so that "
+                "no two sites lead"
+            ) from None

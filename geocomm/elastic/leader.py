@@ -9,15 +9,16 @@ import asyncio
 import collections
 import itertools
 import secrets
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.journal.entries import Entry, Kept, line_of
+from geocomm.journal.entries import Entry, Kept, words
 from geocomm.journal.journal import HeadMovedError, Journal, SharedJournal
-from geocomm.journal.messages import Beat, EntrySaid, Hello, up_of
+from geocomm.journal.messages import Beat, EntrySaid, Hello, OtherProtocolError, Refused, said, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import (
@@ -34,6 +35,7 @@ from geocomm.journal.sequencer_events import (
     SendEntries,
     Terms,
     Tick,
+    Unbelieved,
 )
 from geocomm.rendezvous.store_session import PacketKind, offset_bytes, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
@@ -82,7 +84,8 @@ class Leader:
         self._known, self._log = known, log
         state = RunState.of(journal.read())
         state.term = max(state.term, term)
-        self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch)
+        start = known.next_start()
+        self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
         self._sessions: dict[str, LineStream] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -157,9 +160,14 @@ class Leader:
                 )
 
     def _said(self, site: str, lines: LineStream, line: bytes) -> None:
-        up = up_of(line)
         if self._sessions.get(site) is not lines:
             return  # another connection of the site has come
+        try:
+            up = up_of(line)
+        except OtherProtocolError as error:
+            lines.say(said(Refused(why=words(f"{site}: {error}"))))
+            lines.end()
+            return
         seen = self.seen[site]
         seen.heard = asyncio.get_running_loop().time()
         if isinstance(up, Beat):
@@ -173,7 +181,7 @@ class Leader:
         if self._failed.done():
             return
         try:
-            for action in self._sequencer.on(event, asyncio.get_running_loop().time()):
+            for action in self._decided(event):
                 if self._shared is None:
                     self._do(action)
                 else:
@@ -186,6 +194,19 @@ class Leader:
         except Exception as error:
             # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
             self._failed.set_exception(error)
+
+    def _decided(self, event: Event) -> list[Action]:
+        """What is to be done upon an event. What the sequencer cannot take of a site ends that site's connection: what
+        it believed before is not less true."""
+        now = asyncio.get_running_loop().time()
+        try:
+            return self._sequencer.on(event, now)
+        except Exception as error:
+            if not isinstance(event, Said):
+                raise
+            told = traceback.format_exc()
+            self._log(f"an error of this program upon what site {event.site} said ({event.message.kind}): {told}")
+            return self._sequencer.on(Unbelieved(event.site, f"what it said cannot be taken: {error!r}"), now)
 
     def _connection_of(self, action: Action) -> LineStream | None:
         return self._sessions.get(action.site) if isinstance(action, Send | SendEntries | Close) else None
@@ -234,12 +255,12 @@ class Leader:
                 self._journal.append(action.entry, self._journal.head)
             case Send():
                 if (lines := self._sessions.get(action.site)) is not None:
-                    lines.say(line_of(action.message))
+                    lines.say(said(action.message))
             case SendEntries():
                 if (lines := self._sessions.get(action.site)) is not None:
                     last = self._journal.head.index
                     entries = itertools.takewhile(lambda entry: entry.index <= last, self._journal.read(action.first))
-                    lines.say_all(line_of(EntrySaid(entry=entry)) for entry in entries)
+                    lines.say_all(said(EntrySaid(entry=entry)) for entry in entries)
             case Close():
                 if (lines := self._sessions.pop(action.site, None)) is not None:
                     self.seen[action.site].connected = False

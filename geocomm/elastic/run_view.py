@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
-from geocomm.journal.entries import line_of
 from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Up, Welcome
+from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Up, Welcome, said
 from geocomm.journal.run_state import RunState
 
 
@@ -44,7 +43,7 @@ class RunView:
     def say(self, up: Up) -> None:
         """Tell the leader, if it has welcomed this agent."""
         if self.welcome is not None:
-            self.link.say(line_of(up))
+            self.link.say(said(up))
 
     def say_of_round(self, up: Due | Offer | Pass | Hold | Applied | Lost) -> None:
         """What a site says of rounds is to be taken as said by one that knows the journal."""

@@ -22,7 +22,13 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """XXH3 of a fragment's state, as hexadecimal digits: version, anchor and momentum."""
 SiteName = Annotated[str, Field(min_length=1, max_length=64)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
-Text = Annotated[str, Field(max_length=4096)]
+MAX_TEXT = 4096
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+MAX_FRAME_BYTES = 1 << 40
+FRAME_BYTES = "tensors (most bytes of a frame)"
+"""Name of the setting that says how large a frame of the largest fragment may be: nobody makes room for more."""
+MOST_FRAGMENTS = 4096
+"""Of a run: every line that says something of each of them stays below MAX_LINE_BYTES of `messages`."""
 
 
 class BadLineError(ValueError):
@@ -194,6 +200,12 @@ Entry = Annotated[
     Field(discriminator="kind"),
 ]
 _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+
+
+def words(text: str) -> Text:
+    """What others have said, as a text for a person: of the length that an entry takes, and without control characters,
+    which a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in text[:MAX_TEXT])
 
 
 def line_of(record: Record) -> str:

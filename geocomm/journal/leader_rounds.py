@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 
 from geocomm.journal.admission import LedSite
-from geocomm.journal.entries import Listed, Round
+from geocomm.journal.claims import Claims
+from geocomm.journal.entries import Round
 from geocomm.journal.learning_rates import LearningRates
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer
-from geocomm.journal.open_round import OpenRound
+from geocomm.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
@@ -23,6 +24,9 @@ _MOST_GRACES = 8
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for so long, agents fetch at once."""
 RATE_FAULTS = 3
+_ATTEMPTS_OF_A_START = 1 << 20
+_STARTS_OF_A_TERM = 1 << 20
+_MOST_TERMS = 1 << 20
 
 
 class LeaderRounds:
@@ -32,7 +36,9 @@ class LeaderRounds:
     `Sequencer`.
     """
 
-    def __init__(self, run: LedRun, digests: SaidDigests, stop: Callable[[str, str], None], fetch: str) -> None:
+    def __init__(
+        self, run: LedRun, digests: SaidDigests, stop: Callable[[str, str], None], fetch: str, start: int
+    ) -> None:
         self._run = run
         self._state, self._sites, self._terms = run.state, run.sites, run.terms
         self._digests = digests
@@ -41,8 +47,13 @@ class LeaderRounds:
         self._open: dict[int, OpenRound] = {}
         """By fragment."""
         self._due: set[int] = set()
+        self._claims = Claims(run)
+        # No site has seen as high an attempt of an earlier leader: none has to be asked.
+        self._first_attempt = (
+            run.state.term % _MOST_TERMS * _STARTS_OF_A_TERM + start % _STARTS_OF_A_TERM
+        ) * _ATTEMPTS_OF_A_START
         self._attempts: dict[int, int] = {}
-        """By fragment: the highest attempt that anybody has named."""
+        """By fragment: the last attempt."""
         self._least_attempts: dict[int, int] = {}
         """By fragment: offers of earlier attempts are deltas to a state that a skip has changed."""
         self._closed: dict[int, tuple[OpenRound, float]] = {}
@@ -85,7 +96,9 @@ class LeaderRounds:
         for found in (self._open.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
             if found is None or found.version != hold.version:
                 continue
-            found.holds.add((name, hold.frame))
+            if not found.hold(name, hold.frame):
+                self._run.drop(name, f"it holds more frames of a round than there can be: {MOST_HOLDS}")
+                return
             if hold.by_mail:
                 found.mailed.add((name, hold.frame))
                 self._unmailed.pop((name, hold.site), None)
@@ -102,15 +115,14 @@ class LeaderRounds:
         for found in self._open.values():
             found.lose_disk(name)
 
-    def raise_attempts(self, attempts: Mapping[int, int]) -> None:
-        """A site knows of these attempts, by fragment: later ones have higher numbers."""
-        for fragment, attempt in attempts.items():
-            if fragment < len(self._state.versions):
-                self._attempts[fragment] = max(attempt, self._attempts.get(fragment, -1))
+    def forget(self, name: str) -> None:
+        """Nothing that a site has said of open rounds counts."""
+        for found in self._open.values():
+            found.forget(name)
 
     def void(self, fragment: int) -> None:
         """A skip has changed the state of a fragment: its round begins anew."""
-        self._least_attempts[fragment] = self._attempts.get(fragment, -1) + 1
+        self._least_attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1
         if self._open.pop(fragment, None) is not None:
             # Sites believe it to be open, so none would say again that it is due.
             self._begin(fragment)
@@ -126,12 +138,9 @@ class LeaderRounds:
         return any(name in found.offers for found in self._open.values())
 
     def tell(self, name: str) -> None:
-        """A site was welcomed: tell it what is open. Where it knew of a later attempt, all hear of one after that."""
-        for fragment, found in sorted(self._open.items()):
-            if found.attempt < self._attempts.get(fragment, -1):
-                self._try_again(fragment, found)
-                self._announce(fragment)
-            elif name in self._state.live:
+        """A site was welcomed: tell it what is open."""
+        if name in self._state.live:
+            for fragment in sorted(self._open):
                 self._run.send(name, self._open_message(fragment))
 
     # ---- what is done
@@ -181,7 +190,7 @@ class LeaderRounds:
         found.tried = self._run.now
 
     def _next_attempt(self, fragment: int) -> int:
-        self._attempts[fragment] = self._attempts.get(fragment, -1) + 1
+        self._attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1
         return self._attempts[fragment]
 
     def _announce(self, fragment: int) -> None:
@@ -291,28 +300,15 @@ class LeaderRounds:
         del self._open[fragment]
         self._closed[fragment] = (found, until)
         self._due.discard(fragment)
-        every = max(offer.every for offer in chosen.values())
-        members = tuple(
-            Listed(
-                site=name,
-                frame=offer.frame,
-                coded_bytes=offer.coded_bytes,
-                exact_bytes=offer.exact_bytes,
-                weight=offer.weight,
-                step=offer.step,
-                squared_norm=offer.squared_norm,
-                lr=offer.lr,
-                taken=offer.taken,
-            )
-            for name, offer in sorted(chosen.items())
-        )
-        self._rates.take(members)
+        every = self._claims.every(chosen)
+        members = self._claims.listed(chosen)
+        self._rates.take(chosen)
         self._run.append(
             Round,
             fragment=fragment,
             version=found.version,
             members=members,
-            every=0 if every == self._state.every else every,
+            every=0 if every == self._state.every and self._state.every_is_said else every,
             base=self._digests.base(fragment, found.version),
         )
 

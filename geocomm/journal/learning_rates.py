@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from geocomm.journal.entries import Listed
 from geocomm.journal.messages import Offer
 
 TOLERANCE = 0.05
@@ -19,9 +18,10 @@ class LearningRates:
         self._listed: list[tuple[int, float, str]] = []
         """(step, rate, site)."""
 
-    def take(self, members: Iterable[Listed]) -> None:
-        """Learn from the frames of a round."""
-        self._listed = [*self._listed, *((one.step, one.lr, one.site) for one in members if one.lr > 0)][-_KEPT:]
+    def take(self, members: Mapping[str, Offer]) -> None:
+        """Learn from the frames of a round, by site."""
+        rates = ((one.step, one.lr, site) for site, one in sorted(members.items()) if one.lr > 0)
+        self._listed = [*self._listed, *rates][-_KEPT:]
 
     def fits(self, name: str, eligible: Mapping[str, Offer], every: int) -> bool:
         """Whether the rate of a site's offer is that of another offer in the round, or of listed frames.

@@ -3,24 +3,48 @@
 `Up` goes from a rank to its agent, and from there to the leader; `Down` goes the other way. A line has at most
 MAX_LINE_BYTES. The site of an `Up` is that of the certificate of its connection, and never a field.
 
+A site may say anything: what a field's type refuses ends the connection. What it lets pass, and the leader cannot
+believe, the `Sequencer` drops the site for, or cuts down.
+
 A round is (fragment, version): it takes the fragment from that version to the next. The leader counts the `attempt`s
 at it: after each, sites make a new frame.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geocomm.journal.entries import BadLineError, Digest, Entry, Hash, Record, SiteName, Text, Whole
+from geocomm.journal.entries import (
+    MAX_FRAME_BYTES,
+    MOST_FRAGMENTS,
+    BadLineError,
+    Digest,
+    Entry,
+    Hash,
+    Record,
+    SiteName,
+    Text,
+    Whole,
+    line_of,
+)
 
-PROTOCOL_VERSION = 1
-MAX_LINE_BYTES = 64 * 1024
+PROTOCOL_VERSION = 2
+MAX_LINE_BYTES = 1 << 20
+MOST_OWNERS = 64
+"""Ranks of a site that own fragments."""
 
 _T = TypeVar("_T")
 
 StoreId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%-]{1,255}$")]
+Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
+"""host:port; empty: none."""
+Amount = Annotated[int, Field(ge=0, le=2**53)]
+"""Of what is counted while training: doubles are exact up to there, and a step that is added is still a number."""
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Owner(Record):
@@ -28,7 +52,7 @@ class Owner(Record):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Of its process."""
-    host: Text
+    host: Host
     port: Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -36,20 +60,20 @@ class Peer(Record):
     """A member as others reach it."""
 
     site: SiteName
-    owners: tuple[Owner, ...]
+    owners: Annotated[tuple[Owner, ...], Field(max_length=MOST_OWNERS)]
     """None: it has no ranks now."""
-    fetch: Text
+    fetch: Address
     """host:port of its agent, which gives out files; empty: it cannot be dialed."""
 
 
 class Model(Record):
     """What the ranks of a site train, and with which settings: equal at all sites, or refused."""
 
-    settings: dict[str, Text]
+    settings: Annotated[dict[Annotated[str, Field(max_length=64)], Text], Field(max_length=64)]
     layout: Digest
-    fragments: Annotated[int, Field(ge=1)]
-    every: Annotated[int, Field(ge=1)]
-    step: Whole = 0
+    fragments: Annotated[int, Field(ge=1, le=MOST_FRAGMENTS)]
+    every: Annotated[int, Field(ge=1, lt=2**31)]
+    step: Amount = 0
     """Optimizer steps that the weights have behind them; those of the site that begins the run count."""
 
 
@@ -62,7 +86,7 @@ class RankHello(Record):
     kind: Literal["rank_hello"] = "rank_hello"
     place: Whole
     """Of the rank among the owners of its site."""
-    owners: Annotated[int, Field(ge=1)]
+    owners: Annotated[int, Field(ge=1, le=MOST_OWNERS)]
     owner: Owner
     model: Model
     digests: dict[int, Digest]
@@ -71,7 +95,7 @@ class RankHello(Record):
     """Of the same fragments: the version that the rank has applied."""
     trains: bool = False
     """It took part before, and an agent that has started anew meets it: it goes on from these versions."""
-    head: int = -1
+    head: Annotated[int, Field(ge=-1, lt=2**63)] = -1
     """The index of the last entry that it has heard of; -1: none."""
     head_hash: Hash | None = None
     """Of that entry."""
@@ -81,23 +105,21 @@ class Hello(Record):
     """The first line of an agent to the leader."""
 
     kind: Literal["hello"] = "hello"
-    protocol: int
-    geocomm: Text
+    protocol: Annotated[int, Field(ge=0, lt=2**31)]
+    geocomm: Annotated[str, Field(max_length=64)]
     """Versions, for messages: what must fit is `protocol` and the model."""
     store: StoreId
     """Of the site's run folder."""
     run: StoreId | None
     """The run whose journal is there; None: there is none yet."""
-    head: int
+    head: Annotated[int, Field(ge=-1, lt=2**63)]
     """The index of its last entry; -1: none."""
     head_hash: Hash | None
     """Of its last entry."""
     term: Whole
     """Of its last entry."""
-    fetch: Text
+    fetch: Address
     """See `Peer`."""
-    attempts: dict[int, Whole]
-    """By fragment: the highest attempt that the site has seen at its version."""
     ranks: bool = True
     """False: it follows the journal to lead once nobody does, and is no member of the run."""
 
@@ -106,9 +128,9 @@ class RanksUp(Record):
     """The ranks of the site are there: all owners have said hello to the agent."""
 
     kind: Literal["ranks_up"] = "ranks_up"
-    owners: Annotated[tuple[Owner, ...], Field(min_length=1)]
+    owners: Annotated[tuple[Owner, ...], Field(min_length=1, max_length=MOST_OWNERS)]
     model: Model
-    digests: tuple[Digest, ...]
+    digests: Annotated[tuple[Digest, ...], Field(max_length=MOST_FRAGMENTS)]
     """Of all fragments as the ranks have them: at version 0 where the run has no journal yet."""
 
 
@@ -129,10 +151,10 @@ class Beat(Record):
     """Every BEAT_S: the site lives, and how it does."""
 
     kind: Literal["beat"] = "beat"
-    step: Whole
-    tokens: Whole
-    step_s: Annotated[float, Field(ge=0)]
-    line_s: Annotated[float, Field(ge=0)]
+    step: Amount
+    tokens: Amount
+    step_s: Seconds
+    line_s: Seconds
     free_bytes: Whole
     """On the disk of the run folder."""
 
@@ -153,15 +175,15 @@ class Offer(Record):
     version: Whole
     attempt: Whole
     frame: Hash
-    coded_bytes: Whole
-    exact_bytes: Whole
-    weight: Annotated[int, Field(ge=1, lt=2**63)]
-    step: Whole
+    coded_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
+    exact_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
+    weight: Annotated[int, Field(ge=1, le=2**53)]
+    step: Amount
     squared_norm: Annotated[float, Field(ge=0)]
     lr: Annotated[float, Field(ge=0)]
-    every: Whole
+    every: Annotated[int, Field(ge=0, lt=2**31)]
     """Steps between two rounds that the site wants from now on; 0: as now."""
-    taken: Whole = 0
+    taken: Amount = 0
     """See `Listed`."""
 
 
@@ -314,7 +336,7 @@ class Fetch(Record):
     site: SiteName
     frame: Hash
     bytes: Whole
-    sources: tuple[Text, ...]
+    sources: tuple[Address, ...]
     """host:port of agents that have it, or can get it."""
 
 
@@ -383,9 +405,21 @@ _UP: TypeAdapter[Up] = TypeAdapter(Up)
 _DOWN: TypeAdapter[Down] = TypeAdapter(Down)
 
 
+class OtherProtocolError(BadLineError):
+    """The site speaks another version of this protocol."""
+
+
 def up_of(line: str | bytes) -> Up:
     """What a site said. Raises BadLineError for anything else."""
-    return _parsed(_UP, line)
+    try:
+        return _parsed(_UP, line)
+    except BadLineError:
+        if (spoken := _protocol_of(line)) not in (None, PROTOCOL_VERSION):
+            raise OtherProtocolError(
+                f"protocol: it speaks {spoken}, and this is {PROTOCOL_VERSION}; install the same version of geocomm at "
+                "all sites"
+            ) from None
+        raise
 
 
 def down_of(line: str | bytes) -> Down:
@@ -393,9 +427,29 @@ def down_of(line: str | bytes) -> Down:
     return _parsed(_DOWN, line)
 
 
+def said(message: Up | Down) -> str:
+    """The line that says it. Raises BadLineError for one that the other end would not take."""
+    line = line_of(message)
+    _check_length(len(line.encode()))
+    return line
+
+
+def _check_length(size: int) -> None:
+    if size > MAX_LINE_BYTES:
+        raise BadLineError(f"a line of {size} bytes; the most is {MAX_LINE_BYTES}")
+
+
+def _protocol_of(line: str | bytes) -> int | None:
+    """That of a Hello, of whatever version."""
+    try:
+        content = json.loads(line[:MAX_LINE_BYTES])
+        return int(content["protocol"]) if content["kind"] == "hello" else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
 def _parsed(adapter: TypeAdapter[_T], line: str | bytes) -> _T:
-    if len(line) > MAX_LINE_BYTES:
-        raise BadLineError(f"a line of {len(line)} bytes; the most is {MAX_LINE_BYTES}")
+    _check_length(len(line))
     try:
         return adapter.validate_json(line)
     except ValidationError as error:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from geocomm.journal.entries import Hash
 from geocomm.journal.messages import Offer
 
+_MOST_OFFERS = 8
+"""Of a site: its newest ones."""
+MOST_HOLDS = 1024
+"""Of a site: frames that it says it has."""
+
 
 @dataclass
 class OpenRound:
@@ -35,7 +40,18 @@ class OpenRound:
         if all(one.frame != offer.frame for one in own):
             own.append(offer)
             own.sort(key=lambda one: one.attempt)
+            del own[:-_MOST_OFFERS]
         self.holds.add((name, offer.frame))
+
+    def hold(self, name: str, frame: Hash) -> bool:
+        """A frame lies on a site's disk. Whether that can be: it names more frames than there are else."""
+        self.holds.add((name, frame))
+        return sum(holder == name for holder, _ in self.holds) <= MOST_HOLDS
+
+    def forget(self, name: str) -> None:
+        """Nothing that a site has said counts."""
+        self.lose_disk(name)
+        self.passes.pop(name, None)
 
     def give_up(self, name: str) -> None:
         """A site's offers do not count, and nobody waits for it in this attempt."""

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from geocomm.journal.entries import (
     FIRST_PREV,
+    FRAME_BYTES,
+    MAX_FRAME_BYTES,
     Away,
     BadLineError,
     Digest,
@@ -99,7 +101,9 @@ class RunState:
         snapshot: The last entry of this kind.
         kept: By the index of a snapshot: the entry that says that enough sites have it.
         every: Optimizer steps between two rounds of a fragment.
-        step: Of the run: the most that a listed frame says, or the genesis.
+        every_is_said: Whether the last round entry says so, or those before: not where its sites were removed since.
+        step: Of the run: the most that a listed frame says, or the genesis. Frames of sites that were removed do not
+            count: so the run outlives one that has lied, or whose memory is broken.
         ended: Whether the run is over.
     """
 
@@ -117,7 +121,12 @@ class RunState:
         self.snapshot: Snapshot | None = None
         self.kept: dict[int, Kept] = {}
         self.every = 1
+        self.every_is_said = True
+        self.every_by: tuple[str, ...] = ()
+        """The members of the round that said `every`."""
         self.step = 0
+        self.steps: dict[str, int] = {}
+        """By site: the most that a listed frame of it says."""
         self.ended = False
 
     @staticmethod
@@ -137,6 +146,12 @@ class RunState:
     def lacks_snapshot(self) -> bool:
         """Whether there is a last snapshot, and too few sites have it."""
         return self.snapshot is not None and self.snapshot.index not in self.kept
+
+    @property
+    def most_frame_bytes(self) -> int:
+        """Of a frame of this model, as all its sites have computed it."""
+        said = "" if self.genesis is None else self.genesis.settings.get(FRAME_BYTES, "")
+        return min(int(said), MAX_FRAME_BYTES) if said.isdecimal() else MAX_FRAME_BYTES
 
     def base(self, fragment: int, version: int) -> Digest | None:
         """The digest of the fragment at `version`, where the last round entry says it, and no later one changes it."""
@@ -172,6 +187,7 @@ class RunState:
                 self._place(self._from(entry, entry.site, Standing.LEFT), Standing.LEFT, entry.index)
             case Removed():
                 self._place(self._from(entry, entry.site, Standing.REMOVED), Standing.REMOVED, entry.index, entry.why)
+                self._void(entry.site)
             case Round():
                 self._take_round(entry)
             case Skip():
@@ -232,8 +248,19 @@ class RunState:
             )
         self.versions[entry.fragment] += 1
         self.rounds[entry.fragment] = entry
-        self.every = entry.every or self.every
-        self.step = max(self.step, *(listed.step for listed in entry.members))
+        if entry.every:
+            self.every, self.every_is_said, self.every_by = entry.every, True, tuple(names)
+        for listed in entry.members:
+            self.steps[listed.site] = max(listed.step, self.steps.get(listed.site, 0))
+            self.step = max(self.step, listed.step)
+
+    def _void(self, site: str) -> None:
+        """What a removed site has set for all does not count any more."""
+        self.steps.pop(site, None)
+        first = self.genesis
+        self.step = max([first.step if first is not None else 0, *self.steps.values()])
+        if site in self.every_by and first is not None:
+            self.every, self.every_is_said, self.every_by = first.every, False, ()
 
     def _version(self, entry: Entry, fragment: int) -> int:
         if fragment >= len(self.versions):

@@ -20,6 +20,7 @@ from geocomm.journal.entries import (
     Ready,
     Removed,
     Skip,
+    words,
 )
 from geocomm.journal.leader_rounds import LeaderRounds
 from geocomm.journal.leader_snapshots import LeaderSnapshots
@@ -56,6 +57,7 @@ from geocomm.journal.sequencer_events import (
     Said,
     Terms,
     Tick,
+    Unbelieved,
 )
 
 
@@ -64,7 +66,7 @@ class Sequencer:
 
     hash_at: of an entry by its index; None: there is no such entry. random_hex: 32 random hexadecimal digits, for the
     names of a new run. fetch: host:port of the leader's own agent, which can get what others have; empty: it gives out
-    no files.
+    no files. start: higher than at each leader before, of the same term.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Sequencer:
         hash_at: Callable[[int], str | None],
         random_hex: Callable[[], str],
         fetch: str = "",
+        start: int = 0,
     ) -> None:
         self.state = state
         self.superseded_by = 0
@@ -83,7 +86,7 @@ class Sequencer:
         self._run = LedRun(state, terms)
         self._sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
-        self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch)
+        self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
         self._started = False
@@ -107,6 +110,9 @@ class Sequencer:
                 self._ended(event.site)
             case Said():
                 self._said_by(event.site, event.message)
+            case Unbelieved():
+                self._rounds.forget(event.site)
+                self._run.drop(event.site, event.why)
             case Remove():
                 self._remove(event.site, event.why)
             case Tick():
@@ -131,7 +137,10 @@ class Sequencer:
         if site is None or not site.connected:
             return
         if isinstance(message, Hello):
-            self._hello(name, site, message)
+            if site.welcomed:
+                self._run.drop(name, "it said hello twice")
+            else:
+                self._hello(name, site, message)
             return
         if not site.welcomed:
             self._run.drop(name, "its first line was no Hello")
@@ -140,8 +149,8 @@ class Sequencer:
             site.heard, site.beat = self._run.now, message
         elif isinstance(message, RanksUp):
             self._ranks_up(name, site, message)
-        elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and not self._fits(message):
-            self._run.drop(name, f"its {message.kind} is of fragment {message.fragment}, which the run does not have")
+        elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and (why := self._misfit(message)):
+            self._run.drop(name, why)
         else:
             self._take(name, site, message)
 
@@ -178,8 +187,14 @@ class Sequencer:
             case _:
                 self._run.drop(name, f"{message.kind} is not for the leader")
 
-    def _fits(self, message: Offer | Pass | Hold | Due | Applied | Lost) -> bool:
-        return message.fragment < len(self.state.versions)
+    def _misfit(self, message: Offer | Pass | Hold | Due | Applied | Lost) -> str:
+        """Why what a site says of a round cannot be; empty: it can."""
+        if message.fragment >= len(self.state.versions):
+            return f"its {message.kind} is of fragment {message.fragment}, which the run does not have"
+        if isinstance(message, Offer):
+            size, most = message.coded_bytes + message.exact_bytes, self.state.most_frame_bytes
+            return f"it offers a frame of {size} bytes; one of this model has {most} at most" if size > most else ""
+        return ""
 
     # ---- who takes part
 
@@ -200,7 +215,6 @@ class Sequencer:
             site.former_stores.add(site.store or (known.store if known is not None else ""))
         site.store, site.fetch, site.welcomed = hello.store, hello.fetch, True
         site.heard, site.changed = self._run.now, self._run.now
-        self._rounds.raise_attempts(hello.attempts)
         run = None if self.state.genesis is None else self.state.genesis.run
         welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self._rounds.all_open())
         site.goals = tuple(self.state.versions)
@@ -232,6 +246,9 @@ class Sequencer:
         if self.state.ended:  # it hears of that with the entries that follow its welcome
             return
         genesis = self.state.genesis
+        if genesis is not None and name not in self.state.sites:
+            self._run.drop(name, "it said that it has no ranks, and it has some")
+            return
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
@@ -283,7 +300,7 @@ class Sequencer:
         if self._sites[name].leaving is not None:
             self._left(name)
         else:
-            self._run.append(Away, site=name, why=why)
+            self._run.append(Away, site=name, why=words(why))
         self._digests.leave(name)
 
     def _remove(self, name: str, why: str) -> None:
@@ -291,8 +308,8 @@ class Sequencer:
         if known is None or known.standing is Standing.REMOVED:
             self._run.log(f"{name} cannot be removed: the run does not have it")
             return
-        self._run.append(Removed, site=name, why=why)
-        self._run.send(name, Stop(why=f"{name} was removed from the run: {why}"))
+        self._run.append(Removed, site=name, why=words(why))
+        self._run.send(name, Stop(why=words(f"{name} was removed from the run: {why}")))
         self._run.drop(name, "it was removed")
 
     def _left(self, name: str) -> None:
@@ -366,10 +383,10 @@ class Sequencer:
     # ---- the end of a site
 
     def _refuse(self, name: str, why: str) -> None:
-        self._run.send(name, Refused(why=why))
+        self._run.send(name, Refused(why=words(why)))
         self._run.drop(name, why)
 
     def _stop(self, name: str, why: str) -> None:
-        self._run.send(name, Stop(why=why))
+        self._run.send(name, Stop(why=words(why)))
         self._away(name, why)
         self._run.drop(name, why)

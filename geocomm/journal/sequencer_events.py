@@ -33,6 +33,14 @@ class Said:
 
 
 @dataclass(frozen=True)
+class Unbelieved:
+    """What a site said last cannot be taken. Its connection ends, and nothing of it counts that is open."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Remove:
     """A person removes a site from the run."""
 
@@ -45,7 +53,7 @@ class Tick:
     """Time has passed: to be told every half second or so."""
 
 
-Event = Came | Ended | Said | Remove | Tick
+Event = Came | Ended | Said | Unbelieved | Remove | Tick
 
 # ---- actions
 

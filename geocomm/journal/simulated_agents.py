@@ -106,9 +106,6 @@ class SimulatedAgents:
                 head_hash=None if head == EMPTY else head.hash,
                 term=site.state.term,
                 fetch=site.name,
-                attempts={p: attempt for p, (v, attempt) in site.disk.attempts.items() if v == site.state.versions[p]}
-                if genesis is not None
-                else {},
             ),
         )
 
@@ -147,7 +144,6 @@ class SimulatedAgents:
                 self._store(site, message.entry)
             case Open():
                 site.opens[message.fragment] = message
-                site.disk.attempts[message.fragment] = (message.version, message.attempt)
                 self._ranks.tell(site, message)
             case Fetch():
                 frame = Frame(message.fragment, message.version, message.site, message.frame)

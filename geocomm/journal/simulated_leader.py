@@ -62,6 +62,7 @@ class SimulatedLeader:
             lambda index: self.chain.hashes[index] if 0 <= index < len(self.chain.hashes) else EMPTY.hash,
             self._time.hex,
             LEADER,
+            self._starts,
         )
         self._tick(self._starts)
 

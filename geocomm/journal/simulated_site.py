@@ -25,7 +25,6 @@ class Disk:
     journal: list[Entry] = field(default_factory=list[Entry])
     frames: set[Frame] = field(default_factory=set[Frame])
     states: dict[int, State] = field(default_factory=dict[int, State])
-    attempts: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
 
 @dataclass

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from geocomm.backend.runtime import runtime
+from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.core.message_log import logger
 from geocomm.journal.messages import Offer, Open, Owner, Peer
 
 if TYPE_CHECKING:
@@ -40,12 +42,15 @@ class FrameMail:
         self._owners_of: dict[str, set[bytes]] = {}
         self._expected: set[Expected] = set()
         self._sent: set[tuple[bytes, int, int]] = set()
+        self._unreachable: set[Owner] = set()
 
     def send(self, offer: Offer, peers: Iterable[Peer], content: torch.Tensor) -> None:
         """Send an own frame to those of the sites that were not sent it before."""
         number = self._number(offer.fragment, offer.version)
         for peer in peers:
             owner = self._meet(peer.site, peer.owners, offer.fragment)
+            if owner is None:
+                continue
             sent = (owner, number, offer.attempt)
             if sent not in self._sent:  # the same mail a second time would end the channel
                 self._sent.add(sent)
@@ -57,8 +62,10 @@ class FrameMail:
             expected = Expected(opened.fragment, opened.version, opened.attempt, peer.site)
             if peer.site == self._site or not peer.owners or expected in self._expected:
                 continue
-            self._expected.add(expected)
             owner = self._meet(peer.site, peer.owners, opened.fragment)
+            if owner is None:
+                continue
+            self._expected.add(expected)
 
             def arrived(content: torch.Tensor | None, why: str, expected: Expected = expected) -> None:
                 self._arrived(expected, content, why)
@@ -94,13 +101,22 @@ class FrameMail:
     def _number(self, fragment: int, version: int) -> int:
         return version * self._count + fragment
 
-    def _meet(self, site: str, owners: Sequence[Owner], fragment: int) -> bytes:
-        """The rank of another site that owns the fragment there, and the way to it."""
+    def _meet(self, site: str, owners: Sequence[Owner], fragment: int) -> bytes | None:
+        """The rank of another site that owns the fragment there, and the way to it. None: there is none by mail, and
+        agents fetch the frames. What a site says of its ranks must not end those of others."""
         place = fragment % len(owners)
         owner = owners[place]
         name = bytes.fromhex(owner.id)
-        self._owners_of.setdefault(site, set()).add(name)
         described = f"rank {place} of site {site!r}"
-        self._mail.peer(name, owner.host, owner.port, site, described)
+        try:
+            if name == self._mail.id or any(name in ids for other, ids in self._owners_of.items() if other != site):
+                raise InvalidArgumentError(f"it calls itself {owner.id[:12]}, as another rank does")
+            self._mail.peer(name, owner.host, owner.port, site, described)
+        except GeocommError as error:
+            if owner not in self._unreachable:
+                self._unreachable.add(owner)
+                logger().warning(f"local steps: no mail to {described} at {owner.host}:{owner.port}: {error}")
+            return None
+        self._owners_of.setdefault(site, set()).add(name)
         runtime.name_peer(described, place, site)
         return name

@@ -16,14 +16,14 @@ from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.typed_torch import norm
 from geocomm.elastic.snapshots import Layout
-from geocomm.journal.entries import Round
+from geocomm.journal.entries import FRAME_BYTES, Round
 from geocomm.journal.messages import Beat, Model, Open
 from geocomm.local_sgd.anchor import AnchoredFragment, digest
 from geocomm.local_sgd.elastic_settings import require_elastic
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.local_sgd.host_memory import free_host_memory
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
-from geocomm.local_sgd.member_frames import Delta, OwnFrame
+from geocomm.local_sgd.member_frames import Delta, OwnFrame, most_frame_bytes
 from geocomm.local_sgd.member_rounds import Decided, MemberRounds
 from geocomm.local_sgd.merge import CARRY, merge_local
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -114,6 +114,8 @@ class MemberSiteRounds(SiteState):
         elements = sum(tensor.numel for tensor in self._view.tensors)
         model = f"{len(self._view.tensors)} trained parameters with {elements} elements"
         terms = {"model": model} | self.terms() | {"tensors (digest)": digest([], repr(sorted(types.items())))}
+        most = max(most_frame_bytes(fragment, self._settings.coding) for fragment in self.fragments)
+        terms[FRAME_BYTES] = str(most)
         return {name: text for name, text in terms.items() if " lr (group " not in name and name != "layout"}
 
     @override

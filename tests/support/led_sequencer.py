@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from geocomm.journal.entries import Entry, Round, hash_of
+from geocomm.journal.entries import FRAME_BYTES, Entry, Round, hash_of
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -28,22 +28,26 @@ from geocomm.journal.sequencer_events import Append, Came, Close, Event, Log, Sa
 
 D = TypeVar("D", bound=Down)
 STORES = {name: f"{ord(name):032x}" for name in "abcd"}
-MODEL = Model(settings={"codec": "int4"}, layout="1" * 32, fragments=2, every=10)
+MODEL = Model(
+    settings={"codec": "int4", "every": "auto, 10 at first", FRAME_BYTES: "1000"},
+    layout="1" * 32,
+    fragments=2,
+    every=10,
+)
 DIGESTS = ("2" * 32, "3" * 32)
 
 
 class Led:
     """A leader with its journal and clock, and what it has sent."""
 
-    def __init__(self, terms: Terms | None = None, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, terms: Terms | None = None, entries: Sequence[Entry] = (), start: int = 0) -> None:
         self.entries = [*entries]
         self.now = 1000.0
         self.sent: list[Send | SendEntries | Close] = []
         self.logged: list[str] = []
         numbers = itertools.count(1)
-        self.sequencer = Sequencer(
-            RunState.of(self.entries), terms or Terms(), self._hash_at, lambda: f"{next(numbers):032x}", "leader:1"
-        )
+        state, terms = RunState.of(self.entries), terms or Terms()
+        self.sequencer = Sequencer(state, terms, self._hash_at, lambda: f"{next(numbers):032x}", "leader:1", start)
 
     def _hash_at(self, index: int) -> str | None:
         return EMPTY.hash if index < 0 else hash_of(self.entries[index]) if index < len(self.entries) else None
@@ -80,7 +84,6 @@ class Led:
             "head_hash": self._hash_at(len(self.entries) - 1) if self.entries else None,
             "term": self.sequencer.state.term,
             "fetch": f"{site}:1",
-            "attempts": {},
         }
         self.on(Came(site))
         self.say(site, Hello(**fields | changes))

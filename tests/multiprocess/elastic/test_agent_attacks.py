@@ -36,7 +36,6 @@ HELLO = Hello(
     head_hash=None,
     term=0,
     fetch="",
-    attempts={},
 )
 MODEL = Model(settings={"codec": "none"}, layout="2" * 32, fragments=1, every=4)
 OFFER = Offer(
@@ -44,13 +43,13 @@ OFFER = Offer(
     version=10**15,
     attempt=0,
     frame="0" * 64,
-    coded_bytes=2**62,
-    exact_bytes=0,
-    weight=2**62,
-    step=2**62,
+    coded_bytes=2**40,
+    exact_bytes=2**40,
+    weight=2**53,
+    step=2**53,
     squared_norm=0,
     lr=1e300,
-    every=2**62,
+    every=2**30,
 )
 Attack = Callable[[HubAddress, Keys], Coroutine[Any, Any, None]]
 
@@ -105,7 +104,7 @@ ATTACKS: dict[str, Attack] = {
         line_of(HELLO).encode(),
         line_of(OFFER).encode(),
         line_of(Lost(fragment=0, version=10**15, site="zz", frame="0" * 64)).encode(),
-        line_of(HELLO.model_copy(update={"attempts": {2**62: 2**62, 99: 3}})).encode(),
+        line_of(HELLO.model_copy(update={"head": 2**63})).encode(),
     ),
     "digests of another number": lines(
         line_of(HELLO).encode(),
@@ -129,6 +128,19 @@ def test_no_attack_stops_the_run(tmp_path: Path) -> None:
             assert process is not None
             assert process.poll() is None, f"{name}: {a.text()}"
         assert "internal error" not in a.text()
+
+
+def test_agent_that_cannot_keep_the_term_ends_in_words_and_goes_on_once_it_can(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "a")) as sites:
+        a = sites["a"]
+        (a.folder / ".agents.json").mkdir(parents=True)
+        a.start_agent()
+        sites.until(lambda: a.agent is not None and a.agent.poll() == 1, "the agent has ended")
+        assert "no two sites lead" in a.text()
+        assert "Traceback" not in a.text()
+        (a.folder / ".agents.json").rmdir()
+        a.start()
+        sites.until(lambda: len(a.rounds()) > 1, "rounds come")
 
 
 def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from geocomm.elastic.known_agents import KnownAgents
+import pytest
+
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 
 
 def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:
@@ -27,6 +29,24 @@ def test_a_claim_stands_until_its_term_has_begun_or_a_later_one_is_seen(tmp_path
     assert not again.claims_after(2)
     again.saw(3, "c:1")
     assert not again.claims_after(1)
+
+
+def test_a_term_that_cannot_be_kept_is_an_error_and_an_address_is_not(tmp_path: Path) -> None:
+    said: list[str] = []
+    known = KnownAgents(tmp_path, said.append)
+    (tmp_path / ".agents.json").mkdir()  # where the file is written first
+    known.learn("a", "a:1")
+    assert "agents.json" in said[0]
+    with pytest.raises(TermNotKeptError, match=str(tmp_path)):
+        known.saw(2, "b:1")
+    with pytest.raises(TermNotKeptError):
+        known.claim(3, "b:1", force=True)
+    with pytest.raises(TermNotKeptError):
+        known.next_start()
+
+
+def test_starts_of_a_leader_are_counted_over_restarts(tmp_path: Path) -> None:
+    assert [KnownAgents(tmp_path, print).next_start() for _ in range(3)] == [1, 2, 3]
 
 
 def test_addresses_are_the_last_ones_and_a_broken_file_is_made_anew(tmp_path: Path) -> None:

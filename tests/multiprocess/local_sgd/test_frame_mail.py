@@ -1,0 +1,46 @@
+"""What a site says of its ranks, which is whatever it likes, ends no rank of another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geocomm.core.native import native
+from geocomm.journal.messages import Offer, Open, Owner, Peer
+from geocomm.local_sgd.frame_mail import Expected, FrameMail
+
+HONEST = Owner(id="0" * 32, host="127.0.0.1", port=9)
+OFFER = Offer(
+    fragment=0,
+    version=0,
+    attempt=0,
+    frame="0" * 64,
+    coded_bytes=4,
+    exact_bytes=0,
+    weight=1,
+    step=1,
+    squared_norm=1,
+    lr=0,
+    every=0,
+)
+
+
+@pytest.mark.parametrize("lie", ["no port", "the id of this rank", "the id of another site's rank", "no host"])
+def test_rank_that_no_mail_can_reach_is_passed_over(lie: str) -> None:
+    endpoint = native().Endpoint(bind_address="127.0.0.1", insecure=True)
+    mail = native().Mail(endpoint=endpoint, token=bytes(16), max_bytes=100)
+    arrived: list[Expected] = []
+    frames = FrameMail(mail, "a", 1, lambda expected, content, why: arrived.append(expected))
+    owner = {
+        "no port": Owner(id="0" * 31 + "1", host="127.0.0.1", port=0),
+        "the id of this rank": Owner(id=mail.id.hex(), host="127.0.0.1", port=9),
+        "the id of another site's rank": Owner(id=HONEST.id, host="127.0.0.2", port=9),
+        "no host": Owner(id="0" * 31 + "2", host="..", port=9),
+    }[lie]
+    honest, liar = Peer(site="b", owners=(HONEST,), fetch=""), Peer(site="c", owners=(owner,), fetch="")
+    frames.expect(Open(fragment=0, version=0, attempt=0, peers=(honest, liar)))
+    frames.send(OFFER, [honest, liar], torch.zeros(4, dtype=torch.uint8))
+    assert frames.expects(0, 0, "b")
+    assert frames.expects(0, 0, "c") == (lie == "no host")  # a name that is not found yet may be found later
+    assert not arrived
+    mail.close(0.0)
