@@ -1,18 +1,24 @@
 """Entry point of the group `torch.backends`: torch calls it at the end of `import torch`.
 
-It only tells torch names, and can never make `import torch` fail. Nothing is imported at module level
-(torch is half imported at that point, and a user's `import geocomm` may be what began it); the native library is loaded
-when the first process group is made.
+It tells torch names, and has each group looked at before torch makes it. It can never make `import torch` fail. Nothing
+is imported at module level (torch is half imported at that point, and a user's `import geocomm` may be what began it);
+the native library is loaded when the first process group is made.
 """
+
+_READ = {"group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "timeout"}
+"""The arguments of torch's function that makes a group, as far as `check_new_group` reads them."""
 
 
 def register() -> None:
-    """Register the backend name "geocomm" for CPU and CUDA tensors, and the init_method geocomm://host:port.
+    """Register the backend name "geocomm" for CPU and CUDA tensors, and the init_method geocomm://host:port; look at
+    groups of other backends (geocomm/backend/other_backends.py).
 
     Idempotent; never raises.
     """
     try:
+        import functools
         import importlib
+        import inspect
         from typing import Any, cast
 
         import torch.distributed as dist
@@ -33,7 +39,22 @@ def register() -> None:
         # torch leaves both functions partly without types.
         cast(Any, dist.Backend).register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
         importlib.import_module("torch.distributed.rendezvous").register_rendezvous_handler("geocomm", meet)
+
+        c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+        make = c10d._new_process_group_helper
+        signature = inspect.signature(make)
+        if missing := _READ - signature.parameters.keys():
+            raise TypeError(f"{make.__name__} has no {', '.join(sorted(missing))}")
+
+        @functools.wraps(make)
+        def check_and_make(*arguments: Any, **options: Any) -> Any:
+            from geocomm.backend.other_backends import check_new_group
+
+            check_new_group(signature.bind(*arguments, **options).arguments)
+            return make(*arguments, **options)
+
+        c10d._new_process_group_helper = check_and_make
     except Exception as error:
         import logging
 
-        logging.getLogger("geocomm").warning("geocomm: the backend could not be registered with torch: %r", error)
+        logging.getLogger("geocomm").warning("geocomm does not fit this torch: %r", error)

@@ -1,4 +1,5 @@
-"""Whether a group may be: one site on several machines, plaintext outside loopback, sites that transport names."""
+"""Whether a group may be: one site on several machines, plaintext outside loopback, other backends over sites, sites
+that transport names."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from geocomm.core.options import Options
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.membership import one_site
 from geocomm.membership.one_site import Scope
-from geocomm.membership.rank_record import Presence, RankInfo, ranks_text
+from geocomm.membership.rank_record import Presence, RankInfo, ranks_text, sites_of
 from geocomm.membership.records import from_record
 
 
@@ -54,6 +55,27 @@ def check_security(infos: list[RankInfo], options: Options, global_rank: int) ->
             )
     elif outside and global_rank == 0:
         _warn_of_plaintext()
+
+
+def check_other_backend(infos: list[RankInfo], backend: str, rank: int | None) -> None:
+    """Whether a group of Gloo or NCCL may be. infos: of its ranks. rank: this one, of a default group; None of a part
+    of one, of which nobody need be warned again."""
+    site_names = sites_of(infos)[1]
+    # As in check_security: a job without keys on loopback keeps its plaintext on this machine.
+    exposed = any(info.agreed["keys"] == "set" or not is_loopback(info.host) for info in infos)
+    if len(site_names) < 2 or not exposed:
+        return
+    if all(info.agreed["security"] == "insecure" for info in infos):
+        if rank == 0:
+            _warn_of_plaintext()
+        return
+    fix = 'new_group(backend="geocomm")' if rank is None else 'init_process_group("geocomm")'
+    raise InvalidArgumentError(
+        f"a process group of {backend} over the sites {', '.join(site_names)} sends PLAINTEXT between them, which "
+        f"security=required forbids; say geocomm in its place: {fix}. For DeepSpeed, Accelerate, Trainer and Lightning "
+        "see docs/how-to/use-trainer-accelerate-lightning.md. Inside a site other backends may stay. On a network that "
+        "you trust: GEOCOMM_SECURITY=insecure on every rank"
+    )
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from geocomm.backend import admission
+from geocomm.backend import admission, other_backends
 from geocomm.backend.inner_groups import inner_backends
 from geocomm.backend.policy import first_policy, links_of_group
 from geocomm.backend.policy_epochs import note
@@ -79,6 +79,7 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
     )
     if is_world:
         runtime.world = made
+        other_backends.remember(made.infos)
         if made.policy and backend_options.group_rank == 0:
             announce(ready_line(made.infos, made.options))
     return made.backend

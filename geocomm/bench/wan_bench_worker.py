@@ -179,7 +179,8 @@ def _group(case: str) -> dist.ProcessGroup | None:
         return None
     if case == GLOO_SLICED:
         return _sliced_gloo()
-    return _made(dist.new_group(backend="geocomm", pg_options=Options(codec=case)))
+    security = "required" if keys_folder() else "insecure"  # the environment's is that of Gloo
+    return _made(dist.new_group(backend="geocomm", pg_options=Options(codec=case, security=security)))
 
 
 def _sliced_gloo() -> dist.ProcessGroup:

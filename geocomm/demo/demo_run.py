@@ -181,13 +181,16 @@ def run_variant(
     progress, begin = Progress("starting"), time.monotonic()
     program = ["-m", "geocomm.train", "--config", str(config)]
     command = [sys.executable, *program] if keys is None else hub_command(program)
+    environment = site_environment(demo_environment(), keys) | {"GEOCOMM_TELEMETRY": str(telemetry(folder))}
+    if variant.backend != "geocomm":
+        environment["GEOCOMM_SECURITY"] = "insecure"
     with (
         log_path.open("w", encoding="utf-8") as log,
         (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
         WanRun(
             EmulatedWan.uniform(SITE_NAMES, link),
             command,
-            environment=site_environment(demo_environment(), keys) | {"GEOCOMM_TELEMETRY": str(telemetry(folder))},
+            environment=environment,
             keys=keys,
             stdout=log,
             stderr=log,

@@ -43,12 +43,7 @@ def exchange(store: Store, global_ranks: list[int], own: RankInfo, timeout: time
 
 def check(infos: list[RankInfo]) -> None:
     """Raise what is wrong with the group as a whole: every rank sees the same records and comes to the same verdict."""
-    failed = [info for info in infos if info.error]
-    if failed:
-        raise InvalidArgumentError(
-            f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
-            f"rank {failed[0].global_rank}: {failed[0].error}"
-        )
+    check_joined(infos)
     _check_equal(infos, "version of {}", [info.versions for info in infos], VersionMismatchError)
     if any(info.site is None for info in infos) and any(info.site is not None for info in infos):
         without = [info.global_rank for info in infos if info.site is None]
@@ -67,6 +62,16 @@ def check(infos: list[RankInfo]) -> None:
         _check_equal(infos, "option {}", [info.agreed for info in infos], InvalidArgumentError)
         codecs = [{"set of codecs": ", ".join(info.codecs)} for info in infos]
         _check_equal(infos, "{}", codecs, VersionMismatchError)
+
+
+def check_joined(infos: list[RankInfo]) -> None:
+    """Raise the error of a rank that cannot take part."""
+    failed = [info for info in infos if info.error]
+    if failed:
+        raise InvalidArgumentError(
+            f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
+            f"rank {failed[0].global_rank}: {failed[0].error}"
+        )
 
 
 def _check_equal(infos: list[RankInfo], what: str, values: Sequence[Mapping[str, Any]], error: type[Exception]) -> None:

@@ -28,8 +28,9 @@ _LINGER_S = 30.0
 
 
 def environment_of_ranks(hub: HubAddress, keys: Keys) -> dict[str, str]:
-    """Variables that the ranks find: where they meet, and who they are."""
-    return {"GEOCOMM_HUB": str(hub), **environment_of_site(keys)}
+    """Variables that the ranks find: where they meet, and who they are. `import torch` brings geocomm, the backend and
+    the check of other ones."""
+    return {"GEOCOMM_HUB": str(hub), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **environment_of_site(keys)}
 
 
 def environment_of_site(keys: Keys) -> dict[str, str]:

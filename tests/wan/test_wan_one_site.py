@@ -6,11 +6,8 @@ The sites of the emulated WAN are the machines. A sniffer at the first counts th
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,12 +16,12 @@ import pytest
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
+from support.sniffer import VALUE, Sniffer
 from support.wan_support import emulate, require_wan
 
 pytestmark = pytest.mark.timeout(280)
 
 LIMIT = timedelta(seconds=60)
-VALUE = 1234.5
 LINK = EmulatedLink(rate_bps=400e6, delay_s=0.005)
 # Variables of the ranks by the machine, and what must come of it: refused, or in plaintext.
 SAME_KEYS = {"GEOCOMM_SITE": "east", "GEOCOMM_KEYS": "{keys}/east"}
@@ -76,40 +73,6 @@ def test_doctor_and_driver_refuse_one_site_on_two_machines(tmp_path: Path) -> No
     told = [line for line in outcome.stderr.splitlines() if "geocomm train: all ranks are of site east" in line]
     assert len(told) == 2, outcome.stderr
     assert outcome.stdout.count("GEOCOMM_ONE_SITE=1") >= 1, outcome.stdout
-
-
-class Sniffer:
-    """Counts the packets on this machine's line to the others that hold the tensor's bytes."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # ETH_P_ALL
-        self._socket.bind((os.environ["GLOO_SOCKET_IFNAME"], 0))
-        self._socket.settimeout(0.1)
-        self._ended = threading.Event()
-        self._seen = 0
-        self._thread = threading.Thread(target=self._read)
-
-    def __enter__(self) -> Sniffer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._socket.close()
-
-    def _read(self) -> None:
-        pattern = struct.pack("<f", VALUE) * 8
-        while not self._ended.is_set():
-            try:
-                self._seen += pattern in self._socket.recv(65536)
-            except TimeoutError:
-                continue
-
-    @property
-    def seen(self) -> int:
-        self._ended.wait(0.3)  # until what is in the socket was read
-        return self._seen
 
 
 def one_site(keys: str) -> None:
