@@ -42,12 +42,14 @@ CODECS = (
 )
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CHECKED_ELEMENTS = (1 << 20) + 37
+_TO_HOST = "Memcpy DtoH"
+"""Copies whose time the bus and the host set: only calls count them."""
 KERNEL_HEADINGS = ("codec", "ratio", "pack: kernels", "× copy", "call", "unpack: kernels", "× copy", "call")
 REDUCE_HEADINGS = ("all-reduce", "tensor", "median", "× Gloo")
 _NOTES = """\
 Kernels: milliseconds of the device for the tensor, median. × copy: over those of a copy of the tensor from one place of
 the device's memory to another. Call: milliseconds by the clock. Codecs with error feedback include it. All-reduce: two
-sites of one rank share the GPU and reach each other over loopback without TLS, so the CPU's cores set its time.
+sites of one rank over loopback without TLS; cuda: the tensor of one of them is on the GPU.
 """
 
 
@@ -160,12 +162,14 @@ def _kernels(run: Callable[[], object], rounds: int) -> dict[str, float]:
             run()
         torch.cuda.synchronize()
     found = {event.key: event.self_device_time_total / rounds / 1e6 for event in profile.key_averages()}
-    return {name: seconds for name, seconds in found.items() if seconds > 0}
+    return {name: seconds for name, seconds in found.items() if seconds > 0 and not name.startswith(_TO_HOST)}
 
 
 def reduce_rows(size_bytes: int, rounds: int) -> list[ReduceRow]:
-    """All-reduces of CUDA and CPU tensors between two sites of one rank. GpuBenchError: a rank failed, or a sum is
-    wrong."""
+    """All-reduces of CPU tensors between two sites of one rank, and with one of them on the GPU.
+
+    GpuBenchError: a rank failed, or a sum is wrong.
+    """
     with tempfile.TemporaryDirectory(prefix="geocomm-gpu-") as folder:
         out, log = Path(folder) / "rows.json", Path(folder) / "log"
         command = [sys.executable, "-m", "geocomm.bench.gpu_bench_worker", str(out), str(size_bytes), str(rounds)]

@@ -1,5 +1,7 @@
 """One rank of `geocomm bench gpu`: all-reduces of CUDA and CPU tensors, each checked, then timed in turn.
 
+Only rank 0 is on the GPU: two processes that share one take turns on it, by slices of milliseconds.
+
 `python -m geocomm.bench.gpu_bench_worker OUT BYTES ROUNDS`; rank 0 writes OUT. The default process group is Gloo.
 """
 
@@ -46,7 +48,7 @@ def main() -> None:
     out, size_bytes, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo")
     values = torch.stack(inputs(size_bytes // 4))
-    of_device = {"cuda": values.cuda(), "cpu": values}
+    of_device = {"cuda": values.cuda() if dist.get_rank() == 0 else values, "cpu": values}
     cases: list[tuple[str, str, dist.ProcessGroup | None, bool]] = [("gloo", "cuda", None, True)]
     for codec in CODECS:
         group = dist.new_group(backend="geocomm", pg_options=Options(codec=codec))

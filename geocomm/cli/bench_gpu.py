@@ -26,7 +26,7 @@ def bench_gpu(
 ) -> None:
     """Compare each codec's bytes on the GPU with the CPU's, then time its kernels beside a copy of the GPU's memory.
 
-    Then two sites of one rank each, which share the GPU, all-reduce 64 MiB. Send the report in where something is
+    Then two sites of one rank each, one of them on the GPU, all-reduce 64 MiB. Send the report in where something is
     wrong, or slow.
 
     Example:

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         "--rdzv-backend": chosen.rdzv_backend != "static",
         "--rdzv-endpoint": chosen.rdzv_endpoint,
         "--master-addr": chosen.master_addr != "127.0.0.1",
-        "--master-port": chosen.master_port is not None,
+        "--master-port": chosen.master_port not in (None, 29500),  # torch's default, that of 2.11
     }
     if given := [name for name, used in own.items() if used]:
         _refuse(f"leave out {', '.join(given)}: the ranks meet at the hub, {hub}")

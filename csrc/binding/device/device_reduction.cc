@@ -49,11 +49,7 @@ class DeviceReduction::Kernels {
           StreamDriver::Stream stream)
       : spec_(plan.codec), stream_(static_cast<codec::cuda::Stream>(stream)), device_(device) {
     std::size_t workspace = 0;
-    std::size_t room = 0;
     for (const FrameChunk& chunk : plan.chunks) {
-      for (const auto* frame : {&chunk.contribution, &chunk.result})
-        room = std::max(room, frame->room().size());
-      for (const core::Buffer& frame : chunk.frames) room = std::max(room, frame.room().size());
       for (const DType type : {dtype, DType::Float32}) {
         workspace = std::max(workspace, codec::cuda::workspace_bytes(spec_, type, chunk.range.size(),
                                                                      codec::cuda::Framing::SingleFrame));
@@ -62,7 +58,6 @@ class DeviceReduction::Kernels {
     }
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(device);
     workspace_ = at::empty({static_cast<std::int64_t>(workspace)}, bytes);
-    staging_ = at::empty({static_cast<std::int64_t>(room)}, bytes);
     size_ = at::empty({8}, bytes);
     verdicts_ = pinned_buffers().acquire(words_ * sizeof(std::uint64_t));
     words_ = 0;
@@ -75,9 +70,8 @@ class DeviceReduction::Kernels {
     encoding.first_element = options.first_element;
     encoding.framing = codec::cuda::Framing::SingleFrame;
     encoding.checksums = codec::cuda::Checksums::Host;
-    throw_if_error(codec::cuda::compress_payload(spec_, dtype, elements, chunk.range.size(), staged(frame),
+    throw_if_error(codec::cuda::compress_payload(spec_, dtype, elements, chunk.range.size(), frame.room(),
                                                  encoding, workspace(), size_word(), stream_));
-    copy(frame.room().data(), staged(frame).data(), frame.room().size());
   }
 
   // Of the dtype's own kind if not to float.
@@ -87,8 +81,7 @@ class DeviceReduction::Kernels {
     decoding.framing = codec::cuda::Framing::SingleFrame;
     decoding.checksums = codec::cuda::Checksums::Host;
     decoding.may_be_longer = true;
-    copy(staged(frame).data(), frame.room().data(), frame.room().size());
-    throw_if_error(codec::cuda::decompress_payload(spec_, dtype, staged(frame), dst, chunk.range.size(), sink,
+    throw_if_error(codec::cuda::decompress_payload(spec_, dtype, frame.room(), dst, chunk.range.size(), sink,
                                                    decoding, workspace(), next_verdict(), stream_));
   }
 
@@ -111,20 +104,6 @@ class DeviceReduction::Kernels {
   std::span<std::byte> workspace() const {
     return {static_cast<std::byte*>(workspace_.data_ptr()), static_cast<std::size_t>(workspace_.numel())};
   }
-  // Where kernels write and read a frame, one after the other: they go over one several times, by single
-  // words, which over the bus takes them ten times as long as a copy of the whole room. How much of it is the
-  // frame's, only they know.
-  std::span<std::byte> staged(const core::Buffer& frame) const {
-    return {static_cast<std::byte*>(staging_.data_ptr()), frame.room().size()};
-  }
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
-    if (cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream_)) ==
-        cudaSuccess)
-      return;
-    const core::Status status(StatusCode::Driver, "CUDA refused to copy a frame");
-    (void)cudaGetLastError();
-    throw_if_error(status);
-  }
   std::uint64_t* size_word() const { return static_cast<std::uint64_t*>(size_.data_ptr()); }
   std::uint64_t* next_verdict() { return reinterpret_cast<std::uint64_t*>(verdicts_.data()) + words_++; }
 
@@ -132,7 +111,6 @@ class DeviceReduction::Kernels {
   const codec::cuda::Stream stream_;
   const at::Device device_;
   at::Tensor workspace_;
-  at::Tensor staging_;
   at::Tensor size_;
   core::Buffer verdicts_;
   std::size_t words_ = 0;
