@@ -111,9 +111,9 @@ class CMakeBuild(build_ext):
         (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
         if b"libstdc++.so" not in module.read_bytes():
             sys.exit(
-                "geocomm: the compiler has linked a static libstdc++ into the native module, beside which torch's own "
-                "would end the process at the first exception. Unset LDFLAGS and LIBRARY_PATH, or install the shared one "
-                "(Debian, Ubuntu: libstdc++6, and libstdc++-dev of g++'s version), and build again"
+                "geocomm: the compiler has linked a static libstdc++ into the native module, beside which torch's "
+                "own would end the process at the first exception. Unset LDFLAGS and LIBRARY_PATH, or install "
+                "the shared one (Debian, Ubuntu: libstdc++6, and libstdc++-dev of g++'s version), and build again"
             )
         built = {module: package / module.name}
         built |= {build_dir / folder / program: package / "_bin" / program for program, folder in PROGRAMS.items()}
