@@ -1,6 +1,6 @@
 """What joining an elastic run takes, how soon its leader is back, and what its step hook costs beside a fixed group's.
 
-    bench_elastic.py [--out benchmarks/results] [--only {join,leader,hook}]
+    bench_elastic.py [--out benchmarks/results] [--only {join,leader,back,hook}]
 
 Over the emulated WAN with TLS. What is measured is verified first: equal states at all sites, a frame of every site
 counted. Writes elastic.md, of which --only leaves the other sections as they are. What faults cost is in
@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.demo.demo_run import read_entries
@@ -42,12 +43,15 @@ JOIN_WIDTH, HOOK_WIDTH = 2048, 512
 HOOK_STEPS = 300
 REPEATS = 2
 LEADER_KILLS = 10
+RETURNS = 5
+MOMENTS_KEPT_S = 65
+"""A site keeps the moments of its optimizer after a minute: without them it offers nothing in its first cycle."""
 ENTRIES_BETWEEN_KILLS = 6
 
 _START = (
-    'while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
-    'exec "$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/run-$GEOCOMM_SITE" '
-    '--wait-for site0,site1 -- --nproc-per-node 1 "$@"'
+    'while :; do while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
+    '"$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/run-$GEOCOMM_SITE" '
+    '--wait-for site0,site1 -- --nproc-per-node 1 "$@" && exit 0; sleep 0.1; done'
 )
 
 
@@ -65,7 +69,7 @@ class Run:
 
     def steps(self, site: str) -> int:
         """How many a site has made."""
-        return len(read_entries(self.folder / f"{site}.jsonl"))
+        return len(steps_of(self.folder, site))
 
     def wait(self, done: Callable[[], bool], what: str, limit_s: float = 180) -> None:
         """Failed: it is not there in time."""
@@ -84,10 +88,16 @@ class Run:
 
     def kill_agent(self, site: str) -> None:
         """SIGKILL to the agent alone."""
+        self._kill(site, lambda words: "geocomm.elastic.agent_process" in words)
+
+    def kill_rank(self, site: str) -> None:
+        """SIGKILL to the rank alone."""
+        self._kill(site, lambda words: str(WORKER) in words[:4])
+
+    def _kill(self, site: str, is_meant: Callable[[list[str]], bool]) -> None:
         for process in self.wan.processes(site):
             with contextlib.suppress(OSError):
-                words = (Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0")
-                if b"geocomm.elastic.agent_process" in words:
+                if is_meant((Path("/proc") / str(process) / "cmdline").read_text().split("\0")):
                     os.kill(process, signal.SIGKILL)
 
     def bytes_into(self, site: str) -> int:
@@ -126,6 +136,11 @@ def training(
     verify(folder, sites)
 
 
+def steps_of(folder: Path, site: str) -> list[dict[str, Any]]:
+    """What a site has said of each of its steps."""
+    return [line for line in read_entries(folder / f"{site}.jsonl") if "took" in line]
+
+
 def verify(folder: Path, sites: int) -> None:
     """Failed where two sites had different states of one version, or a site had none."""
     said: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
@@ -145,7 +160,7 @@ def join(folder: Path) -> list[str]:
     with training(folder, 3, LINK, JOIN_WIDTH, ["/bin/sh", "-c", _START, sys.executable], ["site2"]) as run:
         run.wait(lambda: run.steps("site0") >= 100 and run.steps("site1") >= 100, "100 steps")
         before = {site: run.bytes_into(site) for site in ("site1", "site2")}
-        quiet = [line["took"] for site in (0, 1) for line in read_entries(folder / f"site{site}.jsonl")][40:]
+        quiet = [line["took"] for site in (0, 1) for line in steps_of(folder, f"site{site}")][40:]
         started = time.monotonic()
         (folder / "down-site2").unlink()
         joined = run.seen(lambda entry: isinstance(entry, Join) and entry.site == "site2", "site2 joins")
@@ -153,10 +168,7 @@ def join(folder: Path) -> list[str]:
         took = {site: run.bytes_into(site) - at for site, at in before.items()}
         counted = run.seen(lambda entry: isinstance(entry, Round) and "site2" in members(entry), "site2 counts")
         meanwhile = [
-            line["took"]
-            for site in (0, 1)
-            for line in read_entries(folder / f"site{site}.jsonl")
-            if started < line["at"] < ready
+            line["took"] for site in (0, 1) for line in steps_of(folder, f"site{site}") if started < line["at"] < ready
         ]
     state = 8 * 2 * JOIN_WIDTH**2
     bound = 1.3 * 8 * state / (2 * ALLOWANCE * LINK.rate_bps) + 2 * EVERY * STEP_S
@@ -218,12 +230,80 @@ def leader(folder: Path) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Return:
+    """A site that came back: seconds from when it was started again, or its rank was killed."""
+
+    program: float
+    """Until its program has imported all."""
+    ready: float
+    step: float
+    """To its first optimizer step."""
+    counted: float
+    """To the first round that lists it."""
+
+
+def come_back(run: Run, site: str, begun: float) -> Return:
+    """Wait until the site counts again."""
+
+    def seen(fits: Callable[[Entry], bool], what: str, after: float) -> float:
+        run.wait(lambda: any(one.at > after and fits(one.entry) for one in run.watch.seen), what)
+        return next(one.at for one in run.watch.seen if one.at > after and fits(one.entry))
+
+    ready = seen(lambda entry: isinstance(entry, Ready) and entry.site == site, f"{site} is ready", begun)
+    counted = seen(lambda entry: isinstance(entry, Round) and site in members(entry), f"{site} counts", ready)
+    lines = read_entries(run.folder / f"{site}.jsonl")
+    program = next(line["begins"] for line in lines if line.get("begins", 0) > begun)
+    step = next(line["at"] for line in lines if line.get("at", 0) > program)
+    return Return(program - begun, ready - begun, step - begun, counted - begun)
+
+
+def back(folder: Path) -> list[str]:
+    """A site is killed and started again, and a rank is killed, in turns."""
+    found: defaultdict[str, list[Return]] = defaultdict(list)
+    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", _START, sys.executable]) as run:
+        run.wait(lambda: run.steps("site2") >= MOMENTS_KEPT_S / STEP_S, "steps, and moments that are kept")
+        for _ in range(RETURNS):
+            run.watch.look()
+            down = folder / "down-site2"
+            down.touch()
+            run.wan.signal_site("site2", signal.SIGKILL)
+            killed = len(run.watch.seen)
+            run.wait(lambda killed=killed: any(isinstance(one.entry, Away) for one in run.watch.seen[killed:]), "away")
+            down.unlink()
+            found["site"].append(come_back(run, "site2", time.monotonic()))
+            run.watch.look()
+            begun = time.monotonic()
+            run.kill_rank("site1")
+            found["rank"].append(come_back(run, "site1", begun))
+
+    def row(name: str, of: Callable[[Return], float], target: str = "") -> str:
+        told = [[of(one) for one in some] for some in found.values()]
+        cells = (f"{statistics.median(some):.1f}{target} | {max(some):.1f}" for some in told)
+        return f"| {name} | {' | '.join(cells)} |"
+
+    return [
+        f"Three sites train a model of {2 * HOOK_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a "
+        f"round of each fragment every {EVERY}); {LINK.rate_bps / 1e6:g} Mbit/s, {LINK.delay_s * 2e3:g} ms, "
+        f"{LINK.loss * 100:g} % loss, TLS. In turns, {RETURNS} times: SIGKILL to all processes of a site, which is "
+        "started again once it is away; SIGKILL to the rank of another one. Seconds from the start of the command, or "
+        "from the kill of the rank.",
+        "",
+        "| | site killed: median | longest | rank killed: median | longest |",
+        "|---|---:|---:|---:|---:|",
+        row("until the program has imported all", lambda one: one.program),
+        row("to `ready`", lambda one: one.ready),
+        row("to its first step", lambda one: one.step),
+        row("to the first round that counts it", lambda one: one.counted, " (target 8)"),
+    ]
+
+
 def hook(folder: Path, elastic: bool) -> list[float]:
     """How long the optimizer's steps took at both sites, geocomm's part included."""
     command = ["/bin/sh", "-c", _START, sys.executable] if elastic else hub_command([])
     with training(folder, 2, FAST, HOOK_WIDTH, command) as run:
         run.wait(lambda: all(run.steps(site) >= HOOK_STEPS for site in ("site0", "site1")), f"{HOOK_STEPS} steps")
-    return [line["hook"] for site in (0, 1) for line in read_entries(folder / f"site{site}.jsonl")[20:HOOK_STEPS]]
+    return [line["hook"] for site in (0, 1) for line in steps_of(folder, f"site{site}")[20:HOOK_STEPS]]
 
 
 def hooks(folder: Path) -> list[str]:
@@ -256,9 +336,10 @@ def hooks(folder: Path) -> list[str]:
 PARTS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "join": ("A third site joins", join),
     "leader": ("The leader's agent is killed", leader),
+    "back": ("A site is killed and comes back", back),
     "hook": ("Step hook", hooks),
 }
-_HEAD = """# Joining an elastic run, losing its leader's agent, and its step hook
+_HEAD = """# Joining an elastic run, losing its leader's agent, coming back, and its step hook
 
 - Verified before anything was computed: all sites had equal states of equal versions, bit for bit.
 - What faults cost is in [the soak](soak-elastic.md).

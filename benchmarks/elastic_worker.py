@@ -2,7 +2,8 @@
 
 elastic_worker.py FOLDER WIDTH STEP_SECONDS EVERY
 
-Writes a line of JSON for each step to FOLDER/SITE.jsonl, until there is a file FOLDER/stop. In an elastic run it is a
+Writes a line of JSON for each step to FOLDER/SITE.jsonl, until there is a file FOLDER/stop; before them one that says
+when all was imported (`begins`). In an elastic run it is a
 site of its own; else all ranks are one process group.
 """
 
@@ -32,6 +33,7 @@ def anchors(handle: LocalSteps) -> list[list[int | str]]:
 
 def main(folder: str, width: int, step_seconds: float, every: int) -> None:
     """Train until asked to stop."""
+    began = time.monotonic()
     grouped = int(os.environ["WORLD_SIZE"]) > 1
     if grouped:
         dist.init_process_group("geocomm")
@@ -42,6 +44,7 @@ def main(folder: str, width: int, step_seconds: float, every: int) -> None:
     torch.manual_seed(int.from_bytes(os.environ["GEOCOMM_SITE"].encode(), "big"))
     stop = Path(folder) / "stop"
     with (Path(folder) / f"{os.environ['GEOCOMM_SITE']}.jsonl").open("a", buffering=1, encoding="utf-8") as log:
+        print(json.dumps({"begins": began}), file=log)
         rounds, more = 0, 1
         while more:
             begun = time.monotonic()
