@@ -20,12 +20,13 @@ from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader
+from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
-from geocomm.journal.entries import BadLineError, Entry, Kept, Removed, Round, Skip, hash_of
+from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Removed, Round, Skip, hash_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -99,7 +100,8 @@ class Agent:
         others = OtherAgents(view, keys)
         states = StatesOfOthers(store, journal.path, fetcher, log)
         self._following = Following(view, keys, own_at, self._append, life, passes_on=passes_on)
-        self._ranks = SiteRanks(view, states, others, life)
+        self._ahead = LoadingAhead(view, store, states, others, fetcher, life)
+        self._ranks = SiteRanks(view, states, others, self._ahead, life)
         self._frames = FrameFetches(view, self._ranks, others, fetcher, states, life)
         self._files = FileServer(
             store, lambda: (view.state.head.index, view.state.term), self._frames.for_others if leader else None
@@ -279,6 +281,8 @@ class Agent:
         self._ranks.tell(self._view.welcome)
         self._ranks.welcome()  # those that came before: where this journal lacked nothing, no entry brings them in
         self._ranks.say_ready()
+        if self._has_ranks:
+            self._ranks.load_ahead()
         self._life.start(self._look_at_snapshot())
 
     def _append(self, entry: Entry) -> None:
@@ -321,7 +325,11 @@ class Agent:
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
+        if isinstance(entry, Round):
+            self._ahead.came(entry)
         self._ranks.tell(EntrySaid(entry=entry))
+        if isinstance(entry, Join) and entry.site == self.site and self._has_ranks:
+            self._ranks.load_ahead()
         if isinstance(entry, Kept):
             self._life.start(asyncio.to_thread(self._snapshots.prune, list(self._view.state.kept)))
         if isinstance(entry, Removed) and entry.site == self.site:

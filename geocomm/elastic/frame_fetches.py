@@ -63,6 +63,10 @@ class FrameFetches:
     async def _fetch_until_here(self, wanted: Wanted) -> None:
         """A listed frame: whoever has it, until it is here, or the rank no longer needs it."""
         waiting = Waiting(log)
+        # To ask the leader who is there takes a second across the world.
+        if await self._fetcher.frame(wanted, self._others.known(first=wanted.site)) is Outcome.HERE:
+            self._arrived(wanted)
+            return
         while self._is_needed(wanted):
             sources = await self._others.sources(first=wanted.site)
             outcome = await self._fetcher.frame(wanted, sources, self._others.proxy)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from geocomm.elastic.fetch import Fetcher, HeldState, Outcome
+from geocomm.elastic.fetch import Fetcher, HeldState, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
@@ -64,35 +64,39 @@ class StatesOfOthers:
         """The version to replay from, and whether the rank loads its state from the run folder. The rank itself is at
         `version`, with this digest.
 
-        Where frames since then are not on this disk, the newest state of others is fetched: replay from there takes
-        fewer. joining: others have been told, and write theirs. Waits while neither the rank nor anybody else has a
-        state of this run.
+        Where it is FEW_ROUNDS or more behind, and frames since then are not on this disk, the newest state of others is
+        fetched: replay from there takes fewer. joining: others have been told, and write theirs. Waits while neither
+        the rank nor anybody else has a state of this run.
         """
         waiting, end = Waiting(self._log), time.monotonic() + STATE_LIMIT_S
         while True:
             entries = rounds.get(fragment, [])
             digests = _digests(state, fragment, entries)
             own = version if version > 0 or digests.get(0) == digest else None
-            kept = await asyncio.to_thread(self._own_state, state, fragment, digests)
+            kept = await self.own(state, fragment, entries)
             if kept is not None and (own is None or kept > own):
                 base, loaded = kept, True
             else:
                 base, loaded = own, False
-            if base is not None and not self._lacks(state, entries, base):
+            few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
+            if base is not None and (few or not self.lacking(state, entries, base)):
                 return base, loaded
             above = -1 if base is None else base
             fetched = await self._fetch_newest(state, fragment, above, digests, await sources())
             if fetched is not None:
                 return fetched, True
-            few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
-            if base is not None and (few or not joining or time.monotonic() > end):
+            if base is not None and (not joining or time.monotonic() > end):
                 return base, loaded
             waiting.tell(lambda: f"another site to give a state of fragment {fragment}")
             await asyncio.sleep(AGAIN_S)
             rounds = await self.rounds()
 
+    async def own(self, state: RunState, fragment: int, entries: list[Round]) -> int | None:
+        """The newest state on this disk; one that has other bits than the journal says is removed. entries: the rounds
+        of the fragment."""
+        return await asyncio.to_thread(self._own_state, state, fragment, _digests(state, fragment, entries))
+
     def _own_state(self, state: RunState, fragment: int, digests: dict[int, Digest]) -> int | None:
-        """The newest state on this disk; one that has other bits than the journal says is removed."""
         while (version := self._store.latest_state(fragment, state.versions[fragment])) is not None:
             if digests.get(version) in (None, self._store.state_digest(fragment, version)):
                 return version
@@ -100,14 +104,15 @@ class StatesOfOthers:
             self._store.state_path(fragment, version).unlink(missing_ok=True)
         return None
 
-    def _lacks(self, state: RunState, entries: list[Round], base: int) -> bool:
-        """Whether frames of rounds from `base` on are not on this disk."""
-        return any(
-            not self._store.has_frame(entry.fragment, entry.version, listed.site, listed.frame)
+    def lacking(self, state: RunState, entries: list[Round], base: int) -> list[Wanted]:
+        """The frames of rounds from `base` on that are not on this disk."""
+        return [
+            Wanted(entry.fragment, entry.version, listed.site, listed.frame, listed.coded_bytes + listed.exact_bytes)
             for entry in entries
             if entry.version >= base and (entry.fragment, entry.version) not in state.skipped
             for listed in entry.members
-        )
+            if not self._store.has_frame(entry.fragment, entry.version, listed.site, listed.frame)
+        ]
 
     async def _fetch_newest(
         self, state: RunState, fragment: int, above: int, digests: dict[int, Digest], sources: Sequence[str]

@@ -23,6 +23,11 @@ class OtherAgents:
         """The agent that gets what this one cannot; None: this one is that."""
         return None if self._view.leader is not None else self._view.leader_at
 
+    def known(self, first: str = "") -> list[str]:
+        """The last known host:port of each whose site trains, asking nobody; that of the site `first` comes first."""
+        found = {site: self._view.known.addresses.get(site, "") for site in self._view.state.live}
+        return self._in_order(found, first)
+
     async def sources(self, first: str = "") -> list[str]:
         """host:port of each; that of the site `first` comes first."""
         found = {peer.site: peer.fetch for opened in self._view.opens.values() for peer in opened.peers}
@@ -30,6 +35,9 @@ class OtherAgents:
             found |= {site: seen.fetch for site, seen in self._view.leader.seen.items() if seen.connected}
         else:
             found |= await self._agents_at_leader()
+        return self._in_order(found, first)
+
+    def _in_order(self, found: dict[str, str], first: str) -> list[str]:
         found.pop(self._view.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
@@ -39,8 +40,10 @@ class _Rank:
 class SiteRanks:
     """Used in one event loop."""
 
-    def __init__(self, view: RunView, states: StatesOfOthers, others: OtherAgents, life: AgentLife) -> None:
-        self._view, self._states, self._others, self._life = view, states, others, life
+    def __init__(
+        self, view: RunView, states: StatesOfOthers, others: OtherAgents, ahead: LoadingAhead, life: AgentLife
+    ) -> None:
+        self._view, self._states, self._others, self._ahead, self._life = view, states, others, ahead, life
         self._ranks: dict[int, _Rank] = {}
         self._welcoming: asyncio.Task[None] | None = None
 
@@ -108,7 +111,13 @@ class SiteRanks:
         """The connection of a rank that is known has ended. Whether the site had all its ranks before."""
         complete = self.complete
         del self._ranks[connection.hello.place]
+        self.load_ahead()
         return complete
+
+    def load_ahead(self) -> None:
+        """Bring here what ranks will load, if there are none and the journal is here."""
+        if not self._ranks and self._view.is_current:
+            self._ahead.begin()
 
     def tell(self, down: Down) -> None:
         """Tell all that are welcomed; to end, all."""
@@ -175,6 +184,7 @@ class SiteRanks:
         """Bring here what the ranks load first, then tell them; ranks that came meanwhile get their own turn."""
         ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
         bases: dict[int, tuple[int, bool]] = {}
+        await self._ahead.end()
         rounds = await self._states.rounds()
         joining = self._view.state.sites[self._view.site].standing is Standing.JOINING
 

@@ -1,7 +1,7 @@
 """A rank of an elastic run without torch: `python -m support.elastic_rank`, with the environment that ranks have.
 
-It has one fragment. Its state is 32 bytes, and a round makes of them the hash of them and of the listed frames: sites
-that have applied the same entries have equal digests. Frames go from rank to rank over plain sockets; with --no-mail
+It has one fragment. A round makes of its state the hash of it and of the listed frames, again and again: sites that
+have applied the same entries have equal digests. Frames go from rank to rank over plain sockets; with --no-mail
 they do not, as past a closed port. It ends, after leaving in order, when its standard input does.
 """
 
@@ -41,7 +41,9 @@ from geocomm.journal.messages import (
 
 STEP_S = 0.05
 EVERY = 4
-FIRST_STATE = bytes(32)
+_REPEATS = 20_000
+"""Of the hash in the state: some rounds have fewer bytes of frames."""
+FIRST_STATE = bytes(32 * _REPEATS)
 
 
 class FakeRank:
@@ -94,7 +96,7 @@ class FakeRank:
                 frames = [
                     self._store.read_frame(0, settled.version, one.site, one.frame) for one in settled.entry.members
                 ]
-                self._state = hashlib.sha256(self._state + b"".join(frames)).digest()
+                self._state = hashlib.sha256(self._state + b"".join(frames)).digest() * _REPEATS
             if settled.state is not None:
                 self._state = self._store.read_state(0, settled.state)
             self._version = settled.after

@@ -10,7 +10,7 @@ import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import hash_of
+from geocomm.journal.entries import Join, hash_of
 from geocomm.journal.run_state import Standing
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -95,6 +95,61 @@ def test_a_site_joins_on_the_second_day_from_the_state_of_others(tmp_path: Path)
         store = FragmentStore(sites["c"].folder)
         assert store.latest_state(0) is not None
         assert not (store.run_dir / "fragments" / "0@0").exists()  # it did not replay from the start
+        assert_one_chain(sites)
+
+
+def test_what_ranks_will_load_is_there_before_they_are(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b")) as sites:
+        sites["a"].start()
+        sites["b"].start()
+        wait_for_rounds(sites, "ab")
+        sites["c"].start_agent()
+        store = FragmentStore(sites["c"].folder)
+        sites.until(lambda: store.latest_state(0) is not None, "a state for a site that joins, which has no ranks yet")
+        sites["c"].start_rank()
+        wait_for_rounds(sites, "abc")
+        store = FragmentStore(sites["b"].folder)
+        base = store.latest_state(0)
+        assert base is not None  # c has joined
+        sites["b"].kill_rank()
+        sites["b"].kill_agent()
+        wait_for_rounds(sites, "ac")
+        sites["b"].start_agent()
+        for more in (0, 2):  # the rounds that it has missed, and those that come while it has no ranks
+            missed = len(sites["a"].rounds()) + more
+            sites.until(
+                lambda missed=missed: all(
+                    store.has_frame(0, entry.version, one.site, one.frame)
+                    for entry in sites["a"].rounds()[base:missed]
+                    for one in entry.members
+                ),
+                "the frames of rounds that a site has missed, which has no ranks yet",
+            )
+        sites["b"].start_rank()
+        wait_for_rounds(sites, "abc")
+        assert_one_chain(sites)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_site_comes_back_under_its_name_with_an_empty_disk(tmp_path: Path, noticed: bool) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "abc")
+        before = FragmentStore(sites["c"].folder).store_id
+        sites["c"].kill_rank()
+        sites["c"].kill_agent()
+        shutil.rmtree(sites["c"].folder)
+        if noticed:
+            wait_for_rounds(sites, "ab")
+        sites["c"].start()
+        wait_for_rounds(sites, "abc")
+        store = FragmentStore(sites["c"].folder)
+        assert store.store_id != before
+        assert store.latest_state(0) is not None  # of the others
+        joins = [entry for entry in sites["a"].entries() if isinstance(entry, Join) and entry.site == "c"]
+        assert [entry.store for entry in joins] == [before, store.store_id]
+        assert sites["a"].state().sites["c"].rounds > 2  # what it has counted before stays
         assert_one_chain(sites)
 
 
