@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -27,7 +29,8 @@ def dashboard(
         str, typer.Option(help="Listen here. Beyond this machine the page needs the token that is printed.")
     ] = "127.0.0.1",
     host: Annotated[
-        list[str] | None, typer.Option(help="Another name by which browsers ask for the page, such as a proxy's.")
+        list[str] | None,
+        typer.Option(help="Without a token: another name by which browsers ask for the page, such as a proxy's."),
     ] = None,
     token: Annotated[
         str | None,
@@ -48,7 +51,10 @@ def dashboard(
         geocomm dashboard telemetry --export report.html
     """
     from geocomm.core.extras import install_command
+    from geocomm.membership.own_address import url_for_others
 
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        fail("dashboard", "--token: one word of ASCII letters, digits and signs; without it, --address makes one")
     store = open_store("dashboard", folder)
     try:
         import uvicorn
@@ -78,10 +84,8 @@ def dashboard(
         listener.listen()  # before the address is printed
     except SystemExit:
         fail("dashboard", f"cannot listen on {address}:{port}: --port 0 takes a free one")
-    shown = f"[{address}]" if ":" in address else address
-    typer.echo(
-        f"http://{shown}:{listener.getsockname()[1]}/{'' if token is None else f'?token={token}'}   (Ctrl+C ends it)"
-    )
+    page = url_for_others(address, listener.getsockname()[1])
+    typer.echo(f"{page}/{'' if token is None else f'?token={quote(token)}'}   (Ctrl+C ends it)")
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

@@ -33,7 +33,7 @@ class HubAddress:
             host, port = None, None
         if not host or not port:
             raise HubAddressError(f"{text!r} is not an address of the kind host:port")
-        if _is_any(host):
+        if is_any(host):
             raise HubAddressError(f"{host} means every address; name the one that the other sites dial")
         return cls(host, port)
 
@@ -90,7 +90,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_any(host: str) -> bool:
+def is_any(host: str) -> bool:
+    """Whether who listens there listens at every address."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -1,7 +1,7 @@
 """The web application of the page: files, the state as JSON, a stream of it, and the metrics of all sites.
 
-It only reads. Who may look is decided before anything else: requests come to a host name that it knows, from this
-machine or with the token.
+It only reads. Who may look is decided before anything else: requests come with the token, or, where there is none, to a
+host name that it knows.
 """
 
 from __future__ import annotations
@@ -154,24 +154,38 @@ class Page:
         """`/api/stream`: server-sent events, one a second: the state first, then those parts of it that changed."""
         if self._viewers >= _MOST_VIEWERS:
             return PlainTextResponse("too many viewers", 503)
+        self._viewers += 1  # before anything is waited for: others may ask meanwhile
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         headers = {"x-accel-buffering": "no"} | ({"content-encoding": "gzip"} if zipped else {})
         events = self._events(_zipper() if zipped else bytes)
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return _Stream(events, self._leave, media_type="text/event-stream", headers=headers)
+
+    def _leave(self) -> None:
+        self._viewers -= 1
 
     async def _events(self, pack: Callable[[bytes], bytes]) -> AsyncGenerator[bytes]:
         """Nothing waits for a viewer who is slow: who has taken one event gets what is so then."""
-        self._viewers += 1
         shown: dict[str, Any] = {}
+        while True:
+            state = await self.state()
+            changed = {name: part for name, part in state.items() if name not in shown or shown[name] != part}
+            shown = state
+            yield pack(f"data: {json.dumps(changed, separators=(',', ':'))}\n\n".encode())
+            await asyncio.sleep(_INTERVAL_S)
+
+
+class _Stream(StreamingResponse):
+    """Tells when it has ended, also where the viewer was gone before its first event."""
+
+    def __init__(self, events: AsyncGenerator[bytes], ended: Callable[[], None], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            while True:
-                state = await self.state()
-                changed = {name: part for name, part in state.items() if name not in shown or shown[name] != part}
-                shown = state
-                yield pack(f"data: {json.dumps(changed, separators=(',', ':'))}\n\n".encode())
-                await asyncio.sleep(_INTERVAL_S)
+            await super().__call__(scope, receive, send)
         finally:
-            self._viewers -= 1
+            self._ended()
 
 
 def _zipper() -> Callable[[bytes], bytes]:
@@ -182,8 +196,10 @@ def _zipper() -> Callable[[bytes], bytes]:
 
 def dashboard_app(path: Path, token: str | None, hosts: frozenset[str]) -> Starlette:
     """The application. token: who comes without it sees nothing; None: everybody who reaches it sees the run.
-    hosts: names by which it is asked for, without the port; a request for another one is refused, so that no web page
-    elsewhere can read this one by a name of its own (DNS rebinding)."""
+    hosts: without a token, the names by which it is asked for, without the port. A request for another one is refused,
+    so that no web page elsewhere can read this one by a name of its own (DNS rebinding); such a page has no token."""
+    if token == "":
+        raise ValueError("an empty token lets everybody in")
     page = Page(path)
 
     routes = [
@@ -230,10 +246,10 @@ class _Gate:
         """The answer to who may not look; None: may."""
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page only shows", 405)
-        if _host_of(request.headers.get("host", "")) not in self._hosts:
-            return PlainTextResponse("this page is not asked for by that name: geocomm dashboard --host", 421)
         if self._token is None:
-            return None
+            if _host_of(request.headers.get("host", "")) in self._hosts:
+                return None
+            return PlainTextResponse("this page is not asked for by that name: geocomm dashboard --host", 421)
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
             answer = RedirectResponse(request.url.path, 303)  # the token leaves the address line

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import HubAddress, is_any
 from geocomm.core.environment import hub_address
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ def own_address(meeting_host: str | None = None) -> str:
             return probe.getsockname()[0]
     except OSError:
         return "127.0.0.1"
+
+
+def url_for_others(host: str, port: int) -> str:
+    """The URL of what listens at `host`: where that is every address, by the one of the way to other networks."""
+    if is_any(host):
+        # Addresses of documentation, which are nobody's. What listens at :: is reached by IPv4, too.
+        found = own_address("2001:db8::1") if ":" in host else ""
+        host = found if ":" in found else own_address("192.0.2.1")
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def store_host(store: Store) -> str:

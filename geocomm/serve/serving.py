@@ -15,6 +15,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import free_port, listen_on
 from geocomm.core.bad_input import BadInput
+from geocomm.membership.own_address import url_for_others
 from geocomm.serve.api_key import key_for
 from geocomm.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
 from geocomm.serve.engines import Engine, choose_engine, launch
@@ -78,7 +79,9 @@ def _serve(
     try:
         running.wait_ready(*address, start.health, serving.start_timeout_s)
         print(
-            f"ready: {name} at {_url(serving.host, serving.port)}, served by {engine}", _curl(serving, name), sep="\n"
+            f"ready: {name} at {url_for_others(serving.host, serving.port)}, served by {engine}",
+            _curl(serving, name),
+            sep="\n",
         )
         sys.stdout.flush()
         ended = running.wait()
@@ -107,13 +110,9 @@ def _start(engine: Engine, command: Sequence[str], variables: Mapping[str, str],
         raise BadInput(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _curl(serving: Serving, name: str) -> str:
     """A line for a shell that asks for a completion; the key stays in its file."""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
     key = "" if serving.key_file is None else f' -H "Authorization: Bearer $(cat {shlex.quote(str(serving.key_file))})"'
-    url = f"{_url(serving.host, serving.port)}/v1/completions"
+    url = f"{url_for_others(serving.host, serving.port)}/v1/completions"
     return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import re
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -145,3 +148,61 @@ def test_with_a_token_nothing_is_seen_without_it(run: Path) -> None:
         assert (first.status_code, first.headers["location"]) == (303, "/")
         assert "HttpOnly" in first.headers["set-cookie"]
         assert browser.get("/api/run").status_code == 200
+
+
+def test_token_stands_for_the_name_by_which_the_page_is_asked_for(run: Path) -> None:
+    with client(run, token="secret", host="192.0.2.7") as browser:  # a machine has names that it does not know
+        assert browser.get("/api/run").status_code == 401
+        assert browser.get("/api/run", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["a&b=c;d", "+%/?#", '"quoted"'])
+def test_token_of_any_signs_comes_back_as_a_cookie(run: Path, token: str) -> None:
+    with client(run, token=token) as browser:
+        assert browser.get(f"/?token={quote(token)}").status_code == 200
+        assert browser.get("/api/run").status_code == 200
+
+
+def test_empty_token_is_no_token(run: Path) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        dashboard_app(run, "", frozenset())
+
+
+def test_viewers_are_counted_before_they_are_let_in_and_until_they_are_gone(run: Path) -> None:
+    app = dashboard_app(run, None, frozenset({"here"}))
+
+    async def look(statuses: list[int], leave: asyncio.Event) -> None:
+        async def receive() -> dict[str, object]:
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/api/stream",
+            "query_string": b"",
+            "headers": [(b"host", b"here")],
+        }
+        await app(scope, receive, send)
+
+    async def many() -> list[list[int]]:
+        seen: list[list[int]] = []
+        for gone_at_once in (True, False, False):
+            statuses: list[int] = []
+            leave = asyncio.Event()
+            if gone_at_once:
+                leave.set()
+            viewers = [asyncio.create_task(look(statuses, leave)) for _ in range(40)]
+            async with asyncio.timeout(60):
+                while len(statuses) < 40:
+                    await asyncio.sleep(0.01)
+                leave.set()
+                await asyncio.gather(*viewers)
+            seen.append(sorted(statuses))
+        return seen
+
+    assert asyncio.run(many())[1:] == [[200] * 32 + [503] * 8] * 2
