@@ -95,11 +95,11 @@ class Agent:
         link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
         self._view = view = RunView(self.site, hub, state, journal, known, leader, link)
         self._life = life = AgentLife()
-        self._own_at, self._store, self._has_ranks = own_at, store, ranks
+        self._own_at, self._store, self._has_ranks, self._passes_on = own_at, store, ranks, passes_on
         fetcher = Fetcher(store, keys, log, lambda: view.state.most_frame_bytes)
         others = OtherAgents(view, keys)
         states = StatesOfOthers(store, journal.path, fetcher, log)
-        self._following = Following(view, keys, own_at, self._append, life, passes_on=passes_on)
+        self._following = Following(view, keys, own_at, self._append, life, run_dir=store.run_dir, passes_on=passes_on)
         self._ahead = LoadingAhead(view, store, states, others, fetcher, life)
         self._ranks = SiteRanks(view, states, others, self._ahead, life)
         self._frames = FrameFetches(view, self._ranks, others, fetcher, states, life)
@@ -235,6 +235,10 @@ class Agent:
             case Welcome():
                 if down.term < self._view.known.term:
                     raise BadLineError(f"it leads with term {down.term}, and term {self._view.known.term} was seen")
+                if not self._passes_on and not self._view.known.may_be(down.term):
+                    raise BadLineError(
+                        f"it leads with term {down.term}, and the highest seen is {self._view.known.term}"
+                    )
                 self._view.known.saw(down.term, self._view.leader_at)
                 self._welcomed(down)
             case EntrySaid():

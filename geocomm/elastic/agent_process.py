@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -32,7 +31,7 @@ from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
 from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
-from geocomm.elastic.whereabouts import ABOUT_FILE
+from geocomm.elastic.whereabouts import write_about
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.sequencer_events import Terms
@@ -177,7 +176,7 @@ async def _run_once(
         "leads": begun.leads,
         "journal": config.journal,
     }
-    (store.run_dir / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+    write_about(store.run_dir, about)
     leader = None
     if begun.leads:
         at = known.leader or begun.leader

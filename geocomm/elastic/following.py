@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
 from geocomm.elastic.questions import (
@@ -20,11 +22,13 @@ from geocomm.elastic.questions import (
     RemovalAsked,
     StandingAsked,
     answer_of,
+    leads_there,
     read_question,
     standings,
     tell,
 )
 from geocomm.elastic.run_view import RunView
+from geocomm.elastic.whereabouts import tell_doubt
 from geocomm.journal.entries import BadLineError, Entry
 from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.store_process import log
@@ -34,6 +38,9 @@ from geocomm.security.keys import Keys
 
 FIND_AFTER_S = 9.0
 """Without a leader for so long, an agent asks all others whom they follow; and so often again."""
+_LEAST_PAUSE_S = 2.0
+"""A leader that is told of another one asks the others no more often than so."""
+_MOST_RIVALS = 16
 _ENTRIES_AT_ONCE = 100
 
 
@@ -48,13 +55,19 @@ class Following:
         append: Callable[[Entry], None],
         life: AgentLife,
         *,
+        run_dir: Path,
         passes_on: bool,
     ) -> None:
         """own_at: where the agent listens, on this machine. append: takes an entry that follows the last one here.
         passes_on: another site leads by itself where the leader is gone."""
         self._view, self._keys, self._own_at, self._append, self._life = view, keys, own_at, append, life
-        self._passes_on = passes_on
+        self._passes_on, self._run_dir = passes_on, run_dir
         self._promoting = asyncio.Lock()
+        self._terms_told: set[str] = set()
+        """Sites that told a promotion of a later leader which does not answer."""
+        self._rivals: set[str] = set()
+        """Where other agents lead, or may."""
+        self._in_doubt: set[str] = set()
 
     async def look(self) -> None:
         """Where there is no leader, ask the others for it, until cancelled."""
@@ -72,11 +85,21 @@ class Following:
                 since = clock()
 
     async def tell_others(self) -> None:
-        """A leader tells those that are not connected to it that it leads, and hears of later ones, until cancelled."""
-        while self._view.leader is not None:
-            connected = {site for site, seen in self._view.leader.seen.items() if seen.connected}
-            await self._ask_others({at for site, at in self._view.known.addresses.items() if site not in connected})
-            await asyncio.sleep(FIND_AFTER_S)
+        """A leader tells those that are not connected to it that it leads, hears of later ones, and says whether it is
+        the only one, until cancelled."""
+        while (leader := self._view.leader) is not None:
+            connected = {site for site, seen in leader.seen.items() if seen.connected}
+            addresses = {at for site, at in self._view.known.addresses.items() if site not in connected}
+            in_doubt = await self._ask_others(addresses | self._rivals)
+            for why in in_doubt - self._in_doubt:
+                log(f"this site may not be the only one that leads: {why}")
+            self._in_doubt = in_doubt
+            tell_doubt(self._run_dir, [*leader.doubt, *sorted(in_doubt)])
+            await asyncio.sleep(_LEAST_PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):
+                    await leader.questioned.wait()
+            leader.questioned.clear()
 
     async def answer(self, stream: TlsStream, site: str) -> None:
         """A question of some site."""
@@ -87,10 +110,12 @@ class Following:
                 )
                 await tell(stream, other if self._view.leader is None else answer_of(self._view.leader, asked))
             case StandingAsked(run=run, term=term, leader=leader):
-                heard = self._sees(run, term, leader)
+                heard = await self._believes(run, term, leader, by=site)
                 await tell(stream, self._standing)
                 if heard:
                     self._follow_leader()
+                elif leader != self._view.leader_at and term >= self._view.known.term:
+                    self._is_asked_by_another(leader)
             case EntriesAsked(first=first):
                 entries = tuple(itertools.islice(self._view.journal.read(first), _ENTRIES_AT_ONCE))
                 await tell(stream, EntriesAnswer(entries=entries))
@@ -102,9 +127,17 @@ class Following:
                     finally:
                         self._lead_if(answer)
 
+    def _is_asked_by_another(self, leader: str) -> None:
+        """Who asks follows another leader than this one, and no earlier: is there one?"""
+        if self._view.leader is not None and len(self._rivals) < _MOST_RIVALS:
+            self._rivals.add(leader)
+            self._view.leader.questioned.set()
+
     def hear(self, term: int, leader: str) -> None:
-        """This one leads the run."""
-        self._heard_of("" if self._view.state.genesis is None else self._view.state.genesis.run, term, leader)
+        """This one leads the run, as etcd says."""
+        if term > self._view.known.term:
+            self._view.known.saw(term, leader)
+            self._follow_leader()
 
     @property
     def _standing(self) -> AgentStanding:
@@ -145,6 +178,7 @@ class Following:
             view.known,
             take=self._take_next,
             hear=self._heard_of,
+            told=self._terms_told,
         )
         answer = await candidate.promote(asked)
         if not answer.problem:
@@ -173,21 +207,24 @@ class Following:
             raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
         self._append(entry)
 
-    def _heard_of(self, run: str | None, term: int, leader: str) -> None:
-        """An agent of that run follows this leader: the higher term counts."""
-        if self._sees(run, term, leader):
+    async def _heard_of(self, run: str | None, term: int, leader: str) -> bool:
+        """An agent of that run follows this leader. Whether it leads, as it says itself, and this one follows it now:
+        the higher term counts."""
+        if heard := await self._believes(run, term, leader):
             self._follow_leader()
+        return heard
 
-    def _sees(self, run: str | None, term: int, leader: str) -> bool:
-        """Whether that is the highest term of this run so far, which is kept then."""
-        genesis = self._view.state.genesis
-        if run is None or (genesis is not None and run != genesis.run) or term <= self._view.known.term:
+    async def _believes(self, run: str | None, term: int, leader: str, by: str = "") -> bool:
+        """Whether that is the highest term of this run so far, which is kept then. by: the site that asks for it."""
+        genesis, known = self._view.state.genesis, self._view.known
+        if run is None or (genesis is not None and run != genesis.run) or term <= known.term:
             return False
-        try:
-            HubAddress.parse(leader)
-        except HubAddressError:
+        if not self._passes_on and not known.may_be(term):
             return False
-        self._view.known.saw(term, leader)
+        asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
+        if not await leads_there(term, leader, self._keys, asked, ASK_LIMIT_S, by) or term <= known.term:
+            return False
+        known.saw(term, leader)
         return True
 
     def _follow_leader(self) -> None:
@@ -200,10 +237,35 @@ class Following:
             self._view.leave_leader()
             self._view.link.move(HubAddress.parse(self._view.leader_at))
 
-    async def _ask_others(self, addresses: set[str]) -> None:
-        genesis = self._view.state.genesis
+    async def _ask_others(self, addresses: set[str]) -> set[str]:
+        """Follow the leader of the highest term that they know of. Why this agent may not be the only one that leads;
+        none: it is, or does not lead."""
+        genesis, known = self._view.state.genesis, self._view.known
         run = None if genesis is None else genesis.run
-        asked = StandingAsked(run=run, term=self._view.known.term, leader=self._view.leader_at)
-        own = {self._view.own_fetch, str(self._own_at), self._view.known.addresses.get(self._view.site, "")}
-        for one in (await standings(addresses - own, self._keys, asked, ASK_LIMIT_S)).values():
-            self._heard_of(one.run, one.term, one.leader)
+        asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
+        own = {self._view.own_fetch, str(self._own_at), known.addresses.get(self._view.site, "")}
+        found = await standings(addresses - own, self._keys, asked, ASK_LIMIT_S)
+        self._rivals = {at for at, one in found.items() if one.leads and one.site != self._view.site}
+        for term, leader, of in sorted(
+            {(one.term, one.leader, one.run) for one in found.values() if one.run}, reverse=True
+        ):
+            if await self._heard_of(of, term, leader):
+                return set()
+        if self._view.leader is None:
+            return set()
+        return {why for one in found.values() if one.run == run is not None and (why := self._doubt(one))}
+
+    def _doubt(self, other: AgentStanding) -> str:
+        """Why this agent, which leads, may not be the only one, by what another one says."""
+        known = self._view.known
+        if other.leads and other.term == known.term and other.site != self._view.site:
+            return (
+                f"site {other.site} leads the same run, at {other.leader}, and both with term {other.term}, as after "
+                "two promotions with --force. Choose a side, and start the sites of the other with empty run folders"
+            )
+        if other.term > known.term and known.may_be(other.term):
+            return (
+                f"site {other.site} follows a later leader, at {other.leader} (term {other.term}), which does not "
+                "answer. If it is gone, run geocomm members promote at one of the sites"
+            )
+        return ""

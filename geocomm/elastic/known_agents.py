@@ -10,6 +10,8 @@ from pathlib import Path
 from geocomm.core.file_systems import fsync_folder
 
 _FILE_NAME = "agents.json"
+_MOST_TERMS_MISSED = 1000
+"""Promotions while an agent was away: a higher term is nobody's, and after it there would soon be no next one."""
 
 
 class TermNotKeptError(RuntimeError):
@@ -60,6 +62,10 @@ class KnownAgents:
         if term > self.term:
             self.term, self.leader = term, leader
             self._write()
+
+    def may_be(self, term: int) -> bool:
+        """Whether somebody may have been promoted so often since."""
+        return term <= self.term + _MOST_TERMS_MISSED
 
     def claim(self, term: int, address: str, *, force: bool) -> None:
         """This agent is to lead with that term, at this address. TermNotKeptError: that cannot be kept."""

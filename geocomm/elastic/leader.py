@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.journal.entries import Entry, Kept, words
+from geocomm.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.journal.journal import HeadMovedError, Journal, SharedJournal
-from geocomm.journal.messages import Beat, EntrySaid, Hello, OtherProtocolError, Refused, said, up_of
+from geocomm.journal.messages import Beat, EntrySaid, Hello, OtherProtocolError, Refused, Up, said, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import (
@@ -76,6 +76,8 @@ class Leader:
         """`fetch` is the host:port of the agent that this leader is a part of. shared: where an entry is to be before
         it is in `journal`; it may block, and be away. term: in which an empty journal begins."""
         self.seen: dict[str, Seen] = {}
+        self.questioned = asyncio.Event()
+        """A site says that another one leads: its agent may say who."""
         self._journal, self._shared = journal, shared
         self._undone: collections.deque[tuple[Action, LineStream | None]] = collections.deque()
         """With the connection that it is for: what waits for an entry to be in the shared journal."""
@@ -87,6 +89,8 @@ class Leader:
         start = known.next_start()
         self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
         self._sessions: dict[str, LineStream] = {}
+        self._newcomers: dict[str, LineStream] = {}
+        """By site: the last connection that has said nothing yet."""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -94,9 +98,13 @@ class Leader:
         """The run as the journal says it."""
         return self._sequencer.state
 
+    @property
+    def doubt(self) -> tuple[str, ...]:
+        """Why this leader may not be the run's; none: it is."""
+        return self._sequencer.doubt
+
     async def lead(self) -> None:
-        """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended.
-        StartAgain: a site follows a later leader."""
+        """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
         tasks = [self._failed, asyncio.create_task(self._tick()), asyncio.create_task(self._do_in_turn())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -111,18 +119,17 @@ class Leader:
         """Carry a connection of a site's agent to its end."""
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         lines = LineStream(stream)
-        if (before := self._sessions.pop(site, None)) is not None:
+        if (before := self._newcomers.pop(site, None)) is not None:
             before.end()
-        self._sessions[site] = lines
-        seen = self.seen.setdefault(site, Seen())
-        seen.connected, seen.heard = True, asyncio.get_running_loop().time()
-        self._on(Came(site))
+        self._newcomers[site] = lines
         try:
             await lines.carry(lambda line: self._said(site, lines, line))
         finally:
+            if self._newcomers.get(site) is lines:
+                del self._newcomers[site]
             if self._sessions.get(site) is lines:
                 del self._sessions[site]
-                seen.connected = False
+                self.seen[site].connected = False
                 self._on(Ended(site))
 
     def others_connected(self, site: str) -> list[str]:
@@ -160,13 +167,15 @@ class Leader:
                 )
 
     def _said(self, site: str, lines: LineStream, line: bytes) -> None:
-        if self._sessions.get(site) is not lines:
+        if lines not in (self._newcomers.get(site), self._sessions.get(site)):
             return  # another connection of the site has come
         try:
             up = up_of(line)
         except OtherProtocolError as error:
             lines.say(said(Refused(why=words(f"{site}: {error}"))))
             lines.end()
+            return
+        if self._newcomers.get(site) is lines and not self._takes_in(site, lines, up):
             return
         seen = self.seen[site]
         seen.heard = asyncio.get_running_loop().time()
@@ -176,6 +185,26 @@ class Leader:
             seen.fetch = up.fetch
             self._known.learn(site, up.fetch)
         self._on(Said(site, up))
+
+    def _takes_in(self, site: str, lines: LineStream, first: Up) -> bool:
+        """A connection has said its first line. Whether it takes the place of the one before; else it is told why."""
+        del self._newcomers[site]
+        if not isinstance(first, Hello):
+            raise BadLineError(f"{site} began with {first.kind}")
+        now = asyncio.get_running_loop().time()
+        if refused := self._sequencer.turned_away(site, first, now):
+            if refused.blames == "site":
+                self._log(f"refused: {refused.why}")
+            lines.say(said(refused))
+            lines.end()
+            return False
+        if (before := self._sessions.pop(site, None)) is not None:
+            before.end()
+        self._sessions[site] = lines
+        seen = self.seen.setdefault(site, Seen())
+        seen.connected, seen.heard = True, now
+        self._on(Came(site))
+        return True
 
     def _on(self, event: Event) -> None:
         if self._failed.done():
@@ -187,10 +216,9 @@ class Leader:
                 else:
                     self._undone.append((action, self._connection_of(action)))
                     self._news.set()
-            if self._sequencer.superseded_by:
-                self._failed.set_exception(
-                    StartAgain(f"a site follows term {self._sequencer.superseded_by}: another one leads the run now")
-                )
+            if self._sequencer.superseded:
+                self._sequencer.superseded = False
+                self.questioned.set()
         except Exception as error:
             # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
             self._failed.set_exception(error)

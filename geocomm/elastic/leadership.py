@@ -4,6 +4,7 @@ another. `etcd_leadership` is of the other kind.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -15,14 +16,17 @@ from typing import Protocol
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.journal import Journal, SharedJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import Keys
 
 _ASK_FIRST_S = 3.0
+_ANSWER_LIMIT_S = 60.0
+"""A site that led waits so long for the leader that another one follows: its agent may be about to start again."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class HubLeadership:
             self._hub, self._listen, _port_before(self._run_dir), lead=self._lead, taken_over=taken_over
         )
         try:
-            leads = await self._leads(state, known, at_hub)
+            leads = await self._leads(state, known, at_hub, leaving)
         except BaseException:
             listener.close()
             raise
@@ -100,15 +104,31 @@ class HubLeadership:
     async def resign(self) -> None:
         """A person has another site lead."""
 
-    async def _leads(self, state: RunState, known: KnownAgents, at_hub: bool) -> bool:
+    async def _leads(self, state: RunState, known: KnownAgents, at_hub: bool, leaving: Event) -> bool:
         site = self._keys.identity.site
         leads = at_hub if state.taken_over is None else state.taken_over.site == site
-        if leads and known.term <= state.term and state.genesis is not None:
+        others = {address for name, address in known.addresses.items() if name != site}
+        clock, waiting = asyncio.get_running_loop().time, Waiting(log)
+        end = clock() + _ANSWER_LIMIT_S
+        while leads and known.term <= state.term and state.genesis is not None and not leaving.is_set():
             asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
-            others = {address for name, address in known.addresses.items() if name != site}
-            for one in (await standings(others, self._keys, asked, _ASK_FIRST_S)).values():
-                if one.run == state.genesis.run:
+            told = [
+                one
+                for one in (await standings(others, self._keys, asked, _ASK_FIRST_S)).values()
+                if one.run == state.genesis.run and one.term > known.term and known.may_be(one.term)
+            ]
+            for one in told:
+                if await leads_there(one.term, one.leader, self._keys, asked, _ASK_FIRST_S):
                     known.saw(one.term, one.leader)
+            if known.term > state.term or not told or clock() > end:
+                break
+            waiting.tell(
+                lambda told=told: (
+                    f"the leader of term {told[0].term}, at {told[0].leader}, which site {told[0].site} follows; for "
+                    f"{max(0.0, end - clock()):.0f} s more, then this site leads again"
+                )
+            )
+            await asyncio.sleep(_ASK_FIRST_S)
         return leads and known.term <= state.term
 
 

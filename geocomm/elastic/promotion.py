@@ -10,7 +10,7 @@ the entry is there, also after a restart, or until it hears of a later leader.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
@@ -53,8 +53,10 @@ class Candidate:
     known: KnownAgents
     take: Callable[[Entry], None]
     """Adds the next entry to state and journal. BadLineError: it is not the next one."""
-    hear: Callable[[str | None, int, str], None]
-    """Hears of a run's leader: its term and address."""
+    hear: Callable[[str | None, int, str], Awaitable[bool]]
+    """Hears of a run's leader: its term and address. Whether that one answers and says so; it is followed then."""
+    told: set[str]
+    """Sites that have told of a later leader which does not answer: a person knows of it, and promotes again."""
 
     async def promote(self, asked: PromotionAsked) -> PromotionAnswer:
         """Make it the leader, as far as its journal says so: the caller leads then."""
@@ -75,16 +77,20 @@ class Candidate:
         question = StandingAsked(run=state.genesis.run, term=known.term, leader=leader)
         addresses = {at for name, at in known.addresses.items() if name != self.site} | {leader, self.hub}
         answered = await standings(addresses - {self.address}, self.keys, question, ASK_LIMIT_S)
-        found = {at: one for at, one in answered.items() if one.run == state.genesis.run and one.site != self.site}
-        self._refuse_if_led(found)
+        found = {
+            at: one
+            for at, one in answered.items()
+            if one.run == state.genesis.run and one.site != self.site and known.may_be(max(one.term, one.chain))
+        }
+        await self._refuse_if_led(found)
         self._most_of_members(found, asked)
-        await self._take_longest(found)
+        await self._take_longest(found, force=asked.force)
         # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
         goes_on = known.claims_after(state.term) and known.leader == self.address
-        term = known.term if goes_on else max(known.term, state.term) + 1
+        term = known.term if goes_on else 1 + max(known.term, state.term, *(one.term for one in found.values()))
         known.claim(term, self.address, force=asked.force)
         question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)
-        answered = await standings(found, self.keys, question, ASK_LIMIT_S)
+        answered = await standings(found, self.keys, question, 2 * ASK_LIMIT_S)  # each asks this one back
         follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
         try:
             away = self._most_of_members(follow, asked)
@@ -116,26 +122,34 @@ class Candidate:
             )
         return away
 
-    def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
+    async def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
         for at, one in found.items():
             if one.term > self.known.term:
-                self.hear(one.run, one.term, one.leader)
-                raise _RefusedError(
-                    f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}). If that one is gone "
-                    "too, promote again"
-                )
+                leads = await self.hear(one.run, one.term, one.leader)
+                if leads or one.site not in self.told:
+                    self.told.add(one.site)
+                    raise _RefusedError(
+                        f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}), which "
+                        f"{'answers' if leads else 'does not answer'}. If that one is gone too, promote again"
+                    )
             if one.leads and (one.chain, one.head) >= (self.state.term, self.journal.head.index):
                 raise _RefusedError(
                     f"site {one.site} leads, and answers at {at}. To have another one lead, end that agent first"
                 )
 
-    async def _take_longest(self, found: dict[str, AgentStanding]) -> None:
-        """Have the longest chain of the highest term in the own journal."""
-        if not found:
-            return
-        at, best = max(found.items(), key=lambda one: (one[1].chain, one[1].head))
-        if (best.chain, best.head) <= (self.state.term, self.journal.head.index):
-            return
+    async def _take_longest(self, found: dict[str, AgentStanding], *, force: bool) -> None:
+        """Have the longest chain of the highest term in the own journal; with force, of those that give theirs."""
+        for at, best in sorted(found.items(), key=lambda one: (one[1].chain, one[1].head), reverse=True):
+            if (best.chain, best.head) <= (self.state.term, self.journal.head.index):
+                return
+            try:
+                await self._take_from(at, best)
+                return
+            except _RefusedError:
+                if not force:
+                    raise
+
+    async def _take_from(self, at: str, best: AgentStanding) -> None:
         try:
             while self.journal.head.index < best.head:
                 asked = EntriesAsked(first=self.journal.head.index + 1)

@@ -167,13 +167,19 @@ def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswe
 
 async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:
     """The answer of the agent at an address. OSError, KeysError: there is none."""
+    return (await _ask(agent, keys, question, kind, limit_s))[0]
+
+
+async def _ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float) -> tuple[_A, str]:
+    """With the site whose certificate the agent has."""
     stream, _ = await dial(agent, keys, Greeting(Purpose.ASK, bytes(16), 0, "ask"))
     with contextlib.closing(stream):
         async with asyncio.timeout(limit_s):
             await stream.write(line_of(question).encode() + b"\n")
             line = await stream.read_line(_MAX_ANSWER_BYTES)
+        site = keys.check_peer(stream.tls).site
     try:
-        return kind.model_validate_json(line)
+        return kind.model_validate_json(line), site
     except ValidationError as error:
         raise ProtocolError(f"not the answer of an agent: {error.errors()[0]['msg']}") from None
 
@@ -181,13 +187,24 @@ async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A],
 async def standings(
     addresses: Iterable[str], keys: Keys, asked: StandingAsked, limit_s: float
 ) -> dict[str, AgentStanding]:
-    """By address, what those of these agents say who answer within `limit_s`."""
+    """By address, what those of these agents say, each of its own site, who answer within `limit_s`."""
     found: dict[str, AgentStanding] = {}
 
     async def ask_one(address: str) -> None:
         with contextlib.suppress(OSError, KeysError, HubAddressError):
             async with asyncio.timeout(limit_s):
-                found[address] = await ask(HubAddress.parse(address), keys, asked, AgentStanding)
+                said, site = await _ask(HubAddress.parse(address), keys, asked, AgentStanding, limit_s)
+                if said.site == site:
+                    found[address] = said
 
     await asyncio.gather(*map(ask_one, set(addresses)))
     return found
+
+
+async def leads_there(term: int, leader: str, keys: Keys, asked: StandingAsked, limit_s: float, by: str = "") -> bool:
+    """Whether the agent at an address says itself that it leads the run with that term; or that it is about to, where
+    site `by`, whose agent it is, asks for the others' agreement."""
+    found = (await standings([leader], keys, asked, limit_s)).get(leader)
+    if found is None or (found.term, found.leader) != (term, leader) or asked.run not in (None, found.run):
+        return False
+    return found.leads or found.site == by

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,25 @@ def leader_address(run_dir: Path) -> str:
     if not about or about.get("leads"):
         return ""
     return KnownAgents(run_dir, lambda _: None).leader or str(about.get("leader", ""))
+
+
+def doubt(run_dir: Path) -> str:
+    """Why this site, which leads, may not be the only one, or not the run's; empty: it is, or does not lead."""
+    return str(_about(run_dir).get("doubt", ""))
+
+
+def tell_doubt(run_dir: Path, why: Sequence[str]) -> None:
+    """Keep it, as long as the agent lives; none: there is no doubt."""
+    about = _about(run_dir)
+    if about and about.get("doubt", "") != (said := "; ".join(why)):
+        write_about(run_dir, about | {"doubt": said})
+
+
+def write_about(run_dir: Path, about: Mapping[str, Any]) -> None:
+    """Keep where agent and leader are."""
+    part = run_dir / f".{ABOUT_FILE}"
+    part.write_text(json.dumps(about) + "\n")
+    os.replace(part, run_dir / ABOUT_FILE)
 
 
 def _about(run_dir: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ class LedSite:
     """What the leader knows of a site beside the journal."""
 
     connected: bool = False
-    replaced: bool = False
-    """The connection before this one stood, and the site beat over it, when this one came."""
     welcomed: bool = False
     """Hello was said over this connection, and taken."""
     changed: float = 0.0
@@ -24,7 +22,12 @@ class LedSite:
     heard: float = 0.0
     """Of its last Beat, or of the Hello."""
     store: str = ""
-    former_stores: set[str] = field(default_factory=set[str])
+    rival: tuple[str, float] = ("", 0.0)
+    """Another run folder under its name that has come meanwhile, and when first."""
+    closed_for: str = ""
+    """Why its last connection was ended, for as long as that has not changed."""
+    ranks: bool = True
+    """False: it follows the journal to lead once nobody does, and is no member."""
     fetch: str = ""
     owners: tuple[Owner, ...] = ()
     has_ranks: bool = False
@@ -42,13 +45,16 @@ class LedSite:
     """By fragment: rounds since its offer last counted, or was waited for in vain."""
 
 
+_GONE = (Standing.LEFT, Standing.REMOVED)
+
+
 def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hello) -> str:
     """Why the site is not taken in; empty: it is."""
-    known, site = state.sites.get(name), sites[name]
+    known = state.sites.get(name)
     twins = [
         other
         for other, one in sites.items()
-        if other != name and one.connected and one.welcomed and one.store == hello.store
+        if other != name and one.store == hello.store and _is_member(state, other, one)
     ]
     if hello.protocol != PROTOCOL_VERSION:
         return (
@@ -61,12 +67,37 @@ def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hel
         return f"{name} was removed from the run: {known.why}"
     if twins:
         return f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
-    if site.replaced and hello.store in site.former_stores:
-        return (
-            f"two machines call themselves {name}: the run folders are {site.store[:12]} and {hello.store[:12]}. "
-            "Give each site a name and keys of its own"
-        )
     return ""
+
+
+def _is_member(state: RunState, name: str, site: LedSite) -> bool:
+    """Whether a run folder is that site's, also while its line is down."""
+    known = state.sites.get(name)
+    return site.connected if known is None else known.standing not in _GONE
+
+
+def turned_away(site: LedSite, name: str, hello: Hello, now: float, silent_s: float, *, live: bool) -> Refused | None:
+    """Why another run folder may not take the place of a site's that is there; None: it may, or is the same.
+
+    Its machine may be lost, and not yet be missed: so a newcomer waits, until the one that is there is heard again, or
+    is gone. live: it counts.
+    """
+    there = site.connected and site.welcomed and now - site.heard < silent_s
+    if site.store in ("", hello.store) or not (there or live):
+        return None
+    if site.rival[0] != hello.store:
+        site.rival = (hello.store, now)
+    if there and site.heard > site.rival[1]:
+        site.rival = ("", 0.0)
+        return Refused(
+            why=f"two machines call themselves {name}: the run folder of the one that is there is {site.store[:12]}, "
+            f"this one's is {hello.store[:12]}. Give each site a name and keys of its own"
+        )
+    return Refused(
+        why=f"{name} is there already, with the run folder {site.store[:12]}; this one's is {hello.store[:12]}, and "
+        "has its place once that one is away",
+        blames="leader",
+    )
 
 
 def supersedes(state: RunState, hello: Hello) -> bool:
@@ -80,8 +111,9 @@ def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str
         return None
     if state.genesis is None:
         return Refused(
-            why=f"run: {name} has the journal of run {hello.run[:12]} with {hello.head + 1} entries, the leader "
-            "has none: promote a site that has one (geocomm members promote)",
+            why=f"run: {name} has the journal of run {hello.run[:12]}, the leader has none, and begins none: if the "
+            f"leader lost its run folder, run geocomm members promote at {name}; for a new run, start {name} with an "
+            "empty folder",
             blames="leader",
         )
     if hello.run != state.genesis.run:

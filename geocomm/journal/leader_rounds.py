@@ -120,6 +120,11 @@ class LeaderRounds:
         for found in self._open.values():
             found.forget(name)
 
+    def take_back(self, fragment: int, name: str) -> None:
+        """What a site has offered of a fragment is a delta to a wrong state."""
+        if (found := self._open.get(fragment)) is not None:
+            found.offers.pop(name, None)
+
     def void(self, fragment: int) -> None:
         """A skip has changed the state of a fragment: its round begins anew."""
         self._least_attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1

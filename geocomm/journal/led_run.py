@@ -53,7 +53,9 @@ class LedRun:
             return
         site.connected = site.welcomed = False
         site.changed = self.now
-        self.log(f"{name}: connection closed: {why}")
+        if why != site.closed_for:  # who dials again at once is told the same again; a person is not
+            site.closed_for = why
+            self.log(f"{name}: connection closed: {why}")
         self._actions.append(Close(name, why))
 
     def log(self, text: str) -> None:

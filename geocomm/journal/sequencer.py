@@ -8,9 +8,9 @@ What is kept here beside the journal's state may be lost at any time: sites say 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes
+from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes, turned_away
 from geocomm.journal.entries import (
     Away,
     End,
@@ -22,6 +22,7 @@ from geocomm.journal.entries import (
     Skip,
     words,
 )
+from geocomm.journal.foreign_journals import ForeignJournals
 from geocomm.journal.leader_rounds import LeaderRounds
 from geocomm.journal.leader_snapshots import LeaderSnapshots
 from geocomm.journal.led_run import LedRun
@@ -47,7 +48,7 @@ from geocomm.journal.messages import (
     Welcome,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.said_digests import SaidDigests
+from geocomm.journal.said_digests import Difference, SaidDigests
 from geocomm.journal.sequencer_events import (
     Action,
     Came,
@@ -79,8 +80,8 @@ class Sequencer:
         start: int = 0,
     ) -> None:
         self.state = state
-        self.superseded_by = 0
-        """A higher term that a site follows: another one leads, and the caller ends this leader. 0: none."""
+        self.superseded = False
+        """A site says that it follows a higher term: another one may lead. The caller finds out, and says False."""
         self._hash_at = hash_at
         self._random_hex = random_hex
         self._run = LedRun(state, terms)
@@ -89,20 +90,29 @@ class Sequencer:
         self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
+        self._foreign = ForeignJournals()
+        self._held_back: dict[str, RanksUp] = {}
+        """By site: no run begins here yet."""
         self._started = False
+
+    def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
+        """What another connection of a site is told that may not take the place of the one that stands; None: it may,
+        and `Came` is next."""
+        self._start(now)
+        site = self._sites.get(name)
+        live = name in self.state.live
+        return None if site is None else turned_away(site, name, hello, now, self._terms.silent_s, live=live)
+
+    @property
+    def doubt(self) -> tuple[str, ...]:
+        """Why this leader may not be the run's; none: it is."""
+        return self._foreign.doubt(self._run.now)
 
     # ---- events
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Take an event. now: seconds on a clock that never goes back."""
-        self._run.now = now
-        if not self._started:
-            self._started = True
-            self._snapshots.begin()
-            for name, site in self.state.sites.items():
-                # After a restart, the sites that were there have a moment to come back.
-                back_by = now + self._terms.silent_s - self._terms.disconnected_s
-                self._sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
+        self._start(now)
         match event:
             case Came():
                 self._came(event.site)
@@ -120,9 +130,19 @@ class Sequencer:
         self._rounds.look()
         return self._run.take_actions()
 
+    def _start(self, now: float) -> None:
+        self._run.now = now
+        if self._started:
+            return
+        self._started = True
+        self._snapshots.begin()
+        for name, site in self.state.sites.items():
+            # After a restart, the sites that were there have a moment to come back.
+            back_by = now + self._terms.silent_s - self._terms.disconnected_s
+            self._sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
+
     def _came(self, name: str) -> None:
         site = self._sites.setdefault(name, LedSite())
-        site.replaced = site.connected and site.welcomed and self._run.now - site.heard < self._terms.silent_s
         site.connected, site.welcomed, site.has_ranks = True, False, False
         site.changed = self._run.now
 
@@ -161,6 +181,7 @@ class Sequencer:
                 self._ready(name, site)
             case RanksGone():
                 site.owners, site.has_ranks = (), False
+                self._held_back.pop(name, None)
                 site.applied.clear()
                 self._away(name, message.why)
             case Due():
@@ -205,15 +226,17 @@ class Sequencer:
             return
         if refused := other_chain(self.state, self._hash_at, name, hello):
             if supersedes(self.state, hello):
-                self.superseded_by = max(self.superseded_by, hello.term)
+                self.superseded = True
+            else:
+                self._foreign.told(name, refused, self._run.now)
             self._run.send(name, refused)
             self._run.drop(name, refused.why)
             return
         known = self.state.sites.get(name)
         if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
             self._forget_disk(name)
-            site.former_stores.add(site.store or (known.store if known is not None else ""))
-        site.store, site.fetch, site.welcomed = hello.store, hello.fetch, True
+        site.store, site.fetch, site.ranks, site.welcomed = hello.store, hello.fetch, hello.ranks, True
+        self._foreign.taken_in(name)
         site.heard, site.changed = self._run.now, self._run.now
         run = None if self.state.genesis is None else self.state.genesis.run
         welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self._rounds.all_open())
@@ -246,11 +269,14 @@ class Sequencer:
         if self.state.ended:  # it hears of that with the entries that follow its welcome
             return
         genesis = self.state.genesis
-        if genesis is not None and name not in self.state.sites:
+        if not site.ranks or (genesis is not None and name not in self.state.sites):
             self._run.drop(name, "it said that it has no ranks, and it has some")
             return
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
+            return
+        if genesis is None and self._foreign.there(self._run.now):
+            self._held_back[name] = message
             return
         if genesis is None:
             model = message.model
@@ -264,7 +290,7 @@ class Sequencer:
                 step=model.step,
             )
             for other, one in sorted(self._sites.items()):
-                if one.welcomed:
+                if one.welcomed and one.ranks:
                     self._run.append(Join, site=other, store=one.store)
         else:
             why = difference(genesis, message.model, name)
@@ -290,6 +316,7 @@ class Sequencer:
         self._run.append(Ready, site=name)
         site.late = False
         site.leaving = None
+        site.closed_for = ""
         site.heard = self._run.now
         self._rounds.ready(name)
 
@@ -320,6 +347,11 @@ class Sequencer:
 
     def _look_at_clock(self) -> None:
         terms = self._terms
+        if self._held_back and not self._foreign.there(self._run.now):
+            held_back, self._held_back = self._held_back, {}
+            for name, message in sorted(held_back.items()):
+                if self._sites[name].welcomed:
+                    self._ranks_up(name, self._sites[name], message)
         for name in self.state.live:
             site = self._sites[name]
             if not site.connected and self._run.now - site.changed >= terms.disconnected_s:
@@ -335,8 +367,8 @@ class Sequencer:
                 self._left(name)
         self._skip_lost()
         self._snapshots.look()
-        for fragment, sites in self._digests.overdue(terms.repair_s, self._run.now):
-            self._stop_for_digests(fragment, sites)
+        for found in self._digests.overdue(terms.repair_s, self._run.now):
+            self._repair(found)
 
     # ---- digests
 
@@ -348,26 +380,34 @@ class Sequencer:
         site.applied[fragment] = max(version, site.applied.get(fragment, 0))
         if name not in self.state.live:
             return  # It may not know yet of a skip that changes its state.
-        found = self._digests.take(name, message, lambda one: self._sites[one].connected, self._run.now)
-        if found is None:
-            return
-        if found.again:
-            self._stop_for_digests(fragment, found.sites)
-            return
-        against = ", ".join(found.others) or "the journal"
-        self._run.log(f"fragment {fragment}, version {version}: {name} has other bits than {against}; repairing")
-        for one in sorted(found.sites):
-            self._run.send(one, Repair(fragment=fragment))
+        found = self._digests.take(name, message, self._run.now)
+        if found is not None:
+            self._repair(found)
 
-    def _stop_for_digests(self, fragment: int, sites: set[str]) -> None:
-        if not sites:
-            return
+    def _repair(self, found: Difference) -> None:
+        """Have the sites that are wrong take the fragment anew; those that have just done so are stopped."""
+        fragment, others = found.fragment, ", ".join(found.right) or "the journal"
+        against = f"than {others}" if found.is_known else "each, and nobody knows which are right"
+        if found.again:
+            self._stop_for_digests(fragment, against, found.again)
+        sites = [name for name in found.sites if name not in found.again]
+        if sites:
+            names = ", ".join(sites)
+            self._run.log(f"fragment {fragment}, version {found.version}: {names}: other bits {against}; repairing")
+        for name in sites:
+            self._run.send(name, Repair(fragment=fragment))
+            if found.is_known:  # nobody waits for it, and its ranks have to start again before it counts
+                self._sites[name].has_ranks = False
+                self._rounds.take_back(fragment, name)
+                self._away(name, f"fragment {fragment}: other bits {against}")
+
+    def _stop_for_digests(self, fragment: int, against: str, sites: Collection[str]) -> None:
         names = " and ".join(sorted(sites))
         for name in sorted(sites):
             self._stop(
                 name,
-                f"fragment {fragment} has other bits than it should, also after a repair: {names}. Look for different "
-                "versions of geocomm or torch, and for broken memory or disks",
+                f"fragment {fragment}: {names}: other bits {against}, also after a repair. Look for different versions "
+                "of geocomm or torch, and for broken memory or disks",
             )
 
     # ---- frames that are lost

@@ -21,7 +21,7 @@ from geocomm.journal.messages import (
     Welcome,
 )
 from geocomm.journal.run_state import EMPTY, RunState
-from geocomm.journal.simulated_checks import BrokenRunError
+from geocomm.journal.simulated_checks import BrokenRunError, Checks
 from geocomm.journal.simulated_leader import SimulatedLeader
 from geocomm.journal.simulated_lines import LEADER, Lines, Link
 from geocomm.journal.simulated_ranks import SimulatedRanks
@@ -39,6 +39,7 @@ class SimulatedAgents:
         sites: Mapping[str, Site],
         leader: SimulatedLeader,
         ranks: SimulatedRanks,
+        checks: Checks,
     ) -> None:
         self._time = time
         self._random = time.random
@@ -46,6 +47,7 @@ class SimulatedAgents:
         self._sites = sites
         self._leader = leader
         self._ranks = ranks
+        self._checks = checks
 
     # ---- machines
 
@@ -66,7 +68,7 @@ class SimulatedAgents:
             return
         site.up = False
         site.process += 1
-        site.ranks = None
+        site.ranks, site.has_wrong_bits = None, False
         site.needs.clear()
         site.parked.clear()
         site.paused_until = 0
@@ -92,22 +94,19 @@ class SimulatedAgents:
         if site.link is not None or self._leader.sequencer is None or not self._lines.reach(site.name, LEADER):
             return
         link = Link(take=lambda message: self._take(site, message), lost=lambda: self._lost(site, link))
-        self._leader.connect(site, link)
         genesis = site.state.genesis
         head = site.state.head
-        self._leader.send_up(
-            site,
-            Hello(
-                protocol=PROTOCOL_VERSION,
-                geocomm="",
-                store=site.disk.store,
-                run=None if genesis is None else genesis.run,
-                head=head.index,
-                head_hash=None if head == EMPTY else head.hash,
-                term=site.state.term,
-                fetch=site.name,
-            ),
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            geocomm="",
+            store=site.disk.store,
+            run=None if genesis is None else genesis.run,
+            head=head.index,
+            head_hash=None if head == EMPTY else head.hash,
+            term=site.state.term,
+            fetch=site.name,
         )
+        self._leader.connect(site, link, hello)
 
     def _lost(self, site: Site, link: Link) -> None:
         if site.link is link:
@@ -148,6 +147,9 @@ class SimulatedAgents:
             case Fetch():
                 frame = Frame(message.fragment, message.version, message.site, message.frame)
                 self._ranks.fetch(site, frame, [*message.sources], again=False)
+            case Stop() if "other bits" in message.why:
+                self._checks.repairs(site)
+                self.kill(site)  # and a person starts it again
             case Refused() | Stop():
                 raise BrokenRunError(f"{site.name} was stopped: {message.why}")
             case _:

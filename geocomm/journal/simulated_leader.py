@@ -111,8 +111,8 @@ class SimulatedLeader:
             return
         self.sequencer = None
         self._starts += 1
-        for name in [*self._links]:
-            self.break_link(self._sites[name], 1)
+        for site in self._sites.values():
+            self.break_link(site, 1)
         self._links.clear()
         self._time.after(self._random.uniform(0.3, 6), self.restart)
 
@@ -168,10 +168,22 @@ class SimulatedLeader:
 
     # ---- connections
 
-    def connect(self, site: Site, link: Link) -> None:
-        """A site's agent has come."""
-        site.link = self._links[site.name] = link
+    def connect(self, site: Site, link: Link, hello: Hello) -> None:
+        """A site's agent dials, and says this first."""
+        site.link = link
+        link.sent_up = self._time.now + self._time.way()
+        self._time.at(link.sent_up, lambda: self._take_in(site, link, hello))
+
+    def _take_in(self, site: Site, link: Link, hello: Hello) -> None:
+        if not link.up or self.sequencer is None:
+            return
+        if self.sequencer.turned_away(site.name, hello, self._time.now + self._clock_offset):
+            self._time.after(self._time.way(), lambda: self._closed(site, link))
+            return
+        self._links[site.name] = link
+        self._checks.stores[site.name] = hello.store
         self.lead(Came(site.name))
+        self.lead(Said(site.name, hello))
 
     def _closed(self, site: Site, link: Link) -> None:
         link.up = False
@@ -204,8 +216,6 @@ class SimulatedLeader:
 
         def arrives() -> None:
             if link.up and self._links.get(site.name) is link:
-                if isinstance(message, Hello):
-                    self._checks.stores[site.name] = message.store
                 self.lead(Said(site.name, message))
 
         self._time.at(link.sent_up, arrives)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Hash, Round, Skip
+from geocomm.journal.entries import Digest, Hash, Round, Skip
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.journal.messages import (
     Down,
@@ -77,7 +77,7 @@ class SimulatedRanks:
 
     def end(self, site: Site, why: str) -> None:
         """They end, and others come."""
-        site.ranks = None
+        site.ranks, site.has_wrong_bits = None, False
         site.needs.clear()
         self._leader.say(site, RanksGone(why=why))
         self.start(site)
@@ -207,8 +207,15 @@ class SimulatedRanks:
                 disk.states[settled.fragment] = part.state
                 old = part.state.version
                 disk.frames = {one for one in disk.frames if one[0] != settled.fragment or one.version >= old}
-            self._do(site, ranks.member.applied(settled, part.state.digest))
+            self._do(site, ranks.member.applied(settled, self._digest_said(site, part.state.digest)))
             self._say_ready(site, ranks)
+
+    def _digest_said(self, site: Site, digest: Digest) -> Digest:
+        if not site.says_wrong_bits:
+            return digest
+        site.says_wrong_bits, site.has_wrong_bits = False, True
+        self._checks.wrong_bits_said += 1
+        return hashlib.md5(f"{site.name} {digest}".encode()).hexdigest()
 
     def _do(self, site: Site, acts: list[Act]) -> None:
         for act in acts:
@@ -225,7 +232,9 @@ class SimulatedRanks:
                     for peer in act.peers:
                         self._mail(site, peer.site, peer.owners[0].id, act.offer)
                 case Recompute():
-                    raise BrokenRunError(f"4: {site.name} is to repair fragment {act.fragment}")
+                    self._checks.repairs(site)
+                    self.end(site, "they repair a fragment")
+                    return
                 case StartAgain():
                     self.end(site, act.why)
                     return

@@ -47,11 +47,12 @@ FAULTS = {
     "all": 0.3,
     "leave": 0.2,
     "hub": 0.4,
+    "bits": 0.2,
 }
 """How often each comes, beside the others; one comes every 3 s or so. `all`: the leader and all sites are killed at
 once. `disk`: a site is killed and its disk is lost. `line`: two sites are cut from each other; `uplink`: one from the
 leader. `hub`: the leader is killed and its disk is lost, and then a site is promoted; half the time the site that has
-its last entry is killed too, or cut off from all."""
+its last entry is killed too, or cut off from all. `bits`: a site says a wrong digest of what it applies next."""
 
 _QUIET_S = 8.0
 """Before the first fault."""
@@ -73,6 +74,8 @@ class History:
     faults: Counter[str]
     seconds: float
     """Of virtual time."""
+    repaired_in_vain: int
+    """See `Checks`."""
 
 
 class SimulatedRun:
@@ -98,7 +101,8 @@ class SimulatedRun:
         self._random = self._time.random
         self._lines = Lines(self._time)
         contents: dict[Hash, Content] = {}
-        chain, checks = Chain(contents), Checks(contents)
+        chain, self._checks = Chain(contents), Checks(contents)
+        checks = self._checks
         count = sites or self._random.randint(2, 5)
         slow = self._random.randrange(count)
         self._sites: dict[str, Site] = {}
@@ -108,7 +112,7 @@ class SimulatedRun:
         world = (self._time, self._lines, self._sites)
         self._leader = SimulatedLeader(*world, chain, checks, terms, sequencer)
         self._ranks = SimulatedRanks(*world, self._leader, checks, contents, member)
-        self._agents = SimulatedAgents(*world, self._leader, self._ranks)
+        self._agents = SimulatedAgents(*world, self._leader, self._ranks, checks)
 
     def run(self) -> History:
         """Let it happen."""
@@ -125,7 +129,15 @@ class SimulatedRun:
             broken = str(error)
         except RunHasEnded:
             pass
-        return History(self._seed, tuple(self._leader.chain.entries), broken, still, self._faults, self._time.now)
+        return History(
+            self._seed,
+            tuple(self._leader.chain.entries),
+            broken,
+            still,
+            self._faults,
+            self._time.now,
+            self._checks.repaired_in_vain,
+        )
 
     def _goes_on(self) -> bool:
         """Whether in the time of peace every fragment takes two rounds, and all sites come to the same head."""
@@ -185,6 +197,8 @@ class SimulatedRun:
                 self._agents.kill(site)
                 if kind == "disk":
                     site.disk = Disk(self._time.hex())
+            case "bits" if not any(one.says_wrong_bits or one.has_wrong_bits for one in self._sites.values()):
+                site.says_wrong_bits = True
             case "pause":
                 site.pause(self._random.uniform(1, 20))
             case "ranks" if site.ranks is not None:

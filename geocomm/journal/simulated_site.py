@@ -79,6 +79,10 @@ class Site:
         self.gone = False
         """It has left."""
         self.leaving = False
+        self.says_wrong_bits = False
+        """Of the next round that its ranks apply."""
+        self.has_wrong_bits = False
+        """It has said so, and its ranks have not started again since."""
         self.paused_until = 0.0
         self.parked: list[Callable[[], None]] = []
         """What happens once the pause is over, in order."""

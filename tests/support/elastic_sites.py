@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,6 +158,12 @@ class ElasticSite:
         return ENVIRONMENT | own | dict(more)
 
 
+def members(command: str, site: ElasticSite, *more: str) -> subprocess.CompletedProcess[str]:
+    """`geocomm members` at a site."""
+    arguments = [sys.executable, "-m", "geocomm", "members", command, "--run-dir", str(site.folder), *more]
+    return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+
+
 class ElasticSites(dict[str, ElasticSite]):
     """Sites by name, of which the first leads, or whom etcd says. A context that ends all processes."""
 
@@ -177,10 +183,13 @@ class ElasticSites(dict[str, ElasticSite]):
 
     def start(self) -> None:
         """Start all, and return once each has counted twice."""
-        for site in self.values():
+        self.start_all([*self.values()])
+
+    def start_all(self, sites: Sequence[ElasticSite]) -> None:
+        """Start these, and return once each has counted twice."""
+        for site in sites:
             site.start()
-        first = next(iter(self.values()))
-        self.until(lambda: all(first.listed(name) >= 2 for name in self), "all count")
+        self.until(lambda: all(sites[0].listed(site.name) >= 2 for site in sites), "all count")
 
     def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         """Return once `condition` holds; else fail with all that was logged."""

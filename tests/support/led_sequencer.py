@@ -85,8 +85,12 @@ class Led:
             "term": self.sequencer.state.term,
             "fetch": f"{site}:1",
         }
+        hello = Hello(**fields | changes)
+        if refused := self.sequencer.turned_away(site, hello, self.now):
+            self.sent.append(Send(site, refused))
+            return
         self.on(Came(site))
-        self.say(site, Hello(**fields | changes))
+        self.say(site, hello)
 
     def ranks_up(self, site: str, model: Model = MODEL) -> None:
         self.say(site, RanksUp(owners=(Owner(id=STORES[site], host=site, port=1),), model=model, digests=DIGESTS))

@@ -144,10 +144,10 @@ def test_agent_that_cannot_keep_the_term_ends_in_words_and_goes_on_once_it_can(t
 
 
 def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: Path) -> None:
-    keys = make_keys(tmp_path / "keys", "ab")
+    keys = make_keys(tmp_path / "keys", "abc")
 
     async def answers(address: HubAddress, *said: bytes) -> str:
-        stream = await connected(address, keys["b"], Purpose.RUN)
+        stream = await connected(address, keys["c"], Purpose.RUN)
         for line in said:
             await stream.write(line + b"\n")
         with contextlib.closing(stream):

@@ -14,15 +14,10 @@ import pytest
 
 from geocomm.journal.entries import Round, TermBegun, hash_of
 from geocomm.journal.journal import FILE_NAME
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 
 pytestmark = pytest.mark.timeout(400)
-
-
-def members(command: str, site: ElasticSite, *more: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "geocomm", "members", command, "--run-dir", str(site.folder), *more]
-    return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def end(site: ElasticSite) -> None:

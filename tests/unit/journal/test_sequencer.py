@@ -177,9 +177,11 @@ def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_cou
 
 
 def test_site_that_is_back_with_another_run_folder_has_to_get_the_frames_again() -> None:
-    led = Led().take_part("abc")
+    led = Led(Terms(least_grace_s=60)).take_part("abc")
     led.due()
     frame = led.offer("a", "bc")
+    led.on(Ended("c"))
+    led.wait(3, "ab")
     led.hello("c", store="9" * 32, ranks=True)
     assert led.kinds()[-2:] == ["away", "join"]
     led.ranks_up("c")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from geocomm.journal.entries import Round
 from geocomm.journal.member import Member
-from geocomm.journal.messages import Fetch, Hello, Offer
+from geocomm.journal.messages import Fetch, Hello, Offer, Refused
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Action, Event, Send
 from geocomm.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
@@ -56,6 +56,13 @@ def test_equal_seeds_give_equal_histories() -> None:
     assert sum(isinstance(entry, Round) for entry in one.entries) > 10
 
 
+def test_wrong_bits_of_one_site_of_three_cost_the_others_no_start() -> None:
+    histories = [SimulatedRun(seed, sites=3, faults={"bits": 1.0}).run() for seed in range(20)]
+    assert [verdict(history) for history in histories] == [""] * 20
+    assert sum(history.faults["bits"] for history in histories) > 50
+    assert sum(history.repaired_in_vain for history in histories) == 0
+
+
 class BelievesWhatWasOpen(Member):
     """A member that goes on believing in rounds that the leader does not name any more."""
 
@@ -73,9 +80,15 @@ class NeverFetches(Sequencer):
 class BelievesLostDisks(Sequencer):
     """A leader that does not look at the store of a site that comes back."""
 
-    def _hello(self, name: str, site: Any, hello: Hello) -> None:
+    def _believed(self, name: str, hello: Hello) -> Hello:
         known = self.state.sites.get(name)
-        super()._hello(name, site, hello if known is None else hello.model_copy(update={"store": known.store}))
+        return hello if known is None else hello.model_copy(update={"store": known.store})
+
+    def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
+        return super().turned_away(name, self._believed(name, hello), now)
+
+    def _hello(self, name: str, site: Any, hello: Hello) -> None:
+        super()._hello(name, site, self._believed(name, hello))
 
 
 class NeverSkips(Sequencer):
