@@ -230,6 +230,11 @@ RULES: tuple[AlertRule, ...] = (
         "start it again, or geocomm members remove",
     ),
     AlertRule(
+        *("LeaderInDoubt", _CRITICAL, Scope.RUN, Metric("geocomm_leader_in_doubt").equals(1), 0),
+        "two sites lead the elastic run, or the one that leads lacks the journal that others have",
+        "the log of the agent there says which sites, and what to do: promote one, or start others with empty folders",
+    ),
+    AlertRule(
         *("SnapshotLost", _WARNING, Scope.SITE, _recent("snapshot_lost"), 0),
         "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",
         "free room on the disk of its run folder; geocomm snapshot ls says which other sites have it",

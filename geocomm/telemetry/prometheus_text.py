@@ -154,6 +154,13 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     at = (folder.site,) if folder.site else ()
     yield MetricRow("geocomm_disk_free_bytes", "where the run store is", own, [(at, folder.free_bytes)])
     yield MetricRow("geocomm_disk_size_bytes", "of that disk", own, [(at, folder.size_bytes)])
+    if folder.site:
+        yield MetricRow(
+            "geocomm_leader_in_doubt",
+            "1: this site leads, and may not be the only one, or has not the journal that others have",
+            (),
+            [((), float(folder.is_in_doubt))],
+        )
     if folder.members is not None:
         yield MetricRow(
             "geocomm_member_away",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from geocomm.elastic.whereabouts import site_of
+from geocomm.elastic.whereabouts import doubt, site_of
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState, SiteRecord, Standing
@@ -33,6 +33,8 @@ class StoreFolder:
     """Whose run folder it is, in an elastic run; empty: of none."""
     lacks_snapshot: bool = False
     """Fewer sites have the last snapshot of an elastic run than are to keep one, though several take part."""
+    is_in_doubt: bool = False
+    """Its site leads an elastic run, and may not be the only one, or not be the run's leader."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
@@ -45,8 +47,8 @@ class StoreFolder:
         try:
             disk = shutil.disk_usage(folder)
         except OSError:
-            return cls(None, None, members, started, site, lacks)
-        return cls(disk.free, disk.free + disk.used, members, started, site, lacks)
+            return cls(None, None, members, started, site, lacks, bool(doubt(folder)))
+        return cls(disk.free, disk.free + disk.used, members, started, site, lacks, bool(doubt(folder)))
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -135,6 +135,7 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         site(train_checkpoint_age_seconds=200, train_checkpoint_interval_seconds=60),
     ),
     "MemberAway": (site(member_away=1), "w", site(member_away=0)),
+    "LeaderInDoubt": (plain(leader_in_doubt=1), "c", plain(leader_in_doubt=0)),
     "SnapshotLost": (event("snapshot_lost", 1), "w", event("snapshot_lost", 0)),
     "SnapshotNotKept": (plain(snapshot_not_kept=1), "w", plain(snapshot_not_kept=0)),
     "TelemetryLost": (
@@ -219,7 +220,7 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
     assert set(CASES) == {rule.name for rule in RULES} - {"Watchdog"}
     record(tmp_path / "run", 2, 1, 0.0, 70)
     member = SiteRecord("tokyo", Standing.AWAY, "", 0)
-    there = samples(overview(RunStore(tmp_path / "run"), 70.0), StoreFolder(1, 2, (member,)))
+    there = samples(overview(RunStore(tmp_path / "run"), 70.0), StoreFolder(1, 2, (member,), site="tokyo"))
     assert there["geocomm_member_away"] == {(("site", "tokyo"),): 1.0}
     for rule in RULES:
         for name in set(rule.when.metrics()) - {"up"}:
@@ -232,8 +233,10 @@ def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> 
     record(tmp_path, 2, 1, 0.0, 3)
     seen = overview(RunStore(tmp_path), 3.0)
     assert list(samples(seen, StoreFolder.look(tmp_path))["geocomm_disk_free_bytes"]) == [()]
-    (tmp_path / ABOUT_FILE).write_text('{"site": "tokyo"}')
-    assert list(samples(seen, StoreFolder.look(tmp_path))["geocomm_disk_free_bytes"]) == [(("site", "tokyo"),)]
+    (tmp_path / ABOUT_FILE).write_text('{"site": "tokyo", "doubt": "site b leads too"}')
+    there = samples(seen, StoreFolder.look(tmp_path))
+    assert list(there["geocomm_disk_free_bytes"]) == [(("site", "tokyo"),)]
+    assert list(there["geocomm_leader_in_doubt"].values()) == [1.0]
 
 
 @pytest.mark.parametrize("name", CASES)
