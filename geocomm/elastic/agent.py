@@ -88,6 +88,8 @@ class Agent:
         self.site = keys.identity.site
         self.left = asyncio.Event()
         """The site has left, as the journal says."""
+        self.ranks_ended = asyncio.Event()
+        """The last ranks of the site are gone, and no others have come."""
         self.asked_to_leave = False
         """The agent that comes after this one, in the same process, goes on with that."""
         # A leader may not reach itself by the address that it has for others.
@@ -128,6 +130,7 @@ class Agent:
             self._life.end(f"the run in {self._store.run_dir} has ended: start with an empty run folder", refused=True)
         self._life.start(self._beat_forever())
         self._life.start(self._following.look())
+        self._life.start(self._ranks.begin_without_leader())
         try:
             await self._view.link.run()
         finally:
@@ -359,6 +362,7 @@ class Agent:
 
     def rank_came(self, connection: RankConnection) -> None:
         """A rank has said hello."""
+        self.ranks_ended.clear()
         self._ranks.came(connection)
 
     def rank_said(self, connection: RankConnection, up: Up) -> None:
@@ -388,6 +392,7 @@ class Agent:
     def rank_gone(self, connection: RankConnection) -> None:
         """The connection of a rank has ended: the agent lives, so the rank does not."""
         if self._ranks.knows(connection) and self._ranks.gone(connection):
+            self.ranks_ended.set()
             self._view.say(RanksGone(why="its ranks have ended"))
 
     async def _watch_for_ranks(self) -> None:

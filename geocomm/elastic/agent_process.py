@@ -49,6 +49,7 @@ LINGER_S = 10.0
 """A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
+_SAME_SIGTERM_S = 1.0
 _LOCK_FILE = "agent.lock"
 _LOCK_LIMIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -139,7 +140,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     """Run it until the site's part is over. AgentEnded where that is not in good order, and what may be raised by its
     sockets and files."""
     leaving = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    _leave_on_sigterm(leaving)
     leadership = leadership_of(config, store, keys)
     try:
         while True:
@@ -154,6 +155,20 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
                 log(str(change))
     finally:
         await leadership.resign()
+
+
+def _leave_on_sigterm(leaving: asyncio.Event) -> None:
+    """systemd sends it to every process of a site, and so does the supervisor a moment later: that is one."""
+    loop = asyncio.get_running_loop()
+    ignored_until = 0.0
+
+    def asked() -> None:
+        nonlocal ignored_until
+        if loop.time() >= ignored_until:
+            ignored_until = loop.time() + _SAME_SIGTERM_S
+            leaving.set()
+
+    loop.add_signal_handler(signal.SIGTERM, asked)
 
 
 async def _run_once(
@@ -236,7 +251,7 @@ async def _run_once(
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
-            await _either(leaving, None, LINGER_S)
+            await _either(leaving, LINGER_S)
     except StartAgain:
         sent_limit_s = 0.0
         if agent.asked_to_leave:
@@ -265,23 +280,23 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
     if has_ranks:
         if agent.ask_ranks_to_leave():
             log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
-            await _either(asked, agent.left, LAST_STEPS_S)
+            await _either(asked, LAST_STEPS_S, agent.left, agent.ranks_ended)
         agent.leave()
-        await _either(asked, agent.left, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S)
+        await _either(asked, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S, agent.left)
     if leader is not None and (others := leader.others_connected(agent.site)):
         if passes_on:
             log(f"this agent leads on for {LINGER_S:g} s, while {', '.join(others)} get its last frames")
-            await _either(asked, None, LINGER_S)
+            await _either(asked, LINGER_S)
             return
         log(f"this agent leads on for {', '.join(others)}; a second SIGTERM ends it, and rounds stand until it is back")
         while leader.others_connected(agent.site):
-            if await _either(asked, None, 1.0):
+            if await _either(asked, 1.0):
                 return
 
 
-async def _either(asked: asyncio.Event, done: asyncio.Event | None, limit_s: float) -> bool:
-    """Wait for one of two; whether it was `asked`."""
-    waits = [asyncio.create_task(event.wait()) for event in (asked, done) if event is not None]
+async def _either(asked: asyncio.Event, limit_s: float, *done: asyncio.Event) -> bool:
+    """Wait for one of these; whether it was `asked`."""
+    waits = [asyncio.create_task(event.wait()) for event in (asked, *done)]
     await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()

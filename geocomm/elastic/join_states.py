@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -95,6 +96,12 @@ class StatesOfOthers:
         """The newest state on this disk; one that has other bits than the journal says is removed. entries: the rounds
         of the fragment."""
         return await asyncio.to_thread(self._own_state, state, fragment, _digests(state, fragment, entries))
+
+    def here_until(self, state: RunState, entries: list[Round], base: int) -> int:
+        """The version to which rounds from `base` on can be replayed with the frames on this disk."""
+        after = [entry for entry in entries if entry.version >= base]
+        here = itertools.takewhile(lambda entry: not self.lacking(state, [entry], base), after)
+        return base + sum(1 for _ in here)
 
     def _own_state(self, state: RunState, fragment: int, digests: dict[int, Digest]) -> int | None:
         while (version := self._store.latest_state(fragment, state.versions[fragment])) is not None:

@@ -9,7 +9,7 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Up, Welcome, said
-from geocomm.journal.run_state import RunState
+from geocomm.journal.run_state import RunState, Standing
 
 
 @dataclass
@@ -39,6 +39,12 @@ class RunView:
     def leader_at(self) -> str:
         """host:port."""
         return self.known.leader or self.hub
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the journal says that this site takes part, or may come back."""
+        known = self.state.sites.get(self.site)
+        return known is not None and known.standing not in (Standing.LEFT, Standing.REMOVED)
 
     def say(self, up: Up) -> None:
         """Tell the leader, if it has welcomed this agent."""

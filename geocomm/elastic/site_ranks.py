@@ -18,6 +18,8 @@ from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.waiting import Waiting
 
 _RANKS_END_S = 60.0
+ALONE_AFTER_S = 10.0
+"""Without a leader for so long, ranks that come up begin with what their site has."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class SiteRanks:
         self._view, self._states, self._others, self._ahead, self._life = view, states, others, ahead, life
         self._ranks: dict[int, _Rank] = {}
         self._welcoming: asyncio.Task[None] | None = None
+        self._is_alone = False
+        """There has been no leader for long."""
 
     def knows(self, connection: RankConnection) -> bool:
         """Whether it is that of a rank, and none has taken its place."""
@@ -167,11 +171,23 @@ class SiteRanks:
         if self._view.is_current and self.complete and all(rank.caught_up for rank in self._ranks.values()):
             self._view.say(ReadySaid())
 
+    async def begin_without_leader(self) -> None:
+        """See to it, until cancelled, that ranks begin though the leader is away: what they learn counts once it is
+        back."""
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        while True:
+            await asyncio.sleep(1)
+            if self._view.welcome is not None:
+                since = clock()
+            self._is_alone = clock() - since >= ALONE_AFTER_S
+            self.welcome()
+
     def welcome(self) -> None:
         """Welcome the ranks that wait for it, once the journal is here as far as the leader had it."""
         waiting = any(not rank.welcomed for rank in self._ranks.values())
-        known = self._view.state.genesis is not None and self._view.site in self._view.state.sites
-        if waiting and self._view.is_current and known and self.complete and self._welcoming is None:
+        may_begin = (self._view.is_current or self._is_alone) and self._view.is_member
+        if waiting and may_begin and self.complete and self._welcoming is None:
             self._welcoming = self._life.start(self._prepare_and_welcome())
             self._welcoming.add_done_callback(self._welcoming_ended)
 
@@ -186,6 +202,8 @@ class SiteRanks:
         bases: dict[int, tuple[int, bool]] = {}
         await self._ahead.end()
         rounds = await self._states.rounds()
+        if self._is_alone:
+            log("the leader is away: the ranks of this site begin with what it has, and count once the leader is back")
         joining = self._view.state.sites[self._view.site].standing is Standing.JOINING
 
         async def find_base(rank: _Rank, fragment: int, version: int) -> None:
@@ -201,17 +219,29 @@ class SiteRanks:
         await asyncio.gather(
             *(find_base(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items())
         )
+        goals = dict(enumerate(self._view.state.versions))
+        if self._is_alone:  # who has the other frames may be away too
+            goals = {
+                fragment: self._states.here_until(self._view.state, rounds.get(fragment, []), base)
+                for fragment, (base, _) in bases.items()
+            }
         for rank in ranks:
             if self._ranks.get(rank.connection.hello.place) is rank:
-                self._welcome_rank(rank, bases, rounds)
+                self._welcome_rank(rank, bases, rounds, goals)
         self.say_ready()
 
-    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], rounds: dict[int, list[Round]]) -> None:
+    def _welcome_rank(
+        self,
+        rank: _Rank,
+        bases: dict[int, tuple[int, bool]],
+        rounds: dict[int, list[Round]],
+        goals: dict[int, int],
+    ) -> None:
         genesis = self._view.state.genesis
         if genesis is None:  # never: welcome has looked
             return
         own = sorted(rank.versions)
-        rank.goals = {fragment: self._view.state.versions[fragment] for fragment in own}
+        rank.goals = {fragment: goals[fragment] for fragment in own}
         rank.versions = {fragment: bases[fragment][0] for fragment in own}
         rank.welcomed = True
         rank.connection.say(
@@ -228,7 +258,7 @@ class SiteRanks:
         # A snapshot may have been asked for while this rank had no agent.
         if (last := self._view.state.snapshot) is not None and self._view.state.lacks_snapshot:
             rank.connection.say(EntrySaid(entry=last))
-        behind = [fragment for fragment in own if rank.versions[fragment] < rank.goals[fragment]]
+        behind = [fragment for fragment in own if rank.versions[fragment] < self._view.state.versions[fragment]]
         if behind:
             lacks = [
                 one for fragment in behind for one in rounds.get(fragment, []) if one.version == bases[fragment][0]

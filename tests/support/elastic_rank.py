@@ -137,6 +137,7 @@ class FakeRank:
                 self._state = self._store.read_state(0, self._version)
             self._step = down.step
             self._member = Member(down.site, {0: self._version}, self._on_disk(down.versions[0]))
+            print(f"begins at version {self._version}", flush=True)
         if self._member is not None:
             if isinstance(down, EntrySaid) and isinstance(down.entry, Join) and down.entry.site != self._site:
                 self._keep_state = True

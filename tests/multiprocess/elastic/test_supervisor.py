@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from geocomm.elastic.agent_process import LAST_STEPS_S
 from geocomm.journal.entries import Left
 from geocomm.journal.run_state import Standing
 from support.elastic_commands import processes_of, supervised
@@ -55,6 +58,21 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         # It gives out its last frames for a while, and does not join again for that.
         assert len([entry for entry in a.entries() if isinstance(entry, Left) and entry.site == "b"]) == 1
         assert not processes_of(b, "")
+
+
+def test_sigterm_to_every_process_of_a_site_waits_for_no_rank_that_is_dead(tmp_path: Path) -> None:
+    with supervised(tmp_path, "ab") as run:
+        a, b = run.sites["a"], run.sites["b"]
+        run.start("a")
+        second = run.start("b")
+        run.until(lambda: b.state().live == ["a", "b"], "both sites are ready")
+        began = time.monotonic()
+        for process in (second.pid, *processes_of(b, "")):  # as systemd does
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+        assert second.wait(60) == 0, b.text()
+        assert time.monotonic() - began < LAST_STEPS_S, b.text()
+        assert standing(a, "b") is Standing.LEFT
 
 
 def test_a_leader_whose_ranks_are_done_leads_on(tmp_path: Path) -> None:
