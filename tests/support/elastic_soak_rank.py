@@ -85,6 +85,7 @@ def main(folder: str, seed: int, step_seconds: float, every: int) -> None:
             model(rows_at(train, torch.randint(len(train) - CONTEXT - 1, (BATCH,), generator=chance))).backward()
             time.sleep(max(0.0, begun + step_seconds - time.monotonic()))
             hooked = time.monotonic()
+            handle.count_tokens(BATCH * CONTEXT)
             optimizer.step()
             ended = time.monotonic()
             optimizer.zero_grad()

@@ -14,8 +14,22 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshots import Snapshots
 from geocomm.journal.entries import Kept, Round, Skip, Snapshot
 from geocomm.journal.run_state import RunState, Standing
+from support import elastic_soak_goodput
+from support.elastic_soak_goodput import Goodput, mean_step_s
 from support.elastic_soak_rank import BATCH, CONTEXT
-from support.elastic_soak_run import EVERY, FAULT_EVERY_S, KINDS, LINK, PAUSE, SITES, SNAPSHOT_S, STEP_S, Fault, Run
+from support.elastic_soak_run import (
+    EVERY,
+    FAULT_EVERY_S,
+    KINDS,
+    LEAST_GOODPUT,
+    LINK,
+    PAUSE,
+    SITES,
+    SNAPSHOT_S,
+    STEP_S,
+    Fault,
+    Run,
+)
 
 PARTS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Of the tokens: where losses are told."""
@@ -160,7 +174,9 @@ def longest_gap(run: Run, began: float, ended: float) -> float:
     return max((b - a for a, b in itertools.pairwise(times) if began < b <= ended), default=0.0)
 
 
-def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Conditions) -> str:
+def text_of(
+    runs: list[Run], problems: list[str], seconds: float, conditions: Conditions, every_s: float = FAULT_EVERY_S
+) -> str:
     """The result, for people."""
     disturbed = runs[-1]
     rounds = sum(isinstance(one.entry, Round) for one in disturbed.journal)
@@ -193,6 +209,8 @@ def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Co
             for run in runs
             if run.report is not None
         ),
+        "",
+        *elastic_soak_goodput.told(disturbed, mean_step_s(runs[:-1]), every_s),
         "",
         "## Faults",
         "",
@@ -258,6 +276,9 @@ def judge(runs: list[Run]) -> list[str]:
         )
     if disturbed.took and max(disturbed.took) > max(max(one.took) for one in calm) + 1.0:
         problems.append(f"a step of a site that no fault hit took {max(disturbed.took):.1f} s")
+    goodput = Goodput.of(runs[-1], mean_step_s(runs[:-1])).of_time_up
+    if goodput < LEAST_GOODPUT:
+        problems.append(f"goodput {100 * goodput:.1f} % of the time in which the machines were there")
     curves = [curve(run) for run in runs]
     tokens = min(points[-1][0] for points in curves)
     *seeds, found = (loss_at(points, tokens) for points in curves)

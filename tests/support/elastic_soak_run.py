@@ -37,7 +37,10 @@ KINDS = (
     "leader's agent killed",
     "leave and return",
     "all killed",
+    "disk lost",
 )
+LEAST_GOODPUT = 0.9
+"""Of the time in which the machines are there, with a fault every FAULT_EVERY_S."""
 PAUSE = (0.85, 1.06)
 """Of the tokens of the undisturbed runs: from where to where no fault comes, so that what stays of faults is compared,
 and not the noise of the rounds that only some sites are in.

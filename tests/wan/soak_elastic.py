@@ -1,10 +1,10 @@
 """An elastic run of three sites over an emulated WAN with TLS, and a fault each 20 s, for as long as one likes.
 
-    soak_elastic.py [--minutes 60] [--seed N] [--out benchmarks/results]
+    soak_elastic.py [--minutes 60] [--fault-every 20] [--seed N] [--out benchmarks/results]
 
-First undisturbed runs of some seeds, then one with faults. Every state that a site ever had is compared with those that
-the others and the journal have; steps and loss with those of the undisturbed runs. Writes soak-elastic.md; the exit
-status is 0 if the verdict is good.
+First undisturbed runs of some seeds, then one with faults, whose goodput is told. Every state that a site ever had is
+compared with those that the others and the journal have; steps and loss with those of the undisturbed runs. Writes
+soak-elastic.md; the exit status is 0 if the verdict is good.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,12 @@ def apply(run: Run, kind: str, chance: random.Random) -> Fault:
             with down(fault.hit):
                 run.wan.signal_site(follower, signal.SIGKILL)
                 watch_away(run, fault, follower, length)
+        case "disk lost":
+            fault.hit = (follower,)
+            with down(fault.hit):
+                run.wan.signal_site(follower, signal.SIGKILL)
+                watch_away(run, fault, follower, length)
+                shutil.rmtree(run.folder / f"run-{follower}")
         case "leader's site killed":
             fault.hit = (LEADER,)
             with down(fault.hit):
@@ -131,8 +138,8 @@ def watch_away(run: Run, fault: Fault, site: str, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def disturb(run: Run, until: float, chance: random.Random, pause: tuple[float, float]) -> None:
-    """A fault each FAULT_EVERY_S, or once all sites count again after the last one, if that is later; but none while
+def disturb(run: Run, until: float, chance: random.Random, pause: tuple[float, float], every_s: float) -> None:
+    """A fault each `every_s`, or once all sites count again after the last one, if that is later; but none while
     the tokens that counted are in the pause."""
     kinds: list[str] = []
     while time.monotonic() < until:
@@ -147,7 +154,7 @@ def disturb(run: Run, until: float, chance: random.Random, pause: tuple[float, f
         told = f"{fault.kind}{f' ({chr(44).join(fault.hit)})' if fault.hit else ''}"
         took = f"{fault.over - fault.began:.1f} s, all count again {fault.recovered - fault.over:.1f} s later"
         print(f"{fault.began - run.began:7.1f} s  {told}: {took}", flush=True)
-        watch(run, fault.began + FAULT_EVERY_S - time.monotonic())
+        watch(run, min(until, fault.began + every_s) - time.monotonic())
 
 
 def undisturbed(run: Run, until: float) -> None:
@@ -162,11 +169,14 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--fault-every", type=float, default=FAULT_EVERY_S, help="Seconds; default: %(default)g.")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results")
     parser.add_argument("--keep", type=Path, help="A folder for all files of the runs; must not exist.")
     options = parser.parse_args()
     arguments = [f"--minutes {options.minutes:g}", f"--seed {options.seed}"]
+    if options.fault_every != FAULT_EVERY_S:
+        arguments.append(f"--fault-every {options.fault_every:g}")
     print(f"soak: {' '.join(arguments)}", flush=True)
     conditions = Conditions.here(f"python tests/wan/soak_elastic.py {' '.join(arguments)}")
     chance, problems, runs = random.Random(options.seed), list[str](), list[Run]()
@@ -191,7 +201,8 @@ def main() -> int:
                 runs.append(run)
                 tokens = min(map(tokens_of, runs[:-1]))
                 until = max(began + 60 * options.minutes, run.began + FAULT_EVERY_S)
-                disturb(run, until, chance, (PAUSE[0] * tokens, PAUSE[1] * tokens))
+                pause = (PAUSE[0] * tokens, PAUSE[1] * tokens)
+                disturb(run, until, chance, pause, options.fault_every)
         except (Problem, subprocess.TimeoutExpired) as error:
             problems.append(str(error))
             runs[-1].ended = runs[-1].ended or time.monotonic()
@@ -200,7 +211,7 @@ def main() -> int:
             for log in run.logs.values():
                 log.refresh()
         problems += judge(runs)
-        text = text_of(runs, problems, time.monotonic() - began, conditions)
+        text = text_of(runs, problems, time.monotonic() - began, conditions, options.fault_every)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "soak-elastic.md"
     path.write_text(text, encoding="utf-8")
