@@ -8,6 +8,7 @@ one goes on from the run folder.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
@@ -43,6 +44,8 @@ from geocomm.journal.messages import (
     Offer,
     Open,
     Pass,
+    Peer,
+    Peers,
     RanksGone,
     Refused,
     Repair,
@@ -248,8 +251,11 @@ class Agent:
                 self._append(down.entry)
             case Open():
                 self._view.opens[down.fragment] = down
-                for peer in down.peers:
-                    self._view.known.learn(peer.site, peer.fetch)
+                self._learn_of(down.peers)
+                self._ranks.tell(down)
+            case Peers():
+                self._view.peers = down
+                self._learn_of(down.peers)
                 self._ranks.tell(down)
             case Fetch():
                 wanted = Wanted(down.fragment, down.version, down.site, down.frame, down.bytes)
@@ -263,6 +269,10 @@ class Agent:
                 self._life.end(down.why, refused=True)
             case _:
                 raise BadLineError(f"{down.kind} is not for an agent")
+
+    def _learn_of(self, peers: Iterable[Peer]) -> None:
+        for peer in peers:
+            self._view.known.learn(peer.site, peer.fetch)
 
     def _link_lost(self) -> None:
         self._view.leave_leader()

@@ -8,7 +8,7 @@ from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
 from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Up, Welcome, said
+from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
 from geocomm.journal.run_state import RunState, Standing
 
 
@@ -28,6 +28,8 @@ class RunView:
     link: LeaderLink
     own_fetch: str = ""
     """host:port where others reach this agent."""
+    peers: Peers | None = None
+    """Who takes part, or is about to."""
     opens: dict[int, Open] = field(default_factory=dict[int, Open])
     """The open rounds, by fragment."""
     welcome: Welcome | None = None

@@ -269,5 +269,7 @@ class SiteRanks:
                     base = rank.versions.get(entry.fragment)
                     if base is not None and entry.version >= base:
                         rank.connection.say(EntrySaid(entry=entry))
+        if self._view.peers is not None:
+            rank.connection.say(self._view.peers)
         for opened in self._view.opens.values():
             rank.connection.say(opened)

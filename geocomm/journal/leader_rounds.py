@@ -13,7 +13,7 @@ from geocomm.journal.claims import Claims
 from geocomm.journal.entries import Round
 from geocomm.journal.learning_rates import LearningRates
 from geocomm.journal.led_run import LedRun
-from geocomm.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer
+from geocomm.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer, Peers
 from geocomm.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.journal.said_digests import SaidDigests
 
@@ -66,6 +66,8 @@ class LeaderRounds:
         begun = any(run.state.versions)
         self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
         self._peers: tuple[Peer, ...] = ()
+        self._met: tuple[Peer, ...] = ()
+        """Those, and the sites whose ranks are up and not ready yet."""
 
     # ---- what happens
 
@@ -208,10 +210,15 @@ class LeaderRounds:
         return Open(fragment=fragment, version=found.version, attempt=found.attempt, peers=self._peers)
 
     def _tell_peers(self) -> None:
-        """Who has come meanwhile gets frames too: that changes what is open."""
-        peers = tuple(
-            Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch) for name in self._state.live
-        )
+        """Who has come meanwhile gets frames too: that changes what is open. Ranks connect before that."""
+        live = self._state.live
+        coming = [name for name, one in self._sites.items() if one.has_ranks and one.connected and one.welcomed]
+        met = tuple(self._peer(name) for name in sorted({*live, *coming}))
+        gained, self._met = set(met) - set(self._met), met
+        if gained:
+            for name in (one.site for one in met if self._sites[one.site].welcomed):
+                self._run.send(name, Peers(peers=met))
+        peers = tuple(map(self._peer, live))
         if peers == self._peers:
             return
         gained = set(peers) - set(self._peers)
@@ -219,6 +226,9 @@ class LeaderRounds:
         if gained:
             for fragment in sorted(self._open):
                 self._announce(fragment)
+
+    def _peer(self, name: str) -> Peer:
+        return Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch)
 
     def _in_time(self, name: str, fragment: int, version: int) -> None:
         """Whether a site is waited for follows from whether it comes within the grace, also where nobody waited."""

@@ -296,6 +296,15 @@ class Open(Record):
     """The live members, the site itself included."""
 
 
+class Peers(Record):
+    """Who takes part, or is about to: ranks connect to theirs, so that the first frame of a site that comes does not
+    wait for that."""
+
+    kind: Literal["peers"] = "peers"
+    peers: tuple[Peer, ...]
+    """The site itself included."""
+
+
 class Welcome(Record):
     """The leader takes the site in. Entries behind its head follow, one EntrySaid each, and then Opens: what is not
     among these is not open, whatever the site believed."""
@@ -398,7 +407,7 @@ class Stop(Record):
 
 
 Down = Annotated[
-    Open | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Leaving | Repair | Stop,
+    Open | Peers | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Leaving | Repair | Stop,
     Field(discriminator="kind"),
 ]
 _UP: TypeAdapter[Up] = TypeAdapter(Up)

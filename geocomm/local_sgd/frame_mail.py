@@ -44,6 +44,18 @@ class FrameMail:
         self._sent: set[tuple[bytes, int, int]] = set()
         self._unreachable: set[Owner] = set()
 
+    def meet(self, peers: Iterable[Peer], fragments: Iterable[int]) -> None:
+        """Connect to the ranks of other sites that own these fragments there: across the world that takes seconds."""
+        for peer in peers:
+            if peer.site == self._site or not peer.owners:
+                continue
+            gone = self._owners_of.get(peer.site, set[bytes]()) - {bytes.fromhex(owner.id) for owner in peer.owners}
+            for owner in gone:  # its ranks have started again before they took part
+                self._owners_of[peer.site].remove(owner)
+                self._mail.forget(owner)
+            for fragment in fragments:
+                self._meet(peer.site, peer.owners, fragment)
+
     def send(self, offer: Offer, peers: Iterable[Peer], content: torch.Tensor) -> None:
         """Send an own frame to those of the sites that were not sent it before."""
         number = self._number(offer.fragment, offer.version)

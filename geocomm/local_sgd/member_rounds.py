@@ -34,6 +34,7 @@ from geocomm.journal.messages import (
     Open,
     Owner,
     Pass,
+    Peers,
     RankHello,
     RankWelcome,
     Refused,
@@ -283,6 +284,8 @@ class MemberRounds:
                 self._opens[message.fragment] = message
                 self._records.opened(message)
                 self._frame_mail.expect(message)
+            case Peers():
+                self._frame_mail.meet(message.peers, self._fragments)
             case Fetched():
                 self._records.arrived(message.fragment, message.version, message.site)
             case EntrySaid():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -23,6 +25,26 @@ OFFER = Offer(
     lr=0,
     every=0,
 )
+
+
+def test_ranks_that_meet_are_connected_before_any_frame_and_who_has_gone_is_forgotten() -> None:
+    endpoints = [native().Endpoint(bind_address="127.0.0.1", insecure=True) for _ in "ab"]
+    mails = [native().Mail(endpoint=endpoint, token=bytes(16), max_bytes=100) for endpoint in endpoints]
+    peers = [
+        Peer(site=site, owners=(Owner(id=mail.id.hex(), host="127.0.0.1", port=mail.port),), fetch="")
+        for site, mail in zip("ab", mails, strict=True)
+    ]
+    frames = [FrameMail(mail, site, 1, lambda *_: None) for site, mail in zip("ab", mails, strict=True)]
+    for one in frames:
+        one.meet(peers, [0])
+    until = time.monotonic() + 30
+    while not all(row["state"] == "connected" for mail in mails for row in mail.stats()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    frames[0].meet([Peer(site="b", owners=(HONEST,), fetch="")], [0])
+    assert [row["id"].hex() for row in mails[0].stats()] == [HONEST.id]
+    for mail in mails:
+        mail.close(0.0)
 
 
 @pytest.mark.parametrize("lie", ["no port", "the id of this rank", "the id of another site's rank", "no host"])

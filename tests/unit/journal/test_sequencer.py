@@ -12,6 +12,7 @@ from geocomm.journal.messages import (
     Offer,
     Open,
     Pass,
+    Peers,
     RanksGone,
     ReadySaid,
     Refused,
@@ -44,6 +45,21 @@ def test_first_ranks_make_the_genesis_and_a_round_closes_once_all_hold_all() -> 
     entry = led.entries[-1]
     assert isinstance(entry, Round)
     assert (entry.fragment, entry.version, entry.base) == (0, 0, None)
+
+
+def test_ranks_of_all_hear_of_those_of_a_site_that_comes_before_it_is_ready() -> None:
+    led = Led().take_part("ab")
+    led.hello("c")
+    told = len(led.messages(Peers))
+    led.ranks_up("c")
+    assert led.sequencer.state.live == ["a", "b"]
+    heard = led.messages(Peers)[told:]
+    assert len(heard) == 3  # each site, and once
+    assert {tuple(peer.site for peer in one.peers if peer.owners) for one in heard} == {("a", "b", "c")}
+    led.say("c", ReadySaid())
+    led.due()
+    assert len(led.messages(Peers)) == told + 3
+    assert [peer.site for peer in led.messages(Open, "c")[-1].peers] == ["a", "b", "c"]
 
 
 def test_round_of_a_live_site_alone_needs_its_own_disk_only_and_names_the_base_that_was_said() -> None:
