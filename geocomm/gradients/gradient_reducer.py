@@ -53,9 +53,7 @@ class GradientReducer:
         self._plan = plan
         self._shard = shard
         self._numel_of = {name: one.numel() for name, one in parameters.items()} if numel_of is None else dict(numel_of)
-        self._exact_names = {
-            name for name, one in parameters.items() if plan.settings.keeps_exact(name, one.shape, one.numel())
-        }
+        self._exact_names = plan.settings.exact_names({name: one.shape for name, one in parameters.items()})
         self._buckets = BucketReducer(self._backend, plan)
         self._guard = QualityGuard(plan.settings.guard_steps) if plan.settings.guard else None
         self._ledger = StepLedger(self._buckets, self._guard if self._backend.spans_sites else None, shard)

@@ -79,15 +79,17 @@ class ModuleView(ParameterView):
             raise InvalidArgumentError("local steps: the model has no parameter that is trained")
         tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
         tensors: list[Tensor] = []
+        shapes = {name: self._shape(parameter) for name, parameter in self._trainable.items()}
+        exact = settings.exact_names(shapes)
         for name, parameter in self._trainable.items():
-            shape = self._shape(parameter)
+            shape = shapes[name]
             tensors.append(
                 Tensor(
                     name,
                     shape.numel(),
                     row_numel=shape[-1] if len(shape) and shape[-1] else 1,
                     table=id(parameter) in tables,
-                    exact=settings.keeps_exact(name, shape, shape.numel()),
+                    exact=name in exact,
                     shape=tuple(shape),
                 )
             )

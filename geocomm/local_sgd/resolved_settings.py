@@ -61,6 +61,7 @@ class ResolvedSettings:
     outer: Nesterov
     coding: Coding
     merge: Merge
+    exact_below: int
 
     @classmethod
     def of(cls, given: LocalSettings, tensors: Sequence[Tensor], sites: int | None) -> ResolvedSettings:
@@ -80,11 +81,13 @@ class ResolvedSettings:
             outer=base.outer(sites) if given.outer is None else given.outer,
             coding=Coding(codec_with_small_blocks(given.codec or base.codec), decay, given.averaging),
             merge=base.merge if given.merge == "auto" else given.merge,
+            exact_below=given.resolved_exact_below([tensor.shape for tensor in tensors]),
         )
 
     def terms(self) -> dict[str, str]:
         """Every setting as text, by the name of its field: what all sites must have alike."""
-        numbers = asdict(self.schedule) | asdict(self.coding) | {"outer": self.outer, "merge": self.merge}
+        numbers = asdict(self.schedule) | asdict(self.coding)
+        numbers |= {"outer": self.outer, "merge": self.merge, "exact_below": self.exact_below}
         shared = LocalSettings.model_fields.keys() - {"preset"}  # the other fields have what a preset stands for
         terms = {name: str(numbers.get(name, value)) for name, value in self.given if name in shared}
         if self.renews:

@@ -10,6 +10,8 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.gradients.hook_settings import HookSettings
 from geocomm.gradients.reduction_plan import ReductionPlan
 
+_LORA = {"A": (8, 256), "B": (256, 8)}
+
 
 @pytest.mark.parametrize(
     ("given", "named"),
@@ -55,7 +57,18 @@ def test_schedule_is_exact_through_the_warm_up() -> None:
 )
 def test_small_and_named_parameters_stay_exact(name: str, shape: tuple[int, ...], exact: bool) -> None:
     settings = HookSettings(exact=["norm", "^head"], exact_below=5000)
-    numel = 1
-    for length in shape:
-        numel *= length
-    assert settings.keeps_exact(name, shape, numel) is exact
+    assert (name in settings.exact_names({name: shape})) is exact
+
+
+def test_of_a_model_of_small_matrices_only_most_are_compressed() -> None:
+    """LoRA of rank 8 on a model of width 256: no adapter has 4096 elements."""
+    adapters = {f"layers.{layer}.q.lora_{side}": shape for layer in range(24) for side, shape in _LORA.items()}
+    assert HookSettings().exact_names(adapters) == frozenset()
+    assert len(HookSettings(exact_below=4096).exact_names(adapters)) == len(adapters)
+    assert HookSettings().exact_names(adapters | {"bias": (256,)}) == {"bias"}
+
+
+def test_small_matrices_go_exactly_where_they_are_little_of_the_model() -> None:
+    shapes = {"router": (8, 64), "gate": (64, 50), "second": (64, 60), "large": (1000, 700)}
+    assert HookSettings().exact_names(shapes) == {"router", "gate"}, "these are 0.5 % of it, with the next one 1.1 %"
+    assert HookSettings().exact_names({**shapes, "large": (1000, 1000)}) == {"router", "gate", "second"}
