@@ -72,21 +72,45 @@ void Dialer::attempt() {
   if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
     return connect({*numeric});
   }
-  // getaddrinfo() blocks, and cannot be stopped: a thread of its own, which nobody waits for.
+  if (!resolver_works_ && !start_resolver()) {
+    return retry(
+        {StatusCode::Network, core::str("no thread to resolve '", plan_.host,
+                                        "' with: check `ulimit -u` and the limits of the container")});
+  }
+  state_ = State::Resolving;
+  timer_ = end_of_attempt();
+}
+
+// getaddrinfo() blocks, for half a minute where name servers are silent, and cannot be stopped: a thread of
+// its own, which nobody waits for.
+bool Dialer::start_resolver() {
   auto resolver = core::start_thread(
       [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
         auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
         loop->post([self, found] {
-          if (*self == nullptr) return;
-          Dialer& dialer = **self;
-          if (!found->is_ok() && dialer.plan_.seen_host.empty()) return dialer.retry(found->status());
-          dialer.connect(found->is_ok() ? std::move(**found) : std::vector<SocketAddress>());
+          if (*self != nullptr) (**self).on_resolved(std::move(*found));
         });
       },
       "it is tried again");
-  if (resolver) return resolver->detach();
-  retry({StatusCode::Network, core::str("no thread to resolve '", plan_.host,
-                                        "' with: check `ulimit -u` and the limits of the container")});
+  if (!resolver) return false;
+  resolver->detach();
+  resolver_works_ = true;
+  return true;
+}
+
+void Dialer::on_resolved(Result<std::vector<SocketAddress>> found) {
+  resolver_works_ = false;
+  // An attempt that has gone on without is left alone; one that is to come need not ask again.
+  if (state_ != State::Resolving && !(state_ == State::Pausing && found.is_ok())) return;
+  loop_->cancel_timer(timer_);
+  state_ = State::Idle;
+  if (!found.is_ok() && plan_.seen_host.empty()) return retry(found.status());
+  connect(found.is_ok() ? std::move(found).value() : std::vector<SocketAddress>());
+}
+
+IoLoop::TimerId Dialer::end_of_attempt() {
+  return loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()),
+                          [this] { on_silence(); });
 }
 
 void Dialer::connect(std::vector<SocketAddress> addresses) {
@@ -116,20 +140,22 @@ void Dialer::connect(std::vector<SocketAddress> addresses) {
   }
   handler_ = *handler;
   state_ = State::Connecting;
-  timer_ = loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()),
-                            [this] { on_silence(); });
+  timer_ = end_of_attempt();
 }
 
 void Dialer::on_silence() {
+  if (state_ == State::Resolving && !plan_.seen_host.empty()) return connect({});
   // A busy thread looks at the clock before it hears of a refusal.
   if (const int error = state_ == State::Connecting ? connect_error(connection_->fd()) : 0; error != 0) {
     return retry(with_reason("connecting failed", errno_status(error)));
   }
   // An attempt that the deadline cuts short knows less than the whole one before.
   if (attempts_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
-  retry({StatusCode::Network, state_ == State::Connecting
-                                  ? "no answer (packets are dropped: firewall, or wrong address?)"
-                                  : "connected, but no geocomm answers there"});
+  retry({StatusCode::Network,
+         state_ == State::Resolving
+             ? core::str("no answer from the name servers for '", plan_.host, "': check /etc/resolv.conf")
+         : state_ == State::Connecting ? "no answer (packets are dropped: firewall, or wrong address?)"
+                                       : "connected, but no geocomm answers there"});
 }
 
 void Dialer::on_ready(std::uint32_t) {

@@ -73,10 +73,12 @@ class Dialer : public IoHandler {
   void on_ready(std::uint32_t events) override;
 
  private:
-  enum class State : std::uint8_t { Idle, Pausing, Connecting, Securing, Reading };
+  enum class State : std::uint8_t { Idle, Pausing, Resolving, Connecting, Securing, Reading };
 
   void pause(IoLoop::Clock::time_point until);
   void attempt();
+  bool start_resolver();
+  void on_resolved(core::Result<std::vector<SocketAddress>> found);
   void connect(std::vector<SocketAddress> addresses);
   void secure();
   core::Status check_site() const;
@@ -84,6 +86,7 @@ class Dialer : public IoHandler {
   void read_reply();
   void on_welcome();
   void on_refuse();
+  IoLoop::TimerId end_of_attempt();
   void on_silence();
   std::chrono::milliseconds jitter(std::chrono::milliseconds longest);
   // The peer's own word, as far as this connection proves that.
@@ -99,6 +102,7 @@ class Dialer : public IoHandler {
   const std::shared_ptr<Dialer*> self_ = std::make_shared<Dialer*>(this);
 
   State state_ = State::Idle;
+  bool resolver_works_ = false;             // it may outlast the attempt that asked
   std::unique_ptr<Connection> connection_;  // null: none under way
   IoLoop::HandlerId handler_ = 0;
   IoLoop::TimerId timer_{};

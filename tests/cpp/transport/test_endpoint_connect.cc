@@ -1,13 +1,20 @@
 // How processes find each other, and what they say when they do not.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -179,6 +186,56 @@ TEST(EndpointConnect, test_name_is_resolved_once_there_are_threads_again) {
   EXPECT_TRUE(channel->wait_ready(patience()).is_ok()) << channel->status().to_string();
   ::pthread_attr_destroy(&usual);
   ::pthread_attr_destroy(&enormous);
+}
+
+// Moves this process to a network of its own, where the only name server takes every question and never
+// answers: the resolver asks it for a minute and a half.
+bool enter_network_of_a_mute_name_server() {
+  if (::unshare(CLONE_NEWNS | CLONE_NEWNET) != 0 &&
+      ::unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET) != 0) {
+    return false;
+  }
+  const Fd server(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq loopback{};
+  std::strcpy(loopback.ifr_name, "lo");
+  loopback.ifr_flags = IFF_UP;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(53);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string path = ::testing::TempDir() + "geocomm-resolv-XXXXXX";
+  const Fd file(::mkstemp(path.data()));
+  std::ofstream(path) << "nameserver 127.0.0.1\noptions timeout:30 attempts:3\n";
+  const bool done = ::ioctl(server.get(), SIOCSIFFLAGS, &loopback) == 0 &&
+                    ::bind(server.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                    ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                    ::mount(path.c_str(), "/etc/resolv.conf", nullptr, MS_BIND, nullptr) == 0;
+  ::unlink(path.c_str());
+  return done && ::dup(server.get()) >= 0;  // for as long as the process lives
+}
+
+// What the name servers say, or do not say, is a failed attempt as any other: the deadline holds.
+TEST(EndpointConnect, test_name_servers_that_never_answer_do_not_hold_the_deadline) {
+  constexpr int kCannot = 77;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!enter_network_of_a_mute_name_server()) ::_exit(kCannot);
+    EndpointOptions options;
+    options.security = Security::Insecure;
+    options.link_deadline = 1s;
+    const auto endpoint = make_endpoint(options);
+    const auto channel = *endpoint->connect({id_of(0), "site-b.example", 4000, "rank 3 (site b)"}, token(1));
+    const Status status = channel->wait_ready(Deadline::after(20s));
+    EXPECT_EQ(status.code(), StatusCode::Network) << status.to_string();
+    EXPECT_NE(status.message().find("name servers for 'site-b.example'"), std::string::npos)
+        << status.to_string();
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int ended = 0;
+  ASSERT_EQ(::waitpid(child, &ended, 0), child);
+  if (WIFEXITED(ended) && WEXITSTATUS(ended) == kCannot)
+    GTEST_SKIP() << "needs the right to unshare and mount";
+  EXPECT_EQ(ended, 0);
 }
 
 TEST(EndpointConnect, test_ipv6_loopback_connects) {
