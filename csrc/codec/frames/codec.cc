@@ -8,6 +8,7 @@
 #include "codec/frames/elements.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/streaming.h"
+#include "codec/frames/thread_scratch.h"
 #include "core/crc32c.h"
 #include "core/float_rules.h"
 #include "core/str.h"
@@ -162,6 +163,7 @@ std::size_t compress_bound(const CodecSpec& spec, DType dtype, std::size_t eleme
 core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
                                    std::span<std::byte> dst, const CompressOptions& options) {
   const core::FloatRules rules;
+  const ScratchOfFrame scratch;
   GEOCOMM_RETURN_IF_ERROR(check_input(spec, dtype, src, options.feedback));
   const std::size_t elements = src.size() / core::size_of(dtype);
   if (const std::size_t bound = compress_bound(spec, dtype, elements); dst.size() < bound) {
@@ -192,6 +194,7 @@ core::Result<std::size_t> compress(const CodecSpec& spec, DType dtype, std::span
 
 core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> dst, Stores stores) {
   const core::FloatRules rules;
+  const ScratchOfFrame scratch;
   GEOCOMM_ASSIGN_OR_RETURN(const FrameView view, open_frame(frame, 0, dst.size()));
   const bool streams =
       stores == Stores::Streaming && reinterpret_cast<std::uintptr_t>(dst.data()) % kStreamAlignment == 0;
@@ -210,6 +213,7 @@ core::Status decompress(std::span<const std::byte> frame, std::span<std::byte> d
 
 core::Status decompress_accumulate(std::span<const std::byte> frame, std::span<float> dst, Accumulate mode) {
   const core::FloatRules rules;
+  const ScratchOfFrame scratch;
   GEOCOMM_ASSIGN_OR_RETURN(const FrameView view, open_frame(frame, sizeof(float), dst.size_bytes()));
   if (!core::is_compressible(view.dtype)) {
     return {StatusCode::Unsupported,

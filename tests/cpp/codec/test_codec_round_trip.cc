@@ -1,6 +1,7 @@
 // Every codec, dtype and length: sizes, determinism, alignment, error bounds.
 #include <gtest/gtest.h>
 
+#include "codec/frames/thread_scratch.h"
 #include "codec_cases.h"
 
 namespace geocomm::codec {
@@ -112,6 +113,17 @@ TEST_P(RoundTrip, test_compress_twice_gives_the_same_bytes) {
   const auto src = to_bytes(gaussian(5000));
   const CompressOptions options{.seed = 42, .first_element = 1000};
   EXPECT_EQ(compressed(spec_, DType::Float32, src, options), compressed(spec_, DType::Float32, src, options));
+}
+
+// A program may compress a whole model as one frame, once.
+TEST_P(RoundTrip, test_frame_larger_than_usual_leaves_no_more_memory_with_the_thread_than_others) {
+  constexpr std::size_t kElements = std::size_t{1} << 23;
+  std::vector<float> values(kElements);
+  for (std::size_t i = 0; i < kElements; ++i) values[i] = static_cast<float>(i % 997) - 400.0f;
+  const auto frame = compressed(spec_, DType::Float32, to_bytes(values));
+  (void)decompressed(frame, DType::Float32, kElements);
+  (void)accumulated(frame, kElements);
+  for (const ScratchBuffer& kept : thread_scratch_buffers()) EXPECT_LE(kept.capacity, kKeptScratch);
 }
 
 TEST_P(RoundTrip, test_any_alignment_gives_the_same_bytes) {
