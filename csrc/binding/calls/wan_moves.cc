@@ -25,12 +25,8 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
   };
   auto state = std::make_shared<State>();
   const int local_size = topology().local_size();
-  int largest_site = 0;
-  for (int site = 0; site < topology().site_count(); ++site) {
-    largest_site = std::max(largest_site, topology().site_size(site));
-  }
-  state->relays =
-      call.policy().relays_for(shard * static_cast<std::uint64_t>(largest_site) * input.element_size());
+  state->relays = call.policy().relays_for(
+      shard * static_cast<std::uint64_t>(topology().largest_site_size()) * input.element_size());
   const auto inner_post = alone_in_site() ? nullptr : inner(input.device(), true);
 
   auto pre = [=, this] {

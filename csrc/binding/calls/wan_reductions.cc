@@ -1,5 +1,6 @@
 // all_reduce, reduce and reduce_scatter of WanCollectives.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "binding/calls/wan_call.h"
@@ -13,17 +14,28 @@ using core::StatusCode;
 
 // How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
 // since the group's mean is taken once, at the end. The dtype of complex numbers is that of their parts.
+//
+// A site's sum of float16 could pass 65504 where the mean does not: for Avg its ranks give a power of two
+// less, so that nothing is rounded but what is below 2^-14, and the mean gets that back. (NCCL divides first,
+// too.)
 struct WanCollectives::Reduction {
   core::DType dtype = core::DType::Float32;
   collective::ReduceOp op = collective::ReduceOp::Sum;
   c10d::ReduceOp inner = c10d::ReduceOp::SUM;
   std::optional<at::Tensor> factor_tensor;
   std::optional<double> factor;
+  double back = 1;  // what a mean is multiplied by
 
-  bool scales() const { return factor || factor_tensor; }
   at::Tensor scaled(const at::Tensor& input) const {
     if (factor_tensor) return input.mul(factor_tensor->to(input.options()));
     return factor ? input.mul(*factor) : input;
+  }
+  void keep_scale() {
+    back = 1;
+    factor.reset();
+  }
+  void scale_back(const at::Tensor& result) const {
+    if (back != 1) result.mul_(back);
   }
 };
 
@@ -37,6 +49,10 @@ WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
       break;
     case c10d::ReduceOp::AVG:
       reduction.op = collective::ReduceOp::Avg;
+      if (reduction.dtype == core::DType::Float16 && topology().largest_site_size() > 1) {
+        reduction.back = std::bit_ceil(static_cast<unsigned>(topology().largest_site_size()));
+        reduction.factor = 1 / reduction.back;
+      }
       break;
     case c10d::ReduceOp::PRODUCT:
       reduction.op = collective::ReduceOp::Product;
@@ -139,7 +155,8 @@ WorkPtr WanCollectives::all_reduce_compressed(const at::Tensor& tensor, const co
                                               const std::optional<at::Tensor>& next,
                                               const std::optional<at::Tensor>& scale, bool average,
                                               double decay, Milliseconds timeout) {
-  const Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+  Reduction reduction = reduction_of(tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+  reduction.keep_scale();  // residuals and reports are in that of the tensor
   throw_if_error(collective::check_collective_codec(codec, residual.has_value()));
   auto feedback = std::make_shared<CallerFeedback>(codec, static_cast<float>(decay), residual, next, scale);
   Call call(*this, OpKind::AllReduce, c10d::OpType::ALLREDUCE, "all_reduce", tensor.device(), timeout,
@@ -222,6 +239,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
     }
     const bool is_there = target.in_place && result.is_alias_of(tensor);
     if (target.writes && !is_there) tensor.copy_(part_view(result, 0, elements).view(tensor.sizes()));
+    if (target.writes) reduction.scale_back(tensor);
     if (target.writes && reduction.op == collective::ReduceOp::Avg) mark_written(given);
     if (!state->feedback) return;
     if (!on_cpu) return state->feedback->copy_back(state->lent);
@@ -343,6 +361,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
     if (state->on_device) state->on_device->enqueue_results();
     const auto& block = state->on_device ? state->block : state->host;
     output.copy_(part_view(block, 0, shard).view(output.sizes()), kNonBlocking);
+    reduction.scale_back(output);
     mark_written(given_output);
   };
   return call.issue(given_inputs, {given_output}, pre, exchange, post);

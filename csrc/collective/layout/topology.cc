@@ -1,5 +1,6 @@
 #include "collective/layout/topology.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/str.h"
@@ -44,6 +45,12 @@ Result<Topology> Topology::create(int rank, std::vector<int> site_of_rank,
     }
   }
   return topology;
+}
+
+int Topology::largest_site_size() const {
+  std::size_t largest = 0;
+  for (const auto& ranks : ranks_of_site_) largest = std::max(largest, ranks.size());
+  return static_cast<int>(largest);
 }
 
 }  // namespace geocomm::collective

@@ -24,6 +24,7 @@ class Topology {
   // Group ranks of a site, ascending.
   const std::vector<int>& ranks_of(int site) const { return ranks_of_site_[static_cast<std::size_t>(site)]; }
   int site_size(int site) const { return static_cast<int>(ranks_of(site).size()); }
+  int largest_site_size() const;
   int local_size() const { return site_size(site()); }
   // Position of `rank` among the ranks of its site.
   int local_rank_of(int rank) const { return local_rank_of_[static_cast<std::size_t>(rank)]; }

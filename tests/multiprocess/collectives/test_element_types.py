@@ -70,6 +70,21 @@ def test_reductions_of_complex_numbers_give_their_sums_and_means(ranks: Ranks, m
     assert all(all(found) for found in ranks.run(_complex, mean))
 
 
+def _large_halves() -> list[list[float]]:
+    """Means whose sums float16 does not hold, of values that differ by rank, and one that is not normal."""
+    tensor = torch.tensor([60_000.0, -40_000.0, 2.0**-10, 2.0**-20], dtype=torch.float16)
+    tensor[1] += 1024 * dist.get_rank()
+    return [result.tolist() for result in _reduced(tensor, dist.ReduceOp.AVG)]
+
+
+def test_mean_of_float16_is_finite_where_the_sum_inside_a_site_is_not(ranks: Ranks) -> None:
+    if is_one_site(ranks):
+        pytest.skip("inside one site it is Gloo's affair")
+    mean = np.float16(np.mean([-40_000 + 1024 * rank for rank in range(ranks.size)]))
+    for found in ranks.run(_large_halves):
+        assert found == [[60_000.0, float(mean), 2.0**-10, 2.0**-20]] * len(found)
+
+
 def _short_integers() -> list[Any]:
     """Results of every way to reduce int16, whose sums wrap here; and what this rank gave."""
     rank = dist.get_rank()
