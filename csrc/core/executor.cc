@@ -81,27 +81,41 @@ GrowingExecutor::~GrowingExecutor() {
   ended_.wait(lock, [&] { return threads_ == 0; });
 }
 
-void GrowingExecutor::submit(Task task) {
-  std::unique_lock lock(mutex_);
+bool GrowingExecutor::hand_over_locked(Task task) {
   if (!idle_.empty()) {
     Worker& worker = *idle_.back();
     idle_.pop_back();
     worker.task = std::move(task);
     worker.wake.notify_one();
-    return;
+    return true;
   }
   waiting_.push_back(std::move(task));
   ++threads_;
   idle_.reserve(threads_);  // a thread that has nothing to do takes its place without memory
   if (auto thread = start_thread([this] { run(); }, "until then tasks wait for each other")) {
     thread->detach();
-  } else if (--threads_ == 0) {  // nobody will ever take it
-    task = std::move(waiting_.back());
-    waiting_.pop_back();
-    lock.unlock();
-    const FloatRules rules;
-    task();
+    return true;
   }
+  return --threads_ > 0;
+}
+
+void GrowingExecutor::submit(Task task) {
+  std::unique_lock lock(mutex_);
+  if (hand_over_locked(std::move(task))) return;
+  const FloatRules rules;
+  while (!waiting_.empty()) {
+    Task next = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    next();
+    next = nullptr;
+    lock.lock();
+  }
+}
+
+void GrowingExecutor::post(Task task) {
+  std::lock_guard lock(mutex_);
+  (void)hand_over_locked(std::move(task));
 }
 
 std::size_t GrowingExecutor::thread_count() const {

@@ -50,7 +50,7 @@ class ThreadPool {
 // idle threads the last one to become so is taken, so that few do most of the work and keep what libraries
 // give each thread (OpenMP a team of others). Idle threads end after `keep`. The destructor waits for the
 // running tasks. Where the system allows no more threads, a task waits for a running one to end; where none
-// runs, submit() itself runs it, so its caller holds no lock that the task may take.
+// runs, submit() itself does, and so its caller holds no lock that the task may take.
 class GrowingExecutor {
  public:
   explicit GrowingExecutor(std::string name, std::chrono::milliseconds keep = std::chrono::seconds(10));
@@ -59,6 +59,9 @@ class GrowingExecutor {
   GrowingExecutor& operator=(const GrowingExecutor&) = delete;
 
   void submit(Task task);
+  // The same from anywhere, also under locks that the task takes: where no thread can be had it is left to
+  // the next call of either.
+  void post(Task task);
   std::size_t thread_count() const;
 
  private:
@@ -67,6 +70,8 @@ class GrowingExecutor {
     Task task;
   };
   void run();
+  // Whether there is a thread that will take it.
+  bool hand_over_locked(Task task);
   // For a worker without a task. False: its time is up, or there will be no more tasks.
   bool wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -71,6 +72,19 @@ class [[nodiscard]] Status {
 template <typename... Parts>
 Status corrupt(const Parts&... parts) {
   return {StatusCode::CorruptData, str(parts...)};
+}
+
+// What `call` comes to, for threads that an exception would end: Internal, if it throws. Only torch does, and
+// who runs out of memory.
+template <typename Call>
+Status without_throwing(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return {StatusCode::Internal, error.what()};
+  } catch (...) {
+    return {StatusCode::Internal, "unknown exception"};
+  }
 }
 
 // A value or the Status that explains its absence.

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,9 +13,10 @@
 #include "binding/device/device_side.h"
 #include "binding/operation/exposed_time.h"
 #include "binding/torch/comm_error.h"
-#include "binding/torch/gil_release.h"
+#include "binding/torch/python_thread.h"
 #include "binding/torch/torch_prelude.h"
 #include "collective/run/op_log.h"
+#include "core/deadline.h"
 
 namespace geocomm::binding {
 
@@ -72,21 +74,23 @@ class GeoWork : public c10d::Work {
     }
   }
 
-  // For an operation whose last step, `end`, waits for peers and then calls complete(): whoever waits for the
-  // work runs it, so that no other thread has to wake him; where nobody waits, or somebody has taken the
-  // Future, whose callbacks may wait for what the waiting thread does next, a thread of the executor does
-  // once it is over. Before the work is handed out.
-  void set_end(std::function<void(GeoWork&)> end) {
+  // For an operation whose last step, `end`, calls complete(), and would wait for peers, up to `deadline`, if
+  // it is run before over(): whoever waits for the work runs it, so that no other thread has to wake him;
+  // where nobody waits, or somebody has taken the Future, whose callbacks may wait for what the waiting
+  // thread does next, a thread of the executor does once it is over. Before the work is handed out.
+  void set_end(std::function<void(GeoWork&)> end, core::Deadline deadline) {
     bool over = false;
     {
       std::lock_guard lock(end_mutex_);
       end_ = std::move(end);
+      end_deadline_ = deadline;
       over = over_;
     }
     if (over) run_end();
   }
-  // The last step would not wait any more. From any thread, also before set_end(). Takes the caller's share
-  // of the work, so that the last one, with which Python's objects may go, is not let go on the IO thread.
+  // The last step would not wait any more. From any thread, under any lock, also before set_end(). Takes the
+  // caller's share of the work, so that the last one, with which Python's objects may go, is not let go on
+  // the IO thread.
   static void over(c10::intrusive_ptr<GeoWork> work);
 
   bool wait(std::chrono::milliseconds timeout) override {
@@ -96,8 +100,8 @@ class GeoWork : public c10d::Work {
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!is_on_stream()) {
-      if (timeout == kNoTimeout && !future_taken_) run_end();
-      const bool done = Work::wait(timeout);
+      if (timeout == kNoTimeout && !future_taken_) run_end_once_over();
+      const bool done = Work::wait(ends_within(timeout) ? kNoTimeout : kNoTime);
       // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
       // callbacks may still run.
       future_->wait();
@@ -107,7 +111,7 @@ class GeoWork : public c10d::Work {
       refuse_capture(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
     use();
-    if (timeout != kNoTimeout) Work::wait(timeout);
+    if (timeout != kNoTimeout) Work::wait(ends_within(timeout) ? kNoTimeout : kNoTime);
     if (const auto error = exception()) std::rethrow_exception(error);
     future_->wait();  // blocks the current streams, not the host
     return true;
@@ -116,7 +120,10 @@ class GeoWork : public c10d::Work {
   bool ends_unused() const { return ends_unused_; }
   // Blocks the host until complete(); does not throw. `uses`: it is the program that waits.
   std::exception_ptr wait_for_end(bool uses = true) {
-    if (uses) use();
+    if (uses) {
+      use();
+      ends_within(kNoTimeout);
+    }
     result_->wait();
     return exception();
   }
@@ -185,12 +192,39 @@ class GeoWork : public c10d::Work {
     std::lock_guard lock(end_mutex_);
     if (waiting_thread_ != 0) exposed_->ended(std::exchange(waiting_thread_, 0));
   }
+  // As Work::wait(), but the program's handlers of signals run meanwhile.
+  bool ends_within(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex_);
+    return wait_with_signals(lock, cv_, core::Deadline::after(timeout == kNoTimeout ? kForever : timeout),
+                             [&] { return completed_; });
+  }
+  // On a thread that waits for the work. Does nothing if another thread has begun it.
+  void run_end_once_over() {
+    c10::intrusive_ptr<GeoWork> share;
+    {
+      std::unique_lock lock(end_mutex_);
+      if (!end_) return;
+      ++waiting_for_end_;
+      try {
+        wait_with_signals(lock, over_changed_, end_deadline_, [&] { return over_ || !end_; });
+      } catch (...) {
+        if (--waiting_for_end_ == 0 && share_of_over_) over_unattended_locked();
+        throw;
+      }
+      --waiting_for_end_;
+      share = std::move(share_of_over_);
+    }
+    run_end();
+  }
+  // Nobody waits: a thread of the executor runs it, unless another has begun it.
+  void over_unattended_locked();
   // Does nothing if another thread has begun it.
   void run_end() {
     std::function<void(GeoWork&)> end;
     {
       std::lock_guard lock(end_mutex_);
       end = std::exchange(end_, nullptr);
+      end_begun_ = end_begun_ || end;
     }
     if (end) end(*this);
   }
@@ -202,6 +236,9 @@ class GeoWork : public c10d::Work {
     }
     return devices;
   }
+
+  static constexpr std::chrono::milliseconds kNoTime{1};  // 0 is kNoTimeout
+  static constexpr std::chrono::hours kForever{24 * 365};
 
   const core::ProcessMark mark_;
   const std::uint64_t seq_;
@@ -215,8 +252,13 @@ class GeoWork : public c10d::Work {
   std::atomic<bool> future_taken_{false};
   std::mutex end_mutex_;  // guards all below
   std::function<void(GeoWork&)> end_;
+  core::Deadline end_deadline_ = core::Deadline::after({});
+  bool end_begun_ = false;
   bool over_ = false;
-  pid_t waiting_thread_ = 0;  // that `exposed_` counts for this operation, 0: none
+  std::condition_variable over_changed_;
+  int waiting_for_end_ = 0;                    // threads
+  c10::intrusive_ptr<GeoWork> share_of_over_;  // for the first of them
+  pid_t waiting_thread_ = 0;                   // that `exposed_` counts for this operation, 0: none
 };
 
 // How whoever ends an operation on a stream completes its Work, which is the program's alone to hold: letting

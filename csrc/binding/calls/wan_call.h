@@ -46,7 +46,7 @@ class WanCollectives::Call {
     times.kind = kind;
     times.dtype = dtype;
     times.elements = elements;
-    context_.record = collective::process_op_log().issue(std::move(times));
+    context_.record = std::make_shared<collective::OpRecord>(std::move(times));
   }
 
   const DeviceSide& side() const { return side_; }
@@ -63,14 +63,14 @@ class WanCollectives::Call {
   WorkPtr issue(Tensors inputs, Tensors outputs, std::function<void()> pre,
                 std::function<core::Status()> exchange, std::function<void()> post) const {
     put_below_autograd(pre, exchange, post);
+    const bool ends_here = owner_->alone_in_site() || context_.kind == collective::OpKind::ReduceScatter;
+    const auto on_stream = stream_operation(ends_here || !post ? InnerUse::First : InnerUse::FirstAndLast);
     auto work = make_work(inputs, outputs);
     StagedOperation operation;
     operation.to_exception = [call = described()](const core::Status& status) {
       return call.to_error(status);
     };
-    if (side_.is_ordered()) {
-      const bool ends_here = owner_->alone_in_site() || context_.kind == collective::OpKind::ReduceScatter;
-      const auto on_stream = side_.operation(ends_here || !post ? InnerUse::First : InnerUse::FirstAndLast);
+    if (on_stream) {
       operation.exchange = [on_stream, exchange = std::move(exchange), call = described()] {
         return call.run(*on_stream, exchange);
       };
@@ -94,9 +94,9 @@ class WanCollectives::Call {
   WorkPtr issue_beside(Tensors inputs, Tensors outputs, std::function<void()> pre,
                        std::function<core::Status()> exchange, std::function<void()> post) const {
     put_below_autograd(pre, exchange, post);
+    const auto on_stream = stream_operation(InnerUse::Beside);
     auto work = make_work(inputs, outputs);
-    if (side_.is_ordered()) {
-      const auto on_stream = side_.operation(InnerUse::Beside);
+    if (on_stream) {
       auto run = [on_stream, exchange = std::move(exchange), call = described(),
                   ending = GeoWork::ending_of(work)]() mutable {
         const core::Status status = call.run(*on_stream, exchange);
@@ -146,11 +146,13 @@ class WanCollectives::Call {
       end(*work, begun.status());
       return work;
     }
-    work->set_end([end, end_move = std::move(begun).value()](GeoWork& ended) mutable {
-      const core::Status status = end_move();
-      end_move = nullptr;  // frees what it holds before anyone learns that it is done
-      end(ended, status);
-    });
+    work->set_end(
+        [end, end_move = std::move(begun).value()](GeoWork& ended) mutable {
+          const core::Status status = end_move();
+          end_move = nullptr;  // frees what it holds before anyone learns that it is done
+          end(ended, status);
+        },
+        context_.deadline);
     return work;
   }
 
@@ -242,6 +244,10 @@ class WanCollectives::Call {
     owner_->order_->issue(on_stream, submit);
   }
 
+  // nullptr: on the host.
+  std::shared_ptr<StreamOperation> stream_operation(InnerUse inner) const {
+    return side_.is_ordered() ? side_.operation(inner) : nullptr;
+  }
   // Copies of its tensors are done by one thread.
   bool may_keep_thread() const {
     constexpr std::uint64_t kSmallBytes = 64 * 1024;
@@ -252,12 +258,14 @@ class WanCollectives::Call {
   Described described() const {
     return {owner_, title_, static_cast<std::int64_t>(context_.seq), context_.deadline, context_.record};
   }
+  // Nothing that may throw comes after it: what is in the log must end.
   c10::intrusive_ptr<GeoWork> make_work(Tensors inputs, Tensors outputs) const {
     owner_->require_working();
     auto work = c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
                                              (std::string("geocomm:") + title_).c_str(), context_.seq,
                                              std::move(inputs), std::move(outputs), owner_->exposed_);
     work->set_record(context_.record);
+    collective::process_op_log().issue(context_.record);
     return work;
   }
 

@@ -75,12 +75,17 @@ core::DeadlineTimer& deadline_timer() {
 }
 
 void GeoWork::over(c10::intrusive_ptr<GeoWork> work) {
-  {
-    std::lock_guard lock(work->end_mutex_);
-    work->over_ = true;
-    if (!work->end_) return;
-  }
-  blocking_executor().submit([work = std::move(work)] { work->run_end(); });
+  GeoWork& self = *work;
+  std::lock_guard lock(self.end_mutex_);
+  self.over_ = true;
+  if (!self.end_ && !self.end_begun_) return;
+  self.share_of_over_ = std::move(work);
+  if (!self.end_ || self.waiting_for_end_ == 0) return self.over_unattended_locked();
+  self.over_changed_.notify_all();
+}
+
+void GeoWork::over_unattended_locked() {
+  blocking_executor().post([work = std::move(share_of_over_)] { work->run_end(); });
 }
 
 WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,

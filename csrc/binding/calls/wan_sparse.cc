@@ -52,12 +52,8 @@ class WanCollectives::SparseSum {
   // Each site sends the number of its entries, then these: from and to the ranks that have the same part of
   // them.
   Status exchange(const OpContext& summaries_context, const OpContext& rows_context) {
-    try {
-      GEOCOMM_RETURN_IF_ERROR(exchange_summaries(summaries_context));
-      return exchange_rows(rows_context);
-    } catch (const std::exception& e) {  // torch has no memory left
-      return {StatusCode::Internal, e.what()};
-    }
+    GEOCOMM_RETURN_IF_ERROR(exchange_summaries(summaries_context));
+    return exchange_rows(rows_context);
   }
 
   void sum_sites() {
@@ -205,14 +201,12 @@ WorkPtr WanCollectives::all_reduce_sparse(const at::Tensor& tensor, Milliseconds
   if (tensor.scalar_type() == at::kHalf) {
     throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
   }
-  const auto call_of = [&] {
-    return Call(*this, OpKind::SparseAllReduce, c10d::OpType::_ALLREDUCE_SPARSE, "sparse_all_reduce",
-                tensor.device(), timeout, 0, moved_dtype(tensor.scalar_type()));
-  };
-  const Call summaries = call_of();  // only lends its number to the first of the two exchanges
-  const Call call = call_of();
+  const Call call(*this, OpKind::SparseAllReduce, c10d::OpType::_ALLREDUCE_SPARSE, "sparse_all_reduce",
+                  tensor.device(), timeout, 0, moved_dtype(tensor.scalar_type()));
   const auto sum = std::make_shared<SparseSum>(*this, tensor, timeout);
-  auto exchange = [sum, first = summaries.context(sum), second = call.context(sum)] {
+  auto rows = call.context(sum);
+  rows.seq = next_seq_.fetch_add(1);  // of the second of its two exchanges
+  auto exchange = [sum, first = call.context(sum), second = std::move(rows)] {
     return sum->exchange(first, second);
   };
   return call.issue({tensor}, {tensor}, [sum] { sum->sum_site(); }, exchange, [sum] { sum->sum_sites(); });

@@ -20,7 +20,7 @@
 #include "binding/tensors/outer_passes.h"
 #include "binding/tensors/tensor_codec.h"
 #include "binding/tensors/tensor_scales.h"
-#include "binding/torch/gil_release.h"
+#include "binding/torch/python_thread.h"
 #include "core/cpu.h"
 #include "core/log.h"
 #include "core/str.h"

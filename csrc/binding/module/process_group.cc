@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "binding/torch/gil_release.h"
+#include "binding/torch/python_thread.h"
 #include "core/log.h"
 #include "core/str.h"
 

@@ -6,7 +6,7 @@
 
 #include "binding/calls/wan_collectives.h"
 #include "binding/torch/comm_error.h"
-#include "binding/torch/gil_release.h"
+#include "binding/torch/python_thread.h"
 #include "core/log.h"
 
 namespace geocomm::binding {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "binding/torch/comm_error.h"
-#include "binding/torch/gil_release.h"
+#include "binding/torch/python_thread.h"
 #include "collective/layout/neighbours.h"
 #include "core/fork.h"
 

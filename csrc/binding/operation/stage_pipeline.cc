@@ -52,7 +52,7 @@ struct StagePipeline::State : std::enable_shared_from_this<State> {
   void run_exchange(std::unique_lock<std::mutex>& lock, Entry& entry) {
     if (!entry.error && entry.operation.exchange) {
       lock.unlock();
-      const core::Status status = entry.operation.exchange();
+      const core::Status status = core::without_throwing(entry.operation.exchange);
       const std::exception_ptr error = status.is_ok() ? nullptr : entry.operation.to_exception(status);
       lock.lock();
       ++free_slots;

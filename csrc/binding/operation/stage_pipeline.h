@@ -21,10 +21,10 @@
 
 namespace geocomm::binding {
 
-// One operation. `pre` and `post` may throw; any of the three may be empty. `done` runs exactly once, on a
-// thread of the executor (never on one that makes progress: it runs user callbacks, which may wait for
-// another collective), with the exception or nullptr. `to_exception` turns a failed exchange into what `done`
-// gets.
+// One operation. Any of the three stages may be empty, and may throw; from `exchange` that is Internal.
+// `done` runs exactly once, on a thread of the executor (never on one that makes progress: it runs user
+// callbacks, which may wait for another collective), with the exception or nullptr. `to_exception` turns a
+// failed exchange into what `done` gets.
 struct StagedOperation {
   std::function<void()> pre;
   std::function<core::Status()> exchange;

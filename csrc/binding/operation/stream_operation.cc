@@ -147,7 +147,7 @@ Status StreamOperation::run(const std::function<Status()>& exchange, core::Deadl
     }
     return !status.is_ok();
   });
-  if (status.is_ok() && exchange) status = exchange();
+  if (status.is_ok() && exchange) status = core::without_throwing(exchange);
   open();
   return status;
 }

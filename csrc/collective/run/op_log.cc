@@ -18,6 +18,13 @@ std::uint64_t OpRecord::now() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
+void OpRecord::issued(std::uint64_t number) {
+  const std::uint64_t at = now();
+  std::lock_guard lock(mutex_);
+  times_.number = number;
+  times_.issued = at;
+}
+
 void OpRecord::begins(const std::string& codec) {
   const std::uint64_t at = now();
   std::lock_guard lock(mutex_);
@@ -99,18 +106,15 @@ OpTimes OpRecord::times() const {
   return times_;
 }
 
-std::shared_ptr<OpRecord> OpLog::issue(OpTimes times) {
+void OpLog::issue(std::shared_ptr<OpRecord> record) {
   std::shared_ptr<OpRecord> oldest;  // freed without the lock
   std::lock_guard lock(mutex_);
-  times.number = ++issued_;
-  times.issued = OpRecord::now();
-  auto record = std::make_shared<OpRecord>(std::move(times));
-  records_.push_back(record);
+  record->issued(++issued_);
+  records_.push_back(std::move(record));
   if (records_.size() > kKept) {
     oldest = std::move(records_.front());
     records_.pop_front();
   }
-  return record;
 }
 
 std::vector<OpTimes> OpLog::read(std::uint64_t after) const {

@@ -49,10 +49,13 @@ struct OpTimes {
 // One operation. Thread-safe.
 class OpRecord {
  public:
+  // `times`: what is known before the program has called it.
   explicit OpRecord(OpTimes times) : times_(std::move(times)) {}
 
   static std::uint64_t now();
 
+  // What the log says.
+  void issued(std::uint64_t number);
   // What the operation between sites says; a call may have several, one after the other.
   void begins(const std::string& codec);
   void awaits(int rank, std::string name);
@@ -78,8 +81,9 @@ class OpLog {
  public:
   static constexpr std::size_t kKept = 4096;
 
-  // `times`: what is known when the program calls it; its number and `issued` are set here.
-  std::shared_ptr<OpRecord> issue(OpTimes times);
+  // Takes the record of an operation that has begun, and gives it its number: from then on it is under way
+  // until it says that it has ended.
+  void issue(std::shared_ptr<OpRecord> record);
   // Those with a number above `after` that are still kept, in order.
   std::vector<OpTimes> read(std::uint64_t after) const;
 

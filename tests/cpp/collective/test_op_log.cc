@@ -10,9 +10,15 @@
 namespace geocomm::collective {
 namespace {
 
+std::shared_ptr<OpRecord> issued_in(OpLog& log) {
+  auto record = std::make_shared<OpRecord>(OpTimes());
+  log.issue(record);
+  return record;
+}
+
 TEST(OpLog, AnOperationUnderWayNamesWhoHasNotCome) {
   OpLog log;
-  const auto record = log.issue(OpTimes());
+  const auto record = issued_in(log);
   record->begins("");
   record->awaits(1, "rank 1");
   record->awaits(2, "rank 2");
@@ -29,7 +35,7 @@ TEST(OpLog, AnOperationUnderWayNamesWhoHasNotCome) {
 
 TEST(OpLog, TimesOfAnOperationFollowEachOther) {
   OpLog log;
-  const auto record = log.issue(OpTimes());
+  const auto record = issued_in(log);
   record->begins("int8");
   record->awaits(1, "rank 1");
   record->made_frame(OpRecord::now());
@@ -58,7 +64,7 @@ TEST(OpLog, TimesOfAnOperationFollowEachOther) {
 
 TEST(OpLog, KeepsTheLastOnesAndReadsOnFromANumber) {
   OpLog log;
-  for (std::size_t i = 0; i < OpLog::kKept + 10; ++i) log.issue(OpTimes());
+  for (std::size_t i = 0; i < OpLog::kKept + 10; ++i) issued_in(log);
   const std::vector<OpTimes> all = log.read(0);
   ASSERT_EQ(all.size(), OpLog::kKept);
   EXPECT_EQ(all.front().number, 11U);

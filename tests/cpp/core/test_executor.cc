@@ -1,14 +1,17 @@
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <latch>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "core/executor.h"
+#include "core/log.h"
 
 namespace geocomm::core {
 namespace {
@@ -135,6 +138,67 @@ TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
     for (auto& thread : threads) thread.join();
   }
   EXPECT_EQ(ran, 400);
+}
+
+// No thread can be made: each would get a stack that no memory holds. (A limit on threads does not bind
+// root.) What is logged of it is not for stderr, which has a thread of its own.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    set_log_sink([](LogLevel, const std::string&) {});
+    pthread_attr_t enormous;
+    EXPECT_EQ(::pthread_getattr_default_np(&usual_), 0);
+    EXPECT_EQ(::pthread_getattr_default_np(&enormous), 0);
+    EXPECT_EQ(::pthread_attr_setstacksize(&enormous, std::size_t{1} << 47), 0);
+    EXPECT_EQ(::pthread_setattr_default_np(&enormous), 0);
+    ::pthread_attr_destroy(&enormous);
+  }
+  ~NoMoreThreads() {
+    set_log_sink(nullptr);
+    EXPECT_EQ(::pthread_setattr_default_np(&usual_), 0);
+    ::pthread_attr_destroy(&usual_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t usual_;
+};
+
+TEST(GrowingExecutor, test_without_threads_submit_runs_the_task_itself) {
+  const NoMoreThreads none;
+  GrowingExecutor executor("grow");
+  std::thread::id ran;
+  executor.submit([&] { ran = std::this_thread::get_id(); });
+  EXPECT_EQ(ran, std::this_thread::get_id());
+}
+
+TEST(GrowingExecutor, test_without_threads_post_runs_nothing_under_the_lock_of_its_caller) {
+  GrowingExecutor executor("grow");
+  std::mutex mutex;
+  std::vector<int> ran;
+  const auto task = [&](int number) {
+    return [&ran, &mutex, number] {
+      std::lock_guard lock(mutex);
+      ran.push_back(number);
+    };
+  };
+  {
+    const NoMoreThreads none;
+    {
+      std::lock_guard lock(mutex);
+      executor.post(task(1));
+      executor.post(task(2));
+    }
+    EXPECT_TRUE(ran.empty());
+    executor.submit(task(3));  // whoever may run tasks runs those, too
+    EXPECT_EQ(ran, (std::vector<int>{1, 2, 3}));
+    executor.post(task(4));
+  }
+  std::promise<void> last;
+  executor.post([&] { last.set_value(); });  // gets a thread, which takes what was left
+  last.get_future().wait();
+  EXPECT_EQ(ran, (std::vector<int>{1, 2, 3, 4}));
 }
 
 }  // namespace

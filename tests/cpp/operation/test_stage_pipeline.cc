@@ -104,6 +104,23 @@ TEST_F(StagePipelineTest, test_stages_operation_alone_that_may_keeps_its_thread)
   EXPECT_EQ(threads, std::vector<std::thread::id>(4, threads.front()));
 }
 
+TEST_F(StagePipelineTest, test_exchange_that_throws_fails_its_operation_and_those_after_it) {
+  auto op = operation(0, []() -> Status { throw std::runtime_error("no memory left"); });
+  std::exception_ptr error;
+  op.done = [&](std::exception_ptr why) { error = std::move(why); };
+  pipeline_.submit(std::move(op));
+  pipeline_.submit(operation(1, [] { return Status::ok(); }));
+  ASSERT_TRUE(pipeline_.wait_idle(soon()));
+  try {
+    if (error) std::rethrow_exception(error);
+    ADD_FAILURE() << "no error";
+  } catch (const std::runtime_error& why) {
+    EXPECT_STREQ(why.what(), "Internal: no memory left");
+  }
+  EXPECT_EQ(log_.lines_with("failed"), std::vector<std::string>{"failed 1"});
+  EXPECT_EQ(failures_, 1);
+}
+
 // Whatever meets on the way: one stage at a time, in order of issue.
 TEST_F(StagePipelineTest,
        test_stages_of_many_operations_that_may_keep_their_thread_or_not_never_overlap_and_keep_their_order) {

@@ -365,6 +365,17 @@ TEST_F(StreamOperationTest, test_stream_operation_run_gives_up_with_its_group_or
   EXPECT_FALSE(exchanged);
 }
 
+TEST_F(StreamOperationTest, test_stream_operation_exchange_that_throws_opens_the_gates_all_the_same) {
+  const auto operation = rank_.issue(InnerUse::First, nullptr, [](StreamDriver::Stream) {});
+  rank_.order.use(operation);
+  rank_.device.advance();
+  const Status status =
+      operation->run([]() -> Status { throw std::runtime_error("no memory left"); }, soon(), working);
+  EXPECT_EQ(status.code(), StatusCode::Internal) << status.to_string();
+  rank_.device.advance();
+  EXPECT_TRUE(operation->is_finished());
+}
+
 TEST_F(StreamOperationTest, test_stream_operation_on_a_broken_device_ends_with_the_driver_s_error) {
   const auto operation = rank_.issue(InnerUse::First);
   rank_.order.use(operation);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 import time
@@ -203,4 +204,30 @@ def test_receiver_whose_sender_dies_gets_its_name() -> None:
         ranks.signal(1, signal.SIGKILL)
         failure = ranks.finish(ranks=[0])[0].require("PeerLostError")
         assert failure.attributes["peer"].startswith("rank 1 (site b")
+        assert failure.attributes["op"] == "send_recv"
+
+
+def _receive_without_threads() -> None:
+    """Its first operation, while no thread can be made: each would get a stack that no memory holds."""
+    libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    assert libc.pthread_getattr_default_np(attributes) == 0
+    assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 47)) == 0
+    assert libc.pthread_setattr_default_np(attributes) == 0
+    work = dist.irecv(torch.zeros(4), 1)
+    assert work is not None
+    time.sleep(3 * LATER)  # it is over before anybody waits
+    work.wait()
+
+
+def _send_too_much() -> None:
+    time.sleep(LATER)
+    dist.send(torch.ones(1000), 0)
+
+
+def test_message_that_fails_where_no_thread_can_be_made_is_over_for_who_waits_then() -> None:
+    with Ranks(["a", "b"], time_limit=60) as ranks:
+        ranks.init(timeout=timedelta(seconds=120))
+        ranks.begin(_receive_without_threads, ranks=[0])
+        ranks.begin(_send_too_much, ranks=[1])
+        failure = ranks.finish(ranks=[0])[0].require("GeocommError")
         assert failure.attributes["op"] == "send_recv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -55,6 +56,30 @@ def _end() -> None:
     _hanging.pop().wait()
 
 
+def _sparse_sum() -> list[dict[str, Any]]:
+    before = _last_number()
+    tensor = torch.sparse_coo_tensor(torch.tensor([[1, 5]]), torch.ones(2, 3), (9, 3), check_invariants=True)
+    dist.all_reduce(tensor)
+    return geocomm.op_log(before)
+
+
+def _calls_on_a_failed_group() -> list[dict[str, Any]]:
+    """Operations of every way to issue one, after one whose time was up."""
+    before = _last_number()
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(ELEMENTS)),
+        lambda: dist.barrier(),
+        lambda: dist.broadcast(torch.ones(0), 0),
+        lambda: dist.send(torch.ones(3), 1),
+        lambda: dist.recv(torch.ones(6)[::2], 1),
+        lambda: _sparse_sum(),
+    ]
+    for call in calls:
+        with pytest.raises(geocomm.GeocommError):
+            call()
+    return geocomm.op_log(before)
+
+
 def test_times_of_a_collective_follow_each_other_and_its_bytes_are_counted() -> None:
     with Ranks(["rome", "berlin"], environment={"GEOCOMM_CODEC": "int8"}) as ranks:
         ranks.init()
@@ -103,4 +128,22 @@ def test_operation_that_hangs_names_the_rank_that_has_not_come() -> None:
         _on(ranks, 2, _begin)
         ranks.run(_end)
         (row,) = _on(ranks, 0, _log_after, number)
+        assert row["ended_ns"] is not None
+
+
+def test_sparse_sum_is_one_operation_that_ends() -> None:
+    with Ranks(["rome", "berlin"]) as ranks:
+        ranks.init()
+        for rank, rows in enumerate(ranks.run(_sparse_sum)):
+            (row,) = rows
+            assert (row["kind"], row["failed"]) == ("sparse_all_reduce", False)
+            assert row["issued_ns"] <= row["began_ns"] <= row["exchanged_ns"] <= row["ended_ns"]
+            assert [peer["rank"] for peer in row["peers"]] == [1 - rank]
+
+
+def test_calls_on_a_failed_group_are_no_operations_under_way() -> None:
+    with Ranks(["rome", "berlin"]) as ranks:
+        ranks.init(timeout=timedelta(seconds=1))
+        (row,) = _on(ranks, 0, _calls_on_a_failed_group)
+        assert (row["kind"], row["failed"]) == ("all_reduce", True)
         assert row["ended_ns"] is not None

@@ -1,0 +1,24 @@
+#include "binding/torch/python_thread.h"
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+namespace geocomm::binding {
+
+GilRelease::GilRelease()
+    : state_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+
+GilRelease::~GilRelease() {
+  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+}
+
+bool runs_signal_handlers() {
+  return ::gettid() == ::getpid() && Py_IsInitialized() != 0;
+}
+
+void run_signal_handlers() {
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
+}  // namespace geocomm::binding
