@@ -16,3 +16,10 @@ def socket_in(folder: Path, name: str) -> Path:
         return path
     place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     return Path(f"/tmp/geocomm-{os.getuid()}/{place}.sock")
+
+
+def own_folder(folder: Path) -> None:
+    """Make the folder of a socket. PermissionError where somebody else could put a socket of his own there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (owner := folder.lstat().st_uid) not in (0, os.getuid()):
+        raise PermissionError(f"{folder} belongs to user {owner}")

@@ -43,7 +43,7 @@ class LineStream:
         return self._stream.own_host
 
     def say(self, line: str) -> None:
-        """Send a line, after those before it."""
+        """Send a line, of MAX_LINE_BYTES at most, after those before it."""
         content = line.encode() + b"\n"
         self._unsent.append(content)
         self._unsent_bytes += len(content)
@@ -81,6 +81,7 @@ class LineStream:
             if content := self._next():
                 async with asyncio.timeout(SILENCE_S):  # a peer that reads takes a little at least
                     await self._stream.write(content)
+                await asyncio.sleep(0)
             elif self._ending:
                 return
             else:
@@ -106,19 +107,15 @@ class LineStream:
         return bytes(content)
 
     async def _read(self, take: Callable[[bytes], None]) -> None:
-        rest = b""
         while True:
             async with asyncio.timeout(SILENCE_S):
-                content = rest + await self._stream.read_some(MAX_LINE_BYTES)
-            *lines, rest = content.split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
-            for line in lines:
-                if line:
-                    try:
-                        take(line)
-                    except BadLineError as error:
-                        raise ProtocolError(str(error)) from None
+                line = await self._stream.read_line(MAX_LINE_BYTES)
+            if line:
+                try:
+                    take(line)
+                except BadLineError as error:
+                    raise ProtocolError(str(error)) from None
+            await asyncio.sleep(0)  # a flood leaves the others their turn
 
 
 class LeaderLink:

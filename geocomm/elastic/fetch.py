@@ -150,6 +150,7 @@ class FileServer:
         stream.send_with(_CONGESTION_CONTROL)
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         while True:
+            await asyncio.sleep(0)  # a flood leaves the others their turn
             async with asyncio.timeout(_IDLE_LIMIT_S):
                 line = await stream.read_line(_MAX_LINE_BYTES)
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
@@ -29,7 +29,7 @@ from geocomm.elastic.questions import (
 )
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.whereabouts import tell_doubt
-from geocomm.journal.entries import BadLineError, Entry
+from geocomm.journal.entries import BadLineError, Entry, line_of
 from geocomm.membership.own_address import own_address
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.tls_stream import TlsStream
@@ -42,6 +42,18 @@ _LEAST_PAUSE_S = 2.0
 """A leader that is told of another one asks the others no more often than so."""
 _MOST_RIVALS = 16
 _ENTRIES_AT_ONCE = 100
+_ENTRY_BYTES_AT_ONCE = 1 << 20
+"""And one entry: half of what an answer may have."""
+
+
+def _first_of(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """As many as one answer has room for."""
+    size = 0
+    for entry in itertools.islice(entries, _ENTRIES_AT_ONCE):
+        yield entry
+        size += len(line_of(entry).encode())
+        if size > _ENTRY_BYTES_AT_ONCE:
+            return
 
 
 class Following:
@@ -117,8 +129,7 @@ class Following:
                 elif leader != self._view.leader_at and term >= self._view.known.term:
                     self._is_asked_by_another(leader)
             case EntriesAsked(first=first):
-                entries = tuple(itertools.islice(self._view.journal.read(first), _ENTRIES_AT_ONCE))
-                await tell(stream, EntriesAnswer(entries=entries))
+                await tell(stream, EntriesAnswer(entries=tuple(_first_of(self._view.journal.read(first)))))
             case PromotionAsked() as asked:
                 async with self._promoting:
                     answer = await self._promote(asked, site)

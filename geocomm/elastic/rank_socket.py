@@ -14,18 +14,22 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from geocomm.core.calm_log import CalmLog
 from geocomm.core.message_log import logger
-from geocomm.core.socket_path import socket_in
+from geocomm.core.socket_path import own_folder, socket_in
 from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
-from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, up_of
+from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
 from geocomm.rendezvous.accepting import accept_forever
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
 _MAX_UNSENT_BYTES = 16 << 20
+_COMPLAINT_S = 60.0
+_Ready = dict[socket.socket, int]
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -70,9 +74,9 @@ class RankSocket:
     def received(self) -> list[Down]:
         """What the agent has said since the last call, in order."""
         with self._lock:
-            said = list(self._received)
+            downs = list(self._received)
             self._received.clear()
-        return said
+        return downs
 
     def wait(self, limit_s: float) -> bool:
         """Wait until there is something to receive, at most `limit_s`; whether there is."""
@@ -91,20 +95,24 @@ class RankSocket:
             self._wakes.send(b"\0")
 
     def _run(self) -> None:
+        complain = CalmLog(logger().warning, _COMPLAINT_S, 40)
         while not self._closing:
             with socket.socket(socket.AF_UNIX) as connection:
                 try:
                     connection.connect(self._path)
+                    _check_user(connection)
                     self._talk(connection)
                 except BadLineError as error:  # an agent of another version; the next may fit
-                    logger().warning(f"the agent at {self._path} says what this rank does not understand: {error}")
+                    complain(f"the agent says what this rank does not understand ({self._path}): {error}")
                 except OSError:
                     pass
+                except Exception:  # without this thread the rank would train on and never count again
+                    complain(f"the line to the agent is made anew ({self._path}): {traceback.format_exc()}")
             with self._lock:
                 self._connected = False
                 self._unsent.clear()
             if not self._closing:
-                select.select([self._wake_end], [], [], RETRY_S)
+                _ready([self._wake_end], None, RETRY_S)
                 self._drain_wakes()
 
     def _talk(self, connection: socket.socket) -> None:
@@ -123,14 +131,12 @@ class RankSocket:
                     outgoing += self._unsent.popleft()
             if not outgoing and self._closing:
                 return
-            readable, writable, _ = select.select(
-                [connection, self._wake_end], [connection] if outgoing else [], [], None
-            )
-            if self._wake_end in readable:
+            ready = _ready([connection, self._wake_end], connection if outgoing else None)
+            if ready[self._wake_end]:
                 self._drain_wakes()
-            if writable:
+            if ready[connection] & select.POLLOUT:
                 del outgoing[: connection.send(outgoing)]
-            if connection in readable:
+            if ready[connection] & ~select.POLLOUT:
                 content = connection.recv(MAX_LINE_BYTES)
                 if not content:
                     return
@@ -142,17 +148,26 @@ class RankSocket:
         if not lines:
             return
         incoming[:] = rest
-        said = [down_of(bytes(line)) for line in lines if line]
-        for down in said:
+        downs = [down_of(bytes(line)) for line in lines if line]
+        for down in downs:
             if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
                 self._last = down.entry
         with self._lock:
-            self._received += said
+            self._received += downs
             self._lock.notify_all()
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_end.recv(4096, socket.MSG_DONTWAIT)
+
+
+def _ready(read: Sequence[socket.socket], write: socket.socket | None, limit_s: float | None = None) -> _Ready:
+    """Wait for one of them; what poll() says of each. Not select(), which takes no descriptor above 1023."""
+    poll, by_number = select.poll(), {one.fileno(): one for one in read}
+    for one in read:
+        poll.register(one, select.POLLIN | (select.POLLOUT if one is write else 0))
+    events = dict(poll.poll(None if limit_s is None else limit_s * 1000))
+    return {one: events.get(number, 0) for number, one in by_number.items()}
 
 
 class RankConnection:
@@ -169,7 +184,7 @@ class RankConnection:
         if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             self._writer.transport.abort()
             return
-        self._writer.write(line_of(down).encode() + b"\n")
+        self._writer.write(said(down).encode() + b"\n")
 
     def close(self) -> None:
         """End the connection, once what was said is sent."""
@@ -188,12 +203,13 @@ class RankServer:
         log: Callable[[str], None],
     ) -> None:
         self._path = path
-        self._came, self._said, self._gone, self._log = came, said, gone, log
+        self._came, self._said, self._gone = came, said, gone
+        self._log = CalmLog(log, _COMPLAINT_S, 40)
 
     async def serve(self, serving: Callable[[], None] = lambda: None) -> None:
         """Accept ranks until cancelled. `serving` is called once they can connect. OSError: the socket cannot be made,
         or may be another user's."""
-        _own_folder(self._path.parent)
+        own_folder(self._path.parent)
         self._path.unlink(missing_ok=True)  # of an agent that died: the run folder's lock says that none lives
         listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
@@ -228,6 +244,8 @@ class RankServer:
             self._log(f"ended the connection of a rank: {error}")
         except OSError:
             pass
+        except Exception:
+            self._log(f"ended the connection of a rank by an error of this program: {traceback.format_exc()}")
         finally:
             if writer is not None:
                 writer.close()
@@ -235,16 +253,8 @@ class RankServer:
                 self._gone(rank)
 
 
-def _own_folder(folder: Path) -> None:
-    """Make the folder of the socket. OSError where somebody else could put a socket of his own there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid not in (0, os.getuid()):
-        raise PermissionError(f"{folder} belongs to user {status.st_uid}")
-
-
 def _check_user(connection: socket.socket) -> None:
     content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(content)
     if user not in (0, os.getuid()):
-        raise PermissionError(f"user {user} is not the agent's")
+        raise PermissionError(f"user {user} is at the other end, and this is {os.getuid()}")

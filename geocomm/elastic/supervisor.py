@@ -16,7 +16,8 @@ from pathlib import Path
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
-from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig, end_with
+from geocomm.core.parent_death import ending_with_this
+from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.elastic.site_job import ElasticRun, SiteJob
@@ -192,13 +193,8 @@ class Supervisor:
         return 0 if known is None else known.rounds
 
     async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
-        parent = os.getpid()
-
-        def end_with_supervisor() -> None:
-            end_with(parent, signal.SIGTERM)
-
         return await asyncio.create_subprocess_exec(
-            *command, env=self._environment, preexec_fn=end_with_supervisor, start_new_session=True
+            *ending_with_this(command), env=self._environment, start_new_session=True
         )
 
     async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:

@@ -9,6 +9,9 @@ from geocomm.journal.entries import Genesis
 from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner, Refused
 from geocomm.journal.run_state import RunState, Standing
 
+MOST_COMINGS, COMINGS_S = 30, 60.0
+"""A site joins, or is ready, so often in so long a time: each time is an entry in everybody's journal."""
+
 
 @dataclass
 class LedSite:
@@ -41,6 +44,8 @@ class LedSite:
     """The versions of all fragments when its Hello was taken."""
     applied: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
+    comings: list[float] = field(default_factory=list[float])
+    """When it joined or was ready within the last COMINGS_S."""
     missed: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: rounds since its offer last counted, or was waited for in vain."""
 

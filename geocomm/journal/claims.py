@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Listed
+from geocomm.journal.entries import MOST_STEPS, Listed
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Offer
 
@@ -38,7 +38,7 @@ class Claims:
                 coded_bytes=offer.coded_bytes,
                 exact_bytes=offer.exact_bytes,
                 weight=min(offer.weight, self._most_weight(name)),
-                step=min(offer.step, self._most_step(name)),
+                step=min(offer.step, self._most_step(name), MOST_STEPS),
                 squared_norm=offer.squared_norm,
                 lr=offer.lr,
                 taken=offer.taken,

@@ -24,6 +24,8 @@ SiteName = Annotated[str, Field(min_length=1, max_length=64)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 MAX_TEXT = 4096
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
+MOST_STEPS = 2**50
+"""Of a run: an entry that says more lies, and its step counts for nobody. Numbers of ranks have room for more."""
 MAX_FRAME_BYTES = 1 << 40
 FRAME_BYTES = "tensors (most bytes of a frame)"
 """Name of the setting that says how large a frame of the largest fragment may be: nobody makes room for more."""

@@ -8,6 +8,8 @@ from geocomm.journal.entries import Hash
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Hold, Lost
 
+_MOST_SAID = 10_000
+
 
 class LostFrames:
     """A part of the `Sequencer`."""
@@ -24,7 +26,13 @@ class LostFrames:
         listed = run.state.rounds.get(lost.fragment)
         if listed is None or lost.version > listed.version:
             return
+        is_last = lost.version == listed.version
+        if is_last and (lost.site, lost.frame) not in [(one.site, one.frame) for one in listed.members]:
+            run.drop(name, f"it lacks a frame of {lost.site} in round {lost.version}, which lists none of that name")
+            return
         key = (lost.fragment, lost.version, lost.site, lost.frame)
+        if key not in self._said and len(self._said) >= _MOST_SAID:
+            return  # it is said again
         first, _ = self._said.get(key, (run.now, run.now))
         self._said[key] = (first, run.now)
 

@@ -33,7 +33,9 @@ from geocomm.journal.entries import (
 
 PROTOCOL_VERSION = 2
 MAX_LINE_BYTES = 1 << 20
-MOST_OWNERS = 64
+MAX_UP_BYTES = MAX_LINE_BYTES // 2
+"""Of what a site says: where the leader says it on, with a little more, that fits a line too."""
+MOST_OWNERS = 256
 """Ranks of a site that own fragments."""
 
 _T = TypeVar("_T")
@@ -421,7 +423,7 @@ class OtherProtocolError(BadLineError):
 def up_of(line: str | bytes) -> Up:
     """What a site said. Raises BadLineError for anything else."""
     try:
-        return _parsed(_UP, line)
+        return _parsed(_UP, line, MAX_UP_BYTES)
     except BadLineError:
         if (spoken := _protocol_of(line)) not in (None, PROTOCOL_VERSION):
             raise OtherProtocolError(
@@ -433,19 +435,19 @@ def up_of(line: str | bytes) -> Up:
 
 def down_of(line: str | bytes) -> Down:
     """What the leader, or the agent, said. Raises BadLineError for anything else."""
-    return _parsed(_DOWN, line)
+    return _parsed(_DOWN, line, MAX_LINE_BYTES)
 
 
 def said(message: Up | Down) -> str:
     """The line that says it. Raises BadLineError for one that the other end would not take."""
     line = line_of(message)
-    _check_length(len(line.encode()))
+    _check_length(len(line.encode()), MAX_LINE_BYTES)
     return line
 
 
-def _check_length(size: int) -> None:
-    if size > MAX_LINE_BYTES:
-        raise BadLineError(f"a line of {size} bytes; the most is {MAX_LINE_BYTES}")
+def _check_length(size: int, most: int) -> None:
+    if size > most:
+        raise BadLineError(f"a line of {size} bytes; the most is {most}")
 
 
 def _protocol_of(line: str | bytes) -> int | None:
@@ -457,8 +459,8 @@ def _protocol_of(line: str | bytes) -> int | None:
         return None
 
 
-def _parsed(adapter: TypeAdapter[_T], line: str | bytes) -> _T:
-    _check_length(len(line))
+def _parsed(adapter: TypeAdapter[_T], line: str | bytes, most: int) -> _T:
+    _check_length(len(line), most)
     try:
         return adapter.validate_json(line)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from geocomm.journal.entries import (
     FIRST_PREV,
     FRAME_BYTES,
     MAX_FRAME_BYTES,
+    MOST_STEPS,
     Away,
     BadLineError,
     Digest,
@@ -251,8 +252,9 @@ class RunState:
         if entry.every:
             self.every, self.every_is_said, self.every_by = entry.every, True, tuple(names)
         for listed in entry.members:
-            self.steps[listed.site] = max(listed.step, self.steps.get(listed.site, 0))
-            self.step = max(self.step, listed.step)
+            if listed.step <= MOST_STEPS:
+                self.steps[listed.site] = max(listed.step, self.steps.get(listed.site, 0))
+                self.step = max(self.step, listed.step)
 
     def _void(self, site: str) -> None:
         """What a removed site has set for all does not count any more."""

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from geocomm.journal.admission import LedSite, difference, other_chain, refusal, supersedes, turned_away
+from geocomm.journal.admission import (
+    COMINGS_S,
+    MOST_COMINGS,
+    LedSite,
+    difference,
+    other_chain,
+    refusal,
+    supersedes,
+    turned_away,
+)
 from geocomm.journal.entries import (
     Away,
     End,
@@ -20,6 +29,7 @@ from geocomm.journal.entries import (
     Ready,
     Removed,
     Skip,
+    line_of,
     words,
 )
 from geocomm.journal.foreign_journals import ForeignJournals
@@ -28,6 +38,7 @@ from geocomm.journal.leader_snapshots import LeaderSnapshots
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.lost_frames import LostFrames
 from geocomm.journal.messages import (
+    MAX_LINE_BYTES,
     Applied,
     Beat,
     Due,
@@ -247,7 +258,8 @@ class Sequencer:
             self._run.send_entries(name, first, last)
         if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
             self._away(name, "it came back with another run folder")
-            self._run.append(Join, site=name, store=hello.store)
+            if self._may_come(name, site):
+                self._run.append(Join, site=name, store=hello.store)
         self._rounds.tell(name)
 
     def _first_to_send(self, hello: Hello) -> int:
@@ -297,7 +309,16 @@ class Sequencer:
             if why:
                 self._refuse(name, why)
                 return
+        if not self._has_room(name, message):
+            self._refuse(
+                name,
+                f"the ranks of all sites are more than one message can name: {name} has "
+                f"{len(message.owners)} that own fragments",
+            )
+            return
         if self.state.sites[name].standing is Standing.LEFT:
+            if not self._may_come(name, site):
+                return
             self._run.append(Join, site=name, store=site.store)
         if site.owners != message.owners:
             site.applied.clear()
@@ -306,12 +327,28 @@ class Sequencer:
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
 
+    def _has_room(self, name: str, message: RanksUp) -> bool:
+        """Whether an Open can name these ranks too, beside those of all others."""
+        owners = [one.owners for other, one in self._sites.items() if other != name] + [message.owners]
+        return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
+
+    def _may_come(self, name: str, site: LedSite) -> bool:
+        """Whether a site joins, or is ready, not too often: else its connection ends, until it may again."""
+        site.comings = [when for when in site.comings if self._run.now - when < COMINGS_S]
+        if len(site.comings) >= MOST_COMINGS:
+            self._run.drop(name, f"it has joined or was ready {MOST_COMINGS} times within {COMINGS_S:g} s")
+            return False
+        site.comings.append(self._run.now)
+        return True
+
     def _ready(self, name: str, site: LedSite) -> None:
         known = self.state.sites.get(name)
         if site.has_ranks:
             for fragment, version in enumerate(site.goals):
                 site.applied[fragment] = max(version, site.applied.get(fragment, 0))
         if known is None or not site.has_ranks or known.standing not in (Standing.JOINING, Standing.AWAY):
+            return
+        if not self._may_come(name, site):
             return
         self._run.append(Ready, site=name)
         site.late = False

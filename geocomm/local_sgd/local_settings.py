@@ -6,10 +6,17 @@ from typing import Annotated, Literal
 
 from geocomm.codecs.codec_settings import Codec, CodecSettings
 from geocomm.core.settings import number_or
+from geocomm.journal.entries import MOST_FRAGMENTS
 from geocomm.local_sgd.nesterov import Nesterov
 
 Auto = Literal["auto"]
 Count = Annotated[int | Auto, number_or("auto", wanted="a whole number, 1 or more", fits=lambda n: n >= 1, whole=True)]
+Fragments = Annotated[
+    int | Auto,
+    number_or(
+        "auto", wanted=f"a whole number from 1 to {MOST_FRAGMENTS}", fits=lambda n: 1 <= n <= MOST_FRAGMENTS, whole=True
+    ),
+]
 Steps = Annotated[int | Auto, number_or("auto", wanted="a whole number, 0 or more", fits=lambda n: n >= 0, whole=True)]
 Part = Annotated[float | Auto, number_or("auto", wanted="a number from 0 to 1", fits=lambda n: 0 <= n <= 1)]
 Merge = Annotated[
@@ -48,8 +55,8 @@ class LocalSettings(CodecSettings):
     unless the string says otherwise. Default: the preset's."""
     outer: Nesterov | None = None
     """The outer optimizer: its lr and momentum. Default: the preset's."""
-    fragments: Count = "auto"
-    """Parts of the model that take turns. auto: as many as have 4 MiB each, at most 24."""
+    fragments: Fragments = "auto"
+    """Parts of the model that take turns, 4096 at most. auto: as many as have 4 MiB each, at most 24."""
     merge: Merge = "auto"
     """What a site makes of the steps that it took while a result was on the line. `carry` adds them to the new anchor.
     A number below 1 is the weight of the site's own weights: alpha of the papers. auto: the preset's."""

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.typed_torch import norm
 from geocomm.elastic.snapshots import Layout
-from geocomm.journal.entries import FRAME_BYTES, Round
+from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
 from geocomm.journal.messages import Beat, Model, Open
 from geocomm.local_sgd.anchor import AnchoredFragment, digest
 from geocomm.local_sgd.elastic_settings import require_elastic
@@ -31,7 +32,7 @@ from geocomm.local_sgd.resolved_settings import ResolvedSettings
 from geocomm.local_sgd.rounds import Entry, SiteFacts
 from geocomm.local_sgd.site_moments import SiteMoments
 from geocomm.local_sgd.site_state import SiteState
-from geocomm.local_sgd.site_weights import MOST_CYCLES, MOST_WEIGHT, shorten, take_delta, weights_of
+from geocomm.local_sgd.site_weights import MOST_CYCLES, MOST_WEIGHT, SiteWeights, shorten, take_delta, weights_of
 from geocomm.local_sgd.site_weights import Delta as SiteDelta
 from geocomm.local_sgd.waiting import say
 
@@ -282,17 +283,19 @@ class MemberSiteRounds(SiteState):
         self._next_due[index] = self.step + self._schedule.every
         weight = self._weight_of(index) if self.step > self._step_at_begin[index] else 0
         local = weights_of(self.ranks, self._view, self.fragments[index])
-        finite = True
-        if local is not None and opened is not None and self._rounds is not None:
-            held = self._held[index]
-            delta = take_delta(held.anchor, local, keep=self._keeps_local)
+
+        def offer(local: SiteWeights) -> list[int]:
+            if opened is None or self._rounds is None:
+                return [1]
+            delta = take_delta(self._held[index].anchor, local, keep=self._keeps_local)
             squares = delta.squared_norm
-            finite = squares is not None
             if squares is None or weight < 1 or self.step < self._quiet_until:
                 self._rounds.give_nothing(opened)
             else:
                 self._rounds.offer(opened, self._offered(index, delta, squares, weight))
-        (finite,) = self.ranks.tell(index, None if local is None else [int(finite)], 1)
+            return [int(squares is not None)]
+
+        (finite,) = self.ranks.by_owner(index, None if local is None else partial(offer, local), 1)
         if not finite:
             self._counters["rounds_not_finite"] += 1
             under_way = self._rounds.kept_weights() if self._rounds is not None else []
@@ -324,31 +327,12 @@ class MemberSiteRounds(SiteState):
 
     def _merge(self, index: int, decided: Decided | None) -> None:
         """Take the outer step of a decided round, and merge it into the model."""
-        fragment, held, said = self.fragments[index], self._held.get(index), None
+        fragment = self.fragments[index]
         local = weights_of(self.ranks, self._view, fragment)
-        merged, written = None, False
-        if held is not None and decided is not None and local is not None and self._rounds is not None:
-            before = held.anchor.clone() if decided.own is None else None
-            self._step_outside(held, decided)
-            own = decided.own
-            if own is None:
-                merge_local(CARRY, local.pieces, held.anchor, before)
-            else:
-                merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
-                if held.residual is not None and own.residual is not None:
-                    held.residual = own.residual
-                    self._norms["residual_norm"] = norm(held.residual)
-                self._counters["wire_bytes"] += own.wire_bytes
-            merged, written = local.pieces[0], local.of_model
-            void = decided.average is None and decided.state is None
-            entry = decided.settled.entry
-            most = 0 if entry is None else max(one.step for one in entry.members)
-            said = [most, int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
-            self._rounds.applied(decided, held)
-            self._keep_state(held, decided)
-        if not written:
-            self.ranks.write(self._view, fragment, merged)
-        most, void, counted, weight, step = self.ranks.tell(index, said, 5)
+        work = None if decided is None or local is None else partial(self._merge_own, index, decided, local)
+        most, void, counted, weight, step = self.ranks.by_owner(index, work, 5)
+        if local is None or not local.of_model:
+            self.ranks.write(self._view, fragment, None if local is None else local.pieces[0])
         self._ahead = max(self._ahead, most - self.step)
         self._head_step = max(self._head_step, most)
         self._counters["rounds"] += 1
@@ -357,6 +341,29 @@ class MemberSiteRounds(SiteState):
             self._weight_at_begin[index], self._step_at_begin[index] = weight, step
         elif not void:
             self._not_counted += 1
+
+    def _merge_own(self, index: int, decided: Decided, local: SiteWeights) -> list[int]:
+        """The same of an own fragment, in `local`. The step of the run, whether the round is void, whether a frame of
+        this site counts, and the weight and step that it brings."""
+        held, own = self._held[index], decided.own
+        before = held.anchor.clone() if own is None else None
+        self._step_outside(held, decided)
+        if own is None:
+            merge_local(CARRY, local.pieces, held.anchor, before)
+        else:
+            merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
+            if held.residual is not None and own.residual is not None:
+                held.residual = own.residual
+                self._norms["residual_norm"] = norm(held.residual)
+            self._counters["wire_bytes"] += own.wire_bytes
+        if self._rounds is not None:
+            self._rounds.applied(decided, held)
+        self._keep_state(held, decided)
+        void = decided.average is None and decided.state is None
+        entry = decided.settled.entry
+        steps = () if entry is None else (one.step for one in entry.members if one.step <= MOST_STEPS)
+        most = max(steps, default=0)
+        return [most, int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
 
     def _step_outside(self, held: AnchoredFragment, decided: Decided) -> None:
         entry = decided.settled.entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,21 @@ class SiteRanks:
         said = torch.zeros(count, dtype=torch.int64) if numbers is None else torch.tensor(list(numbers))
         dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
         return to_list(said)
+
+    def by_owner(self, fragment: int, work: Callable[[], Sequence[int]] | None, count: int) -> list[int]:
+        """The `count` numbers that the owner's work comes to, at all ranks; the others pass None. Where it raises, so
+        do all: none waits for what does not come."""
+        said, failure = None, None
+        if work is not None:
+            try:
+                said = [0, *work()]
+            except Exception as error:
+                said, failure = [1, *[0] * count], error
+        failed, *numbers = self.tell(fragment, said, count + 1)
+        if failed:
+            told = self.tell_failure(fragment, failure)
+            raise told if failure is None else failure
+        return numbers
 
     def sum(self, numbers: Sequence[int]) -> list[int]:
         """The sums of each number over the ranks: how they hear at once what each has to say of its own fragments."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,10 +179,14 @@ class SiteRounds(SiteState):
         self._inner.check(self._view)
         weight = self._weight_or_none(index) if last else self._weight_of(index)
         local = weights_of(self.ranks, self._view, self.fragments[index])
-        begun = None if local is None else self._offer(self._held[index], local, weight, last=last)
-        own, finite = begun or (None, True)
-        said = None if begun is None else [int(finite)]
-        (finite,) = self.ranks.tell(index, said, 1)
+        own: OwnersPart | None = None
+
+        def offer(local: SiteWeights) -> list[int]:
+            nonlocal own
+            own, finite = self._offer(self._held[index], local, weight, last=last)
+            return [int(finite)]
+
+        (finite,) = self.ranks.by_owner(index, None if local is None else partial(offer, local), 1)
         self._flights.append(Flight(self._next_round, index, self.step, bool(finite), own, last))
         self._weight_at_begin[index] = self.weight
         self._step_at_begin[index] = self.step
@@ -290,8 +295,14 @@ class SiteRounds(SiteState):
         written = False
         if flight.begun < self.step:  # else there is nothing of the site's own to keep
             local = weights_of(self.ranks, self._view, fragment)
-            if held is not None and local is not None and flight.own is not None:
-                merge_local(self._settings.merge, local.pieces, held.anchor, flight.own.local_at_begin)
+
+            def merge(local: SiteWeights) -> list[int]:
+                if held is not None and flight.own is not None:
+                    merge_local(self._settings.merge, local.pieces, held.anchor, flight.own.local_at_begin)
+                return []
+
+            self.ranks.by_owner(fragment.index, None if local is None else partial(merge, local), 0)
+            if local is not None:
                 merged, written = local.pieces[0], local.of_model
         if not written:
             self.ranks.write(self._view, fragment, merged)
@@ -306,20 +317,17 @@ class SiteRounds(SiteState):
         Returns whether no site counted, and what the sites want `every` to be, or 0. A round that failed raises at all
         ranks of the site.
         """
-        start, said = time.monotonic(), None
-        if flight.own is not None:
-            try:
-                average = flight.own.reduction.wait()
-                self._step_outside(flight, self._held[flight.fragment], average)
-            except Exception as error:
-                self.ranks.tell(flight.fragment, [0, 0, 0], 3)
-                self.ranks.tell_failure(flight.fragment, error)
-                raise
-            said = [1, int(average.values is None), average.entry.every]
-        ended_well, void, every = self.ranks.tell(flight.fragment, said, 3)
+        start = time.monotonic()
+
+        def settle(own: OwnersPart) -> list[int]:
+            average = own.reduction.wait()
+            self._step_outside(flight, self._held[flight.fragment], average)
+            return [int(average.values is None), average.entry.every]
+
+        void, every = self.ranks.by_owner(
+            flight.fragment, None if flight.own is None else partial(settle, flight.own), 2
+        )
         self._waited_s += time.monotonic() - start
-        if not ended_well:
-            raise self.ranks.tell_failure(flight.fragment, None)
         return bool(void), every
 
     def _step_outside(self, flight: Flight, held: AnchoredFragment, average: Average) -> None:

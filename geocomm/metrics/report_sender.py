@@ -15,11 +15,14 @@ import shutil
 import socket
 import threading
 import time
+import traceback
 import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from geocomm.core.calm_log import CalmLog
 from geocomm.core.environment import egress_budget, egress_price, run_folder
+from geocomm.core.message_log import logger
 from geocomm.core.options import Options, transport_keys
 from geocomm.core.place import local_rank
 from geocomm.metrics.events import EventReader
@@ -44,6 +47,7 @@ _DIGITS: dict[str, int] = dict.fromkeys(
 )
 """Of what is another number each time."""
 _DISK_EVERY_S = 60.0
+_COMPLAINT_S = 60.0
 
 
 class ReportSender:
@@ -97,19 +101,22 @@ class ReportSender:
     def _run(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
-            final = False
+            final, complain = False, CalmLog(logger().warning, _COMPLAINT_S)
             while not final:
                 # The ranks of a machine report at the same moment, so that their collector sends one packet.
                 final = self._closing.wait(INTERVAL_S - time.monotonic() % INTERVAL_S)
-                if not os.path.exists(self._path):
+                if not _is_ours(self._path):
                     continue  # nobody reads: nothing is made
-                packed = zlib.compress(self._report(final=final), 1)
                 try:
+                    packed = zlib.compress(self._report(final=final), 1)
                     if len(packed) > MAX_PACKED_BYTES:
                         raise OSError("too long")
                     sender.sendto(packed, self._path)
                 except OSError:  # away, or has not read what came before
                     self._dropped += 1
+                except Exception:  # the next one may be made
+                    self._dropped += 1
+                    complain(f"a report of this rank could not be made: {traceback.format_exc()}")
 
     def _report(self, *, final: bool) -> bytes:
         self._sequence += 1
@@ -125,6 +132,13 @@ class ReportSender:
             *(("event", event.line()) for event in self._events.take()),
         ]
         return b"\n".join(_line(kind, row) for kind, row in lines)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether there is a socket, and it is not another user's."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_uid in (0, os.getuid())
+    return False
 
 
 def _line(kind: str, row: dict[str, Any]) -> bytes:

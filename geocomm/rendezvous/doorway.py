@@ -11,11 +11,11 @@ import contextlib
 import resource
 import socket
 import ssl
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from geocomm.core.calm_log import CalmLog
 from geocomm.rendezvous.accepting import accept_forever
 from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
 from geocomm.rendezvous.tls_stream import TlsStream
@@ -39,7 +39,7 @@ class Doorway:
         self._listener = listener
         self._keys = keys
         self._serve_greeting = serve_greeting
-        self._log = _CalmLog(log)
+        self._log = CalmLog(log, _LOG_INTERVAL_S)
         self._strangers: dict[asyncio.Task[None], str] = {}
 
     @property
@@ -105,23 +105,6 @@ async def _refuse(stream: TlsStream, reason: str) -> None:
     with contextlib.suppress(OSError):
         async with asyncio.timeout(1):
             await write_packet(stream, PacketKind.REFUSED, reason.encode()[:512])
-
-
-class _CalmLog:
-    """Logs at most one line in _LOG_INTERVAL_S, with the number of those left out: strangers cannot fill the disk."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._last = float("-inf")
-        self._left_out = 0
-
-    def __call__(self, message: str) -> None:
-        now = time.monotonic()
-        if now - self._last < _LOG_INTERVAL_S:
-            self._left_out += 1
-            return
-        self._log(message + (f" (and {self._left_out} more such events)" if self._left_out else ""))
-        self._last, self._left_out = now, 0
 
 
 def raise_descriptor_limit() -> int:

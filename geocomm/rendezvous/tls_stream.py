@@ -29,6 +29,7 @@ class TlsStream:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._turn_to_send = asyncio.Lock()
+        self._ahead = bytearray()  # read together with a line, and behind it
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
 
     @property
@@ -72,6 +73,13 @@ class TlsStream:
 
     async def read_some(self, most: int) -> bytes:
         """The next bytes, one at least; ConnectionError where the peer closed before."""
+        if self._ahead:
+            part = bytes(self._ahead[:most])
+            del self._ahead[:most]
+            return part
+        return await self._read_more(most)
+
+    async def _read_more(self, most: int) -> bytes:
         while True:
             try:
                 part = self.tls.read(most)
@@ -87,12 +95,17 @@ class TlsStream:
 
     async def read_line(self, most: int) -> bytes:
         """The bytes up to a line feed, and nothing of what follows it; ConnectionError for more than `most`."""
-        line = bytearray()
-        while (byte := await self.read_some(1)) != b"\n":
-            line += byte
-            if len(line) > most:
-                raise ConnectionAbortedError(f"the peer sent a line of more than {most} bytes")
-        return bytes(line)
+        looked = 0
+        while (end := self._ahead.find(b"\n", looked)) < 0:
+            looked = len(self._ahead)
+            if looked > most:
+                break
+            self._ahead += await self._read_more(_READ_BYTES)
+        if not 0 <= end <= most:
+            raise ConnectionAbortedError(f"the peer sent a line of more than {most} bytes")
+        line = bytes(self._ahead[:end])
+        del self._ahead[: end + 1]
+        return line
 
     async def write(self, content: bytes) -> None:
         """Send all of `content`, which waits while the peer does not take it."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import http.client
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-_PR_SET_PDEATHSIG = 1
+from geocomm.core.parent_death import ending_with_this
+
 _STOP_SECONDS = 10.0
 _PROBE_SECONDS = 5.0
 _BETWEEN_PROBES_SECONDS = 0.2
@@ -57,15 +59,16 @@ class EngineProcess:
 
     def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
         """variables: of its environment, besides this process's own; folder: where it works. OSError: cannot start."""
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
         self._name = name
         self._process = subprocess.Popen(
-            command,
+            ending_with_this(command),
             cwd=folder,
             env=os.environ | dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             process_group=0,  # Ctrl-C at the terminal comes once, from this process
-            preexec_fn=_ends_with_parent(),
         )
 
     def wait_ready(self, host: str, port: int, path: str, limit_s: float) -> None:
@@ -96,19 +99,6 @@ class EngineProcess:
         how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
         code = 128 - status if status < 0 else status or 1
         return EngineEnded(f"{self._name} ended {how} {when}; its last lines are above", code)
-
-
-def _ends_with_parent() -> Callable[[], None]:
-    """A function for the child between fork and exec: SIGTERM comes when the thread that started it has ended."""
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: after it, only system calls are safe
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def _answers(host: str, port: int, path: str) -> bool:

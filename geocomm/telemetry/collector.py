@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
+from geocomm.core.calm_log import CalmLog
+from geocomm.core.socket_path import own_folder
 from geocomm.metrics.report_format import MAX_PACKED_BYTES
 from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.rendezvous.to_collector import rank_socket, site_socket
@@ -73,7 +75,7 @@ class Collector:
         upstream: where to, now; None: nowhere."""
         self.counts = Counts()
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
-        self._upstream, self._log = upstream, _CalmLog(log)
+        self._upstream, self._log = upstream, CalmLog(log, _LOG_INTERVAL_S, 40)
         self._paid_until: dict[tuple[str, int], float] = {}
         self._waiting: collections.deque[PackedReport] = collections.deque(maxlen=_MOST_WAITING)
         self._news = asyncio.Event()
@@ -82,7 +84,7 @@ class Collector:
         """Until cancelled. OSError: the sockets cannot be made."""
         ranks, sites = rank_socket(self._folder), site_socket(self._folder)
         for path in (ranks, sites):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_folder(path.parent)
             path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         with (
@@ -173,7 +175,8 @@ class Collector:
             self._refuse(f"site {head.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
             return False
         paid_until = max(now, paid_until or now)
-        if paid_until - now > (MOST_AT_ONCE - 1) * SHORTEST_INTERVAL_S and not head.final:
+        most = MOST_AT_ONCE - 1 + head.final  # one is left for the last report of a process
+        if paid_until - now > most * SHORTEST_INTERVAL_S:
             self.counts.dropped += 1
             return False
         self._paid_until[key] = paid_until + SHORTEST_INTERVAL_S
@@ -233,17 +236,3 @@ def _private_files() -> Generator[None]:
         yield
     finally:
         os.umask(before)
-
-
-class _CalmLog:
-    """At most one line in _LOG_INTERVAL_S of each beginning."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._last: dict[str, float] = {}
-
-    def __call__(self, message: str) -> None:
-        now, kind = time.monotonic(), message[:40]
-        if now - self._last.get(kind, float("-inf")) >= _LOG_INTERVAL_S:
-            self._last[kind] = now
-            self._log(message)

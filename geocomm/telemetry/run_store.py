@@ -1,9 +1,9 @@
 """The run store: the reports of a run in one SQLite file, which one process writes and any number read.
 
 It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
-what is dropped costs detail and no sum. Operations and rounds are kept for an hour, events for ever.
+what is dropped costs detail and no sum. Operations and rounds are kept for an hour, of events the newest of each site.
 
-Of a report's lines it keeps the numbers, and each shape once.
+Of a report's lines it keeps the numbers, and each shape once, as long as a line has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 _FOR_EVER = 1e12
 _DETAILS = ("operation", "round")
 _MOST_SHAPE_BYTES = 16 << 20
-"""Of the shapes that are looked up in memory."""
+"""Of the shapes that are looked up in memory; and of those on the disk, before it is looked which are needed."""
+_LOOK_EVERY_S = 3600.0
+_MOST_EVENTS = 100_000
+"""Of a site."""
 _WHO = (
     "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
     "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
@@ -85,9 +88,12 @@ class RunStore:
         if write:
             self._make()
         self._check()
+        if write:
+            self._db.execute("CREATE INDEX IF NOT EXISTS shapes_by_text ON shapes (shape)")
         self._number_of: dict[bytes, int] = {}
         self._shapes: dict[int, Shape] = {}
         self._shape_bytes = 0
+        self._looked_at = 0.0
 
     def add(self, reports: Sequence[PackedReport], at: float) -> None:
         """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
@@ -124,7 +130,10 @@ class RunStore:
         )
 
     def _add_shape(self, text: bytes) -> int:
-        number = self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
+        known = self._db.execute("SELECT number FROM shapes WHERE shape = ?", (text,)).fetchone()
+        number = (
+            known[0] if known else self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
+        )
         self._make_room(text)
         self._number_of[text] = number
         return number
@@ -272,6 +281,43 @@ class RunStore:
         self._db.execute(
             "UPDATE reports SET details = NULL WHERE at BETWEEN ? AND ? AND details IS NOT NULL", (last - back_s, last)
         )
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._drop_events()
+            self._drop_shapes()
+
+    def _drop_events(self) -> None:
+        """Drop the oldest of sites that have too many."""
+        for (site,) in self._db.execute("SELECT site FROM events GROUP BY site HAVING count(*) > ?", (_MOST_EVENTS,)):
+            self._db.execute(
+                "DELETE FROM events WHERE site = ? AND at < (SELECT at FROM events WHERE site = ? ORDER BY at DESC "
+                "LIMIT 1 OFFSET ?)",
+                (site, site, _MOST_EVENTS - 1),
+            )
+
+    def _drop_shapes(self) -> None:
+        """Drop the shapes that no line has any more, where all take much room."""
+        (size,) = self._db.execute("SELECT total(length(shape)) FROM shapes").fetchone()
+        if size <= _MOST_SHAPE_BYTES:
+            return
+        used = {number for (number,) in self._db.execute("SELECT DISTINCT shape FROM events")}
+        for body, details in self._db.execute("SELECT body, details FROM reports"):
+            used |= {number for packed in (body, details) if packed is not None for number in self._numbers_of(packed)}
+        # The last one stays, since its number would be given again, to a shape that readers do not know.
+        numbers = self._db.execute("SELECT number FROM shapes WHERE number < (SELECT max(number) FROM shapes)")
+        unused = [(number,) for (number,) in numbers if number not in used]
+        self._db.executemany("DELETE FROM shapes WHERE number = ?", unused)
+        self._number_of.clear()
+        self._shapes.clear()
+        self._shape_bytes = 0
+
+    def _numbers_of(self, packed: bytes) -> Iterator[int]:
+        """Of the shapes of a body or details."""
+        numbers = array("q", zlib.decompress(packed))
+        place = 0
+        while place < len(numbers):
+            yield numbers[place]
+            place += 1 + self._shape(numbers[place]).holes
 
     def close(self) -> None:
         """Give the file back."""

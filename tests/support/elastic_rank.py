@@ -14,15 +14,17 @@ import os
 import queue
 import select
 import socket
+import statistics
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
 from geocomm.elastic.fragment_store import FragmentStore, digest_of
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Snapshots
-from geocomm.journal.entries import Join, Snapshot
+from geocomm.journal.entries import FRAME_BYTES, Join, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Say, SendFrame
 from geocomm.journal.messages import (
     Beat,
@@ -44,6 +46,7 @@ EVERY = 4
 _REPEATS = 20_000
 """Of the hash in the state: some rounds have fewer bytes of frames."""
 FIRST_STATE = bytes(32 * _REPEATS)
+MODEL = Model(settings={"codec": "none", FRAME_BYTES: str(64 * _REPEATS)}, layout="2" * 32, fragments=1, every=EVERY)
 
 
 class FakeRank:
@@ -61,6 +64,7 @@ class FakeRank:
         self._member: Member | None = None
         self._site = ""
         self._step = 0
+        self._steps_s: list[float] = []
         self._keep_state = False
         self._snapshots = Snapshots(self._store)
         self._snapshot: Snapshot | None = None
@@ -71,7 +75,10 @@ class FakeRank:
             ready, _, _ = select.select([sys.stdin] if leave_on_end else [], [], [], STEP_S)
             if ready and not sys.stdin.read(1):
                 break
+            begun = time.monotonic()
             self.step()
+            self._steps_s.append(time.monotonic() - begun + STEP_S)
+        print(f"steps: median {statistics.median(self._steps_s):.4f} s, longest {max(self._steps_s):.4f} s", flush=True)
         self._socket.say(Leave())
         self._socket.close()
 
@@ -120,7 +127,7 @@ class FakeRank:
             place=0,
             owners=1,
             owner=Owner(id=self._id, host="127.0.0.1", port=self._listener.getsockname()[1]),
-            model=Model(settings={"codec": "none"}, layout="2" * 32, fragments=1, every=EVERY),
+            model=MODEL,
             digests={0: digest_of(self._version, [self._state])},
             versions={0: self._version},
         )

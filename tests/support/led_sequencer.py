@@ -78,7 +78,7 @@ class Led:
         fields: dict[str, Any] = {
             "protocol": PROTOCOL_VERSION,
             "geocomm": "1",
-            "store": STORES[site],
+            "store": STORES.get(site, ""),
             "run": genesis.run if genesis else None,
             "head": len(self.entries) - 1,
             "head_hash": self._hash_at(len(self.entries) - 1) if self.entries else None,

@@ -38,9 +38,10 @@ def kinds_of(adapter: TypeAdapter[Any]) -> list[str]:
 
 
 def truth(adapter: TypeAdapter[Any], kind: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """A message that is well formed. known: what fields of these names have, in whichever message."""
+    """A message that is well formed. kind: empty where the protocol has one alone. known: what fields of these names
+    have, in whichever message."""
     schema = adapter.json_schema()
-    return _example(schema, _of_kind(schema, kind), known) | {"kind": kind}
+    return _example(schema, _of_kind(schema, kind), known) | ({"kind": kind} if kind else {})
 
 
 def lies(adapter: TypeAdapter[Any], kind: str, known: Mapping[str, Any]) -> Iterator[Lie]:
@@ -54,6 +55,8 @@ def lies(adapter: TypeAdapter[Any], kind: str, known: Mapping[str, Any]) -> Iter
 
 
 def _of_kind(schema: Schema, kind: str) -> Schema:
+    if not kind:
+        return schema
     return _resolved(schema, {"$ref": schema["discriminator"]["mapping"][kind]})
 
 
@@ -71,8 +74,8 @@ def _at(content: Any, path: Path) -> Any:
 
 def _example(schema: Schema, node: Schema, known: Mapping[str, Any]) -> Any:
     node = _resolved(schema, node)
-    if "anyOf" in node:
-        return _example(schema, node["anyOf"][0], known)
+    if choices := node.get("anyOf", node.get("oneOf")):
+        return _example(schema, choices[0], known)
     if "const" in node or "default" in node:
         return node.get("const", node.get("default"))
     match node.get("type"):
@@ -106,7 +109,7 @@ def _fitting(node: Schema) -> list[str]:
 
 def _values(schema: Schema, node: Schema, true: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     node = _resolved(schema, node)
-    for choice in node.get("anyOf", ()):
+    for choice in node.get("anyOf", node.get("oneOf", ())):
         yield from _values(schema, choice, true, path)
     match node.get("type"):
         case "object" if "properties" in node:

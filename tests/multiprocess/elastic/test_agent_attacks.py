@@ -97,7 +97,7 @@ ATTACKS: dict[str, Attack] = {
     "no JSON": lines(b"\xff\x00"),
     "nothing of ours": lines(b'{"kind":"sudo"}'),
     "a deep line": lines(b"[" * 60_000),
-    "a long line": lines(b"x" * 200_000),
+    "a long line": lines(b"x" * (3 << 20)),
     "no hello": lines(line_of(Due(fragment=0, version=0)).encode()),
     "another fragment": lines(line_of(HELLO).encode(), line_of(Due(fragment=99, version=0)).encode()),
     "huge numbers": lines(

@@ -15,6 +15,7 @@ import pytest
 
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
 from geocomm.journal.messages import Due, Model, Owner, RankHello, Repair, Stop, Up
+from geocomm.rendezvous.doorway import raise_descriptor_limit
 from support.hub_support import run, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -82,7 +83,14 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"\n", b"{}\n", b"\xff\xfe\n", b'{"kind":"due","fragment":0,"version":0}\n', b"[" * 60000 + b"\n", b"x" * 200000],
+    [
+        b"\n",
+        b"{}\n",
+        b"\xff\xfe\n",
+        b'{"kind":"due","fragment":0,"version":0}\n',
+        b"[" * 60000 + b"\n",
+        b"x" * (3 << 20),
+    ],
 )
 def test_a_hostile_line_ends_its_connection_and_no_other(tmp_path: Path, content: bytes) -> None:
     path = socket_path(tmp_path)
@@ -125,3 +133,59 @@ def test_a_run_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) 
     long = tmp_path / ("x" * 120)
     assert len(os.fsencode(socket_path(long))) < 108
     assert socket_path(long) != socket_path(tmp_path / ("y" * 120))
+
+
+def test_an_error_of_this_program_costs_a_rank_one_connection_and_its_log_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hellos = 0
+
+    def hello() -> RankHello:
+        nonlocal hellos
+        hellos += 1
+        if hellos <= 3:
+            raise RuntimeError("not foreseen")
+        return HELLO
+
+    async def scenario() -> None:
+        async with serving(socket_path(tmp_path)) as heard:
+            rank = RankSocket(socket_path(tmp_path), hello)
+            await until(lambda: len(heard.ranks) == 1, "the rank is there")
+            rank.close()
+
+    run(scenario())
+    assert hellos == 4
+    assert sum("not foreseen" in record.message for record in caplog.records) == 1
+
+
+def test_a_rank_with_more_than_a_thousand_open_files_reaches_its_agent(tmp_path: Path) -> None:
+    raise_descriptor_limit()
+    with contextlib.ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+
+        async def scenario() -> None:
+            async with serving(socket_path(tmp_path)) as heard:
+                rank = RankSocket(socket_path(tmp_path), lambda: HELLO)
+                await until(lambda: len(heard.ranks) == 1, "the rank is there")
+                rank.say(Due(fragment=0, version=0))
+                await until(lambda: len(heard.said) == 1, "it is heard")
+                heard.ranks[0].say(Repair(fragment=0))
+                assert await asyncio.to_thread(rank.wait, 10)
+                rank.close()
+
+        run(scenario())
+
+
+def test_ranks_of_another_version_do_not_fill_the_log_of_their_agent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(socket_path(tmp_path)) as heard:
+            for _ in range(20):
+                _, writer = await asyncio.open_unix_connection(socket_path(tmp_path))
+                writer.write(b'{"kind":"rank_hello","new":1}\n')
+                await writer.drain()
+                writer.close()
+            await asyncio.sleep(0.5)
+            assert len(heard.lines) == 1
+
+    run(scenario())

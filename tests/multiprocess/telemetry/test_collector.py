@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import zlib
@@ -197,6 +198,37 @@ def test_a_flood_is_dropped_and_counted_and_other_ranks_are_kept(
             assert sequences(store, "a")[:10] == list(range(10))  # as after a black-out
             assert [said.report.rank for said in store.latest()] == [0, 1, 2]
             assert len(lines) == 1
+
+    run(work())
+
+
+def test_a_flood_of_last_reports_is_dropped_too_and_one_of_them_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "SHORTEST_INTERVAL_S", 60.0)
+    monkeypatch.setattr(collector_module, "MOST_AT_ONCE", 10)
+
+    async def work() -> None:
+        async with collecting(tmp_path / "a", "a") as (collector, store, _):
+            for sequence in range(50):
+                process, final = f"{sequence:016x}", sequence >= 20
+                send(tmp_path / "a", zlib.compress(text(sequence, process=process, final=final)))
+                await asyncio.sleep(0)
+            await until(lambda: collector.counts.dropped == 39, "all are looked at")
+            assert sequences(store, "a") == [*range(10), 20]
+
+    run(work())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+def test_folder_of_another_user_is_not_served_from(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.chown(tmp_path / "a", 12345, 12345)
+
+    async def work() -> None:
+        collector = Collector(tmp_path / "a", "a", None, None, lambda: None, print)
+        with pytest.raises(PermissionError, match="12345"):
+            await collector.serve()
 
     run(work())
 

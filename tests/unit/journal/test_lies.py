@@ -8,19 +8,30 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from geocomm.journal.admission import COMINGS_S, MOST_COMINGS
 from geocomm.journal.claims import LEAST_EVERY, MOST_EVERY, MOST_TIMES
-from geocomm.journal.entries import BadLineError, Round
+from geocomm.journal.entries import MOST_FRAGMENTS, BadLineError, Round
 from geocomm.journal.member import Member
 from geocomm.journal.messages import (
+    MAX_LINE_BYTES,
     PROTOCOL_VERSION,
+    Applied,
     Down,
     EntrySaid,
     Fetch,
+    Lost,
     Open,
+    OtherProtocolError,
+    Owner,
+    RankHello,
+    RanksGone,
+    RanksUp,
     ReadySaid,
     Refused,
+    Repair,
     Stop,
     Up,
+    Welcome,
     down_of,
     said,
     up_of,
@@ -34,6 +45,7 @@ UP: TypeAdapter[Any] = TypeAdapter(Up)
 HONEST, LIAR = "ab", "c"
 STEPS = 40
 """Of the honest sites, by which theirs have come."""
+DIGEST = "4" * 32
 MOST_MAIL_PARTS = 2**62
 FRAME_BYTES = 1000
 
@@ -63,6 +75,7 @@ def known(led: Led) -> dict[str, Any]:
         "attempt": opened[-1].attempt if opened else 0,
         "site": LIAR,
         "frame": "c" * 64,
+        "digest": DIGEST,
         "weight": 5,
         "coded_bytes": 10,
         "step": STEPS,
@@ -85,7 +98,7 @@ class Watched(Led):
                 continue
             assert not isinstance(action, Close), action
             if isinstance(action, Send):
-                assert not isinstance(action.message, Refused | Stop), action
+                assert not isinstance(action.message, Refused | Stop | Repair), action
                 self.members[action.site].on_down(heard(action.message))
 
 
@@ -123,10 +136,17 @@ def trains_on(led: Led, lie: Lie) -> None:
             led.wait(1, HONEST)
         last = next(entry for entry in reversed(led.entries) if isinstance(entry, Round))
         assert state.versions[0] > version, lie
+        applied(led)
         assert {*HONEST} <= {one.site for one in last.members}, lie
         assert MODEL.every <= state.every <= MOST_EVERY, lie
         assert state.step <= STEPS + MOST_TIMES * 10 * 60, lie  # of their pace, for a minute
         assert max(one.weight for one in last.members) <= MOST_TIMES * 5, lie
+
+
+def applied(led: Led) -> None:
+    """The honest sites have the last round, and equal bits."""
+    for site in HONEST:
+        led.say(site, Applied(fragment=0, version=led.sequencer.state.versions[0], digest=DIGEST))
 
 
 def joined(**arguments: Any) -> Watched:
@@ -137,6 +157,7 @@ def joined(**arguments: Any) -> Watched:
     for site in HONEST + LIAR:
         led.offer(site, HONEST + LIAR, step=STEPS)
     assert led.last_members == HONEST + LIAR
+    applied(led)
     led.due()
     return led
 
@@ -190,12 +211,13 @@ def test_bounds_of_every_are_those_that_sites_choose_within() -> None:
     assert (LEAST_EVERY, MOST_EVERY) == (local_estimate.LEAST_EVERY, local_estimate.MOST_EVERY)
 
 
-def test_removing_a_site_voids_the_step_and_the_interval_that_it_set() -> None:
+@pytest.mark.parametrize(("step", "believed"), [(2**40, 2**40), (2**63 - 1, STEPS)])
+def test_removing_a_site_voids_the_step_and_the_interval_that_it_set(step: int, believed: int) -> None:
     led = joined()
     entry = led.entries[-1]
     state = led.sequencer.state
     assert isinstance(entry, Round)
-    bad = entry.members[-1].model_copy(update={"step": 2**63 - 1})
+    bad = entry.members[-1].model_copy(update={"step": step})
     listed = Round(
         index=state.head.index + 1,
         prev=state.head.hash,
@@ -207,7 +229,7 @@ def test_removing_a_site_voids_the_step_and_the_interval_that_it_set() -> None:
         base=None,
     )
     after = Led(entries=[*led.entries, listed])
-    assert (after.sequencer.state.step, after.sequencer.state.every) == (2**63 - 1, 2**40)
+    assert (after.sequencer.state.step, after.sequencer.state.every) == (believed, 2**40)
     after.on(Remove(LIAR, "it lies"))
     assert (after.sequencer.state.step, after.sequencer.state.every) == (STEPS, MODEL.every)
     for site in HONEST:
@@ -221,6 +243,82 @@ def test_removing_a_site_voids_the_step_and_the_interval_that_it_set() -> None:
     assert isinstance(last, Round)
     assert last.every == MODEL.every  # ranks that have heard of the other one take this
     assert after.sequencer.state.step == STEPS + 10
+
+
+def test_site_that_comes_and_goes_without_end_fills_no_journal() -> None:
+    led = joined()
+    before = len(led.entries)
+    for _ in range(1000):
+        led.say(LIAR, RanksGone(why="again"))
+        tell(led, Lie("ranks_up", (), RANKS_UP))
+        led.say(LIAR, ReadySaid())
+    assert len(led.entries) - before <= 2 * MOST_COMINGS
+    led.wait(COMINGS_S, HONEST)
+    led.hello(LIAR)
+    tell(led, Lie("ranks_up", (), RANKS_UP))
+    led.say(LIAR, ReadySaid())
+    assert LIAR in led.sequencer.state.live
+
+
+def test_site_that_lacks_without_end_takes_no_memory() -> None:
+    led = joined()
+    lost = Lost(fragment=0, version=0, site=HONEST[0], frame="0" * 64)
+    for number in range(20_000):
+        led.say(LIAR, lost.model_copy(update={"frame": f"{number:064x}"}))
+    assert len(led.sequencer._lost._said) <= 10_000
+    led.wait(700, HONEST)
+    assert "skip" not in led.kinds()
+
+
+def test_what_is_said_of_all_ranks_fits_a_line_and_who_would_be_too_much_is_refused() -> None:
+    led = Led()
+    owners = tuple(Owner(id=f"{number:032x}", host="h" * 200, port=65535) for number in range(8))
+    names = [f"site{number:03}" for number in range(300)]
+    for number, name in enumerate(names):
+        led.hello(name, store=f"{number:032x}", fetch=f"{'f' * 200}:65535")
+        led.say(name, RanksUp(owners=owners, model=MODEL, digests=DIGESTS))
+        led.say(name, ReadySaid())
+    led.due(names[0])
+    opened = led.messages(Open, names[0])[-1]
+    assert 200 < len(opened.peers) < 300
+    assert len(said(opened)) < MAX_LINE_BYTES
+    assert "one message" in led.messages(Refused, names[-1])[-1].why
+
+
+def test_of_the_most_fragments_every_line_fits() -> None:
+    led = Led()
+    model = MODEL.model_copy(update={"fragments": MOST_FRAGMENTS})
+    hello = RankHello(
+        place=0,
+        owners=1,
+        owner=Owner(id="0" * 32, host="a", port=1),
+        model=model,
+        digests=dict.fromkeys(range(MOST_FRAGMENTS), "4" * 32),
+        versions=dict.fromkeys(range(MOST_FRAGMENTS), 2**62),
+    )
+    assert up_of(said(hello)) == hello
+    led.hello("a")
+    ranks = RanksUp(owners=(hello.owner,), model=model, digests=("4" * 32,) * MOST_FRAGMENTS)
+    led.say("a", up_of(said(ranks)))
+    led.say("a", ReadySaid())
+    led.due("a", MOST_FRAGMENTS - 1)
+    led.hello("a")
+    welcome = led.messages(Welcome, "a")[-1]
+    [(_, _, attempt)] = welcome.open
+    heard(welcome.model_copy(update={"open": tuple((p, 2**62, attempt) for p in range(MOST_FRAGMENTS))}))
+    for sent in led.sent:
+        if isinstance(sent, Send):
+            heard(sent.message)
+    with pytest.raises(ValueError, match="4096"):
+        model.model_validate(model.model_dump() | {"fragments": MOST_FRAGMENTS + 1})
+
+
+def test_site_of_another_protocol_is_told_so_whatever_its_hello_has() -> None:
+    with pytest.raises(OtherProtocolError, match="same version of geocomm"):
+        up_of(b'{"kind":"hello","protocol":1,"attempts":{}}')
+    with pytest.raises(BadLineError) as caught:
+        up_of(b'{"kind":"hello","protocol":%d}' % PROTOCOL_VERSION)
+    assert not isinstance(caught.value, OtherProtocolError)
 
 
 HOLD = {"kind": "hold", "fragment": 0, "site": LIAR, "by_mail": True}

@@ -88,6 +88,29 @@ def test_any_number_of_shapes_is_read_again_by_others_and_after_a_restart(
     ]
 
 
+def test_events_and_shapes_that_never_end_are_dropped_and_what_is_kept_is_read_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_store, "_MOST_SHAPE_BYTES", 3000)
+    monkeypatch.setattr(run_store, "_MOST_EVENTS", 10)
+    store, now = RunStore(tmp_path, write=True), 10 * DAY_S
+    said = [{"kind": f"kind{i}", "n": i} for i in range(200)]
+    for i, one in enumerate(said):
+        at = now - 3 * DAY_S + i / 10
+        keep(store, report(i, stats=one, events=[one]), at)
+        keep(store, report(i, site="b", stats={"n": i}, events=[{"kind": "same", "n": i}] * (i > 195)), at)
+    assert sum(1 for _ in store.events(site="a")) == len(said)
+    store.thin(now)
+    assert [row["n"] for row in store.events(site="a")] == list(range(199, 189, -1))
+    assert [row["n"] for row in store.events(site="b")] == [199, 198, 197, 196]
+    assert [one.report.stats["n"] for one in store.latest()] == [199, 199]
+    shapes = store._db.execute("SELECT count(*), count(DISTINCT shape) FROM shapes").fetchone()
+    assert shapes[0] == shapes[1] < 40
+    other = RunStore(tmp_path, write=True)
+    keep(other, report(1000, stats=said[0], events=[said[0]]), now)
+    assert next(store.events(site="a"))["kind"] == "kind0"
+
+
 def test_events_are_read_newest_first_of_a_time_a_site_and_a_kind(tmp_path: Path) -> None:
     store = RunStore(tmp_path, write=True)
     for second in range(6):
