@@ -42,6 +42,8 @@ from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.waiting import Waiting
 
 TICK_S = 0.25
+MOST_UNDONE = 10_000
+"""Actions that wait for etcd. Sites say again what they said, so that a leader that begins anew has lost nothing."""
 
 
 class StartAgain(Exception):
@@ -216,6 +218,10 @@ class Leader:
                 else:
                     self._undone.append((action, self._connection_of(action)))
                     self._news.set()
+            if len(self._undone) > MOST_UNDONE:
+                self._failed.set_exception(
+                    StartAgain(f"{self._shared} has been away for so long that this agent begins anew from its journal")
+                )
             if self._sequencer.superseded:
                 self._sequencer.superseded = False
                 self.questioned.set()

@@ -18,7 +18,8 @@ from geocomm.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
-"""Of a fragment, in which a site's offer did not count because its frame came too late: then a round waits for it."""
+"""Of a fragment, in which a site did not count: its frame came too late, or it had to fetch others' before it could make
+one, and then the round was over. Then a round waits for it."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
@@ -59,7 +60,7 @@ class LeaderRounds:
         self._closed: dict[int, tuple[OpenRound, float]] = {}
         """By fragment: the last round, and until when its frames came in time."""
         self._late_pairs: set[tuple[str, str]] = set()
-        """(holder, maker): the frame did not come by mail in the last round."""
+        """(holder, maker): the frame did not come within the grace in the last round, by mail or by fetching."""
         self._unmailed: dict[tuple[str, str], int] = {}
         """By (holder, maker): rounds since any frame came by mail, late or not."""
         self._rates = LearningRates()
@@ -104,8 +105,8 @@ class LeaderRounds:
             if hold.by_mail:
                 found.mailed.add((name, hold.frame))
                 self._unmailed.pop((name, hold.site), None)
-                if self._run.now <= found.opened + self._grace_s():
-                    self._late_pairs.discard((name, hold.site))
+            if self._run.now <= found.opened + self._grace_s():
+                self._late_pairs.discard((name, hold.site))
 
     def ready(self, name: str) -> None:
         """A site takes part from now on."""
@@ -171,7 +172,7 @@ class LeaderRounds:
         grace_s = self._grace_s()
         late = self._run.now - found.opened >= grace_s
         waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
-        if len(eligible) >= self._terms.min_sites and ((late and not waits) or self._is_complete(found, eligible)):
+        if len(eligible) >= self._terms.min_sites and ((late and not waits) or self._is_complete(fragment, found, eligible)):
             chosen = self._chosen(eligible)
             if len(chosen) >= self._terms.min_sites:
                 self._close_round(fragment, found, chosen)
@@ -241,11 +242,12 @@ class LeaderRounds:
         if self._run.now <= until:
             self._sites[name].late = False
 
-    def _is_complete(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
+    def _is_complete(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
         """Whether everybody who is waited for has offered, or passed, and holds all offers, and these are eligible."""
         for name in self._state.live:
             site = self._sites[name]
-            if not site.late and site.leaving is None and not found.has_tried(name):
+            waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
+            if waits and site.leaving is None and not found.has_tried(name):
                 return False
             for maker, offers in found.offers.items():
                 if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
@@ -306,7 +308,8 @@ class LeaderRounds:
             site = self._sites[name]
             if site.leaving is None and not found.has_tried(name) and name not in chosen:
                 site.late = True
-            self._count_missed(fragment, site, offered=name in found.offers, counts=name in chosen)
+            passed = found.has_tried(name) and name not in found.offers
+            self._count_missed(fragment, site, passed=passed, counts=name in chosen)
             for maker, offers in found.offers.items():
                 if (name, offers[-1].frame) not in found.holds:
                     self._late_pairs.add((name, maker))
@@ -328,11 +331,11 @@ class LeaderRounds:
         )
 
     @staticmethod
-    def _count_missed(fragment: int, site: LedSite, *, offered: bool, counts: bool) -> None:
+    def _count_missed(fragment: int, site: LedSite, *, passed: bool, counts: bool) -> None:
         missed = site.missed.get(fragment, 0)
         if counts or missed >= STARVED_ROUNDS:
             site.missed[fragment] = 0
-        elif offered:
+        elif not passed:
             site.missed[fragment] = missed + 1
 
     def _chosen(self, eligible: Mapping[str, Offer]) -> dict[str, Offer]:

@@ -29,6 +29,8 @@ from geocomm.journal.simulated_lines import LEADER, Lines
 from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site
 from geocomm.journal.simulated_time import SimulatedTime
 
+_MAIL_PATIENCE_S = 2.0
+"""A listed frame may be under way by mail for so long."""
 _EVERY = 6
 """Steps from one round of a fragment to the next."""
 
@@ -225,7 +227,7 @@ class SimulatedRanks:
                     if frame not in site.needs and frame[:2] not in site.state.skipped:
                         site.needs.add(frame)
                         everybody = [*self._sites, LEADER]
-                        site.later(0.1, lambda frame=frame, names=everybody: self.fetch(site, frame, names, again=True))
+                        site.later(_MAIL_PATIENCE_S, lambda frame=frame, names=everybody: self.fetch(site, frame, names, again=True))
                 case Say():
                     self._leader.say(site, act.message)
                 case SendFrame():

@@ -73,7 +73,8 @@ class Led:
                 self.say(site, Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0))
             self.on(Tick())
 
-    def hello(self, site: str, **changes: Any) -> None:
+    def hello_of(self, site: str, **changes: Any) -> Hello:
+        """That of a site that has all of the journal."""
         genesis = self.sequencer.state.genesis
         fields: dict[str, Any] = {
             "protocol": PROTOCOL_VERSION,
@@ -85,7 +86,10 @@ class Led:
             "term": self.sequencer.state.term,
             "fetch": f"{site}:1",
         }
-        hello = Hello(**fields | changes)
+        return Hello(**fields | changes)
+
+    def hello(self, site: str, **changes: Any) -> None:
+        hello = self.hello_of(site, **changes)
         if refused := self.sequencer.turned_away(site, hello, self.now):
             self.sent.append(Send(site, refused))
             return
