@@ -86,6 +86,8 @@ class AgentConfig(Record):
     """Where each kept snapshot is copied to; empty: nowhere."""
     parent: int = 0
     """Process that it ends with; 0: none."""
+    again: bool = False
+    """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
 
     @property
     def own_host(self) -> str:
@@ -127,7 +129,7 @@ def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Lead
     """Of the kind that the run has. EtcdAddressError: etcd cannot be used."""
     if not config.journal:
         lead = config.lead or not config.ranks
-        return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead)
+        return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead, again=config.again)
     listen = config.listen or f"0.0.0.0:{DEFAULT_PORT}"
     address = config.address or str(HubAddress(config.own_host, int(listen.rpartition(":")[2])))
     own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=address)

@@ -18,6 +18,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.elastic.whereabouts import ABOUT_FILE
+from geocomm.elastic.whereabouts import leads as has_led
 from geocomm.journal.journal import Journal, SharedJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.store_process import log
@@ -76,13 +77,17 @@ class HubLeadership:
 
     passes_on = False
 
-    def __init__(self, hub: str, listen: str | None, run_dir: Path, keys: Keys, *, lead: bool) -> None:
+    def __init__(
+        self, hub: str, listen: str | None, run_dir: Path, keys: Keys, *, lead: bool, again: bool = False
+    ) -> None:
         """hub: that address. listen: address:port; None: the hub's port on all addresses. lead: it is this agent's,
-        though translated."""
+        though translated. again: the agent of this run folder has just died."""
+        self._led_just_now = again and has_led(run_dir)
         self._hub, self._listen, self._run_dir, self._keys, self._lead = hub, listen, run_dir, keys, lead
 
     async def begin(self, journal: Journal, known: KnownAgents, leaving: Event) -> Begun | None:
-        """Ask the others first, where this agent is to lead: one may have been promoted while it was away."""
+        """Ask the others first, where this agent is to lead: one may have been promoted while it was away. Across the
+        world that takes seconds, so who led a moment ago asks while it leads."""
         state = RunState.of(journal.read())
         taken_over = state.taken_over is not None
         if state.taken_over is not None:
@@ -110,6 +115,9 @@ class HubLeadership:
         others = {address for name, address in known.addresses.items() if name != site}
         clock, waiting = asyncio.get_running_loop().time, Waiting(log)
         end = clock() + _ANSWER_LIMIT_S
+        if self._led_just_now:
+            others = set[str]()
+            self._led_just_now = False
         while leads and known.term <= state.term and state.genesis is not None and not leaving.is_set():
             asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
             told = [

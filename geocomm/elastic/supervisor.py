@@ -29,7 +29,8 @@ from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.security.keys import Keys
 
-AGENT_AGAIN_S = 0.1
+AGENT_AGAIN_S = 1.0
+"""From one start of the agent to the next, at least."""
 LONGEST_PAUSE_S = 60.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
@@ -139,13 +140,16 @@ class Supervisor:
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""
+        config, clock = self._agent_config, asyncio.get_running_loop().time
         while True:
-            self._agent = await self._start(self._agent_config.command())
+            began = clock()
+            self._agent = await self._start(config.command())
             status = await self._agent.wait()
+            config = config.model_copy(update={"again": True})
             if status in (0, EXIT_BAD_INPUT) or self._agent_told:
                 return status
             log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
-            await asyncio.sleep(AGENT_AGAIN_S)
+            await asyncio.sleep(max(0.0, began + AGENT_AGAIN_S - clock()))
 
     async def _keep_collector(self) -> None:
         """Start the collector of telemetry, and again when it has died."""

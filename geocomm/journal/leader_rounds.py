@@ -18,8 +18,8 @@ from geocomm.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
-"""Of a fragment, in which a site did not count: its frame came too late, or it had to fetch others' before it could make
-one, and then the round was over. Then a round waits for it."""
+"""Of a fragment, in which a site did not count: its frame came too late, or it had to fetch those of others before it
+could make one, and the round was over then. A round waits for it after so many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
@@ -172,7 +172,8 @@ class LeaderRounds:
         grace_s = self._grace_s()
         late = self._run.now - found.opened >= grace_s
         waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
-        if len(eligible) >= self._terms.min_sites and ((late and not waits) or self._is_complete(fragment, found, eligible)):
+        is_over = (late and not waits) or self._is_complete(fragment, found, eligible)
+        if len(eligible) >= self._terms.min_sites and is_over:
             chosen = self._chosen(eligible)
             if len(chosen) >= self._terms.min_sites:
                 self._close_round(fragment, found, chosen)

@@ -226,8 +226,7 @@ class SimulatedRanks:
                     frame = Frame(need.fragment, need.version, need.site, need.frame)
                     if frame not in site.needs and frame[:2] not in site.state.skipped:
                         site.needs.add(frame)
-                        everybody = [*self._sites, LEADER]
-                        site.later(_MAIL_PATIENCE_S, lambda frame=frame, names=everybody: self.fetch(site, frame, names, again=True))
+                        site.later(_MAIL_PATIENCE_S, lambda frame=frame: self._fetch_listed(site, frame))
                 case Say():
                     self._leader.say(site, act.message)
                 case SendFrame():
@@ -240,6 +239,9 @@ class SimulatedRanks:
                 case StartAgain():
                     self.end(site, act.why)
                     return
+
+    def _fetch_listed(self, site: Site, frame: Frame) -> None:
+        self.fetch(site, frame, [*self._sites, LEADER], again=True)
 
     def _mail(self, site: Site, name: str, process: str, offer: Offer) -> None:
         peer = self._sites[name]

@@ -46,4 +46,4 @@ def test_an_agent_that_is_to_leave_waits_for_no_ranks_that_are_dead(tmp_path: Pa
         began = time.monotonic()
         b.kill_rank()
         sites.until(lambda: a.state().sites["b"].standing is Standing.LEFT, "the site leaves")
-        assert time.monotonic() - began < LAST_STEPS_S
+        assert time.monotonic() - began < LAST_STEPS_S / 2
