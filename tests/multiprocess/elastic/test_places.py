@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +16,10 @@ from geocomm.core.addresses import HubAddress, free_port
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.elastic.whereabouts import doubt
-from geocomm.journal.entries import Away, Genesis
+from geocomm.journal.entries import Away, Genesis, line_of
+from geocomm.journal.messages import PROTOCOL_VERSION, Hello
+from geocomm.rendezvous.store_session import Greeting, Purpose
+from geocomm.rendezvous.tunnel import dial
 from support.elastic_sites import ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 
@@ -96,13 +100,31 @@ def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_p
             asked = StandingAsked(run=genesis.run, term=term, leader=leader)
             return await ask(HubAddress.parse(to.listen), keys["d"], asked, AgentStanding)
 
+        async def say_that_another_leads() -> str:
+            hello = Hello(
+                protocol=PROTOCOL_VERSION,
+                geocomm="0",
+                store="d" * 32,
+                run=genesis.run,
+                head=5,
+                head_hash="d" * 64,
+                term=2**62,
+                fetch="127.0.0.1:1",
+            )
+            stream, _ = await dial(HubAddress.parse(a.listen), keys["d"], Greeting(Purpose.RUN, bytes(16), 0, "run"))
+            with contextlib.closing(stream):
+                await stream.write(line_of(hello).encode() + b"\n")
+                return (await stream.read_line(1 << 20)).decode()
+
         before = len(a.rounds())
+        assert "another one leads" in asyncio.run(say_that_another_leads())
         for to in (a, b):
             for term in (1, 900, 2**53, 2**63 - 1):
                 for leader in ("127.0.0.1:1", "nowhere", "", "\0", c.listen, liar.listen):
                     assert asyncio.run(lie(to, term, leader)).term == 0
         sites.until(lambda: all(len(one.rounds()) > before + 2 for one in (a, b, c)), "the run goes on")
         assert not any("another site leads" in one.text() for one in (a, b, c))
+        assert a.text().count("leads the run at") == 1  # the same leader
         assert {KnownAgents(one.folder, print).term for one in (a, b, c)} == {0}
 
         # It leads as little where it says so itself, with a number after which there would be none.
