@@ -2,7 +2,8 @@
 
 It has one fragment. A round makes of its state the hash of it and of the listed frames, again and again: sites that
 have applied the same entries have equal digests. Frames go from rank to rank over plain sockets; with --no-mail
-they do not, as past a closed port. It ends, after leaving in order, when its standard input does.
+they do not, as past a closed port. It ends, after leaving in order, when its standard input does. After SIGUSR1 it says
+a wrong digest of the next round that it applies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import queue
 import select
+import signal
 import socket
 import statistics
 import sys
@@ -25,7 +27,7 @@ from geocomm.elastic.fragment_store import FragmentStore, digest_of
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Snapshots
 from geocomm.journal.entries import FRAME_BYTES, Join, Snapshot
-from geocomm.journal.member import Act, Frame, Member, Say, SendFrame
+from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame
 from geocomm.journal.messages import (
     Beat,
     Down,
@@ -68,7 +70,12 @@ class FakeRank:
         self._keep_state = False
         self._snapshots = Snapshots(self._store)
         self._snapshot: Snapshot | None = None
+        self._has_wrong_bits = False
+        signal.signal(signal.SIGUSR1, self._break_memory)
         self._socket = RankSocket(agent, self._hello)
+
+    def _break_memory(self, *_: object) -> None:
+        self._has_wrong_bits = True
 
     def run(self, leave_on_end: bool) -> None:
         while True:
@@ -107,7 +114,9 @@ class FakeRank:
             if settled.state is not None:
                 self._state = self._store.read_state(0, settled.state)
             self._version = settled.after
-            self._do(self._member.applied(settled, digest_of(self._version, [self._state])))
+            said = bytes(32) if self._has_wrong_bits else self._state
+            self._has_wrong_bits = False
+            self._do(self._member.applied(settled, digest_of(self._version, [said])))
             if self._keep_state:
                 self._store.write_state(0, self._version, [self._state])
                 self._store.remove_before(0, self._version)
@@ -186,6 +195,8 @@ class FakeRank:
         for act in acts:
             if isinstance(act, Say):
                 self._socket.say(act.message)
+            elif isinstance(act, Recompute):
+                sys.exit("has to start again, from its disk")
             elif isinstance(act, SendFrame) and self._mail:
                 offer = act.offer
                 head = json.dumps([offer.version, self._site]).encode() + b"\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Join, hash_of
+from geocomm.journal.entries import Away, Join, hash_of
 from geocomm.journal.run_state import Standing
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -277,3 +278,18 @@ def test_agents_carry_the_frames_of_a_site_that_no_mail_comes_from(tmp_path: Pat
             "frames of all count, in each of five rounds",
         )
         assert_one_chain(sites)
+
+
+def test_site_with_wrong_bits_starts_again_alone(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        a, b, c = sites.values()
+        sites.start()
+        assert c.rank is not None
+        c.rank.send_signal(signal.SIGUSR1)
+        assert c.rank.wait(60) != 0
+        assert "has to start again" in c.text()
+        wait_for_rounds(sites, "ab")
+        c.start_rank()
+        wait_for_rounds(sites, "abc")
+        assert all(site.rank is not None and site.rank.poll() is None for site in (a, b))
+        assert [entry.site for entry in a.entries() if isinstance(entry, Away)] == ["c"]
