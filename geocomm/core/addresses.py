@@ -29,6 +29,7 @@ class HubAddress:
         try:
             parts = urlsplit(text if "//" in text else f"//{text}")
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # what looks names up fails with another error, of a part of 64 characters
         except ValueError:
             host, port = None, None
         if not host or not port:

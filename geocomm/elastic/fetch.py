@@ -19,6 +19,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.calm_log import CalmLog
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.journal.entries import Digest, Hash, Record, SiteName, Whole, line_of
 from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
@@ -42,6 +43,7 @@ _STALLED_S = 1.5
 """A range of which nothing has come for so long is asked of another source too."""
 _PROXY_LIMIT_S = 600.0
 _PIECE_BYTES = 256 * 1024
+_COMPLAINT_S = 60.0
 _CONGESTION_CONTROL = "bbr"
 
 _R = TypeVar("_R", bound=Record)
@@ -214,6 +216,7 @@ class Fetcher:
     ) -> None:
         """most_frame_bytes: of this run's model, as it is known now: for more than that, no room is made."""
         self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
+        self._complain = CalmLog(log, _COMPLAINT_S)  # any site may ask for what cannot be
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
         self._idle: dict[str, list[tuple[TlsStream, float]]] = {}
         # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
@@ -261,9 +264,7 @@ class Fetcher:
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
         if size > most:
-            self._log(
-                f"{path.name} is said to have {size} bytes; of this model it has {most} at most, so it is not fetched"
-            )
+            self._complain(f"{path.name} is not fetched: {size} bytes, and one of this model has {most} at most")
         return size <= most
 
     async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
@@ -385,7 +386,7 @@ class Fetcher:
                     await self._take_range(transfer, stream, offset)
                 finally:
                     transfer.release(offset)
-        except (OSError, KeysError, HubAddressError) as error:
+        except (OSError, KeysError) as error:
             if transfer.disk_failed:
                 raise
             self._log(f"fetching from {source}: {str(error) or 'silent'}")
@@ -415,7 +416,11 @@ class Fetcher:
 
     async def _dial(self, source: str) -> TlsStream:
         greeting = Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
-        stream, _ = await dial(HubAddress.parse(source), self._keys, greeting)
+        try:
+            address = HubAddress.parse(source)
+        except HubAddressError as error:  # a site has said that it can be reached there
+            raise ConnectionError(str(error)) from None
+        stream, _ = await dial(address, self._keys, greeting)
         return stream
 
 

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
@@ -177,6 +178,11 @@ class Leader:
             lines.say(said(Refused(why=words(f"{site}: {error}"))))
             lines.end()
             return
+        if isinstance(up, Hello) and up.fetch:
+            try:
+                HubAddress.parse(up.fetch)  # all others are told to look there
+            except HubAddressError as error:
+                raise BadLineError(f"where {site} gives out files: {error}") from None
         if self._newcomers.get(site) is lines and not self._takes_in(site, lines, up):
             return
         seen = self.seen[site]

@@ -10,7 +10,7 @@ from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner
 from geocomm.journal.run_state import RunState, Standing
 
 MOST_COMINGS, COMINGS_S = 30, 60.0
-"""A site joins, or is ready, so often in so long a time: each time is an entry in everybody's journal."""
+"""A site joins, is ready or has other ranks so often in so long a time: all others do something each time."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class LedSite:
     applied: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
     comings: list[float] = field(default_factory=list[float])
-    """When it joined or was ready within the last COMINGS_S."""
+    """When it did within the last COMINGS_S."""
     missed: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: rounds since its offer last counted, or was waited for in vain."""
 

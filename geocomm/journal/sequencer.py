@@ -321,6 +321,8 @@ class Sequencer:
                 return
             self._run.append(Join, site=name, store=site.store)
         if site.owners != message.owners:
+            if not self._may_come(name, site):
+                return
             site.applied.clear()
         site.owners, site.has_ranks = message.owners, True
         joins = self.state.sites[name].standing is Standing.JOINING
@@ -333,10 +335,13 @@ class Sequencer:
         return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
 
     def _may_come(self, name: str, site: LedSite) -> bool:
-        """Whether a site joins, or is ready, not too often: else its connection ends, until it may again."""
+        """Whether a site joins, is ready or has other ranks not too often: else its connection ends, until it may
+        again."""
         site.comings = [when for when in site.comings if self._run.now - when < COMINGS_S]
         if len(site.comings) >= MOST_COMINGS:
-            self._run.drop(name, f"it has joined or was ready {MOST_COMINGS} times within {COMINGS_S:g} s")
+            self._run.drop(
+                name, f"it has joined, was ready or had other ranks {MOST_COMINGS} times within {COMINGS_S:g} s"
+            )
             return False
         site.comings.append(self._run.now)
         return True

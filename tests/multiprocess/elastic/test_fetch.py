@@ -8,13 +8,14 @@ import hashlib
 import random
 import socket
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
-from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, Outcome, Wanted
+from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.rendezvous.doorway import Doorway
 from geocomm.rendezvous.store_session import Greeting, Purpose
@@ -45,8 +46,8 @@ class Sites:
         self.stores = {site: FragmentStore(folder / site) for site in "abcd"}
         self.lines: list[str] = []
 
-    def fetcher(self, site: str) -> Fetcher:
-        return Fetcher(self.stores[site], self.keys[site], self.lines.append)
+    def fetcher(self, site: str, most_frame_bytes: int = 1 << 40) -> Fetcher:
+        return Fetcher(self.stores[site], self.keys[site], self.lines.append, lambda: most_frame_bytes)
 
     def has(self, site: str) -> bool:
         return self.stores[site].has_frame(2, 9, "a", FRAME)
@@ -88,6 +89,36 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
             assert await sites.fetcher("d").frame(WANTED, [nobody(), c, a, b]) is Outcome.HERE
         assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
         assert not list(tmp_path.rglob("*.part"))
+
+    run(scenario())
+
+
+def test_what_is_larger_than_the_model_is_not_fetched_and_takes_no_room(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.two_sources() as (a, b):
+            fetcher = sites.fetcher("d", len(CONTENT) - 1)
+            for size in (len(CONTENT), 2**40, 2**62):
+                assert await fetcher.frame(replace(WANTED, bytes=size), [a, b], b) is Outcome.FAILED
+            held = HeldState(version=9, bytes=2 * len(CONTENT) - 1, digest="0" * 32)
+            assert await fetcher.state(2, held, [a, b]) is Outcome.FAILED
+            assert not list(sites.stores["d"].run_dir.rglob("*.part"))
+            assert len(sites.lines) == 1
+            assert await sites.fetcher("d", len(CONTENT)).frame(WANTED, [a, b]) is Outcome.HERE
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("bad", ["nowhere", "a" * 64 + ".com:1", "", "0.0.0.0:1"])
+def test_source_whose_address_is_none_is_passed_over(tmp_path: Path, bad: str) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.two_sources() as (a, _):
+            with pytest.raises(ConnectionError):
+                await sites.fetcher("d").states(2, bad, 4, 1)
+            assert await sites.fetcher("d").frame(WANTED, [bad, a]) is Outcome.HERE
 
     run(scenario())
 

@@ -114,7 +114,7 @@ async def leading(folder: Path, keys: Keys) -> Any:
         journal.close()
 
 
-async def welcomed(address: HubAddress, keys: Keys) -> TlsStream:
+async def welcomed(address: HubAddress, keys: Keys, fetch: str = "") -> TlsStream:
     stream, _ = await dial(address, keys, Greeting(Purpose.RUN, bytes(16), 0, "run"))
     hello = Hello(
         protocol=PROTOCOL_VERSION,
@@ -124,7 +124,7 @@ async def welcomed(address: HubAddress, keys: Keys) -> TlsStream:
         head=-1,
         head_hash=None,
         term=0,
-        fetch="",
+        fetch=fetch,
     )
     await stream.write(line_of(hello).encode() + b"\n")
     assert isinstance(down_of(await stream.read_line(1 << 20)), Welcome)
@@ -170,5 +170,20 @@ def test_site_of_another_version_is_told_so_in_words(tmp_path: Path) -> None:
             stream, _ = await dial(address, keys["b"], Greeting(Purpose.RUN, bytes(16), 0, "run"))
             await stream.write(b'{"kind":"hello","protocol":99,"what":"new"}\n')
             assert "same version of geocomm" in (await stream.read_line(1 << 20)).decode()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fetch", ["nowhere", "host:0", "0.0.0.0:1", "a" * 64 + ".com:1", "h:99999"])
+def test_site_whose_address_is_none_is_not_taken_in(tmp_path: Path, fetch: str) -> None:
+    keys = make_keys(tmp_path / "keys", "abc")
+
+    async def scenario() -> None:
+        async with leading(tmp_path, keys["a"]) as (leader, address, said):
+            await welcomed(address, keys["b"], "b.example:1")
+            with pytest.raises(ConnectionError):
+                await welcomed(address, keys["c"], fetch)
+            assert "c" not in leader.state.sites
+            assert any("gives out files" in line for line in said)
 
     run(scenario())

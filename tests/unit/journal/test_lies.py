@@ -260,6 +260,14 @@ def test_site_that_comes_and_goes_without_end_fills_no_journal() -> None:
     assert LIAR in led.sequencer.state.live
 
 
+def test_site_whose_ranks_change_without_end_is_not_told_of_to_all_each_time() -> None:
+    led = joined()
+    before = len(led.messages(Open, HONEST[0]))
+    for number in range(1000):
+        led.say(LIAR, RanksUp(owners=(Owner(id=f"{number:032x}", host="c", port=1),), model=MODEL, digests=DIGESTS))
+    assert len(led.messages(Open, HONEST[0])) - before <= MOST_COMINGS
+
+
 def test_site_that_lacks_without_end_takes_no_memory() -> None:
     led = joined()
     lost = Lost(fragment=0, version=0, site=HONEST[0], frame="0" * 64)
