@@ -20,6 +20,57 @@ def ddp(**arguments: Any) -> Trained:
     return Trained(train(model, torch.optim.AdamW(net.parameters(), lr=1e-2)), digest_of(net.parameters()))
 
 
+def ddp_with_optimizer_in_backward() -> Trained:
+    """The optimizer steps the parameters of a bucket in the callback of its Future. (torch's own
+    `_apply_optimizer_in_backward` needs a GPU under DDP.)"""
+    net = Net()
+    del net.other_head
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    optimizers = {one: torch.optim.AdamW([one], lr=1e-2) for one in net.parameters()}
+
+    def reduce_and_step(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def step(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            (buffer,) = reduced.value()
+            for one, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                one.grad = gradient.clone()  # DDP wants the bucket's to itself
+                optimizers[one].step()
+            return buffer
+
+        bucket.buffer().div_(dist.get_world_size())
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(step)
+
+    reduce_and_step.__annotations__.clear()  # DDP wants classes there, not their names
+    model.register_comm_hook(None, reduce_and_step)
+    return Trained(train(model, _only_clears(net)), digest_of(net.parameters()))
+
+
+def fsdp2_with_optimizer_in_backward() -> Trained:
+    """Each parameter is stepped, and its gradient freed, as soon as its reduce-scatter is there."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    del net.other_head
+    for layer in (net.body[0], net.body[2], net.head):
+        fully_shard(layer)
+    fully_shard(net)
+    optimizers = {one: torch.optim.AdamW([one], lr=1e-2) for one in net.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(step)
+    losses = train(net, _only_clears(net))
+    assert all(one.grad is None for one in optimizers)
+    return Trained(losses, digest_of(net.parameters()))
+
+
+def _only_clears(net: nn.Module) -> torch.optim.Optimizer:
+    """Backward has done the rest."""
+    return torch.optim.SGD(net.parameters(), lr=0.0)
+
+
 def ddp_with_sparse_embedding() -> Trained:
     """Gradients of the embedding are sparse and go by themselves; those of the linear layer in a bucket."""
     torch.manual_seed(7)
