@@ -166,9 +166,10 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
                                                          peer.host, "', port ", peer.port));
   }
   // A name is checked when it is resolved.
-  const auto numeric = SocketAddress::parse(peer.host, peer.port);
-  if (context_->loopback_only() && numeric && !numeric->is_loopback()) {
-    return no_plaintext(core::str(peer.description, " at ", numeric->to_string()))
+  const std::vector<SocketAddress> numeric = numeric_addresses(peer.host, peer.port);
+  if (context_->loopback_only() && !numeric.empty() && numeric.size() == hosts_of(peer.host).size() &&
+      std::none_of(numeric.begin(), numeric.end(), [](const auto& one) { return one.is_loopback(); })) {
+    return no_plaintext(core::str(peer.description, " at ", numeric.front().to_string()))
         .with_peer(std::string(peer.description));
   }
   {
@@ -182,7 +183,7 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
   if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
   channel->describe(peer.description);
   context_->loop->post([this, channel, peer, token, dials, numeric] {
-    if (numeric) known_hosts_.insert(numeric->host());
+    for (const SocketAddress& one : numeric) known_hosts_.insert(one.host());
     // It may have dialed before this process knew its site.
     const auto certified = certified_.find(peer.id);
     if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
@@ -237,13 +238,15 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   }
   GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
   known_hosts_.insert(from.host());
-  if (hello.sender <= context_->self) {
-    // It does not want a connection, but to know whether there still is a channel, and to be found.
-    if (const ChannelPtr channel = find(hello.sender)) {
-      if (channel->closed()) return {StatusCode::PeerLost, "the channel with this process has ended"};
-      channel->heard_from(from.host());
+  if (const ChannelPtr known = find(hello.sender); known ? known->dials() : hello.sender <= context_->self) {
+    if (known && known->closed()) return {StatusCode::PeerLost, "the channel with this process has ended"};
+    if (hello.generation == 0 || !known || known->was_ready()) {
+      // It does not want a connection, but to know whether there still is a channel, and to be found.
+      if (known) known->heard_from(from.host());
+      return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials first"};
     }
-    return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials"};
+    if (hello.stream != 0 || !known->yields())
+      return {kTryAgain, "the other end of this link connects already"};
   }
   const ChannelPtr channel =
       find_or_create(hello.sender, core::str("process ", short_id(hello.sender), " at ", from.to_string()));

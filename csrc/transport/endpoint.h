@@ -46,7 +46,7 @@ struct EndpointOptions {
 
 struct PeerAddress {
   ProcessId id{};
-  std::string host;  // numeric IPv4 / IPv6 address or a name
+  std::string host;  // numeric IPv4 / IPv6 addresses and names, separated by commas: tried in turn
   std::uint16_t port = 0;
   std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
   std::string site = {};    // whose certificate the process must have; empty: any of the job
@@ -69,10 +69,10 @@ class Endpoint {
   // From now on peers that present `token` are let in (connect() implies it). Peers with an unknown token are
   // refused and told to try again, since this process may learn the token a moment later.
   virtual void allow(const JobToken& token) = 0;
-  // The channel to `peer`, made on first use: the process with the smaller id waits, the other dials (with
-  // retries until link_deadline). Returns at once; the channel connects in the background and queues what is
-  // sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin), Authentication (Required and
-  // the peer is not on loopback), Aborted (shut down).
+  // The channel to `peer`, made on first use: the process with the larger id dials (with retries until
+  // link_deadline), and the other one too after two seconds. Returns at once; the channel connects in the
+  // background and queues what is sent meanwhile. Errors: InvalidArgument (own id, or RDMA without a plugin),
+  // Authentication (Required and the peer is not on loopback), Aborted (shut down).
   virtual core::Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) = 0;
   // Ends the channel with `process` for good: posted receives get `why`, what is queued is dropped, nobody
   // dials it any more, and when it dials it is refused as a stranger. A later connect() makes a new channel,

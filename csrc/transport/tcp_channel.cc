@@ -429,6 +429,7 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   phase_ = Phase::Closed;
   context_->loop->cancel_timer(timer_);
   if (lingering_) context_->loop->cancel_timer(linger_timer_);
+  context_->loop->cancel_timer(turn_timer_);
   if (slow_timer_runs_) context_->loop->cancel_timer(slow_timer_);
   set_reason(reason);
   if (reason.code() != StatusCode::Aborted && !peer_left_) {

@@ -103,6 +103,12 @@ class TcpChannel final : public Channel,
   void begin_close();
   void fail(core::Status why);
   bool closed() const { return phase_ == Phase::Closed; }
+  bool was_ready() const { return phase_ != Phase::Connecting; }
+  // Of the two ends, this one makes the connections.
+  bool dials() const { return redialer_.has_plan() ? redialer_.dials() : context_->self > peer_id_; }
+  // The peer dials, where this end does, while there is no connection yet: whether this end leaves that to
+  // the peer from now on. Of two that dial at once, the smaller id gives way, so that one connection is left.
+  bool yields();
   StreamTuning tuning() const;
 
  private:
@@ -128,6 +134,8 @@ class TcpChannel final : public Channel,
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_deadline();
+  void wait_for_turn();
+  void take_turn();
   void dial_elsewhere();
   core::Status forgotten_by_one();
   bool gives_up(const Stream& lost);
@@ -238,6 +246,7 @@ class TcpChannel final : public Channel,
   bool hedging_ = false;  // an idle stream may send again what others are slow with
   IoLoop::TimerId linger_timer_{};
   bool lingering_ = false;
+  IoLoop::TimerId turn_timer_{};
 };
 
 }  // namespace geocomm::transport

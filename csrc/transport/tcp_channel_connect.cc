@@ -19,6 +19,8 @@ namespace {
 // A connection on which nothing is acknowledged for so long, or 20 round trips, is dead.
 constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
+// The side with the smaller id dials too where the other one has not come for so long.
+constexpr std::chrono::milliseconds kTurnAfter{2000};
 // For a peer that has sent Close and lost its connections.
 constexpr std::chrono::milliseconds kLinger{2000};
 
@@ -65,9 +67,13 @@ void TcpChannel::start_deadline() {
   timer_ = context_->loop->add_timer(IoLoop::Clock::now() + context_->options.link_deadline, [this] {
     fail(Status(
         StatusCode::Network,
-        core::str(peer(), " did not connect within ", in_seconds(context_->options.link_deadline),
-                  ". Of two processes the one with the larger id dials, here the peer: check that it "
-                  "runs, and that it can reach this process (firewall, GEOCOMM_ADDRESS, GEOCOMM_PORT)")));
+        core::str(
+            peer(), " did not connect within ", in_seconds(context_->options.link_deadline),
+            redialer_.last_failure().is_ok()
+                ? std::string()
+                : core::str(", and this process cannot connect to it: ", redialer_.last_failure().message()),
+            ". Check that it runs, and that one of the two can reach the other (firewall, GEOCOMM_ADDRESS, "
+            "GEOCOMM_PORT)")));
   });
 }
 
@@ -102,9 +108,31 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
-  if (!dials) return;
+  if (!dials) return wait_for_turn();
+  take_turn();
+}
+
+void TcpChannel::wait_for_turn() {
+  context_->loop->cancel_timer(turn_timer_);
+  turn_timer_ = context_->loop->add_timer(IoLoop::Clock::now() + kTurnAfter, [this] { take_turn(); });
+}
+
+void TcpChannel::take_turn() {
+  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return;
+  redialer_.set_dials(true, context_->self < peer_id_);
   streams_.set_data_streams(static_cast<std::uint16_t>(first_streams_));
   redialer_.dial(0, tuning());
+}
+
+bool TcpChannel::yields() {
+  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return false;
+  // The peer may have welcomed the Hello that is under way, and the larger id's counts.
+  if (context_->self > peer_id_ && redialer_.has_said_hello()) return false;
+  redialer_.stop();
+  redialer_.set_dials(false, false);
+  streams_.begin_anew();
+  wait_for_turn();
+  return true;
 }
 
 // What is under way leads to an address that is none any more.
@@ -264,6 +292,8 @@ void TcpChannel::reconnect(std::uint16_t stream) {
     if (!finished || stream == 0) {
       redialer_.dial(stream, tuning(), streams_.pause_before_redial(stream));
     }
+  } else if (phase_ == Phase::Connecting && streams_.open_count() == 0) {
+    wait_for_turn();
   } else if (phase_ == Phase::Ready && (streams_.open_count() == 0 || (finished && stream == 0))) {
     redialer_.ask(tuning());
   }

@@ -4,8 +4,8 @@ that transport names."""
 from __future__ import annotations
 
 import functools
-import ipaddress
 
+from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import AuthenticationError, InvalidArgumentError, UnsupportedError
 from geocomm.core.message_log import logger
 from geocomm.core.options import Options
@@ -32,7 +32,7 @@ def check_transport(site_names: list[str], options: Options) -> None:
 
 
 def check_security(infos: list[RankInfo], options: Options, global_rank: int) -> None:
-    outside = [info for info in infos if not is_loopback(info.host)]
+    outside = _outside(infos)
     if options.security == "required":
         if outside and not options.keys:
             raise AuthenticationError(
@@ -62,7 +62,7 @@ def check_other_backend(infos: list[RankInfo], backend: str, rank: int | None) -
     of one, of which nobody need be warned again."""
     site_names = sites_of(infos)[1]
     # As in check_security: a job without keys on loopback keeps its plaintext on this machine.
-    exposed = any(info.agreed["keys"] == "set" or not is_loopback(info.host) for info in infos)
+    exposed = any(info.agreed["keys"] == "set" for info in infos) or bool(_outside(infos))
     if len(site_names) < 2 or not exposed:
         return
     if all(info.agreed["security"] == "insecure" for info in infos):
@@ -78,6 +78,13 @@ def check_other_backend(infos: list[RankInfo], backend: str, rank: int | None) -
     )
 
 
+def _outside(infos: list[RankInfo]) -> list[RankInfo]:
+    """The ranks that others dial at more than loopback."""
+    on_one_machine = len({info.machine for info in infos}) == 1
+    enough = any if on_one_machine else all
+    return [info for info in infos if not enough(map(is_loopback, info.hosts))]
+
+
 @functools.cache
 def _warn_of_plaintext() -> None:
     """Once in a job, however many groups it makes."""
@@ -85,10 +92,3 @@ def _warn_of_plaintext() -> None:
         "security=insecure: everything between the sites travels as PLAINTEXT, and whoever can reach the port can "
         "try to connect"
     )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -19,6 +19,7 @@ from geocomm.backend.policy_epochs import note
 from geocomm.backend.ready_line import ready_line
 from geocomm.backend.runtime import Group, runtime
 from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.core.addresses import is_loopback
 from geocomm.core.environment import collector_socket, telemetry_folder
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
@@ -27,7 +28,7 @@ from geocomm.core.place import local_rank
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.membership.group_agreement import check, exchange, publish
 from geocomm.membership.one_site import Scope, own_presence
-from geocomm.membership.own_address import own_address, store_host
+from geocomm.membership.own_address import advertised, store_host
 from geocomm.membership.rank_record import (
     RankInfo,
     new_group_identity,
@@ -193,11 +194,12 @@ def _introduce(
     check_reporting(options)
     core = native()
     form = AUTO if options.codec == AUTO else str(collective_codec(options.codec))
-    host = options.address or own_address()
+    hosts = advertised(options.address)
+    loopback = next(filter(is_loopback, hosts), None)
     endpoint = None
     # Without keys, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
-    if options.site is not None and (options.security == "insecure" or options.keys or admission.is_loopback(host)):
-        endpoint = held.enter_context(runtime.endpoint(options, host))
+    if options.site is not None and (options.security == "insecure" or options.keys or loopback):
+        endpoint = held.enter_context(runtime.endpoint(options, loopback or hosts[0]))
     links = links_of_group(options)
     speeds: Mapping[str, tuple[float, float]] = (
         codec_choice.measure(codec_choice.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
@@ -207,7 +209,7 @@ def _introduce(
         rank=rank,
         global_rank=global_rank,
         site=options.site,
-        host=host,
+        hosts=hosts,
         port=endpoint.port if endpoint else 0,
         outbound_only=options.outbound_only,
         process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
@@ -215,7 +217,7 @@ def _introduce(
         codecs=core.codec_names(),
         agreed=options.agreed() | {"codec": form, "links": links.digest() if links else "not given"},
         codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
-        presence=asdict(own_presence(global_rank, options, host)),
+        presence=asdict(own_presence(global_rank, options, hosts[0])),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
         store_host=store_host(store),
         group=group,
@@ -224,15 +226,23 @@ def _introduce(
     return own, options, endpoint
 
 
+def _ways(own: RankInfo, info: RankInfo) -> list[str]:
+    """Where rank `own` dials rank `info`: inside a machine at loopback first, and between machines not there."""
+    beyond = [host for host in info.hosts if not is_loopback(host)]
+    if own.machine != info.machine:
+        return beyond or info.hosts
+    return [*(host for host in info.hosts if is_loopback(host)), *beyond]
+
+
 def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool, int]]:
-    """(process id, host, port, description, over RDMA, channels on the path to it) of each rank."""
+    """(process id, hosts with commas, port, description, over RDMA, channels on the path to it) of each rank."""
     choice = TransportChoice.parse(options.transport)
     own_site = infos[rank].site
     peers: list[tuple[bytes, str, int, str, bool, int]] = []
     for info, channels in zip(infos, path_channels(sites_of(infos)[0], rank), strict=True):
         # Another machine may have that address here: not even to be asked whether it lives.
         no_way = info.outbound_only and info.site != own_site
-        host, port = ("", 0) if no_way else (info.host, info.port)
+        host, port = ("", 0) if no_way else (",".join(_ways(infos[rank], info)), info.port)
         over_rdma = choice.between(own_site, info.site)
         peers.append((base64.b64decode(info.process_id), host, port, info.description, over_rdma, channels))
     return peers

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from geocomm.core.environment import hub_address
-from geocomm.membership.own_address import own_address, remembered_hub
+from geocomm.membership.own_address import own_addresses, remembered_hub
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -80,9 +80,9 @@ def _roll_call(others: str, store: Store, rank: int, size: int, timeout: timedel
             'init_process_group("geocomm")'
         )
     try:
-        options, host = Options(), own_address()
-        presence = asdict(own_presence(rank, options, host))
-        own = RankInfo(rank, rank, site=options.site, host=host, agreed=options.agreed(), presence=presence)
+        options, hosts = Options(), own_addresses()
+        presence = asdict(own_presence(rank, options, hosts[0]))
+        own = RankInfo(rank, rank, site=options.site, hosts=hosts, agreed=options.agreed(), presence=presence)
     except Exception as error:  # the others would wait for this rank
         publish(store, RankInfo(rank, rank, error=f"{type(error).__name__}: {error}"))
         raise

@@ -55,7 +55,7 @@ def bench_codec(
         conditions = {"data": data.description, "cpu": native().cpu_level(), "threads": threads, "rounds": rounds}
         print(json.dumps({"conditions": conditions, "rows": [row.to_dict() for row in rows]}, indent=1))
     else:
-        console = Console()
+        console = Console(markup=False)
         console.print(rich_table(rows, data))
         console.print(f"\n{NOTES}", highlight=False, style="dim")
         console.print(f"Threads: {threads}. CPU level: {native().cpu_level()}.", highlight=False, style="dim")

@@ -38,7 +38,7 @@ def bench_gpu(
     from geocomm.core.errors import GeocommError
 
     require_writable("bench", "--out", out)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     try:
         gpu = gpu_bench.require_gpu()
     except gpu_bench.GpuBenchError as error:
@@ -68,7 +68,7 @@ def bench_gpu(
             table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        Console().print(table)
+        Console(markup=False).print(table)
     if out is not None:
         header = [*conditions.lines(), f"- {gpu}"]
         written = write_pair(

@@ -33,7 +33,7 @@ def bench_link(
     from geocomm.bench.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
 
     require_writable("bench", "--out", out)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     measured = cases((False, True) if both_ways else (False,))
     try:
@@ -46,7 +46,7 @@ def bench_link(
         table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row_cells(row))
-    Console().print(table)
+    Console(markup=False).print(table)
     if out is None:
         return
     document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}

@@ -91,7 +91,7 @@ def bench_wan(
         status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
         fail("bench", str(error), status)
     for table in rich_tables(rows):
-        Console().print(table)
+        Console(markup=False).print(table)
     if out is not None:
         section = Section(describe_link(link), conditions, tuple(rows))
-        Console(stderr=True).print(f"written: {write_results([section], out)}", highlight=False)
+        Console(stderr=True, markup=False).print(f"written: {write_results([section], out)}", highlight=False)

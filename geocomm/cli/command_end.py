@@ -14,8 +14,8 @@ def fail(command: str, message: str, status: int = 2) -> NoReturn:
     """Say on stderr what is wrong, and exit with `status`."""
     from rich.console import Console
 
-    Console(stderr=True).print(
-        f"geocomm {command}: {message}", style="red", markup=False, highlight=False, soft_wrap=True
+    Console(stderr=True, markup=False).print(
+        f"geocomm {command}: {message}", style="red", highlight=False, soft_wrap=True
     )
     raise typer.Exit(status)
 
@@ -45,4 +45,4 @@ def write_plot(command: str, path: Path, draw: Callable[[Path], None]) -> None:
         fail(command, "--plot needs matplotlib: pip install matplotlib")
     except (OSError, ValueError) as error:
         fail(command, f"--plot {path}: {error}")
-    Console(stderr=True).print(f"written: {path}", highlight=False)
+    Console(stderr=True, markup=False).print(f"written: {path}", highlight=False)

@@ -76,7 +76,7 @@ def demo(
     except (WanError, OSError) as error:
         fail("demo", str(error), 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2)
 
-    output = Console()
+    output = Console(markup=False)
     if elastic:
         _elastic(folder, link, steps, keys, output)
         return

@@ -105,7 +105,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     )
     from geocomm.membership.job_store import Rendezvous
     from geocomm.membership.one_site import own_presence
-    from geocomm.membership.own_address import own_address
+    from geocomm.membership.own_address import advertised
     from geocomm.membership.rank_record import own_versions
     from geocomm.membership.records import from_record
 
@@ -117,11 +117,11 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             needed |= {f"option {name}": str(value) for name, value in question.options.agreed().items()}
             others = versions() | {"congestion control": usable_congestion_control()}
             others["build of torch"] = others.pop("torch")
-            address = question.options.address or own_address()
+            hosts = advertised(question.options.address)
             outbound = question.options.outbound_only
-            presence = vars(own_presence(place.rank, question.options, address))
+            presence = vars(own_presence(place.rank, question.options, hosts[0]))
             own = Record(
-                place.rank, place.local_rank, place.site, address, answerer.port, needed, others, outbound, presence
+                place.rank, place.local_rank, place.site, hosts, answerer.port, needed, others, outbound, presence
             )
             rendezvous = Rendezvous(place, timeout_s)
             records = [from_record(Record, record) for record in rendezvous.exchange(vars(own))]

@@ -91,10 +91,10 @@ def export(
     except ImportError as error:
         fail("export", f"{error}; {install_command('train')}")
     quiet_transformers()
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
 
     def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
     wanted: DtypeName | None = None if dtype is None else dtype.value
     try:

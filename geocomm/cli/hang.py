@@ -56,9 +56,9 @@ def hang(
     if as_json:
         typer.echo(json.dumps({"found": found.found, **dataclasses.asdict(found)}))
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = Console(soft_wrap=True, highlight=False, markup=False)
         for line in told(found, now):
-            console.print(line, markup=False)
+            console.print(line)
     raise typer.Exit(int(found.found))
 
 

@@ -56,9 +56,7 @@ def create(
 
         ca = JobCa.create(out, job, sites, days)
         for site in sites:
-            _console().print(
-                f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it", markup=False
-            )
+            _console().print(f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it")
         _warn_of_ca_key(ca)
 
 
@@ -127,7 +125,7 @@ def _refusals(out: Path) -> Generator[None]:
 
 
 def _tell_new(folder: Path) -> None:
-    _console().print(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there", markup=False)
+    _console().print(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there")
 
 
 def _warn_of_ca_key(ca: JobCa) -> None:
@@ -142,4 +140,4 @@ def _warn_of_ca_key(ca: JobCa) -> None:
 
 
 def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+    return Console(soft_wrap=True, highlight=False, markup=False)

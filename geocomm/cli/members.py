@@ -73,9 +73,9 @@ def ls(
         table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
-    Console().print(table)
+    Console(markup=False).print(table)
     if problem and not state.ended:
-        Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
+        Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
 
 
 _COLUMNS = ("site", "state", "since", "rounds", "weight", "tokens", "in", "step", "heard", "s/step", "GiB", "why")
@@ -131,13 +131,13 @@ def show(
     if as_json:
         typer.echo(json.dumps(row | {"moves": list(moves), "leader": problem or "ok"}))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     for name, value in row.items():
         if value not in (None, ""):
-            console.print(f"{name:>24}  {value}", markup=False)
-    console.print("\n".join(moves), markup=False)
+            console.print(f"{name:>24}  {value}")
+    console.print("\n".join(moves))
     if problem and not state.ended:
-        Console(stderr=True).print(f"The leader does not answer: {problem}", style="yellow", markup=False)
+        Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
 
 
 def remove(
@@ -158,7 +158,7 @@ def remove(
         fail("members", f"the leader does not answer: {answer}")
     if answer.problem:
         fail("members", answer.problem)
-    Console().print(f"{site} is removed", highlight=False)
+    Console(markup=False).print(f"{site} is removed", highlight=False)
 
 
 def lead(
@@ -269,7 +269,7 @@ def promote(
         )
     if answer.problem:
         fail("members", answer.problem)
-    out = Console(soft_wrap=True, highlight=False)
+    out = Console(soft_wrap=True, highlight=False, markup=False)
     out.print(f"This site leads the run at {answer.address}, term {answer.term}.")
     out.print(f"Sites that join from now on need --hub {answer.address}; those of the run find it.")
     if answer.away:

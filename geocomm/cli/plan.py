@@ -111,7 +111,7 @@ def plan(
         document |= {"rows": [row.to_dict() for row in rows], "local_rows": [row.to_dict() for row in local_rows]}
         print(json.dumps(document, indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
     console.print(f"{len(table.sites)} sites of {ranks} ranks, {size}, {step_time} a step", highlight=False)
     title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"

@@ -76,7 +76,7 @@ def probe(
         _show(links)
         for (src, dst), share in measuring.overflow.items():
             if share > _NOTED_OVERFLOW:
-                Console().print(
+                Console(markup=False).print(
                     f"{measuring.names[src]} to {measuring.names[dst]}: {share:.2%} was sent again "
                     "while the probe filled the link, since its queue overflowed; that is not written as loss",
                     highlight=False,
@@ -86,7 +86,7 @@ def probe(
             out.write_text(document + "\n", encoding="utf-8")
         except OSError as error:
             fail("probe", f"--out {out}: {error.strerror}", 2)
-        Console(stderr=True).print(f"written: {out}", highlight=False)
+        Console(stderr=True, markup=False).print(f"written: {out}", highlight=False)
     if plot is not None:
         from geocomm.planning.link_report import draw
 
@@ -96,7 +96,7 @@ def probe(
 def _show(links: Links) -> None:
     from geocomm.planning.link_report import access_lines, delays_table, rates_table, relay_lines
 
-    console = Console()
+    console = Console(markup=False)
     console.print(rates_table(links))
     console.print(delays_table(links))
     for line in access_lines(links) + relay_lines(links):

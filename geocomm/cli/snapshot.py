@@ -62,7 +62,7 @@ def ls(
         table.add_column(name, justify="right" if name in ("snapshot", "rounds", "GiB") else "left")
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
-    Console().print(table if rows else f"{run_dir} has no snapshot yet")
+    Console(markup=False).print(table if rows else f"{run_dir} has no snapshot yet")
 
 
 _COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")

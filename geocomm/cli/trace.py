@@ -47,11 +47,11 @@ def trace(
         fail("trace", str(error))
     except OSError as error:
         fail("trace", f"--out {out}: {error.strerror}", 1)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{out}: {_told(made)}", markup=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{out}: {_told(made)}")
     if made.left_out:
         names = ", ".join(f"rank {rank.rank} (site {rank.site})" for rank in made.left_out)
-        console.print(f"Left out, since silent or without a step: {names}.", markup=False)
+        console.print(f"Left out, since silent or without a step: {names}.")
 
 
 def _told(made: Trace) -> str:

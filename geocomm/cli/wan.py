@@ -166,7 +166,7 @@ def wan_run(
 
 def print_report(report: WanReport) -> None:
     """The links' counters as a table on stderr, so that stdout is the job's own; then, whether to trust its times."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     table = Table(
         title=f"Emulated WAN, {report.elapsed_s:.1f} s",
         title_justify="left",

@@ -52,7 +52,7 @@ def why(
     if as_json:
         typer.echo(json.dumps(_row(window, diagnosis)))
         return
-    _show(window, diagnosis, Console(highlight=False))
+    _show(window, diagnosis, Console(highlight=False, markup=False))
 
 
 def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
@@ -83,16 +83,16 @@ def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
 
     first, *others = diagnosis.verdicts
     out.print()
-    out.print(headline(first), style="bold", markup=False)
+    out.print(headline(first), style="bold")
     evidence = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
     for name, value in first.evidence:
         evidence.add_row(name, value)
     out.print(evidence)
-    out.print(f"  {first.fix}", markup=False)
+    out.print(f"  {first.fix}")
     if others:
         out.print()
         out.print("Also, each by itself:")
         for verdict in others:
-            out.print(f"  {headline(verdict)}", markup=False)
+            out.print(f"  {headline(verdict)}")
     for note in diagnosis.notes:
-        out.print(note, style="yellow", markup=False)
+        out.print(note, style="yellow")

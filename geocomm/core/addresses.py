@@ -1,12 +1,14 @@
-"""Where a job's hub is: "host:port", and whether that is this machine."""
+"""Where a job's hub is: "host:port", whether that is this machine, and listening there, on all families."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import itertools
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 _BACKLOG = 512
@@ -44,33 +46,119 @@ class HubAddress:
     def listen(self) -> socket.socket | None:
         """A listening socket; None where the host is another machine, or somebody here listens there already.
 
+        A numeric host, and localhost, is listened on alone. A name may have other addresses here than at the other
+        sites (127.0.1.1, or a family that they lack): every address of this machine is listened on.
+
         OSError where it cannot be known or may not be done: an unknown name, a port below 1024.
         """
-        family, kind, protocol, _, target = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        found = addresses_of(self.host, self.port)
+        here = [address for address in found if _is_here(address)]
+        if not here:
+            return None
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(target)
-            listener.listen(_BACKLOG)
+            if self.host == "localhost" or is_numeric(self.host):
+                return _listen(here[0])
+            return listen_everywhere(self.port)
         except OSError as error:
-            listener.close()
-            if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            if error.errno == errno.EADDRINUSE:
                 return None
             raise
-        listener.setblocking(False)
-        return listener
+
+    @property
+    def is_here(self) -> bool:
+        """Whether one of the host's addresses is this machine's. OSError for an unknown name."""
+        return any(map(_is_here, addresses_of(self.host, self.port)))
+
+
+AddressInfo = tuple[int, int, int, str, Any]
+"""As getaddrinfo() gives them."""
+
+
+def addresses_of(host: str, port: int) -> list[AddressInfo]:
+    """Every address of a host, in the order to be dialled: the system's (RFC 6724), families by turns (RFC 8305).
+
+    Blocks. OSError for an unknown name.
+    """
+    return by_turns(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def by_turns(found: Sequence[AddressInfo]) -> list[AddressInfo]:
+    """Addresses of two families by turns, beginning with that of the first one."""
+    first = [address for address in found if address[0] == found[0][0]]
+    others = [address for address in found if address[0] != found[0][0]]
+    return [one for pair in itertools.zip_longest(first, others) for one in pair if one is not None]
+
+
+def listen_everywhere(port: int) -> socket.socket:
+    """A listening socket on every address of this machine, IPv6 and IPv4, as far as the kernel has them. OSError."""
+    try:
+        return _listen((socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::", port)))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        return _listen((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", port)))
 
 
 def listen_on(text: str) -> socket.socket:
-    """A listening socket on "address:port", also every address (0.0.0.0:port). OSError, HubAddressError."""
+    """A listening socket on "address:port"; 0.0.0.0 and [::] mean every address of both families.
+
+    OSError, HubAddressError.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise HubAddressError(f"{text!r} is not an address of the kind host:port")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(*found[:3])
+    host = host.strip("[]")
+    return listen_everywhere(int(port)) if is_any(host) else _listen(addresses_of(host, int(port))[0])
+
+
+def reached_here(listener: socket.socket) -> HubAddress:
+    """Where this machine's own processes reach a listening socket: one on every address takes IPv4 too."""
+    host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+    return HubAddress("127.0.0.1" if is_any(host) else host, port)
+
+
+def plain_host(host: str) -> str:
+    """The IPv4 address that a socket of both families tells as ::ffff:10.0.0.1; all others as they are."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def is_numeric(host: str) -> bool:
+    """Whether it is an address, and no name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it leads to this machine wherever it is dialled."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_here(address: AddressInfo) -> bool:
+    family, kind, protocol, _, target = address
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((target[0], 0, *target[2:]))
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        raise
+    return True
+
+
+def _listen(address: AddressInfo) -> socket.socket:
+    family, kind, protocol, _, target = address
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found[4])
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(target)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

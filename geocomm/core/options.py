@@ -159,8 +159,8 @@ class Options(BaseModel):
     streams: Annotated[int | None, *_whole(1, 64)] = Field(
         default=None, description="TCP streams per peer; default: what the link needs"
     )
-    address: Annotated[Path, Kind(str, "an address or a host name")] = Field(
-        default=None, description="address that other sites dial; default: the route's"
+    address: Annotated[Path, Kind(str, "an address or a host name, or several with commas")] = Field(
+        default=None, description="address that other sites dial, or several with commas; default: the routes'"
     )
     port: Annotated[int | None, *_whole(1, 65535)] = Field(
         default=None, description="listen on port + LOCAL_RANK; default: the kernel chooses"

@@ -13,7 +13,7 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Self
@@ -106,9 +106,10 @@ class NoDoctorError(ConnectionError):
 
 
 def call(host: str, port: int, timeout_s: float = 10.0) -> Seen:
-    """Ask the doctor at `host`. OSError where it is not reached, NoDoctorError where something else answers."""
+    """Ask the doctor at `host`, or at the first of several with commas that is reached. OSError where none is,
+    NoDoctorError where something else answers."""
     with ExitStack() as stack:
-        connection = stack.enter_context(socket.create_connection((host, port), timeout_s))
+        connection = stack.enter_context(_connect(host.split(","), port, timeout_s))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         lines = stack.enter_context(connection.makefile("rb"))
         try:
@@ -118,9 +119,30 @@ def call(host: str, port: int, timeout_s: float = 10.0) -> Seen:
         except (TimeoutError, ConnectionResetError, BrokenPipeError):
             raise NoDoctorError(f"what listens at {host}:{port} is no geocomm doctor") from None
         rtt_s, skew_s = min(_ask_clock(connection, lines) for _ in range(_CLOCK_QUESTIONS))
+        mtu_bytes = _mtu_bytes(connection)
         echoed = _echo(connection, lines)
-        mtu_bytes = connection.getsockopt(*(_IPV6_MTU if connection.family == socket.AF_INET6 else _IPV4_MTU))
+        with contextlib.suppress(OSError):  # where nothing came through, there may be no connection any more
+            mtu_bytes = _mtu_bytes(connection)
     return Seen(rtt_s, skew_s, mtu_bytes, echoed)
+
+
+def _connect(hosts: Sequence[str], port: int, timeout_s: float) -> socket.socket:
+    answers: dict[str, OSError] = {}
+    for host in hosts:
+        try:
+            return socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            answers[host] = error
+    last = answers[hosts[-1]]
+    if len(hosts) == 1:
+        raise last
+    told = ", ".join(f"{host}: {error.strerror or error}" for host, error in answers.items())
+    raise OSError(last.errno or errno.ETIMEDOUT, told)
+
+
+def _mtu_bytes(connection: socket.socket) -> int:
+    """Of the path, as far as the kernel has learned it."""
+    return connection.getsockopt(*(_IPV6_MTU if connection.family == socket.AF_INET6 else _IPV4_MTU))
 
 
 def _ask_clock(connection: socket.socket, lines: IO[bytes]) -> tuple[float, float]:
@@ -153,7 +175,7 @@ def _send_quietly(connection: socket.socket, data: bytes) -> None:
 
 
 def peer_findings(name: str, host: str, port: int, timeout_s: float = 10.0) -> Iterator[Finding]:
-    """What there is to say of the way to a peer, called `name` in the findings."""
+    """What there is to say of the way to a peer, called `name` in the findings. host: as in `call`."""
     try:
         seen = call(host, port, timeout_s)
     except NoDoctorError as error:

@@ -23,7 +23,8 @@ class Record:
     rank: int
     local_rank: int
     site: str
-    host: str
+    hosts: list[str]
+    """In the order to be dialled."""
     port: int
     needed: dict[str, str]
     """Facts (name: value) without whose equality no job starts."""
@@ -73,12 +74,12 @@ def place_peers(own: Record, records: list[Record]) -> list[Record]:
 def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
     """Findings on the ways from `own` to the peers that it will exchange data with, as far as it can dial them."""
     for other in place_peers(own, records):
-        name = f"to rank {other.rank} (site {other.site}, {other.host})"
+        name = f"to rank {other.rank} (site {other.site}, {other.hosts[0]})"
         if other.outbound_only:
             value = "not tried: that site only dials out, and looks at this way itself"
             yield Finding(f"{name}: reached", value, State.NOTE)
         else:
-            yield from peer_findings(name, other.host, other.port)
+            yield from peer_findings(name, ",".join(other.hosts), other.port)
 
 
 def outbound_findings(records: list[Record]) -> Iterator[Finding]:

@@ -11,14 +11,13 @@ import ctypes
 import fcntl
 import os
 import signal
-import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.agent_life import AgentEnded
@@ -35,7 +34,7 @@ from geocomm.elastic.whereabouts import write_about
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.sequencer_events import Terms
-from geocomm.membership.own_address import own_address
+from geocomm.membership.own_address import own_addresses
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys, KeysError
@@ -90,10 +89,11 @@ class AgentConfig(Record):
     """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
 
     @property
-    def own_host(self) -> str:
-        """This machine's address on the way to where the sites meet."""
+    def own_hosts(self) -> list[str]:
+        """This machine's addresses on the way to where the sites meet; loopback only where there is no other."""
         meeting = EtcdAddress.parse(self.journal).servers[0] if self.journal else HubAddress.parse(self.leader)
-        return own_address(meeting.host)
+        hosts = own_addresses(meeting.host)
+        return [host for host in hosts if not is_loopback(host)] or hosts
 
     def command(self) -> list[str]:
         """What runs such an agent."""
@@ -130,8 +130,8 @@ def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Lead
     if not config.journal:
         lead = config.lead or not config.ranks
         return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead, again=config.again)
-    listen = config.listen or f"0.0.0.0:{DEFAULT_PORT}"
-    address = config.address or str(HubAddress(config.own_host, int(listen.rpartition(":")[2])))
+    listen = config.listen or f"[::]:{DEFAULT_PORT}"
+    address = config.address or str(HubAddress(config.own_hosts[0], int(listen.rpartition(":")[2])))
     own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=address)
     return EtcdLeadership(
         EtcdAddress.parse(config.journal), own, listen, log, may_lead=config.may_lead, fills=config.lead
@@ -184,7 +184,7 @@ async def _run_once(
     begun: Begun,
 ) -> None:
     """Until another site leads, or this one: StartAgain."""
-    own_at = _reached_here(begun.listener)
+    own_at = reached_here(begun.listener)
     about = {
         "leader": begun.leader,
         "agent": str(own_at),
@@ -266,12 +266,6 @@ async def _run_once(
             task.cancel()
         agent.ended.cancel()
         await asyncio.gather(*tasks, agent.ended, return_exceptions=True)
-
-
-def _reached_here(listener: socket.socket) -> HubAddress:
-    """Where this machine's own processes reach a listening socket."""
-    host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
-    return HubAddress({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event, passes_on: bool) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from geocomm.core.addresses import HubAddress, HubAddressError, listen_on
+from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.elastic.whereabouts import ABOUT_FILE
@@ -153,22 +153,22 @@ def open_port(
     if listen is not None:
         listener = listen_on(listen)
         same_port = listener.getsockname()[1] == leader.port
-        return listener, lead or (same_port and _is_here(leader.host))
+        return listener, lead or (same_port and leader.is_here)
     if taken_over and port_before:
         with contextlib.suppress(OSError):
-            return listen_on(f"0.0.0.0:{port_before}"), False
+            return listen_everywhere(port_before), False
     listener = None if taken_over else leader.listen()
     if listener is not None:
         return listener, True
     if not taken_over and lead:
         raise HubAddressError(
             f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
-            f"translated address, add --listen 0.0.0.0:{leader.port}"
+            f"translated address, add --listen [::]:{leader.port}"
         )
     try:
-        return listen_on(f"0.0.0.0:{leader.port}"), False
+        return listen_everywhere(leader.port), False
     except OSError as error:
-        listener = listen_on(f"0.0.0.0:{port_before}")
+        listener = listen_everywhere(port_before)
         log(
             f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
             f"{listener.getsockname()[1]}; --listen chooses another"
@@ -182,12 +182,3 @@ def _port_before(run_dir: Path) -> int:
         return HubAddress.parse(json.loads((run_dir / ABOUT_FILE).read_text())["agent"]).port
     except (OSError, ValueError, KeyError, HubAddressError):
         return 0
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host's address is one of this machine."""
-    family, kind, protocol, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
-        probe.bind(target)
-        return True
-    return False

@@ -58,7 +58,7 @@ class Supervisor:
         self._environment["GEOCOMM_COLLECTOR"] = str(rank_socket(run_dir))
         self._collector = CollectorConfig(run_dir, keys.folder, elastic=True)
         # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
-        self._environment.setdefault("GEOCOMM_ADDRESS", agent.own_host)
+        self._environment.setdefault("GEOCOMM_ADDRESS", ",".join(agent.own_hosts))
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._collecting: asyncio.subprocess.Process | None = None

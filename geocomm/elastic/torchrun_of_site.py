@@ -18,7 +18,8 @@ run = cast(Any, torchrun)  # without types
 def main(arguments: list[str]) -> int:
     """Run torchrun; its exit status."""
     try:
-        run.run(run.parse_args(["--standalone", *arguments]))
+        # Not by the name of this machine, as by default: nothing may know that name.
+        run.run(run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments]))
     except SignalException:  # the supervisor's
         return 1
     except ChildFailedError as error:

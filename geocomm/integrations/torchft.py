@@ -24,7 +24,7 @@ from geocomm.backend.group_creation import create_elastic_backend
 from geocomm.core.errors import AbortedError
 from geocomm.core.extras import install_command
 from geocomm.core.options import Options
-from geocomm.membership.own_address import own_address, store_host
+from geocomm.membership.own_address import advertised, store_host
 
 try:
     from torchft.process_group import ProcessGroupWrapper  # pyright: ignore[reportMissingImports] - optional
@@ -68,7 +68,7 @@ class ProcessGroupGeocomm(ProcessGroupWrapper):  # pyright: ignore[reportUntyped
         self._aborted = False
         options = self._options or Options()
         if options.address is None:
-            options = options.replace(address=own_address(_meeting_host(store)))
+            options = options.replace(address=",".join(advertised(None, _meeting_host(store))))
         backend = create_elastic_backend(store, rank, world_size, self._timeout, options)
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

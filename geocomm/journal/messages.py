@@ -41,7 +41,8 @@ MOST_OWNERS = 256
 _T = TypeVar("_T")
 
 StoreId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Host = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%-]{1,255}$")]
+Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
+"""Names and addresses with commas, in the order to be dialled."""
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
 """host:port; empty: none."""
 Amount = Annotated[int, Field(ge=0, le=2**53)]
@@ -54,7 +55,7 @@ class Owner(Record):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Of its process."""
-    host: Host
+    host: Hosts
     port: Annotated[int, Field(ge=0, le=65535)]
 
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from geocomm.backend.runtime import runtime
 from geocomm.core import environment
+from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.core.options import Options
@@ -22,7 +23,7 @@ from geocomm.local_sgd.member_frames import most_frame_bytes
 from geocomm.local_sgd.member_rounds import MemberRounds
 from geocomm.local_sgd.rounds import Coding, SiteFacts
 from geocomm.local_sgd.site_ranks import SiteRanks
-from geocomm.membership.own_address import own_address
+from geocomm.membership.own_address import advertised
 from geocomm.metrics.exporters import check_reporting, reporting
 
 _TOKEN_BYTES = 16
@@ -104,19 +105,19 @@ class ElasticSite(SiteFacts):
 
     def rounds(self, fragments: Sequence[Fragment], model: Model, coding: Coding) -> MemberRounds:
         """Those of this rank, which owns these fragments."""
-        host = self._options.address or own_address()
+        hosts = advertised(self._options.address)
         # The certificates of a job say who may connect; the token keeps its runs apart from process groups.
         token = hashlib.sha256(f"geocomm elastic run, layout {model.layout}".encode()).digest()[:_TOKEN_BYTES]
         most = max(most_frame_bytes(fragment, coding) for fragment in fragments)
         held = contextlib.ExitStack()
-        endpoint = held.enter_context(runtime.endpoint(self._options, host))
+        endpoint = held.enter_context(runtime.endpoint(self._options, next(filter(is_loopback, hosts), hosts[0])))
         mail = native().Mail(endpoint=endpoint, token=token, max_bytes=most)
         held.close()  # the mail is a user of its own
         return MemberRounds(
             self._site,
             self.ranks.place,
             min(self.ranks.owners, model.fragments),  # more ranks than fragments: the last ones own none
-            host,
+            ",".join(hosts),
             mail,
             self._agent,
             self._run_dir,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
 from geocomm.membership import roll_call
 from geocomm.membership.rank_record import RankInfo, ranks_text
@@ -59,6 +60,7 @@ def check(infos: list[RankInfo]) -> None:
                 "connect: one site of a job can be. Let the others be dialled (GEOCOMM_PORT, GEOCOMM_ADDRESS, "
                 "forwarded ports)"
             )
+        _check_addresses(infos)
         _check_equal(infos, "option {}", [info.agreed for info in infos], InvalidArgumentError)
         codecs = [{"set of codecs": ", ".join(info.codecs)} for info in infos]
         _check_equal(infos, "{}", codecs, VersionMismatchError)
@@ -72,6 +74,31 @@ def check_joined(infos: list[RankInfo]) -> None:
             f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
             f"rank {failed[0].global_rank}: {failed[0].error}"
         )
+
+
+def _check_addresses(infos: list[RankInfo]) -> None:
+    """That no rank has an address which leads ranks of other sites, on other machines, back to their own."""
+    with_address: dict[tuple[str, ...], RankInfo] = {}
+    for info in infos:
+        if info.outbound_only or not info.hosts:
+            continue
+        if all(map(is_loopback, info.hosts)):
+            if other := next((one for one in infos if _are_apart(info, one)), None):
+                raise InvalidArgumentError(
+                    f"{info.description} has a loopback address for the other sites, and rank {other.global_rank} "
+                    f"(site {other.site}) is on another machine. Set GEOCOMM_ADDRESS on rank {info.global_rank} to an "
+                    "address that the other sites can dial, or let the ranks meet at one (MASTER_ADDR, --hub)"
+                )
+        elif info.port and _are_apart(info, other := with_address.setdefault((*info.hosts, str(info.port)), info)):
+            raise InvalidArgumentError(
+                f"{other.description} and {info.description} are on different machines and have the same address, so "
+                "each would dial itself. Behind NAT, forward GEOCOMM_PORT, and set GEOCOMM_ADDRESS to the outer address"
+            )
+
+
+def _are_apart(info: RankInfo, other: RankInfo) -> bool:
+    """Whether they are at two sites, and known to be on two machines."""
+    return info.site != other.site and bool(info.machine and other.machine) and info.machine != other.machine
 
 
 def _check_equal(infos: list[RankInfo], what: str, values: Sequence[Mapping[str, Any]], error: type[Exception]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from geocomm.core.addresses import HubAddress
 from geocomm.membership.records import layout_of
 
 PROTOCOL_VERSION = 1
@@ -37,7 +38,8 @@ class RankInfo:
     rank: int
     global_rank: int
     site: str | None = None
-    host: str = ""
+    hosts: list[str] = field(default_factory=list[str])
+    """Names and addresses of it, in the order to be dialled."""
     port: int = 0
     process_id: str = ""
     outbound_only: bool = False
@@ -56,7 +58,13 @@ class RankInfo:
     @property
     def description(self) -> str:
         """The rank as messages name it: "rank 3 (site b, 10.0.0.2:4000)"."""
-        return f"rank {self.global_rank} (site {self.site}, {self.host}:{self.port})"
+        host = self.hosts[0] if self.hosts else ""
+        return f"rank {self.global_rank} (site {self.site}, {HubAddress(host, self.port)})"
+
+    @property
+    def machine(self) -> str:
+        """Equal for ranks whose traffic never leaves one machine."""
+        return str(self.presence.get("machine", ""))
 
 
 def own_versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from geocomm.core.addresses import plain_host
 from geocomm.core.calm_log import CalmLog
 from geocomm.rendezvous.accepting import accept_forever
 from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
@@ -53,8 +54,9 @@ class Doorway:
 
     def _begin(self, connection: socket.socket, source: Any) -> asyncio.Task[None]:
         self._make_room()
-        task = asyncio.create_task(self._welcome(connection, str(source[0])))
-        self._strangers[task] = str(source[0])
+        host = plain_host(str(source[0]))
+        task = asyncio.create_task(self._welcome(connection, host))
+        self._strangers[task] = host
         task.add_done_callback(self._forget)
         return task
 

@@ -138,7 +138,7 @@ def _start_hub(hub: HubAddress, listen: str | None) -> StoreProcess:
     if listener is None:
         raise InvalidArgumentError(
             f"rank 0 is the hub, but {hub} is not a free address of its machine; name one that is, or, behind a "
-            f"translated address, say where to listen: geocomm://{hub}?listen=0.0.0.0:{hub.port}"
+            f"translated address, say where to listen: geocomm://{hub}?listen=[::]:{hub.port}"
         )
     try:
         return StoreProcess.hub(listener, keys)
@@ -173,8 +173,11 @@ class HubRendezvous(RendezvousHandler):
     replaced.
     """
 
-    def __init__(self, hub: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta) -> None:
-        self._hub, self._keys, self._node, self._nodes = hub, keys, node, nodes
+    def __init__(
+        self, hub: HubAddress, way: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta
+    ) -> None:
+        """hub: as all nodes name it. way: where this one dials it."""
+        self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
         self._own = json.dumps(
             {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
@@ -203,7 +206,7 @@ class HubRendezvous(RendezvousHandler):
             for tunnel in self._tunnels[1:]:
                 tunnel.close()
             del self._tunnels[1:]
-            workers = _tunnel(self._hub, self._keys, f"round-{self._round}", self._limit)
+            workers = _tunnel(self._way, self._keys, f"round-{self._round}", self._limit)
         except InvalidArgumentError:
             raise
         except (GeocommError, dist.DistError) as error:
@@ -237,7 +240,7 @@ class HubRendezvous(RendezvousHandler):
 
     def _agents_store(self) -> dist.Store:
         if self._store is None:
-            self._tunnels = [_tunnel(self._hub, self._keys, AGENTS_STORE, self._limit)]
+            self._tunnels = [_tunnel(self._way, self._keys, AGENTS_STORE, self._limit)]
             self._store = dist.PrefixStore(self._run_id, _client(self._tunnels[0].port, _STORE_LIMIT))
             self._watcher = threading.Thread(target=self._watch, name="geocomm-rendezvous", daemon=True)
             self._watcher.start()
@@ -317,13 +320,14 @@ def _call_for(store: dist.Store, number: int) -> int:
     return known
 
 
-def hub_rendezvous_with(keys: str) -> Callable[[RendezvousParameters], HubRendezvous]:
-    """torchrun's way to make one, for a site's folder of keys."""
+def hub_rendezvous_with(keys: str, way: HubAddress) -> Callable[[RendezvousParameters], HubRendezvous]:
+    """torchrun's way to make one, for a site's folder of keys and where this node dials the hub."""
 
     def create(parameters: RendezvousParameters) -> HubRendezvous:
         config: dict[str, Any] = cast(Any, parameters).config
         return HubRendezvous(
             HubAddress.parse(parameters.endpoint),
+            way,
             keys,
             node=int(config["rank"]),
             nodes=parameters.max_nodes,

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import HubAddress, listen_on, reached_here
 from geocomm.core.environment import collector_socket
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.store_process import log
@@ -53,8 +53,10 @@ def run_at_hub(
     # Here, where torch is not imported yet, and in the agent and its ranks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment = os.environ | environment_of_ranks(hub, keys)
-    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), *arguments]
     listener = hub.listen() if listen is None else listen_on(listen)
+    # This node may not reach itself by the address that it has for others: behind a NAT, say.
+    way = hub if listener is None else reached_here(listener)
+    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), str(way), *arguments]
     if listener is not None:
         if telemetry is None or collector_socket() is not None:
             return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))

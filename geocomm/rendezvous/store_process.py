@@ -50,7 +50,11 @@ class StoreProcess:
                 pass_fds=[listener.fileno()],
             )
         self._stdin, self._stdout = input_of(self._process), output_of(self._process)
-        outcome = self._first_line(limit_s + _START_LIMIT_S)
+        try:
+            outcome = self._first_line(limit_s + _START_LIMIT_S)
+        except BaseException:  # Ctrl+C, say
+            self.close()
+            raise
         if error := outcome.get("error"):
             self.close()
             raise (KeysError if outcome["keys"] else ConnectionError)(error)
@@ -129,15 +133,21 @@ async def _run(config: dict[str, Any]) -> None:
     listener = socket.socket(fileno=config["listener"])
     keys = Keys.load(config["keys"])
     stores = _NamedStores()
+    ended = asyncio.create_task(_until_input_ends(lambda line: stores.add(line["store"], line["port"])))
     if "hub" in config:
         address = HubAddress.parse(config["hub"])
-        await probe(address, keys, config["limit_s"], log)
+        probing = asyncio.create_task(probe(address, keys, config["limit_s"], log))
+        await asyncio.wait([probing, ended], return_when=asyncio.FIRST_COMPLETED)
+        if not probing.done():  # the program that waited for this is gone: signals do not end this process
+            probing.cancel()
+            return
+        probing.result()
         server: Hub | Tunnel = Tunnel(listener, address, keys, config["store"], log)
     else:
         server = Hub(listener, keys, stores.port, log)
     _answer({})
     serving = asyncio.create_task(server.serve())
-    await _until_input_ends(lambda line: stores.add(line["store"], line["port"]))
+    await ended
     await server.drained(FLUSH_LIMIT_S)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)

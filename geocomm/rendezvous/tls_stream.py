@@ -11,6 +11,8 @@ import contextlib
 import socket
 import ssl
 
+from geocomm.core.addresses import plain_host
+
 _READ_BYTES = 64 * 1024
 _TCP_RTO_MAX_MS = 44  # of linux/tcp.h, since 6.15
 _GIVEN_UP_MS = 900_000  # as TCP does by default, which counts attempts
@@ -35,7 +37,7 @@ class TlsStream:
     @property
     def own_host(self) -> str:
         """The address of this end."""
-        return str(self._socket.getsockname()[0])
+        return plain_host(str(self._socket.getsockname()[0]))
 
     def send_with(self, congestion_control: str) -> None:
         """Let the kernel pace what is sent in this way, where it has it and allows it."""

@@ -1,6 +1,8 @@
 """torchrun with the hub as its rendezvous: what `geocomm run` starts on every node.
 
-python -m geocomm.rendezvous.torchrun_at_hub HOST:PORT TORCHRUN-ARGUMENTS
+python -m geocomm.rendezvous.torchrun_at_hub HUB WAY TORCHRUN-ARGUMENTS
+
+HUB and WAY are host:port: of the hub for all nodes, and as this one reaches it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.environment import keep_keys_from_ranks
 from geocomm.core.errors import InvalidArgumentError
@@ -23,7 +26,7 @@ from geocomm.rendezvous.hub_rendezvous import hub_rendezvous_with, keys_or_refus
 def main(arguments: list[str]) -> None:
     """Run torchrun; exits with a line for arguments that would have it meet elsewhere, and nodes that do not fit
     together."""
-    hub, *rest = arguments
+    hub, way, *rest = arguments
     chosen = _parsed(rest)
     own = {
         "--standalone": chosen.standalone,
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> None:
         if fewest != "1":
             _refuse(f"--nnodes {fewest} needs --node-rank: 0 to {int(fewest) - 1}, another on each node")
         chosen.node_rank = 0
-    rendezvous_handler_registry.register("geocomm", hub_rendezvous_with(keys_or_refusal()))
+    rendezvous_handler_registry.register("geocomm", hub_rendezvous_with(keys_or_refusal(), HubAddress.parse(way)))
     keep_keys_from_ranks()
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
     chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank}"]))

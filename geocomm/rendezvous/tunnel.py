@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import AddressInfo, HubAddress, by_turns
 from geocomm.rendezvous.accepting import accept_forever
 from geocomm.rendezvous.store_session import (
     RESUME_LIMIT_S,
@@ -32,6 +32,8 @@ from geocomm.security.keys import Keys, KeysError
 from geocomm.security.tls_errors import explain
 
 DIAL_LIMIT_S = 15.0
+ATTEMPT_DELAY_S = 0.25
+_CONNECT_LIMIT_S = 10.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 MAX_SESSIONS = 4096
 
@@ -167,22 +169,53 @@ class Tunnel:
 
 
 async def _connect(hub: HubAddress) -> socket.socket:
-    """A connection to the first of the host's addresses that answers."""
+    """A connection to the first of the host's addresses that answers; one begins to be tried ATTEMPT_DELAY_S after the
+    one before, or when that has failed (RFC 8305). OSError says what each of them answered."""
     loop = asyncio.get_running_loop()
-    failure: OSError = OSError(f"{hub.host} has no address")
-    for family, kind, protocol, _, target in await loop.getaddrinfo(hub.host, hub.port, type=socket.SOCK_STREAM):
+    found = by_turns(await loop.getaddrinfo(hub.host, hub.port, type=socket.SOCK_STREAM))
+    answers = {target[0]: "no answer" for *_, target in found}
+
+    async def attempt(address: AddressInfo) -> socket.socket:
+        family, kind, protocol, _, target = address
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
             await loop.sock_connect(connection, target)
         except BaseException as error:
             connection.close()
-            if not isinstance(error, OSError):
-                raise
-            failure = error
-        else:
-            return connection
-    raise failure
+            if isinstance(error, OSError):
+                answers[target[0]] = error.strerror or str(error)
+            raise
+        return connection
+
+    attempts: set[asyncio.Task[socket.socket]] = set()
+    untried = iter(found)
+    try:
+        async with asyncio.timeout(_CONNECT_LIMIT_S):
+            while (address := next(untried, None)) is not None or attempts:
+                if address is not None:
+                    attempts.add(asyncio.create_task(attempt(address)))
+                limit_s = None if address is None else ATTEMPT_DELAY_S
+                done, attempts = await asyncio.wait(attempts, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                connected = [one.result() for one in done if one.exception() is None]
+                for late in connected[1:]:
+                    late.close()
+                if connected:
+                    return connected[0]
+    except TimeoutError:
+        pass
+    finally:
+        for one in attempts:
+            one.cancel()
+        for late in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(late, socket.socket):
+                late.close()
+    told = (
+        next(iter(answers.values()))
+        if len(answers) == 1
+        else ", ".join(f"{one}: {why}" for one, why in answers.items())
+    )
+    raise ConnectionError(told or f"{hub.host} has no address")
 
 
 def _pauses() -> Iterator[float]:

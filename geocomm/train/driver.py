@@ -94,10 +94,10 @@ def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, A
     """What this rank tells of where it is. Raises BadInput."""
     from geocomm.core.errors import InvalidArgumentError
     from geocomm.membership.one_site import own_presence
-    from geocomm.membership.own_address import own_address
+    from geocomm.membership.own_address import advertised
 
     try:
-        presence = own_presence(rank, options, options.address or own_address())
+        presence = own_presence(rank, options, advertised(options.address)[0])
     except InvalidArgumentError as error:
         raise BadInput(str(error)) from None
     if config.reduces_gradients:

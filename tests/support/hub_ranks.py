@@ -42,7 +42,7 @@ def facts() -> dict[str, object]:
 
     names = ("GEOCOMM_SITE", "GEOCOMM_HUB", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
     own = runtime.world.infos[dist.get_rank()]
-    return {name: os.environ.get(name) for name in names} | {"port": own.port, "host": own.host, "total": total()}
+    return {name: os.environ.get(name) for name in names} | {"port": own.port, "host": own.hosts[0], "total": total()}
 
 
 def stay(folder: Path) -> None:

@@ -194,7 +194,28 @@ std::string SocketAddress::host() const {
   return text;
 }
 
-Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port) {
+std::vector<std::string> hosts_of(const std::string& list) {
+  std::vector<std::string> hosts;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    if (end > begin) hosts.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return hosts;
+}
+
+std::vector<SocketAddress> numeric_addresses(const std::string& list, std::uint16_t port) {
+  std::vector<SocketAddress> addresses;
+  for (const std::string& host : hosts_of(list)) {
+    if (const auto numeric = SocketAddress::parse(host, port)) addresses.push_back(*numeric);
+  }
+  return addresses;
+}
+
+namespace {
+
+Result<std::vector<SocketAddress>> resolve_host(const std::string& host, std::uint16_t port) {
+  if (const auto numeric = SocketAddress::parse(host, port)) return std::vector{*numeric};
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | AI_ADDRCONFIG;
@@ -209,6 +230,38 @@ Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_
   }
   freeaddrinfo(found);
   return addresses;
+}
+
+// One of each family by turns, beginning with that of the first.
+std::vector<SocketAddress> by_turns(const std::vector<SocketAddress>& addresses) {
+  std::vector<SocketAddress> first;
+  std::vector<SocketAddress> others;
+  for (const SocketAddress& address : addresses) {
+    (address.family() == addresses.front().family() ? first : others).push_back(address);
+  }
+  std::vector<SocketAddress> mixed;
+  for (std::size_t i = 0; i < std::max(first.size(), others.size()); ++i) {
+    if (i < first.size()) mixed.push_back(first[i]);
+    if (i < others.size()) mixed.push_back(others[i]);
+  }
+  return mixed;
+}
+
+}  // namespace
+
+Result<std::vector<SocketAddress>> resolve(const std::string& list, std::uint16_t port) {
+  std::vector<SocketAddress> addresses;
+  Status failure(StatusCode::Network, core::str("no address in '", list, "'"));
+  for (const std::string& host : hosts_of(list)) {
+    Result<std::vector<SocketAddress>> found = resolve_host(host, port);
+    if (!found.is_ok()) {
+      failure = found.status();
+      continue;
+    }
+    addresses.insert(addresses.end(), found->begin(), found->end());
+  }
+  if (addresses.empty()) return failure;
+  return by_turns(addresses);
 }
 
 Result<Fd> listen_on(const SocketAddress& address) {

@@ -90,8 +90,13 @@ class SocketAddress {
   socklen_t size_ = 0;
 };
 
-// Asks the resolver; blocks. Every address of the name, in its order.
-core::Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port);
+// The hosts of a list: names and numeric addresses, separated by commas.
+std::vector<std::string> hosts_of(const std::string& list);
+// Every address of those hosts that needs no resolver.
+std::vector<SocketAddress> numeric_addresses(const std::string& list, std::uint16_t port);
+// Asks the resolver where one of the hosts is a name; blocks then. Every address of every host, in their
+// order, families by turns (RFC 8305). An error if there is none.
+core::Result<std::vector<SocketAddress>> resolve(const std::string& list, std::uint16_t port);
 
 // Listens, without blocking. A message of its own for a port that is taken.
 core::Result<Fd> listen_on(const SocketAddress& address);

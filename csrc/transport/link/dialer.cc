@@ -21,9 +21,28 @@ using core::StatusCode;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstDialPause{50};
+// Of several addresses one that swallows packets holds up the others for so long, and twice as long in each
+// round.
+constexpr std::chrono::milliseconds kConnectTimeoutOfSeveral{2000};
+// A peer that has not answered Hello by then most likely never will.
+constexpr std::chrono::milliseconds kWelcomeIsDue{2000};
+constexpr unsigned kMostDoublings = 7;
 
 Status with_reason(const std::string& what, const Status& why) {
   return Status(why.code(), core::str(what, ": ", why.message())).with_errno(why.sys_errno());
+}
+
+// How much a failed attempt at one of several addresses says of the peer: another process may be there (one
+// that is behind a NAT has an address that somebody else has here), or nobody, or the peer's machine, or the
+// peer.
+enum Weight : int { kAnotherProcess, kNobody, kItsMachine, kThePeer };
+
+Weight weight_of(const Status& why, Refusal refusal) {
+  if (why.sys_errno() == ECONNREFUSED) return kItsMachine;
+  if (refusal == Refusal::None) return kNobody;
+  const bool is_another =
+      refusal == Refusal::Untrusted || why.code() == StatusCode::Network || why.code() == kTryAgain;
+  return is_another ? kAnotherProcess : kThePeer;
 }
 
 }  // namespace
@@ -37,13 +56,17 @@ Dialer::~Dialer() {
 }
 
 void Dialer::start() {
-  if (plan_.first_pause <= std::chrono::milliseconds(0)) return attempt();
+  if (plan_.first_pause <= std::chrono::milliseconds(0)) return begin_round();
   pause(IoLoop::Clock::now() + jitter(plan_.first_pause));
 }
 
 void Dialer::pause(IoLoop::Clock::time_point until) {
   state_ = State::Pausing;
-  timer_ = loop_->add_timer(until, [this] { attempt(); });
+  timer_ = loop_->add_timer(until, [this] { next_address_ < addresses_.size() ? connect() : begin_round(); });
+}
+
+bool Dialer::has_said_hello() const {
+  return state_ == State::Reading && IoLoop::Clock::now() - said_hello_ < kWelcomeIsDue;
 }
 
 void Dialer::hurry() {
@@ -67,10 +90,13 @@ void Dialer::disconnect() {
   reply_bytes_ = 0;
 }
 
-void Dialer::attempt() {
+void Dialer::begin_round() {
   state_ = State::Idle;
-  if (const auto numeric = SocketAddress::parse(plan_.host, plan_.port)) {
-    return connect({*numeric});
+  addresses_.clear();
+  next_address_ = 0;
+  if (numeric_addresses(plan_.host, plan_.port).size() == hosts_of(plan_.host).size()) {
+    Result<std::vector<SocketAddress>> found = resolve(plan_.host, plan_.port);
+    return found.is_ok() ? connect_to_all(std::move(found).value()) : retry(found.status());
   }
   if (!resolver_works_ && !start_resolver()) {
     return retry(
@@ -78,7 +104,8 @@ void Dialer::attempt() {
                                         "' with: check `ulimit -u` and the limits of the container")});
   }
   state_ = State::Resolving;
-  timer_ = end_of_attempt();
+  began_ = IoLoop::Clock::now();
+  limit_handshake(plan_.handshake_timeout);
 }
 
 // getaddrinfo() blocks, for half a minute where name servers are silent, and cannot be stopped: a thread of
@@ -105,20 +132,26 @@ void Dialer::on_resolved(Result<std::vector<SocketAddress>> found) {
   loop_->cancel_timer(timer_);
   state_ = State::Idle;
   if (!found.is_ok() && plan_.seen_host.empty()) return retry(found.status());
-  connect(found.is_ok() ? std::move(found).value() : std::vector<SocketAddress>());
+  connect_to_all(found.is_ok() ? std::move(found).value() : std::vector<SocketAddress>());
 }
 
-IoLoop::TimerId Dialer::end_of_attempt() {
-  return loop_->add_timer(std::min(IoLoop::Clock::now() + plan_.handshake_timeout, plan_.deadline.when()),
-                          [this] { on_silence(); });
-}
-
-void Dialer::connect(std::vector<SocketAddress> addresses) {
+void Dialer::connect_to_all(std::vector<SocketAddress> addresses) {
+  std::stable_partition(addresses.begin(), addresses.end(), [&](const SocketAddress& address) {
+    return !plan_.good_host.empty() && address.host() == plan_.good_host;
+  });
   if (const auto seen = SocketAddress::parse(plan_.seen_host, plan_.port); seen && !plan_.seen_host.empty()) {
     addresses.insert(addresses.begin(), *seen);
   }
-  if (addresses.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
-  const SocketAddress& address = addresses[attempts_ % addresses.size()];
+  addresses_ = std::move(addresses);
+  next_address_ = 0;
+  connect();
+}
+
+void Dialer::connect() {
+  state_ = State::Idle;
+  if (addresses_.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
+  const SocketAddress& address = addresses_[next_address_++];
+  began_ = IoLoop::Clock::now();
   if (plan_.loopback_only && !address.is_loopback()) {
     return retry(no_plaintext(address.to_string()), Refusal::Untrusted);  // as the name server says
   }
@@ -140,17 +173,24 @@ void Dialer::connect(std::vector<SocketAddress> addresses) {
   }
   handler_ = *handler;
   state_ = State::Connecting;
-  timer_ = end_of_attempt();
+  limit_handshake(addresses_.size() == 1
+                      ? plan_.handshake_timeout
+                      : std::min(plan_.handshake_timeout,
+                                 kConnectTimeoutOfSeveral * (1 << std::min(rounds_, kMostDoublings))));
+}
+
+void Dialer::limit_handshake(std::chrono::milliseconds limit) {
+  timer_ = loop_->add_timer(std::min(began_ + limit, plan_.deadline.when()), [this] { on_silence(); });
 }
 
 void Dialer::on_silence() {
-  if (state_ == State::Resolving && !plan_.seen_host.empty()) return connect({});
+  if (state_ == State::Resolving && !plan_.seen_host.empty()) return connect_to_all({});
   // A busy thread looks at the clock before it hears of a refusal.
   if (const int error = state_ == State::Connecting ? connect_error(connection_->fd()) : 0; error != 0) {
     return retry(with_reason("connecting failed", errno_status(error)));
   }
   // An attempt that the deadline cuts short knows less than the whole one before.
-  if (attempts_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
+  if (rounds_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
   retry({StatusCode::Network,
          state_ == State::Resolving
              ? core::str("no answer from the name servers for '", plan_.host, "': check /etc/resolv.conf")
@@ -164,6 +204,10 @@ void Dialer::on_ready(std::uint32_t) {
       return retry(with_reason("connecting failed", errno_status(error)));
     }
     state_ = State::Securing;
+    if (addresses_.size() > 1) {
+      loop_->cancel_timer(timer_);
+      limit_handshake(plan_.handshake_timeout);
+    }
   }
   state_ == State::Securing ? secure() : read_reply();
 }
@@ -191,6 +235,7 @@ void Dialer::send_hello() {
     return retry(with_reason("sending Hello failed", sent));
   }
   state_ = State::Reading;
+  said_hello_ = IoLoop::Clock::now();
   loop_->modify(handler_, EPOLLIN);
 }
 
@@ -265,13 +310,31 @@ void Dialer::refused(Status why) {
 void Dialer::retry(Status why, Refusal refusal) {
   disconnect();
   ++attempts_;
-  last_failure_ = why;
-  last_refusal_ = why.sys_errno() == ECONNREFUSED ? Refusal::Unproven : refusal;
-  if (!plan_.on_failed_attempt(why, last_refusal_)) return give_up(std::move(why));
-  const auto base = std::min(kFirstDialPause * (1 << std::min(attempts_ - 1, 7U)), plan_.longest_pause);
+  if (next_address_ > 0) tried_[addresses_[next_address_ - 1].to_string()] = why.message();
+  if (const Weight weight = weight_of(why, refusal); next_address_ <= 1 || weight >= last_weight_) {
+    last_refusal_ = why.sys_errno() == ECONNREFUSED ? Refusal::Unproven : refusal;
+    last_failure_ = std::move(why);
+    last_weight_ = weight;
+  }
+  if (next_address_ < addresses_.size() && last_weight_ != kThePeer && !plan_.deadline.expired()) {
+    return pause(IoLoop::Clock::now());
+  }
+  next_address_ = addresses_.size();
+  ++rounds_;
+  if (!plan_.on_failed_attempt(told(last_failure_), last_refusal_)) return give_up(last_failure_);
+  const auto base =
+      std::min(kFirstDialPause * (1 << std::min(rounds_ - 1, kMostDoublings)), plan_.longest_pause);
   const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
-  if (when >= plan_.deadline.when()) return give_up(std::move(why));
+  if (when >= plan_.deadline.when()) return give_up(last_failure_);
   pause(when);
+}
+
+Status Dialer::told(Status why) const {
+  if (tried_.size() < 2) return why;
+  std::string all;
+  for (const auto& [address, answer] : tried_)
+    all += core::str(all.empty() ? "" : "; ", address, ": ", answer);
+  return Status(why.code(), all).with_errno(why.sys_errno());
 }
 
 void Dialer::give_up(Status why) {
@@ -280,7 +343,7 @@ void Dialer::give_up(Status why) {
   Status status(why.code(),
                 core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
                           plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
-                          attempts_ == 1 ? " failed attempt): " : " failed attempts): ", why.message(),
+                          attempts_ == 1 ? " failed attempt): " : " failed attempts): ", told(why).message(),
                           why.code() == StatusCode::Network ||
                                   (why.code() == StatusCode::Authentication && last_refusal_ == Refusal::None)
                               ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "

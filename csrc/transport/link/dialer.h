@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -39,8 +40,10 @@ struct DialedStream {
 
 struct DialPlan {
   std::string peer;  // description
-  std::string host;
+  std::string host;  // names and numeric addresses, separated by commas: tried in turn
   std::uint16_t port = 0;
+  std::string
+      good_host;  // numeric, of those addresses: where the peer answered last, tried first. May be empty
   std::string
       seen_host;  // numeric; where the peer was seen since: tried first, by turns with `host`. May be empty
   std::function<HelloPayload()> hello;       // asked for by every attempt
@@ -70,28 +73,34 @@ class Dialer : public IoHandler {
   void start();
   // The network lets connections through: ends a pause after a failed attempt.
   void hurry();
+  // Hello is sent, and the peer may be about to welcome it.
+  bool has_said_hello() const;
   void on_ready(std::uint32_t events) override;
 
  private:
   enum class State : std::uint8_t { Idle, Pausing, Resolving, Connecting, Securing, Reading };
 
   void pause(IoLoop::Clock::time_point until);
-  void attempt();
   bool start_resolver();
   void on_resolved(core::Result<std::vector<SocketAddress>> found);
-  void connect(std::vector<SocketAddress> addresses);
+  // A round: one attempt at each address.
+  void begin_round();
+  void connect_to_all(std::vector<SocketAddress> addresses);
+  void connect();
+  void limit_handshake(std::chrono::milliseconds limit);
   void secure();
   core::Status check_site() const;
   void send_hello();
   void read_reply();
   void on_welcome();
   void on_refuse();
-  IoLoop::TimerId end_of_attempt();
   void on_silence();
   std::chrono::milliseconds jitter(std::chrono::milliseconds longest);
   // The peer's own word, as far as this connection proves that.
   void refused(core::Status why);
   void retry(core::Status why, Refusal refusal = Refusal::None);
+  // What every address answered, where there are several.
+  core::Status told(core::Status why) const;
   void give_up(core::Status why);
   void disconnect();
 
@@ -108,8 +117,15 @@ class Dialer : public IoHandler {
   IoLoop::TimerId timer_{};
   HelloPayload hello_{};  // of this attempt
   unsigned attempts_ = 0;
-  core::Status last_failure_;
+  unsigned rounds_ = 0;
+  std::vector<SocketAddress> addresses_;      // of this round
+  std::size_t next_address_ = 0;              // to be tried
+  std::map<std::string, std::string> tried_;  // what each address answered last
+  IoLoop::Clock::time_point said_hello_;
+  IoLoop::Clock::time_point began_;  // this attempt
+  core::Status last_failure_;        // that says most, of this round
   Refusal last_refusal_ = Refusal::None;
+  int last_weight_ = 0;
   std::minstd_rand random_{std::random_device{}()};
   std::array<std::byte, kHeaderBytes + kMaxRefuseBytes> reply_{};
   std::size_t reply_bytes_ = 0;

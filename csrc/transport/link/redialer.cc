@@ -37,7 +37,9 @@ bool Redialer::set_address(const std::string& host, std::uint16_t port) {
 }
 
 bool Redialer::set_seen_host(const std::string& host) {
-  const std::string elsewhere = plan_ && host == plan_->dial.host ? std::string() : host;
+  const auto known = plan_ ? hosts_of(plan_->dial.host) : std::vector<std::string>();
+  const bool is_known = std::find(known.begin(), known.end(), host) != known.end();
+  const std::string elsewhere = is_known ? std::string() : host;
   on_contact();
   return std::exchange(seen_host_, elsewhere) != elsewhere;
 }
@@ -45,6 +47,7 @@ bool Redialer::set_seen_host(const std::string& host) {
 DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
   DialPlan plan = plan_->dial;
   plan.seen_host = seen_host_;
+  plan.good_host = good_host_;
   plan.tuning = tuning;
   plan.hello = [this, stream] {
     HelloPayload hello = owner_.next_hello(stream);
@@ -93,9 +96,15 @@ void Redialer::dial(std::uint16_t stream, const StreamTuning& tuning, std::chron
   plan.first_pause = pause;
   begin(stream, std::move(plan), [this, stream](Result<DialedStream> dialed) {
     finish(stream);
+    if (dialed.is_ok()) good_host_ = SocketAddress::peer_of(dialed->connection->fd()).host();
     if (dialed.is_ok()) return owner_.on_dialed(stream, std::move(dialed).value());
     owner_.on_no_link(dialed.status());
   });
+}
+
+bool Redialer::has_said_hello() const {
+  return std::any_of(dialers_.begin(), dialers_.end(),
+                     [](const auto& one) { return one.second->has_said_hello(); });
 }
 
 void Redialer::hurry() {
@@ -132,6 +141,7 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
   // The answer to who only asks: on_asked() knows what it means.
   const bool said = refusal == Refusal::Proven || refusal == Refusal::Unproven;
   if (said && !plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
+  if (said && plan_->by_turn && !resuming_ && why.code() == StatusCode::InvalidArgument) return true;
   switch (refusal) {
     case Refusal::Proven:
       if (is_final(why)) return false;

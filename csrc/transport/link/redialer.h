@@ -41,7 +41,8 @@ struct RedialerPlan {
   JobToken token{};
   core::Deadline first_deadline = core::Deadline::after({});  // to connect for the first time
   std::chrono::milliseconds link_deadline{};
-  bool dials = false;  // else it only asks
+  bool dials = false;    // else it only asks
+  bool by_turn = false;  // it dials since the peer, who is to, has not come: that one may say that it does
 };
 
 // The IO thread's.
@@ -52,6 +53,10 @@ class Redialer {
 
   bool has_plan() const { return plan_ != nullptr; }
   bool dials() const { return plan_ && plan_->dials; }
+  // Precondition: there is a plan, and nothing under way.
+  void set_dials(bool dials, bool by_turn) { plan_->dials = dials, plan_->by_turn = by_turn; }
+  // A stream may have been welcomed without our knowing.
+  bool has_said_hello() const;
   void set_plan(RedialerPlan plan) { plan_ = std::make_unique<RedialerPlan>(std::move(plan)); }
   // Later attempts go there. Precondition: there is a plan. False: nothing new. What is under way goes on.
   bool set_address(const std::string& host, std::uint16_t port);
@@ -91,6 +96,7 @@ class Redialer {
   std::unique_ptr<RedialerPlan> plan_;
   std::map<std::uint16_t, std::unique_ptr<Dialer>> dialers_;  // by stream; 0 also asks
   std::string seen_host_;
+  std::string good_host_;  // where it was dialed the last time
   bool resuming_ = false;
   bool refusing_ = false;  // since refusing_since_, nothing but refusals
   IoLoop::Clock::time_point refusing_since_;

@@ -16,6 +16,12 @@ void StreamSet::set_data_streams(std::uint16_t count) {
   slots_.resize(std::max<std::size_t>(slots_.size(), count + 1U));
 }
 
+void StreamSet::begin_anew() {
+  std::lock_guard lock(mutex_);
+  slots_.clear();
+  incomplete_since_.reset();
+}
+
 Stream* StreamSet::open(std::size_t index) const {
   return index < slots_.size() ? slots_[index].stream.get() : nullptr;
 }

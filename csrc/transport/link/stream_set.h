@@ -27,6 +27,8 @@ class StreamSet {
   std::size_t size() const { return slots_.size(); }
   // Never less than before.
   void set_data_streams(std::uint16_t count);
+  // As at first. Precondition: no connection is open.
+  void begin_anew();
   // Null while stream `index` has no open connection.
   Stream* open(std::size_t index) const;
   Stream* control() const { return open(0); }

@@ -7,7 +7,7 @@ from geocomm.membership.rank_record import RankInfo
 from geocomm.planning.link_table import Links, table_of
 
 # Site a has ranks 0 and 1, b has 2, c has 3, 4, 5 and 6.
-INFOS = [RankInfo(rank, rank, site, "10.0.0.1", 4000 + rank) for rank, site in enumerate("aabcccc")]
+INFOS = [RankInfo(rank, rank, site, ["10.0.0.1"], 4000 + rank) for rank, site in enumerate("aabcccc")]
 LINKS = Links(
     ("a", "b", "c"), table_of(3, lambda src, dst: 8e6 * (10 * src + dst)), table_of(3, lambda *_: 0.1), source="file"
 )

@@ -17,7 +17,7 @@ from geocomm.membership.rank_record import RankInfo
 
 
 def rank_at(site: str, host: str, security: str, keys: str) -> RankInfo:
-    return RankInfo(0, 0, site=site, host=host, agreed={"security": security, "keys": keys})
+    return RankInfo(0, 0, site=site, hosts=[host], agreed={"security": security, "keys": keys})
 
 
 @pytest.mark.parametrize(

@@ -13,5 +13,5 @@ from geocomm.membership.rank_record import RankInfo
 def test_plaintext_is_warned_of_once_in_a_job(caplog: pytest.LogCaptureFixture, rank: int, times: int) -> None:
     admission._warn_of_plaintext.cache_clear()
     for _ in range(3):  # as for three groups
-        admission.check_security([RankInfo(0, 0, host="192.0.2.1")], Options(security="insecure"), rank)
+        admission.check_security([RankInfo(0, 0, hosts=["192.0.2.1"])], Options(security="insecure"), rank)
     assert caplog.text.count("PLAINTEXT") == times

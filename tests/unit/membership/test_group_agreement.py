@@ -28,7 +28,7 @@ def infos(*sites: str | None, **changes: object) -> list[RankInfo]:
             rank,
             10 + rank,
             site,
-            "127.0.0.1",
+            ["127.0.0.1"],
             4000 + rank,
             versions=VERSIONS,
             codecs=["none"],
@@ -93,6 +93,26 @@ def test_check_with_a_rank_that_failed_tells_why() -> None:
     failed = RankInfo(1, 11, error="InvalidArgumentError: no such codec")
     with pytest.raises(InvalidArgumentError, match=r"rank 11.*no such codec"):
         check([infos("a")[0], failed])
+
+
+def _on_machines(ranks: list[RankInfo], *machines: str) -> list[RankInfo]:
+    return [replace(info, presence={"machine": machine}) for info, machine in zip(ranks, machines, strict=True)]
+
+
+def test_check_with_a_loopback_address_between_machines_names_the_rank_and_the_remedy() -> None:
+    ranks = changed(infos("a", "b", "b"), 1, hosts=["10.0.0.2"])
+    with pytest.raises(InvalidArgumentError, match=r"rank 10 .*127\.0\.0\.1:4000.*GEOCOMM_ADDRESS on rank 10"):
+        check(_on_machines(ranks, "x", "y", "x"))
+    check(_on_machines(ranks, "x", "x", "x"))
+    check(_on_machines(changed(ranks, 0, hosts=["10.0.0.1", "127.0.0.1"]), "x", "y", "x"))
+    check(_on_machines(changed(ranks, 0, outbound_only=True), "x", "y", "x"))
+
+
+def test_check_with_one_address_on_two_machines_names_both_ranks() -> None:
+    ranks = [replace(info, hosts=["10.0.0.5"], port=29600) for info in infos("a", "b")]
+    with pytest.raises(InvalidArgumentError, match=r"rank 10 .*rank 11 .*GEOCOMM_ADDRESS"):
+        check(_on_machines(ranks, "x", "y"))
+    check(_on_machines(changed(ranks, 1, port=29601), "x", "y"))  # two machines behind one NAT
 
 
 def _exchange_all(store: dist.Store, ranks: list[RankInfo], order: list[int]) -> list[list[RankInfo]]:
