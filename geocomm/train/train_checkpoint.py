@@ -10,10 +10,10 @@ import contextlib
 import json
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from geocomm.integrations.deepspeed_seams import choose_writers, defer_write_err
 from geocomm.membership.collective_verdict import agree, attempt
 from geocomm.train.engine import TrainedModel
 from geocomm.train.local_sync import LocalSync
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -176,22 +178,47 @@ class RunCheckpoints:
         else:
             error = None
         agree(self._place, error)
-        state = torch.load(own, weights_only=True) if as_many else {}
+        state = self._read(step, own, lambda: torch.load(own, weights_only=True)) if as_many else {}
         local = self._local_state(source, manifest, state)
-        error = attempt(lambda: self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER))
-        agree(self._place, error and f"the checkpoint {source} cannot be loaded: {error}")
+        self._read(step, source / folder.ENGINE_FOLDER, lambda: self._load_engine(source))
         if self._local is not None and local:
             try:
                 self._local.load_state_dict(local, local["outer"])
             except GeocommError as failure:  # on all ranks
                 raise BadInput(f"the checkpoint {source} does not fit: {failure}") from failure
         if not as_many:
-            lost = self._take_over_feedback(source, restored.ranks)
+            lost = self._take_over_feedback(step, source, restored.ranks)
             return replace(restored, lost_feedback=lost, anchor_only=self._local is not None and not self._elastic)
         _restore_random_state(state)
         if self._sync is not None and "feedback" in state:
             self._sync.load_state_dict(state["feedback"])
         return replace(restored, anchor_only=self._local is not None and not local)
+
+    def _read(self, step: int, path: Path, read: Callable[[], T]) -> T:
+        """Collective. What `read` finds at `path`, of the checkpoint of `step`; BadInput on all ranks, with the way on,
+        where it fails on any."""
+        found: list[T] = []
+        error = None
+        try:
+            found.append(read())
+        except Exception as failure:  # what damaged bytes lead to in pickle, zipfile, torch and DeepSpeed
+            why = " ".join(str(failure).split()[:40]) or type(failure).__name__
+            older = [str(one) for one in folder.complete_checkpoints(self._root) if one < step]
+            way_on = (
+                f"Move {folder.step_folder(self._root, step)} away, at every machine that has one: the run goes on "
+                f"from the checkpoint of step {older[-1]}"
+                if older
+                else "There is no older checkpoint"
+            )
+            error = f"the checkpoint of step {step} is damaged: {path} cannot be read: {why}. {way_on}"
+        agree(self._place, error)
+        return found[0]
+
+    def _load_engine(self, source: Path) -> None:
+        files = source / folder.ENGINE_FOLDER
+        if not any(files.glob("*model_states.pt")):
+            raise FileNotFoundError(f"{files}/*model_states.pt is missing")
+        self._engine.load_checkpoint(str(source), tag=folder.ENGINE_FOLDER)
 
     def _local_state(self, source: Path, manifest: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The rank's part of a state of local steps, where these sites wrote it, with rounds begun if it has any."""
@@ -206,21 +233,17 @@ class RunCheckpoints:
             self._local.begin()
         return local
 
-    def _take_over_feedback(self, source: Path, ranks: int) -> tuple[int, ...]:
+    def _take_over_feedback(self, step: int, source: Path, ranks: int) -> tuple[int, ...]:
         """The residuals of `ranks` other ranks: each goes to one that can read it. Those that nobody can."""
         if self._sync is None:
             return ()
-        headers: dict[int, dict[str, Any]] = {}
 
-        def look() -> None:
-            for old in range(ranks):
-                if (path := _rank_file(source, old)).is_file():
-                    state = torch.load(path, weights_only=True, mmap=True)
-                    if "feedback" in state:
-                        headers[old] = header_of(state["feedback"])
+        def look() -> dict[int, dict[str, Any]]:
+            files = {old: path for old in range(ranks) if (path := _rank_file(source, old)).is_file()}
+            states = {old: torch.load(path, weights_only=True, mmap=True) for old, path in files.items()}
+            return {old: header_of(state["feedback"]) for old, state in states.items() if "feedback" in state}
 
-        error = attempt(look)
-        agree(self._place, error and f"the residuals in {source} cannot be read: {error}")
+        headers = self._read(step, source, look)
         everyone: list[Any] = [None] * self._place.world_size
         dist.all_gather_object(everyone, (self._sync.place[2], headers))
         header = next((one for _, found in everyone for one in found.values()), None)

@@ -185,6 +185,26 @@ def test_checkpoint_of_another_model_is_refused_and_left_alone(plain_run: Path, 
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("damage", ["rank-00001.pt cut", "rank-00000.pt flipped", "model_states.pt missing"])
+def test_damaged_checkpoint_is_named_with_the_older_one(plain_run: Path, tmp_path: Path, damage: str) -> None:
+    for step in (2, 4):
+        copy_checkpoint(plain_run, tmp_path, step)
+    shutil.copytree(plain_run / "tokens", tmp_path / "tokens")
+    name, how = damage.split()
+    (file,) = (tmp_path / "run" / "checkpoints" / "step-00000004").rglob(f"*{name}")
+    content = bytearray(file.read_bytes())
+    if how == "missing":
+        file.unlink()
+    else:
+        content[: len(content) // 2] = bytes(len(content) // 2)
+        file.write_bytes(content if how == "flipped" else content[: len(content) // 3])
+    named = "deepspeed" if how == "missing" else file.name
+    ended = run_ranks(tmp_path, ["training.steps=6"])
+    require_refusal(ended, "checkpoint of step 4 is damaged", named, "Move", "the checkpoint of step 2")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    require_success(run_ranks(tmp_path, ["training.steps=6"]))
+
+
 def test_disk_that_fills_up_on_one_rank_ends_all_and_keeps_the_old_checkpoint(plain_run: Path, tmp_path: Path) -> None:
     copy_checkpoint(plain_run, tmp_path, 4)
     shutil.copytree(plain_run / "tokens", tmp_path / "tokens")
