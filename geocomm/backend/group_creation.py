@@ -227,11 +227,10 @@ def _introduce(
 
 
 def _ways(own: RankInfo, info: RankInfo) -> list[str]:
-    """Where rank `own` dials rank `info`: inside a machine at loopback first, and between machines not there."""
+    """Where rank `own` dials rank `info`: at loopback inside a machine, where it has that, and nowhere else."""
+    loopback = [host for host in info.hosts if is_loopback(host)]
     beyond = [host for host in info.hosts if not is_loopback(host)]
-    if own.machine != info.machine:
-        return beyond or info.hosts
-    return [*(host for host in info.hosts if is_loopback(host)), *beyond]
+    return (loopback or beyond) if own.machine == info.machine else (beyond or loopback)
 
 
 def _peers(infos: list[RankInfo], rank: int, options: Options) -> list[tuple[bytes, str, int, str, bool, int]]:
