@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-NUMBERS = (0, -1, 2**53, 2**63 - 1, 2**64)
+NUMBERS = (0, -1, 2**40, 2**53, 2**63 - 1, 2**64)
 TEXTS = ("", "\0/../\x1b[2J")
 _MANY = 5000
 """Of a list without a limit."""
@@ -121,6 +121,8 @@ def _values(schema: Schema, node: Schema, true: Any, path: Path) -> Iterator[tup
             value = _example(schema, node["additionalProperties"], {})
             for names in ([], [str(n) for n in range(-1, 63)], [str(n) for n in range(_MANY)], ["\0/..", str(2**63)]):
                 yield path, dict.fromkeys(names, value)
+            for name, one in (true if isinstance(true, dict) else {}).items():
+                yield from _values(schema, node["additionalProperties"], one, (*path, name))
         case "array":
             item = true[0] if true else _example(schema, _item(node), {})
             for count in {0, node.get("maxItems", _MANY), node.get("maxItems", _MANY) + 1}:

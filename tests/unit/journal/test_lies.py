@@ -141,6 +141,7 @@ def trains_on(led: Led, lie: Lie) -> None:
         assert MODEL.every <= state.every <= MOST_EVERY, lie
         assert state.step <= STEPS + MOST_TIMES * 10 * 60, lie  # of their pace, for a minute
         assert max(one.weight for one in last.members) <= MOST_TIMES * 5, lie
+        assert max(one.coded_bytes + one.exact_bytes for one in last.members) <= FRAME_BYTES, lie
 
 
 def applied(led: Led) -> None:
