@@ -75,7 +75,7 @@ def table(rows: dict[str, Counts]) -> str:
     line("histories", [one.histories for one in counts])
     line("virtual hours", [one.virtual_s / 3600 for one in counts])
     line("entries", [one.entries.total() for one in counts])
-    for kind in ("round", "skip", "join", "ready", "away", "left"):
+    for kind in ("round", "skip", "join", "ready", "away", "left", "snapshot", "kept"):
         line(f"entries: {kind}", [one.entries[kind] for one in counts])
     line("frames that counted", [one.frames for one in counts])
     line("faults", [one.faults.total() for one in counts])

@@ -34,7 +34,10 @@ def log(
     follow: Annotated[bool, typer.Option(help="Go on with what is appended, until the run ends or Ctrl-C.")] = False,
     verify: Annotated[
         bool,
-        typer.Option(help="Print no entries: check every hash and every entry in its place."),
+        typer.Option(
+            help="Print no entries: check every hash, every entry in its place, and say from which entry on that was "
+            "possible."
+        ),
     ] = False,
     simulated: Annotated[
         int | None, typer.Option(min=0, help="In place of RUN_DIR: simulate a run with faults from this seed.")
@@ -76,9 +79,12 @@ def log(
     try:
         journal = SqliteJournal(path, read_only=True)
         if verify:
-            state = journal.verify()
+            first = journal.base.index + 1
+            state, confirmed = journal.verify()
+            before = "a snapshot in the journal confirms" if confirmed else "no snapshot in the journal confirms yet"
             console.print(
-                f"{state.head.index + 1} entries, each in its place; the last is {state.head.hash[:16]}",
+                f"{state.head.index + 1 - first} entries, each in its place; the last is {state.head.hash[:16]}"
+                + (f". They begin with entry {first}, after a state of the run that {before}" if first else ""),
                 highlight=False,
             )
             return

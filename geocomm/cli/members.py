@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from geocomm.cli.command_end import fail
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
     from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
-    from geocomm.journal.entries import Entry
+    from geocomm.journal.journal import SqliteJournal
     from geocomm.journal.run_state import RunState, SiteRecord
     from geocomm.security.keys import Keys
 
@@ -31,6 +31,7 @@ _RunDir = Annotated[Path, typer.Option(metavar="FOLDER", help="This site's folde
 
 _MOVES_SHOWN = 20
 _ROUNDS_SHOWN = 50
+_ENTRIES_READ = 20_000
 
 
 def register(app: typer.Typer) -> None:
@@ -107,6 +108,8 @@ def show(
 ) -> None:
     """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
 
+    It came and went: as far as the last 20,000 entries of the journal say.
+
     Example:
 
         geocomm members show tokyo --run-dir run
@@ -118,11 +121,12 @@ def show(
     record = state.sites.get(site)
     if record is None:
         fail("members show", f"the run has no site {site}; it has {', '.join(sorted(state.sites)) or 'none'}")
-    for entry in _entries(run_dir):
-        if isinstance(entry, Round):
-            rounds.append(entry)
-        elif isinstance(entry, Join | Ready | Away | Left | Removed) and entry.site == site:
-            moves.append(f"{entry.index:>6} {told(entry)}")
+    with _journal(run_dir) as journal:
+        for entry in journal.read(max(0, state.head.index - _ENTRIES_READ)):
+            if isinstance(entry, Round):
+                rounds.append(entry)
+            elif isinstance(entry, Join | Ready | Away | Left | Removed) and entry.site == site:
+                moves.append(f"{entry.index:>6} {told(entry)}")
     seen, problem = _asked(run_dir, state)
     row = _row(record, state, seen.get(site))
     row["address"] = seen[site].fetch if site in seen else None
@@ -277,20 +281,21 @@ def promote(
 
 
 def _state(run_dir: Path) -> RunState:
-    from geocomm.journal.run_state import RunState
+    with _journal(run_dir) as journal:
+        return journal.state()
 
-    return RunState.of(_entries(run_dir))
 
-
-def _entries(run_dir: Path) -> Iterator[Entry]:
+@contextlib.contextmanager
+def _journal(run_dir: Path) -> Generator[SqliteJournal]:
+    from geocomm.journal.entries import BadLineError
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 
     if not (run_dir / FILE_NAME).exists():
         fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")
     try:
         with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-            yield from journal.read()
-    except NoJournalError as error:
+            yield journal
+    except (NoJournalError, BadLineError) as error:
         fail("members", str(error))
 
 

@@ -218,14 +218,13 @@ def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState,
     from geocomm.elastic.snapshots import Snapshots
     from geocomm.journal.entries import BadLineError
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-    from geocomm.journal.run_state import RunState
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
     if not (run_dir / FILE_NAME).is_file():
         fail("snapshot", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
     try:
         with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-            state = RunState.of(journal.read())
+            state = journal.state()
         return Snapshots(FragmentStore(run_dir)), state, run_dir
     except (NoJournalError, BadLineError, StoreError) as error:
         fail("snapshot", str(error))

@@ -16,6 +16,7 @@ from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher, FileServer, Wanted
 from geocomm.elastic.following import Following
+from geocomm.elastic.forgetting import forget
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
@@ -27,9 +28,10 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
-from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Removed, Round, Skip, hash_of
+from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Removed, Round, Skip, Snapshot, hash_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
+    MAX_STATE_CHARS,
     PROTOCOL_VERSION,
     Applied,
     Beat,
@@ -51,6 +53,7 @@ from geocomm.journal.messages import (
     Repair,
     SnapshotHeld,
     StateKept,
+    StatePart,
     Stop,
     Up,
     Welcome,
@@ -66,6 +69,8 @@ from geocomm.rendezvous.to_collector import carry_to_collector
 from geocomm.security.keys import Identity, Keys
 
 _RANKS_LIMIT_S = 3.0
+_STORED_AT_ONCE = 500
+"""Entries, while the journal here lacks those that the leader had at the welcome."""
 
 
 class Agent:
@@ -103,8 +108,10 @@ class Agent:
         self._own_at, self._store, self._has_ranks, self._passes_on = own_at, store, ranks, passes_on
         fetcher = Fetcher(store, keys, log, lambda: view.state.most_frame_bytes)
         others = OtherAgents(view, keys)
-        states = StatesOfOthers(store, journal.path, fetcher, log)
-        self._following = Following(view, keys, own_at, self._append, life, run_dir=store.run_dir, passes_on=passes_on)
+        states = StatesOfOthers(store, journal, fetcher, log)
+        self._following = Following(
+            view, keys, own_at, self._append_now, life, run_dir=store.run_dir, passes_on=passes_on
+        )
         self._ahead = LoadingAhead(view, store, states, others, fetcher, life)
         self._ranks = SiteRanks(view, states, others, self._ahead, life)
         self._frames = FrameFetches(view, self._ranks, others, fetcher, states, life)
@@ -115,6 +122,10 @@ class Agent:
         self._was_welcomed = False
         self._beat: Beat | None = None
         self._leaving = False
+        self._arrived: list[Entry] = []
+        """They wait for others, to be stored at once."""
+        self._state_text = ""
+        """Of a state that arrives in parts."""
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -195,6 +206,8 @@ class Agent:
 
     async def _rejoin(self, first: int) -> None:
         void: dict[int, int] = {}
+        if first <= self._view.journal.base.index:
+            void = dict.fromkeys(range(len(self._view.state.versions)), -1)
         for entry in self._view.journal.read(first):
             if isinstance(entry, Round | Skip):
                 void[entry.fragment] = min(entry.version, void.get(entry.fragment, entry.version))
@@ -202,13 +215,18 @@ class Agent:
             f"the entries of site {self.site} from {first} on are those of a leader before, and not a part of the run: "
             f"it goes on from where the leader at {self._view.leader_at} took over"
         )
-        if void:
-            await self._ranks.end_those_with(first, why)
-        for fragment, version in void.items():
-            self._store.remove_states_after(fragment, version)
-        self._snapshots.remove_from(first)
+        await self._void(first, void, why)
         aside = self._view.journal.cut(first)
         self._life.start_again(f"{why}. The entries are kept in {aside.name}")
+
+    async def _void(self, first: int, versions: dict[int, int], why: str) -> None:
+        """What came of the entries from `first` on is no part of the run. versions: by fragment, from where on that
+        is."""
+        if versions:
+            await self._ranks.end_those_with(first, why)
+        for fragment, version in versions.items():
+            self._store.remove_states_after(fragment, version)
+        self._snapshots.remove_from(first)
 
     # ---- the leader, and the journal that it writes
 
@@ -237,6 +255,8 @@ class Agent:
         down = down_of(line)
         if self._view.welcome is None and not isinstance(down, Welcome | Refused | Stop):
             return  # the site goes to another leader
+        if not isinstance(down, EntrySaid):
+            self._store_arrived()
         match down:
             case Welcome():
                 if down.term < self._view.known.term:
@@ -249,6 +269,8 @@ class Agent:
                 self._welcomed(down)
             case EntrySaid():
                 self._append(down.entry)
+            case StatePart():
+                self._take_part(down)
             case Open():
                 self._view.opens[down.fragment] = down
                 self._learn_of(down.peers)
@@ -275,6 +297,8 @@ class Agent:
             self._view.known.learn(peer.site, peer.fetch)
 
     def _link_lost(self) -> None:
+        self._arrived.clear()
+        self._state_text = ""
         self._view.leave_leader()
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -303,26 +327,85 @@ class Agent:
         self._life.start(self._look_at_snapshot())
 
     def _append(self, entry: Entry) -> None:
-        head = self._view.journal.head
-        if entry.index <= head.index:
-            if self._view.journal.hash_at(entry.index) != hash_of(entry):
-                self._go_back(entry.index)
+        self._arrived.append(entry)
+        goal = 0 if self._view.welcome is None else self._view.welcome.head
+        if entry.index >= goal or len(self._arrived) >= _STORED_AT_ONCE:
+            self._store_arrived()
+
+    def _append_now(self, entry: Entry) -> None:
+        self._arrived.append(entry)
+        self._store_arrived()
+
+    def _store_arrived(self) -> None:
+        """Take the entries that have arrived, which is one write to the disk."""
+        arrived, self._arrived = self._arrived, []
+        head, new = self._view.journal.head, list[Entry]()
+        for entry in arrived:
+            if entry.index <= head.index:
+                if self._view.journal.hash_at(entry.index) != hash_of(entry):
+                    self._go_back(entry.index)
+                    return
+            elif (
+                not new
+                and entry.prev != head.hash
+                and self._view.welcome is not None
+                and self._view.welcome.term > self._view.state.term
+            ):
+                self._go_back(self._view.state.terms.get(self._view.state.term, 0))
                 return
-        elif (
-            entry.prev != head.hash
-            and self._view.welcome is not None
-            and self._view.welcome.term > self._view.state.term
-        ):
-            self._go_back(self._view.state.terms.get(self._view.state.term, 0))
-            return
-        else:
-            self._follow()
-            self._take_entry(entry)
-            self._view.journal.append(entry, head)
-            self._applied_entry(entry)
+            else:
+                new.append(entry)
         self._follow()
-        self._become_current()
-        self._ranks.welcome()
+        taken: list[Entry] = []
+        try:
+            for entry in new:
+                self._take_entry(entry)
+                taken.append(entry)
+        finally:
+            if taken:
+                self._view.journal.append_all(taken, head)
+            for entry in taken:
+                self._applied_entry(entry)
+        if arrived:
+            self._view.journal.keep(self._view.state)
+            self._follow()
+            self._become_current()
+            self._ranks.welcome()
+
+    def _take_part(self, part: StatePart) -> None:
+        """The leader has not all entries that this journal lacks, or they are too many: it says what they come to."""
+        self._state_text += part.text
+        if len(self._state_text) > MAX_STATE_CHARS:
+            raise BadLineError(f"a state of the run of more than {MAX_STATE_CHARS} characters")
+        if not part.last:
+            return
+        state, welcome = RunState.read(self._state_text), self._view.welcome
+        self._state_text = ""
+        known = self._view.state
+        if (
+            welcome is None
+            or state.genesis is None
+            or state.genesis.run != welcome.run
+            or (known.genesis is not None and known.genesis.run != state.genesis.run)
+            or not known.head.index < state.head.index <= welcome.head
+            or not known.term <= state.term <= welcome.term
+        ):
+            raise BadLineError(f"a state after entry {state.head.index}, which does not follow {known.head.index}")
+        self._view.leave_leader()
+        self._life.start(self._begin_at(state))
+
+    async def _begin_at(self, state: RunState) -> None:
+        known = self._view.state
+        why = (
+            f"the leader at {self._view.leader_at} has given the state of the run after entry {state.head.index} in "
+            f"place of the {state.head.index - known.head.index} entries that this site lacked"
+        )
+        # A later leader took over before this journal's end: what this site did since then is no part of the run.
+        later = [index for term, index in state.terms.items() if term > known.term and index <= known.head.index]
+        if later:
+            await self._void(min(later), dict.fromkeys(range(len(known.versions)), -1), why)
+        self._view.journal.begin_at(state)
+        self._life.start_again(why)
 
     def _follow(self) -> None:
         """Take what is in the journal and not yet in the state: what the leader of this process wrote."""
@@ -332,6 +415,8 @@ class Agent:
                 self._applied_entry(entry)
 
     def _take_entry(self, entry: Entry) -> None:
+        if isinstance(entry, Snapshot):
+            self._view.journal.keep(self._view.state, always=True)
         self._view.state.apply(entry)
         if isinstance(entry, Skip):
             self._store.remove_states_after(entry.fragment, entry.version)
@@ -343,12 +428,12 @@ class Agent:
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
         if isinstance(entry, Round):
-            self._ahead.came(entry)
+            self._ahead.came()
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Join) and entry.site == self.site and self._has_ranks:
             self._ranks.load_ahead()
         if isinstance(entry, Kept):
-            self._life.start(asyncio.to_thread(self._snapshots.prune, list(self._view.state.kept)))
+            self._life.start(self._let_go())
         if isinstance(entry, Removed) and entry.site == self.site:
             self._life.end(f"site {self.site} was removed from the run: {entry.why}", refused=True)
         known = self._view.state.sites.get(self.site)
@@ -358,6 +443,12 @@ class Agent:
             self._life.end(f"the run has ended, with entry {entry.index}: start with an empty run folder", refused=True)
         elif self._view.state.ended or (self.left.is_set() and self._view.leader is None):
             self._life.end("the site has left the run", refused=False)
+
+    async def _let_go(self) -> None:
+        """A snapshot is kept: older ones, and what the journal has of before them, are not needed any more."""
+        await asyncio.to_thread(self._snapshots.prune, list(self._view.state.kept))
+        if self._view.leader is None:  # else it does that
+            await forget(self._view.journal.path, self._view.state, log)
 
     async def _beat_forever(self) -> None:
         while True:

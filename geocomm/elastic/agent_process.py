@@ -24,6 +24,7 @@ from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.journal_repair import repair
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, StartAgain
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
@@ -145,6 +146,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     _leave_on_sigterm(leaving)
     leadership = leadership_of(config, store, keys)
     try:
+        await repair(store.run_dir / FILE_NAME, keys.identity.site, config.leader, keys)
         while True:
             try:
                 with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:

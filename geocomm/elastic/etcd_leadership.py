@@ -12,8 +12,8 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import StartAgain
 from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import TermBegun
-from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError
-from geocomm.journal.run_state import EMPTY, Head, RunState
+from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import EMPTY, Head
 from geocomm.rendezvous.waiting import Waiting
 
 LOOK_S = 1.0
@@ -45,7 +45,7 @@ class EtcdLeadership:
         if not self._for_election.encrypted:
             log(f"{address} is spoken to without TLS: GEOCOMM_ETCD_CA names the file of its authority")
 
-    async def begin(self, journal: Journal, known: KnownAgents, leaving: asyncio.Event) -> Begun | None:
+    async def begin(self, journal: SqliteJournal, known: KnownAgents, leaving: asyncio.Event) -> Begun | None:
         """Lead where nobody does: the own journal has all of the run's then. Where etcd is away, the leader is the last
         known one."""
         waiting = Waiting(self._log)
@@ -73,10 +73,10 @@ class EtcdLeadership:
             await asyncio.sleep(LOOK_S)
         return None
 
-    def _begun(self, journal: Journal, leader: str, term: int = 0, shared: EtcdJournal | None = None) -> Begun:
-        return Begun(RunState.of(journal.read()), listen_on(self._listen), leader, bool(term), term, shared)
+    def _begun(self, journal: SqliteJournal, leader: str, term: int = 0, shared: EtcdJournal | None = None) -> Begun:
+        return Begun(journal.state(), listen_on(self._listen), leader, bool(term), term, shared)
 
-    async def _check(self, journal: Journal, *, to_lead: bool = False) -> None:
+    async def _check(self, journal: SqliteJournal, *, to_lead: bool = False) -> None:
         """That etcd has all of `journal`. EtcdAwayError: it lacks the end; or, to lead, the next entry was deleted.
         NoJournalError: it has another run."""
         own = journal.head
@@ -89,6 +89,11 @@ class EtcdLeadership:
                     f"its entries before {first} were deleted, and this run folder has {own.index + 1}: a site that "
                     "has them leads first, and gives them"
                 )
+        elif 0 <= common < journal.base.index:
+            raise NoJournalError(
+                f"{self._address} has {common + 1} entries, and this run folder none before {journal.base.index + 1} "
+                "any more: name another one after the last / of --journal"
+            )
         elif await asyncio.to_thread(found.hash_at, common) != journal.hash_at(common):
             raise NoJournalError(
                 f"{self._address} has {found.head.index + 1} entries, and not entry {common} of this run folder: it is "
@@ -96,7 +101,7 @@ class EtcdLeadership:
             )
         if common < own.index and self._fills:
             if to_lead and found.head == EMPTY:
-                await asyncio.to_thread(self._election.begin_above, RunState.of(journal.read()).term)
+                await asyncio.to_thread(self._election.begin_above, journal.state().term)
         elif common < own.index:
             raise EtcdAwayError(
                 f"it has {common + 1} entries of this run, and this run folder {own.index + 1}: start the site that "
@@ -106,17 +111,17 @@ class EtcdLeadership:
     def _is_own(self, leading: Leading) -> bool:
         return self._may_lead and leading.said.store == self._own.store
 
-    async def _take_over(self, journal: Journal, leading: Leading) -> EtcdJournal:
+    async def _take_over(self, journal: SqliteJournal, leading: Leading) -> EtcdJournal:
         """Bring the own journal to the end of the run's, and begin the term there."""
         shared = await asyncio.to_thread(EtcdJournal, self._for_entries, leading.revision)
-        if shared.head == EMPTY and (kept := RunState.of(journal.read()).kept):
+        if shared.head == EMPTY and (kept := journal.state().kept):
             before = max(kept) - 1
             await asyncio.to_thread(shared.begin_after, Head(before, journal.hash_at(before) or ""))
         for entry in list(journal.read(shared.head.index + 1)):
             await asyncio.to_thread(shared.append, entry, shared.head)
         for entry in await asyncio.to_thread(lambda: list(shared.read(journal.head.index + 1))):
             journal.append(entry, journal.head)
-        if (head := journal.head) != EMPTY and not RunState.of(journal.read()).ended:
+        if (head := journal.head) != EMPTY and not journal.state().ended:
             entry = TermBegun(
                 index=head.index + 1, prev=head.hash, term=leading.term, site=self._own.site, address=self._own.address
             )
@@ -124,7 +129,7 @@ class EtcdLeadership:
             journal.append(entry, head)
         return shared
 
-    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
         """Keep the lease of this agent's term, or lead where nobody does."""
         term, waiting = begun.term, Waiting(self._log)
         while True:
@@ -147,7 +152,7 @@ class EtcdLeadership:
                         )
                     )
 
-    async def _leader_now(self, journal: Journal) -> Leading | None:
+    async def _leader_now(self, journal: SqliteJournal) -> Leading | None:
         leading = await asyncio.to_thread(self._election.leader)
         if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
             await self._check(journal, to_lead=True)

@@ -29,7 +29,7 @@ from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
 
-_FRAGMENTS = "fragments"
+FRAGMENTS = "fragments"
 _STORE_ID = "store-id"
 _STATE = re.compile(r"(\d+)@(\d+)\.state")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
@@ -48,7 +48,7 @@ class FragmentStore:
     def __init__(self, run_dir: str | Path) -> None:
         """StoreError for a folder on a network's file system, and for the copy of another."""
         self.run_dir = Path(run_dir).absolute()
-        self._folder = self.run_dir / _FRAGMENTS
+        self._folder = self.run_dir / FRAGMENTS
         self._numbers = itertools.count()
         self._folder.mkdir(parents=True, exist_ok=True)
         if kind := network_file_system(self.run_dir):

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import itertools
 import secrets
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
+from geocomm.elastic.forgetting import forget
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.journal.entries import BadLineError, Entry, Kept, words
-from geocomm.journal.journal import HeadMovedError, Journal, SharedJournal
-from geocomm.journal.messages import Beat, EntrySaid, Hello, OtherProtocolError, Refused, Up, said, up_of
+from geocomm.journal.journal import HeadMovedError, SharedJournal, SqliteJournal
+from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, parts_of, said, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import (
@@ -68,7 +68,7 @@ class Leader:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: SqliteJournal,
         terms: Terms,
         fetch: str,
         known: KnownAgents,
@@ -87,11 +87,12 @@ class Leader:
         self._news = asyncio.Event()
         self._terms = terms
         self._known, self._log = known, log
-        state = RunState.of(journal.read())
+        state = journal.state()
         state.term = max(state.term, term)
         start = known.next_start()
         self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
         self._sessions: dict[str, LineStream] = {}
+        self._works: set[asyncio.Task[None]] = set()
         self._newcomers: dict[str, LineStream] = {}
         """By site: the last connection that has said nothing yet."""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -228,6 +229,8 @@ class Leader:
                 self._failed.set_exception(
                     StartAgain(f"{self._shared} has been away for so long that this agent begins anew from its journal")
                 )
+            if not self._undone:
+                self._journal.keep(self.state)
             if self._sequencer.superseded:
                 self._sequencer.superseded = False
                 self.questioned.set()
@@ -289,18 +292,29 @@ class Leader:
                     f"{self._shared} still has the entries before {entry.snapshot} ({error}), until a later snapshot"
                 )
 
+    def _lines(self, state: RunState | None, first: int, last: int) -> Iterator[str]:
+        """What a site is sent that lacks the entries from `first` on."""
+        if state is not None:
+            yield from map(said, parts_of(state))
+            first = state.head.index + 1
+        for line in self._journal.lines(first, last):
+            yield f'{{"entry":{line},"kind":"entry"}}'
+
     def _do(self, action: Action) -> None:
         match action:
             case Append():
                 self._journal.append(action.entry, self._journal.head)
+                if isinstance(action.entry, Kept):
+                    forgetting = asyncio.create_task(forget(self._journal.path, self.state, self._log))
+                    self._works.add(forgetting)
+                    forgetting.add_done_callback(self._works.discard)
             case Send():
                 if (lines := self._sessions.get(action.site)) is not None:
                     lines.say(said(action.message))
             case SendEntries():
                 if (lines := self._sessions.get(action.site)) is not None:
-                    last = self._journal.head.index
-                    entries = itertools.takewhile(lambda entry: entry.index <= last, self._journal.read(action.first))
-                    lines.say_all(said(EntrySaid(entry=entry)) for entry in entries)
+                    state = self._journal.state_for(action.first)
+                    lines.say_all(self._lines(state, action.first, self._journal.head.index))
             case Close():
                 if (lines := self._sessions.pop(action.site, None)) is not None:
                     self.seen[action.site].connected = False

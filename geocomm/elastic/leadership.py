@@ -19,7 +19,7 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.elastic.whereabouts import leads as has_led
-from geocomm.journal.journal import Journal, SharedJournal
+from geocomm.journal.journal import SharedJournal, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.waiting import Waiting
@@ -55,14 +55,14 @@ class Leadership(Protocol):
         """Another site leads by itself where the leader is gone: nobody is promoted."""
         ...
 
-    async def begin(self, journal: Journal, known: KnownAgents, leaving: Event) -> Begun | None:
+    async def begin(self, journal: SqliteJournal, known: KnownAgents, leaving: Event) -> Begun | None:
         """Listen, and find who leads. None: the site was asked to leave before that was known.
 
         OSError, HubAddressError: it cannot listen. NoJournalError: the run is not that of `journal`.
         """
         ...
 
-    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
         """`hear` the term and the address of another leader, until cancelled. StartAgain: this agent begins to lead, or
         ceases to."""
         ...
@@ -85,10 +85,10 @@ class HubLeadership:
         self._led_just_now = again and has_led(run_dir)
         self._hub, self._listen, self._run_dir, self._keys, self._lead = hub, listen, run_dir, keys, lead
 
-    async def begin(self, journal: Journal, known: KnownAgents, leaving: Event) -> Begun | None:
+    async def begin(self, journal: SqliteJournal, known: KnownAgents, leaving: Event) -> Begun | None:
         """Ask the others first, where this agent is to lead: one may have been promoted while it was away. Across the
         world that takes seconds, so who led a moment ago asks while it leads."""
-        state = RunState.of(journal.read())
+        state = journal.state()
         taken_over = state.taken_over is not None
         if state.taken_over is not None:
             known.saw(state.term, state.taken_over.address)
@@ -102,7 +102,7 @@ class HubLeadership:
             raise
         return Begun(state, listener, self._hub, leads)
 
-    async def watch(self, begun: Begun, journal: Journal, hear: Callable[[int, str], None]) -> None:
+    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
         """Agents tell each other."""
         await Event().wait()
 

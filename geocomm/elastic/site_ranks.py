@@ -72,7 +72,8 @@ class SiteRanks:
             )
             connection.close()
             return
-        if hello.head >= 0 and self._view.journal.hash_at(hello.head) != hello.head_hash:
+        known = self._view.journal.hash_at(hello.head)
+        if hello.head >= 0 and known != hello.head_hash and hello.head >= self._view.journal.base.index:
             # It was away while this site's entries were set aside: it may have their rounds.
             connection.say(
                 Stop(
@@ -85,6 +86,18 @@ class SiteRanks:
         versions = dict(enumerate(self._view.state.versions))
         if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
             connection.say(Stop(why="this rank has applied rounds that the run does not have: start it again"))
+            connection.close()
+            return
+        if hello.trains and any(
+            version < self._states.replayed_from(self._view.state, fragment)
+            for fragment, version in hello.versions.items()
+        ):
+            connection.say(
+                Stop(
+                    why="this site was away for longer than the journal goes back: its ranks start again, from what "
+                    "the others have"
+                )
+            )
             connection.close()
             return
         others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
@@ -201,7 +214,6 @@ class SiteRanks:
         ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
         bases: dict[int, tuple[int, bool]] = {}
         await self._ahead.end()
-        rounds = await self._states.rounds()
         if self._is_alone:
             log("the leader is away: the ranks of this site begin with what it has, and count once the leader is back")
         joining = self._view.state.sites[self._view.site].standing is Standing.JOINING
@@ -212,7 +224,7 @@ class SiteRanks:
                 return
             digest = rank.connection.hello.digests[fragment]
             bases[fragment] = await self._states.base(
-                self._view.state, rounds, fragment, version, digest, self._others.sources, joining=joining
+                self._view.state, fragment, version, digest, self._others.sources, joining=joining
             )
 
         # At once: over a long line, each question takes a second.
@@ -222,21 +234,15 @@ class SiteRanks:
         goals = dict(enumerate(self._view.state.versions))
         if self._is_alone:  # who has the other frames may be away too
             goals = {
-                fragment: self._states.here_until(self._view.state, rounds.get(fragment, []), base)
+                fragment: self._states.here_until(self._view.state, fragment, base)
                 for fragment, (base, _) in bases.items()
             }
         for rank in ranks:
             if self._ranks.get(rank.connection.hello.place) is rank:
-                self._welcome_rank(rank, bases, rounds, goals)
+                self._welcome_rank(rank, bases, goals)
         self.say_ready()
 
-    def _welcome_rank(
-        self,
-        rank: _Rank,
-        bases: dict[int, tuple[int, bool]],
-        rounds: dict[int, list[Round]],
-        goals: dict[int, int],
-    ) -> None:
+    def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], goals: dict[int, int]) -> None:
         genesis = self._view.state.genesis
         if genesis is None:  # never: welcome has looked
             return
@@ -260,10 +266,8 @@ class SiteRanks:
             rank.connection.say(EntrySaid(entry=last))
         behind = [fragment for fragment in own if rank.versions[fragment] < self._view.state.versions[fragment]]
         if behind:
-            lacks = [
-                one for fragment in behind for one in rounds.get(fragment, []) if one.version == bases[fragment][0]
-            ]
-            first = min(one.index for one in lacks) if len(lacks) == len(behind) else 0
+            lacks = [next(self._view.journal.rounds(fragment, bases[fragment][0]), None) for fragment in behind]
+            first = min(0 if one is None else one.index for one in lacks)
             for entry in self._view.journal.read(first):
                 if isinstance(entry, Round | Skip):
                     base = rank.versions.get(entry.fragment)

@@ -27,6 +27,7 @@ from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, 
 from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.entries import Kept
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.journal.run_reader import RunReader
 
 _LOOK_S = 2.0
 _AGAIN_S = 60.0
@@ -127,11 +128,11 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
     """Copy each snapshot once it is kept, in a thread that ends with the process."""
 
     def watch() -> None:
-        done = -1
+        done, run = -1, RunReader(store.run_dir / FILE_NAME)
         while True:
             time.sleep(_LOOK_S)
             try:
-                kept = _newest_kept(store)
+                kept = _newest_kept(store, run)
                 if kept is not None and kept.snapshot > done:
                     copies.copy(store.run_dir, kept)
                     done = kept.snapshot
@@ -142,11 +143,10 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
     threading.Thread(target=watch, name="geocomm-copies", daemon=True).start()
 
 
-def _newest_kept(store: FragmentStore) -> Kept | None:
+def _newest_kept(store: FragmentStore, run: RunReader) -> Kept | None:
     """Of the snapshots that are complete here."""
     complete = [one.index for one in Snapshots(store).manifests()]
     if not complete:
         return None
-    with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME, read_only=True)) as journal:
-        kept = [one for one in journal.read(complete[0]) if isinstance(one, Kept) and one.snapshot in complete]
-    return max(kept, key=lambda one: one.snapshot, default=None)
+    kept = run.look(lambda state: [state.kept[index] for index in complete if index in state.kept])
+    return kept[-1] if kept else None

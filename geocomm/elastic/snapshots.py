@@ -33,7 +33,7 @@ from geocomm.journal.entries import (
     line_of,
 )
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import RunState
+from geocomm.journal.run_state import GONE_BACK_TO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FOLDER = "snapshots"
 LAYOUT_FILE = "layout.json"
 """In the run folder, and in every snapshot."""
-KEPT = 2
+KEPT = GONE_BACK_TO
 """Newest snapshots of a site, and newest ones of which the journal says that enough sites have them: others go."""
 MANIFEST_FILE = "manifest.json"
 
@@ -217,9 +217,9 @@ class Snapshots:
         with contextlib.closing(SqliteJournal(self._store.run_dir / FILE_NAME, read_only=True)) as old:
             if old.hash_at(index) != manifest.entry:
                 raise SnapshotError(f"entry {index} of {self._store.run_dir} is not the one that the snapshot is of")
-            term = RunState.of(old.read()).term + 1  # above that of every site that knows of later entries
+            term = old.state().term + 1  # above that of every site that knows of later entries
             old.copy_to(into / FILE_NAME, index)
         with contextlib.closing(SqliteJournal(into / FILE_NAME)) as new:
-            head = new.verify().head
+            head = new.verify()[0].head
             begun = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site, address=address)
             new.append(begun, head)

@@ -21,9 +21,10 @@ from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.elastic.site_job import ElasticRun, SiteJob
-from geocomm.journal.entries import Left
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState
+from geocomm.journal.entries import BadLineError
+from geocomm.journal.journal import FILE_NAME, NoJournalError
+from geocomm.journal.run_reader import RunReader
+from geocomm.journal.run_state import Standing
 from geocomm.rendezvous.run_at_hub import environment_of_site
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
@@ -39,7 +40,6 @@ LAST_OFFERS_S = 5.0
 _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
-_ENTRIES_LOOKED_AT = 50
 
 
 class Supervisor:
@@ -52,6 +52,7 @@ class Supervisor:
         self._site = keys.identity.site
         run_dir = Path(agent.run_dir)
         self._journal = run_dir / FILE_NAME
+        self._run = RunReader(self._journal)
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
         self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
@@ -132,11 +133,10 @@ class Supervisor:
 
     def _has_left(self) -> bool:
         try:
-            with contextlib.closing(SqliteJournal(self._journal, read_only=True)) as journal:
-                last = journal.read(max(0, journal.head.index - _ENTRIES_LOOKED_AT))
-                return any(isinstance(entry, Left) and entry.site == self._site for entry in last)
-        except NoJournalError:
+            known = self._run.look(lambda run: run.sites.get(self._site))
+        except (NoJournalError, BadLineError):
             return False
+        return known is not None and known.standing is Standing.LEFT
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""
@@ -190,9 +190,8 @@ class Supervisor:
         if not self._journal.exists():
             return 0
         try:
-            with contextlib.closing(SqliteJournal(self._journal, read_only=True)) as journal:
-                known = RunState.of(journal.read()).sites.get(self._site)
-        except NoJournalError:  # it is being made
+            known = self._run.look(lambda run: run.sites.get(self._site))
+        except (NoJournalError, BadLineError):  # it is being made; of a damaged one the agent says what to do
             return 0
         return 0 if known is None else known.rounds
 

@@ -137,7 +137,7 @@ def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str
             "an older copy. Promote a site that has more (geocomm members promote)",
             blames="leader",
         )
-    if hello.term == state.term and hash_at(hello.head) != hello.head_hash:
+    if hello.term == state.term and hash_at(hello.head) not in (None, hello.head_hash):
         return Refused(
             why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
             f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"

@@ -168,6 +168,9 @@ class Snapshot(EntryBase):
     kind: Literal["snapshot"] = "snapshot"
     versions: tuple[Whole, ...]
     """By fragment."""
+    state: Hash
+    """Of what all entries before this one say (`RunState.digest`): who begins with that, and not with the entries, sees
+    by it that it is the run's."""
 
 
 class Kept(EntryBase):

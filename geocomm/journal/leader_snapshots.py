@@ -37,7 +37,7 @@ class LeaderSnapshots:
             self._last_at = self._run.now
             self._tell_at = self._run.now + KEPT_LIMIT_S
             self._copies = {}
-            self._run.append(Snapshot, versions=tuple(state.versions))
+            self._run.append(Snapshot, versions=tuple(state.versions), state=state.digest)
 
     def _missed(self, last: Snapshot) -> str:
         have, lack = sorted(self._copies), [name for name in self._run.state.live if name not in self._copies]

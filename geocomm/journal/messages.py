@@ -13,6 +13,7 @@ at it: after each, sites make a new frame.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -30,11 +31,15 @@ from geocomm.journal.entries import (
     Whole,
     line_of,
 )
+from geocomm.journal.run_state import RunState
 
 PROTOCOL_VERSION = 2
 MAX_LINE_BYTES = 1 << 20
 MAX_UP_BYTES = MAX_LINE_BYTES // 2
 """Of what a site says: where the leader says it on, with a little more, that fits a line too."""
+MAX_STATE_CHARS = 64 << 20
+_PART_CHARS = 100_000
+"""Of a state: less than a line in any alphabet."""
 MOST_OWNERS = 256
 """Ranks of a site that own fragments."""
 
@@ -339,6 +344,15 @@ class EntrySaid(Record):
     entry: Entry
 
 
+class StatePart(Record):
+    """What the journal says up to some entry, in pieces, before the entries that follow it: the site lacks too many."""
+
+    kind: Literal["state_part"] = "state_part"
+    text: Annotated[str, Field(max_length=_PART_CHARS)]
+    """Of `RunState.text`."""
+    last: bool
+
+
 class Fetch(Record):
     """Get a frame that was offered, and say Hold: it did not come by mail."""
 
@@ -410,7 +424,19 @@ class Stop(Record):
 
 
 Down = Annotated[
-    Open | Peers | Welcome | Refused | EntrySaid | Fetch | Fetched | TakeState | RankWelcome | Leaving | Repair | Stop,
+    Open
+    | Peers
+    | Welcome
+    | Refused
+    | EntrySaid
+    | StatePart
+    | Fetch
+    | Fetched
+    | TakeState
+    | RankWelcome
+    | Leaving
+    | Repair
+    | Stop,
     Field(discriminator="kind"),
 ]
 _UP: TypeAdapter[Up] = TypeAdapter(Up)
@@ -419,6 +445,13 @@ _DOWN: TypeAdapter[Down] = TypeAdapter(Down)
 
 class OtherProtocolError(BadLineError):
     """The site speaks another version of this protocol."""
+
+
+def parts_of(state: RunState) -> Iterator[StatePart]:
+    """A state for a site, in lines."""
+    text = state.text
+    for start in range(0, len(text), _PART_CHARS):
+        yield StatePart(text=text[start : start + _PART_CHARS], last=start + _PART_CHARS >= len(text))
 
 
 def up_of(line: str | bytes) -> Up:

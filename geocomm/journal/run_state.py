@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, ValidationError
 
 from geocomm.journal.entries import (
     FIRST_PREV,
@@ -17,17 +21,26 @@ from geocomm.journal.entries import (
     End,
     Entry,
     Genesis,
+    Hash,
     Join,
     Kept,
     Left,
     Ready,
+    Record,
     Removed,
     Round,
     Skip,
     Snapshot,
     TermBegun,
+    Whole,
     hash_of,
+    line_of,
 )
+
+KEPT_SNAPSHOTS = 16
+"""Of so many newest ones a state says that they are kept."""
+GONE_BACK_TO = 2
+"""Newest kept snapshots that sites have on disk, and so the journal goes back to."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class RunState:
         skipped_at: By fragment: the index of the last entry that made one void. What earlier entries say of the digests
             of later versions (`base`) is not so any more.
         snapshot: The last entry of this kind.
-        kept: By the index of a snapshot: the entry that says that enough sites have it.
+        kept: By the index of a snapshot: the entry that says that enough sites have it; of the newest ones.
         every: Optimizer steps between two rounds of a fragment.
         every_is_said: Whether the last round entry says so, or those before: not where its sites were removed since.
         step: Of the run: the most that a listed frame says, or the genesis. Frames of sites that were removed do not
@@ -137,6 +150,35 @@ class RunState:
         for entry in entries:
             state.apply(entry)
         return state
+
+    @staticmethod
+    def read(text: str) -> RunState:
+        """The state that a `text` is of. Raises BadLineError for what is none."""
+        try:
+            folded = FoldedRun.model_validate_json(text)
+        except ValidationError as error:
+            raise BadLineError(f"not the state of a run: {error.errors()[0]['msg']}") from None
+        state = RunState()
+        for name in FoldedRun.model_fields:
+            setattr(state, name, getattr(folded, name))
+        state.skipped = set(folded.skipped)
+        return state
+
+    @property
+    def text(self) -> str:
+        """All of it, as canonical JSON: equal states have equal texts."""
+        fields = {name: getattr(self, name) for name in FoldedRun.model_fields} | {"skipped": sorted(self.skipped)}
+        return line_of(FoldedRun.model_construct(None, **fields))
+
+    @property
+    def digest(self) -> Hash:
+        """SHA-256 of `text`."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def needed_from(self) -> int:
+        """Entries before this one are of no use any more: sites begin at a state of later snapshots."""
+        return sorted(self.kept)[-GONE_BACK_TO] if len(self.kept) >= GONE_BACK_TO else 0
 
     @property
     def live(self) -> list[str]:
@@ -201,11 +243,14 @@ class RunState:
             case Snapshot():
                 if entry.versions != tuple(self.versions):
                     raise self._misfit(entry, "a snapshot is of the versions that there are")
+                if entry.state != self.digest:
+                    raise self._misfit(entry, "the entries before it say another state")
                 self.snapshot = entry
             case Kept():
                 if self.snapshot is None or entry.snapshot > self.snapshot.index:
                     raise self._misfit(entry, f"there is no snapshot {entry.snapshot}")
                 self.kept[entry.snapshot] = entry
+                self.kept = {index: self.kept[index] for index in sorted(self.kept)[-KEPT_SNAPSHOTS:]}
             case TermBegun():
                 self.terms[entry.term] = entry.index
                 self.taken_over = entry
@@ -280,3 +325,26 @@ class RunState:
 
     def _misfit(self, entry: Entry, why: str) -> BadLineError:
         return BadLineError(f"entry {entry.index} ({entry.kind}) does not fit the journal: {why}")
+
+
+class FoldedRun(Record):
+    """The fields of a `RunState`, for its text."""
+
+    genesis: Genesis | None
+    head: Head
+    term: Whole
+    terms: dict[int, Whole]
+    taken_over: TermBegun | None
+    sites: dict[str, SiteRecord]
+    versions: list[Whole]
+    rounds: dict[int, Round]
+    skipped: list[tuple[int, int]]
+    skipped_at: dict[int, int]
+    snapshot: Snapshot | None
+    kept: dict[int, Kept]
+    every: Annotated[int, Field(ge=1)]
+    every_is_said: bool
+    every_by: tuple[str, ...]
+    step: Whole
+    steps: dict[str, Whole]
+    ended: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Entry, Left, Round, Skip, hash_of
+from geocomm.journal.entries import Entry, Kept, Left, Round, Skip, Snapshot, hash_of
 from geocomm.journal.member import Frame
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -17,6 +17,7 @@ from geocomm.journal.messages import (
     Open,
     RanksGone,
     Refused,
+    StatePart,
     Stop,
     Welcome,
 )
@@ -55,8 +56,8 @@ class SimulatedAgents:
         """Its machine begins, with what is on its disk."""
         site.up = True
         site.process += 1
-        site.state = RunState.of(site.disk.journal)
-        site.welcome, site.link = None, None
+        site.state = site.disk.state
+        site.welcome, site.link, site.state_text = None, None, ""
         site.opens.clear()
         site.later(0, lambda: self._connect(site))
         site.later(0, lambda: self._beat(site))
@@ -116,7 +117,7 @@ class SimulatedAgents:
         """The connection has ended, or the agent was killed and a new one begins."""
         if site.link is not None:
             self._leader.break_link(site, 0.1)
-        site.link, site.welcome = None, None
+        site.link, site.welcome, site.state_text = None, None, ""
 
     def _beat(self, site: Site) -> None:
         site.later(3, lambda: self._beat(site))
@@ -141,6 +142,10 @@ class SimulatedAgents:
                     self._leader.say(site, Leave())
             case EntrySaid():
                 self._store(site, message.entry)
+            case StatePart():
+                site.state_text += message.text
+                if message.last:
+                    self._begin_at(site, RunState.read(site.state_text))
             case Open():
                 site.opens[message.fragment] = message
                 self._ranks.tell(site, message)
@@ -159,7 +164,7 @@ class SimulatedAgents:
         """A follower: an entry is on its disk before its ranks see it."""
         head = site.state.head
         if entry.index <= head.index:
-            if hash_of(site.disk.journal[entry.index]) != hash_of(entry):
+            if site.disk.hash_at(entry.index) != hash_of(entry):
                 self._go_back(site, entry.index)
             return
         if entry.index == head.index + 1 and entry.prev != head.hash:
@@ -180,6 +185,10 @@ class SimulatedAgents:
             state = site.disk.states.get(entry.fragment)
             if state is not None and state.version > entry.version:
                 del site.disk.states[entry.fragment]
+        if isinstance(entry, Snapshot):
+            self._ranks.take_snapshot(site, entry)
+        if isinstance(entry, Kept):
+            site.disk.forget(site.state.needed_from)
         if isinstance(entry, Left) and entry.site == site.name:
             site.up, site.gone = False, True
             return
@@ -187,17 +196,34 @@ class SimulatedAgents:
         self._caught_up(site)
         self._ranks.changed(site)
 
+    def _begin_at(self, site: Site, state: RunState) -> None:
+        """The leader has given this in place of entries that the site lacks."""
+        known, chain = site.state, self._leader.chain
+        right = RunState.of(chain.entries[: state.head.index + 1])
+        if state.text != right.text or state.head.index <= known.head.index:
+            raise BrokenRunError(f"1: {site.name} is to go on from a state that the leader's journal does not have")
+        diverges = any(term > known.term and index <= known.head.index for term, index in state.terms.items())
+        if diverges:
+            site.disk.states.clear()
+        site.disk.base, site.disk.journal = RunState.read(state.text), []
+        site.state, site.chain = state, chain
+        self.forget_leader(site)
+        member = None if site.ranks is None else site.ranks.member
+        if member is not None and (
+            diverges or any(member.versions[p] < version for p, version in enumerate(state.versions))
+        ):
+            self._ranks.end(site, "they lack rounds that the journal does not have any more")
+
     def _go_back(self, site: Site, first: int) -> None:
         """Its journal ends outside the run's: it begins again where the two part."""
         if site.welcome is None or site.state.term >= site.welcome.term:
             raise BrokenRunError(f"1: {site.name} has another entry {first} than the leader, of the same term")
-        dropped = [entry for entry in site.disk.journal[first:] if isinstance(entry, Round | Skip)]
-        del site.disk.journal[first:]
+        dropped = [entry for entry in site.disk.cut(first) if isinstance(entry, Round | Skip)]
         for entry in dropped:
             state = site.disk.states.get(entry.fragment)
             if state is not None and state.version > entry.version:
                 del site.disk.states[entry.fragment]
-        site.state = RunState.of(site.disk.journal)
+        site.state = site.disk.state
         self.forget_leader(site)
         if dropped and site.ranks is not None:
             self._ranks.end(site, "they have rounds that the run does not have")

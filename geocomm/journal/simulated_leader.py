@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import End, Entry, Genesis, Round, TermBegun
-from geocomm.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up
+from geocomm.journal.entries import End, Entry, Genesis, Hash, Kept, Round, TermBegun
+from geocomm.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
 from geocomm.journal.run_state import EMPTY, RunState, Standing
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Append, Came, Close, Ended, Event, Said, Send, SendEntries, Terms, Tick
@@ -15,6 +15,8 @@ from geocomm.journal.simulated_lines import LEADER, Lines, Link
 from geocomm.journal.simulated_site import Site
 from geocomm.journal.simulated_time import SimulatedTime
 
+_MOST_SENT = 20
+"""Entries that a site is sent which has none."""
 _OF_RANKS = (Due, Offer, Pass, Hold, Applied)
 
 
@@ -46,6 +48,8 @@ class SimulatedLeader:
         """Its machine will be gone once one site has its next entry."""
         self._is_lost = False
         """It is gone, and nobody has been promoted yet."""
+        self._first = 0
+        """The first entry that its journal still has."""
         self._starts = 0
         self._clock_offset = 0.0
         self._links: dict[str, Link] = {}
@@ -59,12 +63,26 @@ class SimulatedLeader:
         self.sequencer = self._sequencer_type(
             RunState.of(self.chain.entries),
             self._terms,
-            lambda index: self.chain.hashes[index] if 0 <= index < len(self.chain.hashes) else EMPTY.hash,
+            self._hash_at,
             self._time.hex,
             LEADER,
             self._starts,
         )
         self._tick(self._starts)
+
+    def _hash_at(self, index: int) -> Hash | None:
+        if 0 <= index < self._first - 1:
+            return None
+        return self.chain.hashes[index] if 0 <= index < len(self.chain.hashes) else EMPTY.hash
+
+    def _send_entries(self, name: str, first: int, last: int) -> None:
+        """In place of those that are cut, or too many, a state."""
+        if first < self._first or (first == 0 and last > _MOST_SENT):
+            first = max(self._first, last - self._random.randrange(_MOST_SENT))
+            for part in parts_of(RunState.of(self.chain.entries[:first])):
+                self._send_down(name, part)
+        for entry in self.chain.entries[first : last + 1]:
+            self._send_down(name, EntrySaid(entry=entry))
 
     def _tick(self, start: int) -> None:
         if start == self._starts and self.sequencer is not None:
@@ -83,8 +101,7 @@ class SimulatedLeader:
                 case Send():
                     self._send_down(action.site, action.message)
                 case SendEntries():
-                    for entry in self.chain.entries[action.first : action.last + 1]:
-                        self._send_down(action.site, EntrySaid(entry=entry))
+                    self._send_entries(action.site, action.first, action.last)
                 case Close():
                     link = self._links.pop(action.site, None)
                     if link is not None:
@@ -102,6 +119,8 @@ class SimulatedLeader:
         if isinstance(entry, Round):
             self._checks.check_round(entry, self.chain, state.sites)
         self.chain.append(entry)
+        if isinstance(entry, Kept):
+            self._first = max(self._first, state.needed_from)
         if isinstance(entry, End):
             raise RunHasEnded
 
@@ -135,10 +154,10 @@ class SimulatedLeader:
         if not self._is_lost:
             return
         there = [site for site in self._sites.values() if site.up and site.paused_until <= self._time.now]
-        if all(site.gone or not site.disk.journal for site in self._sites.values()):
+        if all(site.gone or site.disk.is_empty for site in self._sites.values()):
             if any(site.gone or site.disk.term for site in self._sites.values()):
                 raise RunHasEnded  # the disks of all that take part are lost: there is nothing to go on from
-            self._lead_with(self.chain.until(0))  # the run had hardly begun
+            self._lead_with(self.chain.until(0), 0)  # the run had hardly begun
             return
         candidates = [site for site in there if site.state.genesis is not None]
         if candidates:
@@ -147,7 +166,7 @@ class SimulatedLeader:
             over = (Standing.LEFT, Standing.REMOVED)
             members = {name for name, one in site.state.sites.items() if one.standing not in over}
             most = 2 * len(members - {one.name for one in reached}) < len(members)
-            if most or len(reached) == sum(bool(one.disk.journal) and not one.gone for one in self._sites.values()):
+            if most or len(reached) == sum(not one.disk.is_empty and not one.gone for one in self._sites.values()):
                 self._begin_term(site, reached)
                 return
         self._time.after(self._random.uniform(1, 4), self._promote)
@@ -160,10 +179,10 @@ class SimulatedLeader:
         head = best.state.head
         chain = best.chain.until(head.index + 1)
         chain.append(TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site.name, address=LEADER))
-        self._lead_with(chain)
+        self._lead_with(chain, best.disk.base.head.index + 1)
 
-    def _lead_with(self, chain: Chain) -> None:
-        self.chain, self._is_lost = chain, False
+    def _lead_with(self, chain: Chain, first: int) -> None:
+        self.chain, self._first, self._is_lost = chain, first, False
         self.start()
 
     # ---- connections

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Digest, Hash, Round, Skip
+from geocomm.journal.entries import Digest, Hash, Round, Skip, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.journal.messages import (
     Down,
@@ -21,9 +21,10 @@ from geocomm.journal.messages import (
     RanksGone,
     RanksUp,
     ReadySaid,
+    SnapshotHeld,
 )
 from geocomm.journal.simulated_chain import FRAGMENTS, Content, State
-from geocomm.journal.simulated_checks import BrokenRunError, Checks
+from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
 from geocomm.journal.simulated_leader import SimulatedLeader
 from geocomm.journal.simulated_lines import LEADER, Lines
 from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site
@@ -103,7 +104,10 @@ class SimulatedRanks:
             self._welcome_ranks(site, ranks)
 
     def _welcome_ranks(self, site: Site, ranks: Ranks) -> None:
-        states = [site.disk.states.get(p, State(0)) for p in range(FRAGMENTS)]
+        states = [self._first_state(site, p) for p in range(FRAGMENTS)]
+        if not all(states):
+            return  # and again with the next entry
+        states = [state for state in states if state is not None]
         ranks.parts = [Part(state, state.anchor) for state in states]
         ranks.goals = [*site.state.versions]
         ranks.member = self._member(
@@ -116,6 +120,29 @@ class SimulatedRanks:
         for one in site.opens.values():
             self.tell(site, one)
         self._say_ready(site, ranks)
+
+    def _first_state(self, site: Site, fragment: int) -> State | None:
+        """From which the journal goes on: of the own disk, or another's; None: nobody who is reached has one."""
+        least, most = site.disk.replayed_from(fragment), site.state.versions[fragment]
+        own = site.disk.states.get(fragment, State(0))
+        if own.version >= least:
+            return own
+        for one in self._can_be_asked(site, [*self._sites, LEADER]):
+            state = one.disk.states.get(fragment)
+            knows = one.state.skipped == site.state.skipped and one.state.term >= site.state.term
+            if state is not None and knows and least <= state.version <= most:
+                site.disk.states[fragment] = state
+                return state
+        if not any(self._goes_on(one, fragment) for one in self._sites.values()):
+            raise RunHasEnded  # all that had a state have lost their disks
+        return None
+
+    @staticmethod
+    def _goes_on(site: Site, fragment: int) -> bool:
+        """Whether it has a state of the fragment, or begins at one of its own disk."""
+        own = site.disk.states.get(fragment, State(0))
+        member = None if site.ranks is None else site.ranks.member
+        return member is not None or own.version >= site.disk.replayed_from(fragment)
 
     def _say_ready(self, site: Site, ranks: Ranks) -> None:
         if all(part.state.version >= goal for part, goal in zip(ranks.parts, ranks.goals, strict=True)):
@@ -218,6 +245,18 @@ class SimulatedRanks:
         site.says_wrong_bits, site.has_wrong_bits = False, True
         self._checks.wrong_bits_said += 1
         return hashlib.md5(f"{site.name} {digest}".encode()).hexdigest()
+
+    def take_snapshot(self, site: Site, entry: Snapshot) -> None:
+        """Keep the states on disk once the site has come as far; of a later version, too, here."""
+        ranks = site.ranks
+        if ranks is None or ranks.member is None or site.state.snapshot != entry:
+            return
+        if any(part.state.version < entry.versions[p] for p, part in enumerate(ranks.parts)):
+            site.later(site.step_s, lambda: self.take_snapshot(site, entry))
+            return
+        site.disk.states |= {p: part.state for p, part in enumerate(ranks.parts)}
+        site.disk.snapshots.add(entry.index)
+        self._leader.say(site, SnapshotHeld(snapshot=entry.index, digest=f"{entry.index:032x}"))
 
     def _do(self, site: Site, acts: list[Act]) -> None:
         for act in acts:

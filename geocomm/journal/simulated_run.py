@@ -32,7 +32,7 @@ from geocomm.journal.simulated_ranks import SimulatedRanks
 from geocomm.journal.simulated_site import Disk, Site
 from geocomm.journal.simulated_time import SimulatedTime
 
-TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0)
+TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0)
 """Those of a real run, but for what takes minutes there."""
 
 FAULTS = {

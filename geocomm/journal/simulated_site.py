@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Entry, Hash
+from geocomm.journal.entries import Entry, Hash, hash_of
 from geocomm.journal.member import Frame, Member
 from geocomm.journal.messages import Open, Welcome
 from geocomm.journal.run_state import RunState
@@ -22,9 +22,53 @@ class Disk:
     """Its name."""
     term: int = 0
     """The highest seen."""
+    base: RunState = field(default_factory=RunState)
+    """What the entries before those of `journal` say."""
     journal: list[Entry] = field(default_factory=list[Entry])
     frames: set[Frame] = field(default_factory=set[Frame])
     states: dict[int, State] = field(default_factory=dict[int, State])
+    snapshots: set[int] = field(default_factory=set[int])
+    """Indices of the entries."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no journal."""
+        return self.base.genesis is None and not self.journal
+
+    @property
+    def state(self) -> RunState:
+        """What the journal says."""
+        state = RunState.read(self.base.text)
+        for entry in self.journal:
+            state.apply(entry)
+        return state
+
+    def hash_at(self, index: int) -> Hash | None:
+        """Of an entry; None: it is not there, or not any more."""
+        place = index - self.base.head.index - 1
+        if place < 0:
+            return self.base.head.hash if place == -1 else None
+        return hash_of(self.journal[place]) if place < len(self.journal) else None
+
+    def replayed_from(self, fragment: int) -> int:
+        """The lowest version of a fragment from which the journal goes on."""
+        return self.base.versions[fragment] if self.base.versions else 0
+
+    def forget(self, before: int) -> None:
+        """Put a state in the place of the entries before this one, where the site has that snapshot."""
+        while before in self.snapshots and self.base.head.index < before - 1:
+            self.base.apply(self.journal.pop(0))
+
+    def cut(self, first: int) -> list[Entry]:
+        """Take the entries from `first` on out; which these were."""
+        if first <= self.base.head.index:
+            self.base = RunState()
+            self.states.clear()
+            first = 0
+        place = first - self.base.head.index - 1
+        cut = self.journal[place:]
+        del self.journal[place:]
+        return cut
 
 
 @dataclass
@@ -89,6 +133,8 @@ class Site:
         self.steps = 0
         self.link: Link | None = None
         self.welcome: Welcome | None = None
+        self.state_text = ""
+        """Of a state that arrives in parts."""
         self.caught_up = False
         """The entries that the leader had at the welcome are here, and the ranks know them."""
         self.opens: dict[int, Open] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import sqlite3
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Self
 
 from geocomm.elastic.whereabouts import doubt, site_of
+from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
-from geocomm.journal.journal import NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState, SiteRecord, Standing
+from geocomm.journal.journal import NoJournalError
+from geocomm.journal.run_reader import RunReader
+from geocomm.journal.run_state import SiteRecord, Standing
 
 COLLECTOR_LOCK = "collector.lock"
 """A collector holds it, and sets its time when it starts."""
@@ -39,9 +42,7 @@ class StoreFolder:
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
-        run, started, site = _run(folder), 0.0, site_of(folder)
-        members = None if run is None else tuple(run.sites[name] for name in sorted(run.sites))
-        lacks = run is not None and run.lacks_snapshot and len(run.live) > 1
+        (members, lacks), started, site = _run(folder), 0.0, site_of(folder)
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
         try:
@@ -56,11 +57,22 @@ class StoreFolder:
         return any(member.name == site and member.standing in gone for member in self.members or ())
 
 
-def _run(folder: Path) -> RunState | None:
+def _run(folder: Path) -> tuple[tuple[SiteRecord, ...] | None, bool]:
+    """The members, and whether they lack the last snapshot."""
     if not (folder / JOURNAL).is_file():
-        return None
+        return None, False
     try:
-        with contextlib.closing(SqliteJournal(folder / JOURNAL, read_only=True)) as journal:
-            return RunState.of(journal.read())
-    except (NoJournalError, sqlite3.Error):
-        return None
+        return _reader(folder).look(
+            lambda run: (
+                tuple(run.sites[name] for name in sorted(run.sites)),
+                run.lacks_snapshot and len(run.live) > 1,
+            )
+        )
+    except (NoJournalError, BadLineError, sqlite3.Error):
+        return None, False
+
+
+@functools.lru_cache(maxsize=8)
+def _reader(folder: Path) -> RunReader:
+    """It goes on from where it was: this is looked at every second."""
+    return RunReader(folder / JOURNAL)

@@ -118,7 +118,13 @@ class ElasticSite:
             journal.close()
 
     def state(self) -> RunState:
-        return RunState.of(self.entries())
+        if not (self.folder / FILE_NAME).exists():
+            return RunState()
+        try:
+            with contextlib.closing(SqliteJournal(self.folder / FILE_NAME, read_only=True)) as journal:
+                return journal.state()
+        except NoJournalError:  # it is being made
+            return RunState()
 
     def rounds(self) -> list[Round]:
         return [entry for entry in self.entries() if isinstance(entry, Round)]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Away, Join, hash_of
+from geocomm.journal.entries import Away, Join, hash_of, line_of
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -293,3 +296,75 @@ def test_site_with_wrong_bits_starts_again_alone(tmp_path: Path) -> None:
         wait_for_rounds(sites, "abc")
         assert all(site.rank is not None and site.rank.poll() is None for site in (a, b))
         assert [entry.site for entry in a.entries() if isinstance(entry, Away)] == ["c"]
+
+
+def test_sites_that_lack_entries_which_are_gone_go_on_from_a_state(tmp_path: Path) -> None:
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abcd")) as sites:
+        sites["a"].snapshot_s = 1.0
+        for name in "abc":
+            sites[name].start()
+        wait_for_rounds(sites, "abc")
+        sites["c"].kill_agent()
+        sites["c"].kill_rank()
+        head = sites["c"].entries()[-1].index
+        sites.until(
+            lambda: all(sites[name].entries()[0].index > head + 1 for name in "ab"),
+            "both others have no entries any more that follow those of c",
+        )
+        sites["c"].start()
+        sites["d"].start()
+        sites.until(lambda: last_rounds_list(sites, "a", "abcd"), "the site that came back and the new one count")
+        for name in "cd":
+            assert "has given the state of the run" in sites[name].text()
+            entries = sites[name].entries()
+            assert entries[0].index > head + 1
+            here = {entry.index: entry for entry in sites["a"].entries()}
+            both = [entry for entry in entries if entry.index in here]
+            assert both
+            assert both == [here[entry.index] for entry in both]
+        with contextlib.closing(SqliteJournal(sites["c"].folder / FILE_NAME, read_only=True)) as journal:
+            journal.verify()
+        assert not any("other bits" in site.text() for site in sites.values())
+
+
+def flip_byte(site: ElasticSite, back: int) -> int:
+    """In an entry of its journal, counted from the end; which it is."""
+    with contextlib.closing(sqlite3.connect(site.folder / FILE_NAME)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    entry = site.entries()[-back]
+    content = bytearray((site.folder / FILE_NAME).read_bytes())
+    content[content.index(line_of(entry).encode()) + 20] ^= 4
+    (site.folder / FILE_NAME).write_bytes(content)
+    return entry.index
+
+
+def test_damaged_entries_come_from_the_other_sites(tmp_path: Path) -> None:
+    """At a follower and at the leader; where nobody has one, one error says what to do."""
+    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b", "c")) as sites:
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "abc", more=4)
+        for name, back in (("b", 9), ("a", 7), ("b", 1)):
+            sites[name].kill_agent()
+            damaged = flip_byte(sites[name], back)
+            sites[name].start_agent()
+            log, end = sites[name].logs[-1], time.monotonic() + 60
+            while "is whole again" not in log.read_text() and time.monotonic() < end:
+                time.sleep(0.05)
+            assert "is whole again" in log.read_text(), log.read_text()
+            assert f"is damaged: entry {damaged}:" in log.read_text()
+            wait_for_rounds(sites, "abc", at=name)
+            with contextlib.closing(SqliteJournal(sites[name].folder / FILE_NAME, read_only=True)) as journal:
+                journal.verify()
+        assert_one_chain(sites)
+        for site in sites.values():
+            site.kill_agent()
+        damaged = flip_byte(sites["a"], 5)
+        sites["a"].start_agent()
+        agent = sites["a"].agent
+        assert agent is not None
+        assert agent.wait(90) == 2
+        text = sites["a"].logs[-1].read_text()
+        assert "Traceback" not in text
+        assert f"entry {damaged}" in text.splitlines()[-1]
+        assert "Start another site" in text.splitlines()[-1]

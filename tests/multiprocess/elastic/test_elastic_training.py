@@ -20,7 +20,7 @@ from geocomm.elastic.snapshot_copies import SnapshotCopies
 from geocomm.elastic.snapshots import Snapshots
 from geocomm.journal.entries import Round, Snapshot
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import RunState, Standing
+from geocomm.journal.run_state import Standing
 from geocomm.security.keys import Keys
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.elastic_training import build_model
@@ -296,7 +296,7 @@ def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, f
         into = tmp_path / f"restored-{index}"
         snapshots.restore(index, into, "a", "127.0.0.1:1")
         with contextlib.closing(SqliteJournal(into / FILE_NAME)) as journal:
-            assert RunState.of(journal.read()).versions == list(snapshots.manifest(index).versions)
+            assert journal.state().versions == list(snapshots.manifest(index).versions)
 
 
 def _geocomm(*arguments: object) -> subprocess.CompletedProcess[str]:

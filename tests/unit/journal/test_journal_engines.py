@@ -316,8 +316,9 @@ def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
     fill(own, entries[:8])
     before = 10**9  # its revisions were higher than those of the new one
     own.append(TermBegun(index=8, prev=own.head.hash, term=before, site="b", address="127.0.0.1:1"), own.head)
-    versions = tuple(RunState.of(own.read()).versions)
-    own.append(Snapshot(index=9, prev=own.head.hash, term=before, versions=versions), own.head)
+    state = own.state()
+    snapshot = Snapshot(index=9, prev=own.head.hash, term=before, versions=tuple(state.versions), state=state.digest)
+    own.append(snapshot, own.head)
     own.append(Kept(index=10, prev=own.head.hash, term=before, snapshot=9, digest="1" * 32, sites=("a",)), own.head)
     address = servers.address("lost-all")
     assert asyncio.run(begun(address, own, tmp_path, fills=True)) is not None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import BadLineError, Entry, Join, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Snapshot, hash_of, line_of
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import EMPTY, Head
-from geocomm.journal.simulated_run import SimulatedRun
+from geocomm.journal.messages import parts_of
+from geocomm.journal.run_state import EMPTY, Head, RunState
+from geocomm.journal.simulated_run import TERMS, SimulatedRun
 
 
 @pytest.fixture(scope="module")
 def entries() -> tuple[Entry, ...]:
-    history = SimulatedRun(3).run()
+    history = SimulatedRun(3, terms=replace(TERMS, snapshot_s=0)).run()
     assert len(history.entries) > 20
     return history.entries
 
@@ -35,7 +39,8 @@ def test_journal_reads_what_was_appended_after_it_was_opened_again(tmp_path: Pat
     assert journal.head == Head(len(entries) - 1, hash_of(entries[-1]))
     assert journal.hash_at(4) == entries[5].prev
     assert journal.hash_at(-1) == EMPTY.hash
-    assert journal.verify().head == journal.head
+    verified, confirmed = journal.verify()
+    assert (verified.head, confirmed) == (journal.head, True)
 
 
 def test_append_is_refused_where_another_has_appended(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
@@ -64,6 +69,140 @@ def test_entry_that_does_not_follow_is_refused(tmp_path: Path, entries: tuple[En
     with pytest.raises(BadLineError):
         journal.append(entries[5], journal.head)
     assert journal.head.index == 2
+
+
+def chain(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The same run, with a snapshot after each ten entries that two sites have."""
+    state, made = RunState(), list[Entry]()
+
+    def add(make: Callable[..., Entry], **fields: Any) -> None:
+        made.append(make(**fields | {"index": state.head.index + 1, "prev": state.head.hash}))
+        state.apply(made[-1])
+
+    for number, entry in enumerate(entries):
+        add(type(entry), **dict(entry))
+        if number and number % 10 == 0:
+            add(Snapshot, term=state.term, versions=tuple(state.versions), state=state.digest)
+            index = state.head.index
+            add(Kept, term=state.term, snapshot=index, digest="1" * 32, sites=("a", "b"))
+    return tuple(made)
+
+
+def states_in(path: Path) -> list[int]:
+    with sqlite3.connect(path) as db:
+        return [row[0] for row in db.execute("SELECT idx FROM states ORDER BY idx")]
+
+
+def test_state_of_the_file_is_that_of_all_entries_and_few_are_kept(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    journal, state = filled(tmp_path / "j", entries[:2]), RunState.of(entries[:2])
+    for entry in entries[2:]:
+        journal.append(entry, journal.head)
+        state.apply(entry)
+        journal.keep(state, always=True)
+        assert journal.state().text == state.text == RunState.of(journal.read()).text
+    last = len(entries) - 1
+    assert states_in(tmp_path / "j") == [last - 1, last]
+    journal.keep(state)
+    for broken, found in ((last, last), (last - 1, last)):  # the one before, then all entries
+        with sqlite3.connect(tmp_path / "j") as db:
+            db.execute("UPDATE states SET state = replace(state, '\"term\":', '\"term\": ') WHERE idx = ?", (broken,))
+        assert SqliteJournal(tmp_path / "j").state().head.index == found
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_state_stands_in_the_place_of_entries_that_are_not_needed(
+    tmp_path: Path, entries: tuple[Entry, ...], *, kept: bool
+) -> None:
+    all_entries = chain(entries)
+    state, journal = RunState(), SqliteJournal(tmp_path / "j")
+    for entry in all_entries:
+        if kept and isinstance(entry, Snapshot):
+            journal.keep(state, always=True)
+        journal.append(entry, journal.head)
+        state.apply(entry)
+    before = state.needed_from
+    assert isinstance(all_entries[before], Snapshot)
+    rounds = {fragment: list(journal.rounds(fragment, 0)) for fragment in (0, 1)}
+    journal.forget(before)
+    for again in (journal, SqliteJournal(tmp_path / "j", read_only=True)):
+        assert again.base == Head(before - 1, all_entries[before].prev)
+        assert tuple(again.read()) == all_entries[before:]
+        assert again.state().text == state.text
+        assert [again.hash_at(index) for index in (before - 2, before - 1)] == [None, again.base.hash]
+        for fragment, known in rounds.items():
+            here = [entry for entry in known if entry.index >= before]
+            assert again.first_round(fragment) == here[0].version
+            assert list(again.rounds(fragment, here[0].version)) == here
+            assert list(again.rounds(fragment, here[0].version - 1)) == []
+        verified, confirmed = again.verify()
+        assert (verified.text, confirmed) == (state.text, True)
+    copy = tmp_path / "copy"
+    journal.copy_to(copy, before + 3)
+    assert SqliteJournal(copy).state().head.index == before + 3
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("UPDATE states SET state = replace(state, '\"every\":6', '\"every\":7')")
+        db.execute("UPDATE states SET digest = '0'")
+    with pytest.raises(BadLineError, match=f"state after entry {before - 1} is damaged"):
+        SqliteJournal(tmp_path / "j").verify()
+
+
+def test_a_cut_that_was_broken_off_is_a_cut(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    all_entries = chain(entries)
+    journal, state = filled(tmp_path / "j", all_entries), RunState.of(all_entries)
+    before = state.needed_from
+    journal.keep(RunState.of(all_entries[:before]), always=True)
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("DELETE FROM entries WHERE idx < 3")
+    again = SqliteJournal(tmp_path / "j")
+    assert next(again.read()).index == before
+    assert again.state().text == state.text
+    again.forget(before)
+    again.cut(before + 2)
+    assert (again.head.index, again.base.index) == (before + 1, before - 1)
+    again.cut(before - 5)  # which the state has already
+    assert (again.head, states_in(tmp_path / "j")) == (EMPTY, [])
+
+
+def test_a_site_is_sent_a_state_in_place_of_entries_that_are_many_or_gone(
+    tmp_path: Path, entries: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_entries = chain(entries)
+    journal = SqliteJournal(tmp_path / "j")
+    state = RunState()
+    for entry in all_entries:
+        if isinstance(entry, Snapshot):
+            journal.keep(state, always=True)
+        journal.append(entry, journal.head)
+        state.apply(entry)
+    assert journal.state_for(0) is None
+    monkeypatch.setattr("geocomm.journal.journal.MOST_SENT", 25)
+    sent = journal.state_for(0)
+    assert sent is not None
+    assert 10 < journal.head.index - sent.head.index <= 25
+    assert journal.state_for(1) is None  # it may have states from which it goes on by them
+    journal.forget(state.needed_from)
+    assert journal.state_for(journal.base.index) is not None
+    other = SqliteJournal(tmp_path / "other")
+    other.append_all(all_entries[:3], EMPTY)
+    parts = list(parts_of(sent))
+    assert parts[-1].last
+    other.begin_at(RunState.read("".join(part.text for part in parts)))
+    other.append_all(all_entries[sent.head.index + 1 :], other.head)
+    assert (other.state().text, other.base) == (state.text, sent.head)
+    assert SqliteJournal(tmp_path / "other").verify()[1]
+
+
+def test_a_wrong_state_is_found_by_the_next_snapshot(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    all_entries = chain(entries)
+    index = max(entry.index for entry in all_entries if isinstance(entry, Snapshot))
+    wrong = RunState.of(all_entries[: index - 3])
+    wrong.sites["a"] = replace(wrong.sites["a"], weight=wrong.sites["a"].weight + 1)
+    journal = SqliteJournal(tmp_path / "j")
+    journal.begin_at(RunState.read(wrong.text))
+    journal.append_all(all_entries[index - 3 : index + 1], journal.head)
+    for look in (journal.state, journal.verify):
+        with pytest.raises(BadLineError, match="another state"):
+            look()
 
 
 @pytest.mark.parametrize("index", [1, 900])

@@ -88,7 +88,7 @@ def test_state_is_wanted_once_for_who_joins_and_at_its_version_for_a_snapshot(tm
     assert not states.wants(0, 5)
     states.joined()
     assert [states.wants(0, 5), states.wants(0, 5), states.wants(2, 5)] == [True, False, True]
-    states.take_snapshot(Snapshot(**HEAD, versions=(7, 7, 8)))
+    states.take_snapshot(Snapshot(**HEAD, versions=(7, 7, 8), state="0" * 64))
     assert [states.wants(0, 6), states.wants(0, 7), states.wants(0, 7), states.wants(2, 8)] == [
         False,
         True,
@@ -108,7 +108,7 @@ def test_snapshot_has_states_that_were_written_before_it_was_asked_for(tmp_path:
     states, part = MemberStates(store, [0]), torch.ones(4)
     for version in (5, 6, 7):  # as each round of a tiny model does
         assert not states.keep(0, version, [part])
-    states.take_snapshot(Snapshot(**HEAD, versions=(7,)))
+    states.take_snapshot(Snapshot(**HEAD, versions=(7,), state="0" * 64))
     assert states.wants(0, 7)
     assert states.keep(0, 7, [part])
     assert states.keep(0, 7, [part]) is False
@@ -120,7 +120,7 @@ def test_a_snapshot_whose_state_was_passed_over_or_cannot_be_written_is_told_of(
     store, told = FragmentStore(str(tmp_path)), EventReader(events)
     told.take()
     states, part = MemberStates(store, [0, 1]), torch.ones(4)
-    states.take_snapshot(Snapshot(**HEAD, versions=(7, 9)))
+    states.take_snapshot(Snapshot(**HEAD, versions=(7, 9), state="0" * 64))
     states.passed(0, 7)
     assert not [one for one in told.take() if one.kind == "snapshot_lost"]
     states.passed(0, 8)
