@@ -85,7 +85,9 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
   WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
   WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
-  WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, Milliseconds timeout);
+  // `results`: what the Future gives; the tensors whose parts `outputs` are, or these themselves.
+  WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
+                     Milliseconds timeout);
   WorkPtr barrier(const at::Device& device, Milliseconds timeout);
   WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
   WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);

@@ -261,7 +261,8 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
   return call.issue(inputs, {output}, pre, exchange, post);
 }
 
-WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, Milliseconds timeout) {
+WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
+                                   Milliseconds timeout) {
   const auto device = inputs.front().device();
   Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
             moved_dtype(inputs.front().scalar_type()));
@@ -325,7 +326,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
         outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
     }
   };
-  return call.issue(inputs, outputs, pre, exchange, post);
+  return call.issue(inputs, results, pre, exchange, post);
 }
 
 WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) {

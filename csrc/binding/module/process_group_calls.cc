@@ -353,7 +353,7 @@ WorkPtr ProcessGroupGeocomm::alltoall_base(at::Tensor& output, at::Tensor& input
         const auto outputs = split_rows(output, output_splits, getSize());
         const auto inputs = split_rows(input, input_splits, getSize());
         check_exchange(outputs, inputs, getRank(), getSize());
-        return wan.all_to_all(outputs, inputs, timeout_or_default(options.timeout));
+        return wan.all_to_all(outputs, inputs, {output}, timeout_or_default(options.timeout));
       });
 }
 
@@ -364,7 +364,7 @@ WorkPtr ProcessGroupGeocomm::alltoall(Tensors& outputs, Tensors& inputs,
       device_of(inputs, "all_to_all"), [&](auto& inner) { return inner.alltoall(outputs, inputs, options); },
       [&](auto& wan) {
         check_exchange(outputs, inputs, getRank(), getSize());
-        return wan.all_to_all(outputs, inputs, timeout_or_default(options.timeout));
+        return wan.all_to_all(outputs, inputs, outputs, timeout_or_default(options.timeout));
       });
 }
 
