@@ -256,3 +256,52 @@ def _init_two(path: str) -> float:
     os.environ["GEOCOMM_SITE"] = f"new-{os.environ['RANK']}"
     dist.init_process_group("geocomm", store=dist.FileStore(path), rank=int(os.environ["RANK"]), world_size=2)
     return _all_reduce()
+
+
+_parts: list[dist.ProcessGroup] = []  # of the rank process
+
+
+def _make_parts() -> None:
+    _parts[:] = [dist.new_group(members) for members in ([0, 1], [0, 2], [0, 1, 2])]
+
+
+def _all_reduce_in_part(part: int) -> None:
+    dist.all_reduce(torch.ones(300_000), group=_parts[part])
+
+
+@pytest.mark.parametrize(("part", "lost", "survivors"), [(0, 1, [0]), (1, 2, [0]), (2, 2, [0, 1]), (2, 1, [0, 2])])
+def test_first_operation_of_a_subgroup_names_a_rank_that_died_before_it(
+    three: Ranks, part: int, lost: int, survivors: list[int]
+) -> None:
+    """The first group is inside a site, and Gloo's; nothing was sent in the others."""
+    three.run(_make_parts)
+    three.signal(lost, signal.SIGKILL)
+    time.sleep(0.3)
+    outcomes = three.outcomes(_all_reduce_in_part, part, ranks=survivors)
+    if part == 0:
+        assert "closed by peer" in outcomes[0].require("RuntimeError").message
+    else:
+        _require_lost(outcomes, lost)
+
+
+def _destroy_seconds() -> float:
+    began = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - began
+
+
+def _leave_a_sum() -> None:
+    dist.all_reduce(torch.ones(3_000_000), async_op=True)
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_destroy_does_not_wait_for_a_peer_that_is_wedged(three: Ranks, in_flight: bool) -> None:
+    three.run(_all_reduce)
+    three.signal(2, signal.SIGSTOP)
+    if in_flight:
+        three.outcomes(_leave_a_sum, ranks=[0, 1])
+    for outcome in three.outcomes(_destroy_seconds, ranks=[0, 1]):
+        assert outcome.failure is None, outcome.failure.traceback
+        assert outcome.value < 20
+    three.signal(2, signal.SIGCONT)
+    assert three.outcomes(_destroy_seconds, ranks=[2])[0].failure is None

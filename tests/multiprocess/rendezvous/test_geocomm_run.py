@@ -162,6 +162,23 @@ def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: P
     assert dead.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_every_process_of_every_node_ends_the_job_and_leaves_none(
+    job: Job, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As systemd, Slurm and a terminal send it."""
+    make_keys(tmp_path / "keys")
+    start_nodes(job, tmp_path / "keys", free_port(HUB_HOST), "stay")
+    for rank in range(2):
+        job.fact(f"rank{rank}")
+    running = family([process.pid for process in job.processes])
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    assert all(job.end()), job.output()
+    assert not [pid for pid in running if Path(f"/proc/{pid}/exe").exists()]
+
+
 @pytest.mark.slow
 def test_run_says_at_its_end_which_node_it_waits_for(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
