@@ -214,7 +214,7 @@ cuda-compile: ## full: the CUDA sources, for every architecture (nvcc, no GPU)
 
 # With the python that has torch, not .venv's; needs no network.
 .PHONY: gpu-check
-gpu-check: ## full: build for the GPU that is here, test it and time it (PYTHON, GPU_CHECK=--dry-run)
+gpu-check: ## full: build for the GPU that is here, test it, time it (PYTHON=python3)
 	@$(PYTHON) tools/gpu_check.py $(GPU_CHECK)
 
 fuzz: $(ENVIRONMENT) ## full: a minute of fuzzing (Clang)
