@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -236,7 +236,7 @@ def measured(name: str, run_dir: Path, keys: Path, text: str) -> Row:
 @contextlib.contextmanager
 def _agent(
     keys: Path, site: str, run_dir: Path, leader: str, listen: str, *, leads: bool
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     config = AgentConfig(
         leader=leader, keys=str(keys / site), run_dir=str(run_dir), listen=listen, lead=leads, snapshot_s=0
     )
@@ -348,7 +348,7 @@ def main() -> None:
     ):
         if keys is None:
             raise AssertionError("no keys were made")
-        folder, rows = Path(made), list[Row]()
+        folder, rows, text = Path(made), list[Row](), ""
         read_s, append_s = before(folder)
         journals = [("a young run", YOUNG, False), ("no snapshot kept, nothing cut", options.entries, False)]
         for name, count, kept in [*journals, ("snapshots kept", options.entries, True)]:

@@ -290,3 +290,26 @@ def test_a_machine_without_ranks_stands_by(tmp_path: Path) -> None:
         sites.until(lambda: b.listed("a") >= counted + 2, "a counts again")
         assert set(b.state().sites) == {"a", "b"}
         assert_one_chain(etcd.address(), sites)
+
+
+def test_a_machine_that_stood_by_before_the_first_site_came_is_no_member_and_leads_no_empty_run(tmp_path: Path) -> None:
+    with (
+        EtcdServers(tmp_path) as etcd,
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abm"), journal=etcd.url()) as sites,
+    ):
+        a, b, machine = sites.values()
+        a.start_agent()
+        sites.until(lambda: leader_of(etcd.address()) == "a", "a leads")
+        machine.start_agent(ranks=False)
+        sites.until(lambda: (machine.folder / "run.json").exists(), "the machine follows")
+        time.sleep(2)
+        a.start_rank()
+        b.start()
+        sites.until(lambda: a.listed("b") >= 2, "b counts")
+        assert set(a.state().sites) == {"a", "b"}
+        for site in (b, a):
+            site.leave()
+        assert machine.agent is not None
+        agent = machine.agent
+        sites.until(lambda: agent.poll() is not None, "the machine ends with the run")
+        assert machine.state().ended
