@@ -52,7 +52,7 @@ def main() -> None:
     of_device = {"cuda": values.cuda() if dist.get_rank() == 0 else values, "cpu": values}
     cases: list[tuple[str, str, dist.ProcessGroup | None, bool]] = [("gloo", "cuda", None, True)]
     for codec in CODECS:
-        group = new_group(backend="geocomm", pg_options=Options(codec=codec))
+        group = new_group(range(2), backend="geocomm", pg_options=Options(codec=codec))
         cases += [(codec, device, group, codec_spec(codec).exact) for device in of_device]
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds + 1):
