@@ -218,8 +218,10 @@ class SqliteJournal:
         return state
 
     def keep(self, state: RunState, *, always: bool = False) -> None:
-        """Write what the entries up to some index say, STATE_EVERY entries after the last time; or now."""
-        if always or state.head.index >= self._state_at + STATE_EVERY:
+        """Write what the entries up to some index say, STATE_EVERY entries after the last time; or now. These entries
+        are in the file: else nothing happens."""
+        due = always or state.head.index >= self._state_at + STATE_EVERY
+        if due and self.hash_at(state.head.index) == state.head.hash:
             self._put_state(state)
             snapshots = [index - 1 for index in state.kept] + ([state.snapshot.index - 1] if state.snapshot else [])
             needed = {self.base.index, *snapshots, *[index for index, _ in self._states()][-2:]}

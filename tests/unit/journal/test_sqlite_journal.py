@@ -109,6 +109,13 @@ def test_state_of_the_file_is_that_of_all_entries_and_few_are_kept(tmp_path: Pat
         assert SqliteJournal(tmp_path / "j").state().head.index == found
 
 
+def test_state_of_entries_that_are_not_stored_yet_is_not_kept(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    journal = SqliteJournal(tmp_path / "j")
+    journal.keep(RunState.of(entries[:9]), always=True)
+    assert (journal.head, states_in(tmp_path / "j")) == (EMPTY, [])
+    journal.append_all(entries[:9], EMPTY)
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_state_stands_in_the_place_of_entries_that_are_not_needed(
     tmp_path: Path, entries: tuple[Entry, ...], *, kept: bool
