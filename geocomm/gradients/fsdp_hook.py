@@ -15,7 +15,6 @@ from geocomm.gradients.fsdp_seams import (
     at_end_of_backward,
     backward_number,
     reduce_units,
-    require_checked_torch,
 )
 from geocomm.gradients.gradient_hook import GradientHook
 from geocomm.gradients.gradient_reducer import GradientReducer
@@ -47,8 +46,8 @@ def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced")
 
     Raises:
         InvalidArgumentError: The model is not of `fully_shard`, has no replicas, or has an all-reduce hook.
-        UnsupportedError: The parameters are neither all on CPUs nor all on CUDA devices; their meshes differ; or the
-            hook was not checked with this torch.
+        UnsupportedError: The parameters are neither all on CPUs nor all on CUDA devices; their meshes differ; or
+            FSDP2 of this torch lacks private parts that the hook uses.
 
     Example:
         Hybrid sharding over a mesh of geocomm:
@@ -58,8 +57,7 @@ def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced")
             hook = geocomm.fsdp_hook(model, "balanced")
     """
     plan = ReductionPlan.of(HookSettings.of(settings))
-    require_checked_torch()
-    units = list(reduce_units(model))
+    units = reduce_units(model)
     if not units:
         raise InvalidArgumentError(
             f"fsdp_hook takes a model after torch.distributed.fsdp.fully_shard, not {type(model).__name__}"

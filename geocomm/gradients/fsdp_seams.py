@@ -4,7 +4,8 @@ the end of a backward of autograd."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,20 +15,43 @@ from torch.distributed.fsdp import FSDPModule
 from geocomm.core.errors import UnsupportedError
 from geocomm.gradients.shard import Shard
 
-CHECKED_TORCH = ("2.11", "2.13")
+CHECKED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The minor versions of torch whose private parts were looked at and run."""
 
+_PARTS_OF_A_GROUP = ("fsdp_params", "device", "mesh_info", "_all_reduce_hook", "gradient_divide_factor")
+_PARTS_OF_A_PARAMETER = ("sharded_param", "sharded_size", "padded_sharded_param_size")
 
-def require_checked_torch(version: str = torch.__version__) -> None:
-    """Raise UnsupportedError for a torch whose FSDP2 may have other private parts."""
-    if ".".join(version.split(".")[:2]) in CHECKED_TORCH:
-        return
-    raise UnsupportedError(
-        f"fsdp_hook uses private parts of FSDP2, which were checked with torch {', '.join(CHECKED_TORCH)}; this is "
-        f"torch {version}. Use a torch that was checked, or do without the hook: geocomm.Options(codec='int8') "
-        "compresses the same all-reduce without error feedback. Whoever checks this torch (tests/multiprocess, -k "
-        "fsdp) adds it to CHECKED_TORCH in geocomm/gradients/fsdp_seams.py"
-    )
+
+def require_known_parts(groups: Iterable[Any], version: str = torch.__version__) -> None:
+    """Raise UnsupportedError where FSDP2 lacks what is used here; warn of a torch that was not checked.
+
+    groups: torch's FSDPParamGroups of the model.
+    """
+    missing = sorted(set(_missing_parts(groups)))
+    checked = f"{CHECKED_TORCH[0]} to {CHECKED_TORCH[-1]}"
+    if missing:
+        raise UnsupportedError(
+            f"fsdp_hook uses private parts of FSDP2, which were checked with torch {checked}; torch {version} has no "
+            f"{', '.join(missing)}. Use a torch that was checked, or do without the hook: "
+            "geocomm.Options(codec='int8') compresses the same all-reduce without error feedback"
+        )
+    if ".".join(version.split(".")[:2]) not in CHECKED_TORCH:
+        warnings.warn(
+            f"fsdp_hook was checked with torch {checked}; torch {version} has the same private parts of FSDP2, which "
+            "may do something else there. geocomm.check_replicas(model) tells whether the replicas stay equal",
+            stacklevel=3,
+        )
+
+
+def _missing_parts(groups: Iterable[Any]) -> Iterator[str]:
+    engine = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+    for owner, name in ((torch._C, "_current_graph_task_id"), (engine, "queue_callback")):
+        if not hasattr(owner, name):
+            yield name
+    for group in groups:
+        yield from (f"FSDPParamGroup.{name}" for name in _PARTS_OF_A_GROUP if not hasattr(group, name))
+        for parameter in getattr(group, "fsdp_params", []):
+            yield from (f"FSDPParam.{name}" for name in _PARTS_OF_A_PARAMETER if not hasattr(parameter, name))
 
 
 class ShardedParameter:
@@ -103,18 +127,21 @@ def _param_groups(state: Any) -> list[Any]:
     return [] if one is None else [one]
 
 
-def reduce_units(model: torch.nn.Module) -> Iterator[ReduceUnit]:
+def reduce_units(model: torch.nn.Module) -> list[ReduceUnit]:
     """All groups of parameters of the model, in the order of its modules; none before `fully_shard`.
 
-    Raises UnsupportedError for a module whose parameters have several meshes.
+    Raises UnsupportedError for a module whose parameters have several meshes, and for a torch with other private parts.
     """
+    found: list[Any] = []
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
         groups = _param_groups(module._get_fsdp_state())  # pyright: ignore[reportPrivateUsage]
         if len(groups) > 1:
             raise UnsupportedError("fsdp_hook takes modules with one mesh for all of their parameters")
-        yield from (ReduceUnit(group) for group in groups if group.fsdp_params)
+        found += groups
+    require_known_parts(found)
+    return [ReduceUnit(group) for group in found if group.fsdp_params]
 
 
 def backward_number() -> int:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from geocomm import _autoload
 
 
-def test_entry_point_of_the_installed_package_is_register() -> None:
-    found = [entry for entry in entry_points(group="torch.backends") if entry.name == "geocomm"]
+@pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
+def test_entry_point_of_the_installed_package_is_register(group: str) -> None:
+    found = [entry for entry in entry_points(group=group) if entry.name == "geocomm"]
     assert found
     assert all(entry.load() is _autoload.register for entry in found)
 

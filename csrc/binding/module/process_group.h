@@ -84,6 +84,10 @@ class ProcessGroupGeocomm : public c10d::Backend {
   WorkPtr allgather_coalesced(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors&, Tensors&, const c10d::AllgatherOptions&) override;
   WorkPtr gather(std::vector<Tensors>&, Tensors&, const c10d::GatherOptions&) override;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  // torch's gather_single comes here.
+  WorkPtr gather_into_tensor(at::Tensor&, at::Tensor&, const c10d::GatherOptions&) override;
+#endif
   WorkPtr scatter(Tensors&, std::vector<Tensors>&, const c10d::ScatterOptions&) override;
   WorkPtr reduce_scatter(Tensors&, std::vector<Tensors>&, const c10d::ReduceScatterOptions&) override;
   WorkPtr _reduce_scatter_base(at::Tensor&, at::Tensor&, const c10d::ReduceScatterOptions&) override;

@@ -266,6 +266,24 @@ WorkPtr ProcessGroupGeocomm::gather(std::vector<Tensors>& outputs, Tensors& inpu
       });
 }
 
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+WorkPtr ProcessGroupGeocomm::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                                const c10d::GatherOptions& options) {
+  std::vector<Tensors> outputs;
+  if (checked_rank(options.rootRank, getSize(), "gather_single") == getRank()) {
+    check_whole(output, input, getSize(), "gather_single");
+    check_written(output, "gather_single");
+    Tensors rows;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      rows.push_back(output.view({-1}).narrow(0, rank * input.numel(), input.numel()).view(input.sizes()));
+    }
+    outputs.push_back(std::move(rows));
+  }
+  Tensors inputs{input};
+  return gather(outputs, inputs, options);
+}
+#endif
+
 WorkPtr ProcessGroupGeocomm::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                      const c10d::ScatterOptions& options) {
   const int root = checked_rank(options.rootRank, getSize(), "scatter");
