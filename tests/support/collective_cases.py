@@ -80,6 +80,21 @@ def gather(group: dist.ProcessGroup, dtype: torch.dtype) -> list[torch.Tensor]:
     return results
 
 
+def gather_to_one_tensor(group: dist.ProcessGroup, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Gloo has no such operation: `gather` says what it is to give."""
+    make = getattr(dist, "gather_single", None) if dist.get_backend(group) == "geocomm" else None
+    results = []
+    for root in _ranks(group):
+        own = data(dtype, 3, SMALL, seed=root)
+        output = torch.zeros(len(_ranks(group)), 3, SMALL, dtype=dtype) if dist.get_rank() == root else None
+        if make is not None:
+            make(own, output, dst=root, group=group)
+        else:  # nor has torch before 2.14
+            dist.gather(own, None if output is None else list(output), dst=root, group=group)
+        results += [] if output is None else [output]
+    return results
+
+
 def scatter(group: dist.ProcessGroup, dtype: torch.dtype) -> list[torch.Tensor]:
     results = []
     for root in _ranks(group):
@@ -208,7 +223,13 @@ TABLE = [
     ],
     *[
         Entry(case.__name__, case, (torch.float32, torch.bfloat16, torch.uint8, torch.int64))
-        for case in (all_gather_into_tensor, all_to_all_lists, send_receive_ring, batch_isend_irecv)
+        for case in (
+            all_gather_into_tensor,
+            gather_to_one_tensor,
+            all_to_all_lists,
+            send_receive_ring,
+            batch_isend_irecv,
+        )
     ],
     Entry("all_reduce SUM", _reduction(dist.ReduceOp.SUM), _ALL, _SUMS),
     Entry("all_reduce PRODUCT", _reduction(dist.ReduceOp.PRODUCT), _ALL, _SUMS),
