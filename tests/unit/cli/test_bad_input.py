@@ -140,6 +140,8 @@ CASES = [
     ("bench wan --out {file}/x.md", 2, "--out {file}/x.md"),
     ("bench link --rounds 0", 2, "--rounds"),
     ("bench link --out {file}/x.md", 2, "--out {file}/x.md"),
+    ("bench gpu --elements 5", 2, "elements"),
+    ("bench gpu --out {file}/x.md", 2, "--out {file}/x.md"),
     ("bench codec --codec nope", 2, "'nope' is not a known codec"),
     ("bench codec --file {away}", 2, "{away}"),
     ("bench codec --file {folder}", 2, "{folder}"),
