@@ -41,7 +41,7 @@ from geocomm.rendezvous.store_session import Refused as ConnectionRefused
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Identity, Keys
-from support.lies import Lie, kinds_of, lies
+from support.lies import Lie, kinds_of, lies, truth
 
 UP, ASK, FETCH = (TypeAdapter[Any](one) for one in (Up, Question, Asked))
 ANSWERS = [TypeAdapter[Any](one) for one in (RangeAnswer, StatesAnswer, AgentStanding, EntriesAnswer, LeaderAnswer)]
@@ -164,6 +164,7 @@ class LyingMember:
                         self.counted += self.site in [one.site for one in down.entry.members]
                 elif isinstance(down, Open):
                     self._opened = down
+                    await self._write(json.dumps(truth(UP, "offer", self._known() | self._now())).encode())
         except (OSError, BadLineError):
             if self._stream is stream:
                 self._lose()
