@@ -23,7 +23,7 @@ class SiteJob:
     def command(self, run_dir: str) -> list[str]:
         """What starts them on this node. run_dir: on the first node; its collector gets the reports of all."""
         if self.nodes == 1:
-            return [sys.executable, "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
+            return [sys.executable, "-u", "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
         meet = ["--hub", str(self.hub), "--telemetry", run_dir]
         nodes = ["--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
         return [sys.executable, "-m", "geocomm", "run", *meet, "--", *nodes, *self.arguments]

@@ -1,5 +1,7 @@
 """torchrun for a site of one node, which tells how it ended in a line: its ranks have told their errors themselves.
 
+They are forked (`rank_forks`), where this torch's torchrun lets one say how they are started.
+
 python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
 """
 
@@ -9,17 +11,36 @@ import sys
 from typing import Any, cast
 
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from geocomm.elastic.rank_forks import RankForks
 
 run = cast(Any, torchrun)  # without types
 
 
+def fork_ranks() -> None:
+    """Have torchrun fork them."""
+    forks = RankForks()
+
+    class Handler(cast(Any, SubprocessHandler)):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            forked = forks.start(args, env, self._stdout, self._stderr)
+            return cast(Any, super())._popen(args, env) if forked is None else forked
+
+    cast(Any, api).get_subprocess_handler = Handler
+
+
 def main(arguments: list[str]) -> int:
     """Run torchrun; its exit status."""
+    # Not by the name of this machine, as by default: nothing may know that name.
+    chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments])
+    lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
+    if lets_one and not chosen.no_python and not chosen.run_path:
+        fork_ranks()
     try:
-        # Not by the name of this machine, as by default: nothing may know that name.
-        run.run(run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments]))
+        run.run(chosen)
     except SignalException:  # the supervisor's
         return 1
     except ChildFailedError as error:
