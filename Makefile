@@ -115,12 +115,14 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 	@$(PY) tests/ecosystem/run_torch_suite.py --again
 	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
 
-# SOAK_SEED=N repeats the faults of another soak.
+# SOAK_SEED=N repeats the faults of another soak. SOAK_FAULT_EVERY=600 of soak-elastic: a failure of each site every 30
+# minutes, as they are in life.
 soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN
 	@$(PY) tests/wan/soak.py --minutes $(or $(SOAK_MINUTES),30) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
-soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites die, leave and return
-	@$(PY) tests/wan/soak_elastic.py --minutes $(or $(SOAK_MINUTES),60) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
+soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites die and return; goodput
+	@$(PY) tests/wan/soak_elastic.py --minutes $(or $(SOAK_MINUTES),60) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) \
+	  $(if $(SOAK_FAULT_EVERY),--fault-every $(SOAK_FAULT_EVERY))
 
 # MUTANT_SEED=N draws others. `tools/mutants.py --wide` adds the tests of several processes, which take long.
 MUTANTS ?= 40

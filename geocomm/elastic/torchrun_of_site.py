@@ -27,7 +27,9 @@ def fork_ranks() -> None:
     class Handler(cast(Any, SubprocessHandler)):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             forked = forks.start(args, env, self._stdout, self._stderr)
-            return cast(Any, super())._popen(args, env) if forked is None else forked
+            if forked is not None:
+                return forked
+            return super()._popen(args, env)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     cast(Any, api).get_subprocess_handler = Handler
 

@@ -15,6 +15,11 @@ FAILURE_EVERY_S = 1800.0
 LEAST_AT_RARE_FAILURES = 0.98
 
 
+def least(every_s: float) -> float:
+    """Wanted, of the time in which the machines are there, with a fault every `every_s`."""
+    return LEAST_AT_RARE_FAILURES if every_s * len(SITES) >= FAILURE_EVERY_S else LEAST_GOODPUT
+
+
 def mean_step_s(runs: Sequence[Run]) -> float:
     """Of runs that nothing disturbed."""
     seconds = sum(run.ended - run.began for run in runs) * len(SITES)
@@ -88,7 +93,8 @@ def told(run: Run, step_s: float, every_s: float) -> list[str]:
         "## Goodput",
         "",
         "Tokens that counted / tokens that were trained on, times steps made / steps that undisturbed sites make in "
-        f"that time ({step_s * 1e3:.0f} ms each).",
+        f"that time ({step_s * 1e3:.0f} ms each). Faults alone keep the machines off or stopped for "
+        f"{100 * found.down / found.possible:.1f} % of the time.",
         "",
         "| | |",
         "|---|---:|",
@@ -96,7 +102,7 @@ def told(run: Run, step_s: float, every_s: float) -> list[str]:
         f"| steps made / without faults | {100 * found.made / found.possible:.1f} % |",
         f"| **goodput**, a fault every {every_s:g} s | {100 * found.of_all:.1f} % |",
         f"| of the time in which the machines were there | {100 * found.of_time_up:.1f} % (wanted: "
-        f"{100 * LEAST_GOODPUT:g} %) |",
+        f"{100 * least(every_s):g} %) |",
         f"| computed, for such a failure of each site every {FAILURE_EVERY_S / 60:g} min | "
         f"{100 * found.at_rare_failures:.1f} % (wanted: {100 * LEAST_AT_RARE_FAILURES:g} %) |",
         "",

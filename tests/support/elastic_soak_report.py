@@ -15,13 +15,12 @@ from geocomm.elastic.snapshots import Snapshots
 from geocomm.journal.entries import Kept, Round, Skip, Snapshot
 from geocomm.journal.run_state import RunState, Standing
 from support import elastic_soak_goodput
-from support.elastic_soak_goodput import Goodput, mean_step_s
+from support.elastic_soak_goodput import Goodput, least, mean_step_s
 from support.elastic_soak_rank import BATCH, CONTEXT
 from support.elastic_soak_run import (
     EVERY,
     FAULT_EVERY_S,
     KINDS,
-    LEAST_GOODPUT,
     LINK,
     PAUSE,
     SITES,
@@ -174,9 +173,7 @@ def longest_gap(run: Run, began: float, ended: float) -> float:
     return max((b - a for a, b in itertools.pairwise(times) if began < b <= ended), default=0.0)
 
 
-def text_of(
-    runs: list[Run], problems: list[str], seconds: float, conditions: Conditions, every_s: float = FAULT_EVERY_S
-) -> str:
+def text_of(runs: list[Run], problems: list[str], seconds: float, conditions: Conditions, every_s: float) -> str:
     """The result, for people."""
     disturbed = runs[-1]
     rounds = sum(isinstance(one.entry, Round) for one in disturbed.journal)
@@ -262,7 +259,7 @@ def text_of(
     return "\n".join(lines) + "\n"
 
 
-def judge(runs: list[Run]) -> list[str]:
+def judge(runs: list[Run], every_s: float) -> list[str]:
     """What is wrong with them."""
     problems = [
         f"{run.name}: {one}" for run in runs for one in (*judge_states(run), *judge_log(run), *judge_snapshots(run))
@@ -277,7 +274,7 @@ def judge(runs: list[Run]) -> list[str]:
     if disturbed.took and max(disturbed.took) > max(max(one.took) for one in calm) + 1.0:
         problems.append(f"a step of a site that no fault hit took {max(disturbed.took):.1f} s")
     goodput = Goodput.of(runs[-1], mean_step_s(runs[:-1])).of_time_up
-    if goodput < LEAST_GOODPUT:
+    if goodput < least(every_s):
         problems.append(f"goodput {100 * goodput:.1f} % of the time in which the machines were there")
     curves = [curve(run) for run in runs]
     tokens = min(points[-1][0] for points in curves)

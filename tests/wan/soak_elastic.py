@@ -210,7 +210,7 @@ def main() -> int:
         for run in runs:
             for log in run.logs.values():
                 log.refresh()
-        problems += judge(runs)
+        problems += judge(runs, options.fault_every)
         text = text_of(runs, problems, time.monotonic() - began, conditions, options.fault_every)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "soak-elastic.md"
