@@ -120,7 +120,7 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN
 	@$(PY) tests/wan/soak.py --minutes $(or $(SOAK_MINUTES),30) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
-soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites die and return; goodput
+soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites die and return; its goodput
 	@$(PY) tests/wan/soak_elastic.py --minutes $(or $(SOAK_MINUTES),60) $(if $(SOAK_SEED),--seed $(SOAK_SEED)) \
 	  $(if $(SOAK_FAULT_EVERY),--fault-every $(SOAK_FAULT_EVERY))
 

@@ -1,8 +1,8 @@
 """What `geocomm run --elastic` is on a node: it starts the site's agent and its torchrun, and starts them again.
 
 The two fail apart. An agent that dies is back within a second, and the ranks train on meanwhile. Ranks that die end
-their torchrun: the site is away at once, and its ranks start again after 1, 2, 4 ... 60 s, from the run folder. After
-SIGTERM the agent says that the site leaves, and then the ranks end.
+their torchrun: the site is away at once. Its ranks start again from the run folder: at once where a frame of theirs has
+counted, else after 1, 2, 4 ... 60 s. After SIGTERM the agent says that the site leaves, and then the ranks end.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from geocomm.security.keys import Keys
 AGENT_AGAIN_S = 1.0
 """From one start of the agent to the next, at least."""
 LONGEST_PAUSE_S = 60.0
+_FIRST_PAUSE_S = 1.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
@@ -162,7 +163,7 @@ class Supervisor:
 
     async def _keep_ranks(self) -> int:
         """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""
-        fruitless, pause_s = 0, 1.0
+        fruitless, pause_s = 0, _FIRST_PAUSE_S
         while True:
             counted = self._counted()
             self._ranks = await self._start(self._job.command(self._agent_config.run_dir))
@@ -170,7 +171,7 @@ class Supervisor:
             if status == 0 or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
             if self._counted() > counted:
-                fruitless, pause_s = 0, 1.0
+                fruitless, pause_s = 0, 0.0
             fruitless += 1
             if fruitless == MOST_FRUITLESS_STARTS:
                 log(
@@ -178,12 +179,13 @@ class Supervisor:
                     f"error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
                 )
                 return _as_exit_status(status)
-            log(f"the ranks of this site have ended ({_told(status)}); they start again in {pause_s:g} s")
+            when = f"in {pause_s:g} s" if pause_s else "at once"
+            log(f"the ranks of this site have ended ({_told(status)}); they start again {when}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()
                     return 0
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
 
     def _counted(self) -> int:
         """Rounds that listed a frame of this site."""

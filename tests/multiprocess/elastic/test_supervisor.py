@@ -51,6 +51,7 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         os.kill(rank, signal.SIGKILL)
         run.until(lambda: standing(a, "b") is Standing.AWAY, "the site whose rank died is away")
         run.until(lambda: standing(a, "b") is Standing.READY, "it is back")
+        assert "they start again at once" in b.text()  # a frame of them has counted
 
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0, b.text()
