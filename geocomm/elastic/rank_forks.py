@@ -57,12 +57,17 @@ class ForkedRank:
         return self.returncode
 
 
+def preload() -> bool:
+    """Import what ranks import. Whether they can be forked then: once a device is in use, forks cannot use it."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    return not sys.modules["torch"].cuda.is_initialized()
+
+
 class RankForks:
     """Made while this process has no threads of its own: it forks the one that ranks are forked from."""
 
     def __init__(self) -> None:
-        for name in _PRELOADED:
-            importlib.import_module(name)
         self._own = dict(os.environ)
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         sys.stdout.flush()

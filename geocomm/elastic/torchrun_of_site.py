@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from geocomm.elastic.rank_forks import RankForks
+from geocomm.elastic.rank_forks import RankForks, preload
 
 run = cast(Any, torchrun)  # without types
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     # Not by the name of this machine, as by default: nothing may know that name.
     chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments])
     lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
-    if lets_one and not chosen.no_python and not chosen.run_path:
+    if lets_one and not chosen.no_python and not chosen.run_path and preload():
         fork_ranks()
     try:
         run.run(chosen)
