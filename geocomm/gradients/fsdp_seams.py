@@ -45,7 +45,8 @@ def require_known_parts(groups: Iterable[Any], version: str = torch.__version__)
 
 def _missing_parts(groups: Iterable[Any]) -> Iterator[str]:
     engine = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
-    for owner, name in ((torch._C, "_current_graph_task_id"), (engine, "queue_callback")):
+    graph = torch._C  # pyright: ignore[reportPrivateUsage]
+    for owner, name in ((graph, "_current_graph_task_id"), (engine, "queue_callback")):
         if not hasattr(owner, name):
             yield name
     for group in groups:
