@@ -26,7 +26,9 @@ async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> Non
 
 def _forget(path: Path, before: int) -> None:
     run_dir = path.parent
-    if any((run_dir / FRAGMENTS).glob("*.state")) and not (run_dir / FOLDER / str(before) / MANIFEST_FILE).exists():
+    own = sorted(int(manifest.parent.name) for manifest in (run_dir / FOLDER).glob(f"*/{MANIFEST_FILE}"))
+    if any((run_dir / FRAGMENTS).glob("*.state")) and before not in own:
         return  # this site's own states may be older: it goes on from them with these entries
+    before = min([before, *own])  # each of its snapshots can be restored, with the entry that it is of
     with contextlib.closing(SqliteJournal(path)) as journal:
         journal.forget(before)

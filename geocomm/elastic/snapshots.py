@@ -215,7 +215,13 @@ class Snapshots:
             with store.arriving(store.state_path(fragment, version)) as part:
                 shutil.copyfile(self._state_path(index, fragment, version), part)
         with contextlib.closing(SqliteJournal(self._store.run_dir / FILE_NAME, read_only=True)) as old:
-            if old.hash_at(index) != manifest.entry:
+            found = old.hash_at(index)
+            if found is None:
+                raise SnapshotError(
+                    f"the journal in {self._store.run_dir} no longer has entry {index}, which the snapshot is of: "
+                    f"restore one of the last {KEPT}"
+                )
+            if found != manifest.entry:
                 raise SnapshotError(f"entry {index} of {self._store.run_dir} is not the one that the snapshot is of")
             term = old.state().term + 1  # above that of every site that knows of later entries
             old.copy_to(into / FILE_NAME, index)

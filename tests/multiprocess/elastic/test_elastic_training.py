@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshot_copies import SnapshotCopies
-from geocomm.elastic.snapshots import Snapshots
+from geocomm.elastic.snapshots import KEPT, Snapshots
 from geocomm.journal.entries import Round, Snapshot
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
@@ -268,9 +268,9 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
             site.start()
         sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds")
         assert sum(sites["a"].state().versions) > rounds
-        assert [entry for entry in sites["b"].entries() if entry.index <= copied] == [
-            entry for entry in sites["a"].entries() if entry.index <= copied
-        ]
+        of_b = sites["b"].entries()  # it may have begun with a state of the run, in place of the first entries
+        assert of_b
+        assert of_b == [entry for entry in sites["a"].entries() if of_b[0].index <= entry.index <= of_b[-1].index]
         end_all(sites, again)
         assert_equal_bits(sites)
 
@@ -291,7 +291,7 @@ def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, f
     assert "cannot keep snapshot" not in "".join(site.text() for site in sites.values())
     snapshots = Snapshots(FragmentStore(sites["a"].folder))
     here = [one.index for one in snapshots.manifests() if one.index in state.kept]
-    assert len(here) >= 2
+    assert len(here) >= KEPT
     for index in here:
         into = tmp_path / f"restored-{index}"
         snapshots.restore(index, into, "a", "127.0.0.1:1")
