@@ -307,8 +307,9 @@ def test_a_machine_that_stood_by_before_the_first_site_came_is_no_member_and_lea
         b.start()
         sites.until(lambda: a.listed("b") >= 2, "b counts")
         assert set(a.state().sites) == {"a", "b"}
-        for site in (b, a):
-            site.leave()
+        b.leave()
+        sites.until(lambda: a.state().sites["b"].standing is Standing.LEFT, "b has left")
+        a.leave()
         assert machine.agent is not None
         agent = machine.agent
         sites.until(lambda: agent.poll() is not None, "the machine ends with the run")
