@@ -129,6 +129,7 @@ def kernel_row(codec: str, elements: int, rounds: int) -> KernelRow:
     pack_call, unpack_call = _call_seconds(pack, rounds), _call_seconds(unpack, rounds)
     copy = _kernels(lambda: copied.copy_(values), rounds)
     packed, unpacked = _kernels(pack, rounds), _kernels(unpack, rounds)
+    both = {name: packed.get(name, 0.0) + unpacked.get(name, 0.0) for name in packed | unpacked}
     return KernelRow(
         codec=codec,
         raw_bytes=values.nbytes,
@@ -138,7 +139,7 @@ def kernel_row(codec: str, elements: int, rounds: int) -> KernelRow:
         unpack_s=sum(unpacked.values()),
         unpack_call_s=unpack_call,
         copy_s=sum(copy.values()),
-        kernels=dict(sorted([*packed.items(), *unpacked.items()], key=lambda item: -item[1])),
+        kernels=dict(sorted(both.items(), key=lambda item: -item[1])),
     )
 
 
