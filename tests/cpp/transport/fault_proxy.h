@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -101,16 +102,25 @@ class FaultProxy {
     while (orders_done_ <= before) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   void open_listener(std::uint16_t port) {
-    // The port was closed for a moment: a connection of another test may have it as its own end until it is
-    // over.
     auto listener = listen_on(*SocketAddress::parse(host_, port));
-    for (int attempt = 0; attempt < 100 && !listener.is_ok() && port != 0; ++attempt) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      listener = listen_on(*SocketAddress::parse(host_, port));
-    }
     ASSERT_TRUE(listener.is_ok()) << listener.status().to_string();
     listener_ = std::move(listener).value();
     port_ = SocketAddress::local_of(listener_.get()).port();
+  }
+  // The port stays taken, so that no connection of another test gets it as its own end meanwhile; who dials it
+  // is refused.
+  void close_listener() {
+    listener_.reset();
+    reserved_ = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1;
+    (void)::setsockopt(reserved_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const auto address = *SocketAddress::parse(host_, port_);
+    ASSERT_EQ(::bind(reserved_.get(), address.get(), address.size()), 0) << std::strerror(errno);
+  }
+  void listen_again() {
+    if (!reserved_.valid()) return;
+    ASSERT_EQ(::listen(reserved_.get(), SOMAXCONN), 0) << std::strerror(errno);
+    listener_ = std::move(reserved_);
   }
   // With RST, as a firewall or a lost network address would.
   static void reset(Link& link) {
@@ -180,7 +190,7 @@ class FaultProxy {
       } else if (order.kind == Order::SwallowOne && order.value < links_.size()) {
         links_[order.value]->swallow = {true, true};
       } else if (order.kind == Order::Listen) {
-        order.value != 0 ? open_listener(port_) : listener_.reset();
+        order.value != 0 ? listen_again() : close_listener();
       }
       open_ = links_.size();
       ++orders_done_;
@@ -271,6 +281,7 @@ class FaultProxy {
   // The thread's.
   std::mt19937_64 random_;
   Fd listener_;
+  Fd reserved_;  // has the port while nobody listens
   std::vector<std::unique_ptr<Link>> links_;
   std::thread thread_;
 };
