@@ -107,8 +107,8 @@ class FaultProxy {
     listener_ = std::move(listener).value();
     port_ = SocketAddress::local_of(listener_.get()).port();
   }
-  // The port stays taken, so that no connection of another test gets it as its own end meanwhile; who dials it
-  // is refused.
+  // The port stays taken, so that no connection of another test gets it as its own end meanwhile; who dials
+  // it is refused.
   void close_listener() {
     listener_.reset();
     reserved_ = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
