@@ -112,7 +112,7 @@ class Agent:
         self._following = Following(
             view, keys, own_at, self._append_now, life, run_dir=store.run_dir, passes_on=passes_on
         )
-        self._ahead = LoadingAhead(view, store, states, others, fetcher, life)
+        self._ahead = LoadingAhead(view, states, others, fetcher, life)
         self._ranks = SiteRanks(view, states, others, self._ahead, life)
         self._frames = FrameFetches(view, self._ranks, others, fetcher, states, life)
         self._files = FileServer(

@@ -11,7 +11,7 @@ import contextlib
 import enum
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -259,7 +259,7 @@ class Fetcher:
             except BaseException:
                 stream.close()
                 raise
-        self._idle.setdefault(source, []).append((stream, time.monotonic()))
+        self._keep(source, stream)
         return answer.states
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
@@ -371,12 +371,14 @@ class Fetcher:
         """Ranges over one connection, until none is left."""
         stream = None
         try:
-            stream = await self._connection(source)  # before it takes a range, which another may give meanwhile
-            while True:
-                if (offset := await transfer.take()) is None:
-                    self._idle.setdefault(source, []).append((stream, time.monotonic()))
+            while not transfer.complete:
+                # A connection before a range, which another may give meanwhile.
+                stream = stream or await self._connection(source)
+                if (offset := transfer.take()) is None:
+                    self._keep(source, stream)  # other files may want it meanwhile
                     stream = None
-                    return Outcome.HERE
+                    await transfer.wait_for_range()
+                    continue
                 try:
                     await stream.write(_line(ask(offset)))
                     async with asyncio.timeout(silence_s):
@@ -386,6 +388,10 @@ class Fetcher:
                     await self._take_range(transfer, stream, offset)
                 finally:
                     transfer.release(offset)
+            if stream is not None:
+                self._keep(source, stream)
+                stream = None
+            return Outcome.HERE
         except (OSError, KeysError) as error:
             if transfer.disk_failed:
                 raise
@@ -394,6 +400,10 @@ class Fetcher:
         finally:
             if stream is not None:
                 stream.close()
+
+    def _keep(self, source: str, stream: TlsStream) -> None:
+        """Leave a connection on which nothing is under way to a later transfer."""
+        self._idle.setdefault(source, []).append((stream, time.monotonic()))
 
     async def _connection(self, source: str) -> TlsStream:
         """One that an earlier transfer has left, else a new one: across the world that takes a second."""
@@ -453,23 +463,27 @@ class _Transfer:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    async def take(self) -> int | None:
-        """The offset of a range that nobody is at, or that came no further; None: all are here. Waits while others are
-        at what is left.
-        """
-        while not self.complete:
-            now = time.monotonic()
-            stalled = (offset for offset, moved in self._moved.items() if now - moved >= _STALLED_S)
-            offset = self._free.pop() if self._free else next(stalled, None)
-            if offset is not None and offset not in self.done:
-                self._moved[offset] = now
+    def take(self) -> int | None:
+        """The offset of a range that nobody is at, or that came no further; None: others are at what is left."""
+        while self._free:
+            if (offset := self._free.pop()) not in self.done:
+                self._moved[offset] = time.monotonic()
                 return offset
-            if not self._free:
-                self._news.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_STALLED_S / 2):
-                        await self._news.wait()
-        return None
+        if (offset := next(self._stalled(), None)) is not None:
+            self._moved[offset] = time.monotonic()
+        return offset
+
+    async def wait_for_range(self) -> None:
+        """Returns once there is one to take, or all are here."""
+        while not self.complete and not self._free and next(self._stalled(), None) is None:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STALLED_S / 2):
+                    await self._news.wait()
+
+    def _stalled(self) -> Iterator[int]:
+        now = time.monotonic()
+        return (offset for offset, at in self._moved.items() if now - at >= _STALLED_S and offset not in self.done)
 
     def release(self, offset: int) -> None:
         """Leave a range: to others, unless it is done."""

@@ -61,9 +61,9 @@ class StatesOfOthers:
         """The version to replay from, and whether the rank loads its state from the run folder. The rank itself is at
         `version`, with this digest.
 
-        Where it is FEW_ROUNDS or more behind, and frames since then are not on this disk, the newest state of others is
-        fetched: replay from there takes fewer. joining: others have been told, and write theirs. Waits while neither
-        the rank nor anybody else has a state of this run.
+        Where it is FEW_ROUNDS or more behind, and the frames since then that are not on this disk are more bytes than a
+        state, the newest state of others is fetched: replay from there takes fewer. joining: others have been told, and
+        write theirs. Waits while neither the rank nor anybody else has a state of this run.
         """
         waiting, end = Waiting(self._log), time.monotonic() + STATE_LIMIT_S
         while True:
@@ -76,7 +76,7 @@ class StatesOfOthers:
             else:
                 base, loaded = own, False
             few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
-            if base is not None and (few or not any(self.lacking(state, self.rounds(fragment, base)))):
+            if base is not None and (few or not self.outweighs(state, fragment, base)):
                 return base, loaded
             above = -1 if base is None else base
             fetched = await self._fetch_newest(state, fragment, above, await sources())
@@ -113,6 +113,20 @@ class StatesOfOthers:
                     if not self._store.has_frame(entry.fragment, entry.version, listed.site, listed.frame):
                         size = listed.coded_bytes + listed.exact_bytes
                         yield Wanted(entry.fragment, entry.version, listed.site, listed.frame, size)
+
+    def outweighs(self, state: RunState, fragment: int, base: int) -> bool:
+        """Whether the frames since a state that are not here are more bytes than that state, if it is on this disk; any
+        are, where it is not."""
+        room = self.state_bytes(fragment, base)
+        sizes = itertools.accumulate(wanted.bytes for wanted in self.lacking(state, self.rounds(fragment, base)))
+        return any(size > room for size in sizes)
+
+    def state_bytes(self, fragment: int, version: int) -> int:
+        """Of the file of a state; 0: it is not on this disk."""
+        try:
+            return self._store.state_path(fragment, version).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     async def _fetch_newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
         above = max(above, self.replayed_from(state, fragment) - 1)

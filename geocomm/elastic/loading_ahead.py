@@ -7,12 +7,10 @@ It brings no more frames of a fragment than its state has bytes: after that a ne
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.fetch import Fetcher, Outcome, Wanted
-from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.run_view import RunView
@@ -26,13 +24,12 @@ class LoadingAhead:
     def __init__(
         self,
         view: RunView,
-        store: FragmentStore,
         states: StatesOfOthers,
         others: OtherAgents,
         fetcher: Fetcher,
         life: AgentLife,
     ) -> None:
-        self._view, self._store, self._states = view, store, states
+        self._view, self._states = view, states
         self._others, self._fetcher, self._life = others, fetcher, life
         self._loading: asyncio.Task[None] | None = None
         self._ending = False
@@ -51,7 +48,7 @@ class LoadingAhead:
         self._news.set()
 
     async def end(self) -> None:
-        """The ranks are there. Returns once what is under way is here."""
+        """The ranks are there. Returns once states that are under way are here; frames may still come."""
         self._ending = True
         self._news.set()
         if self._loading is not None:
@@ -78,22 +75,30 @@ class LoadingAhead:
             base = await self._state_of_others(fragment, least if base is None else base + 1) or base
         if base is None:
             return
-        left = self._state_bytes(fragment, base)
-        while not self._ending and not self._outweighs(fragment, base):
-            self._news.clear()
+        left = self._states.state_bytes(fragment, base)
+        asked, lost = set[Wanted](), list[Wanted]()
+        while not self._ending and not lost and not self._outweighs(fragment, base):
             came = self._rounds_came
-            lacking = list(self._lacking(fragment, base))
-            left -= sum(wanted.bytes for wanted in lacking)
+            new = [wanted for wanted in self._lacking(fragment, base) if wanted not in asked]
+            left -= sum(wanted.bytes for wanted in new)
             if left < 0:
                 return
-            sources = self._others.known()
-            got = await asyncio.gather(
-                *(self._fetcher.frame(wanted, sources, self._others.proxy) for wanted in lacking)
-            )
-            if any(outcome is not Outcome.HERE for outcome in got):
-                return  # the ranks ask for it, for as long as it takes
-            if not self._ending and came == self._rounds_came:
+            asked.update(new)
+            for wanted in new:
+                self._life.start(self._get(wanted, lost))
+            if came == self._rounds_came and not self._ending:
+                self._news.clear()
                 await self._news.wait()
+
+    async def _get(self, wanted: Wanted, lost: list[Wanted]) -> None:
+        """A frame; one that does not come is lost: the ranks ask for it, for as long as it takes."""
+        try:
+            outcome = await self._fetcher.frame(wanted, self._others.known(), self._others.proxy)
+        except OSError as error:
+            log(f"a frame was not loaded ahead of the ranks: {error}")
+            outcome = Outcome.FAILED
+        if outcome is not Outcome.HERE:
+            lost.append(wanted)
 
     async def _state_of_others(self, fragment: int, least: int) -> int | None:
         while not self._ending:
@@ -108,9 +113,4 @@ class LoadingAhead:
         return self._states.lacking(self._view.state, self._states.rounds(fragment, base))
 
     def _outweighs(self, fragment: int, base: int) -> bool:
-        """Whether the frames since a state that are not here are more bytes than the state."""
-        sizes = itertools.accumulate(wanted.bytes for wanted in self._lacking(fragment, base))
-        return any(size > self._state_bytes(fragment, base) for size in sizes)
-
-    def _state_bytes(self, fragment: int, version: int) -> int:
-        return self._store.state_path(fragment, version).stat().st_size
+        return self._states.outweighs(self._view.state, fragment, base)

@@ -12,7 +12,7 @@ from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.journal.entries import BadLineError, Round, Skip
-from geocomm.journal.messages import Applied, Down, EntrySaid, RanksUp, RankWelcome, ReadySaid, Stop
+from geocomm.journal.messages import Applied, Down, EntrySaid, Peers, RanksUp, RankWelcome, ReadySaid, Stop
 from geocomm.journal.run_state import Standing
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.waiting import Waiting
@@ -110,6 +110,8 @@ class SiteRanks:
                 before.connection.say(Stop(why="another process has taken the place of this rank"))
             before.connection.close()
         self._ranks[hello.place] = _Rank(connection, dict(hello.versions))
+        if self._view.peers is not None:
+            connection.say(self._view.peers)
         self.changed()
 
     def applied(self, connection: RankConnection, up: Applied) -> None:
@@ -137,9 +139,9 @@ class SiteRanks:
             self._ahead.begin()
 
     def tell(self, down: Down) -> None:
-        """Tell all that are welcomed; to end, all."""
+        """Tell all that are welcomed; to end, or whom to connect to, all."""
         for rank in self._ranks.values():
-            if rank.welcomed or isinstance(down, Stop):
+            if rank.welcomed or isinstance(down, Stop | Peers):
                 rank.connection.say(down)
 
     def tell_owner(self, fragment: int, down: Down) -> None:
@@ -273,7 +275,5 @@ class SiteRanks:
                     base = rank.versions.get(entry.fragment)
                     if base is not None and entry.version >= base:
                         rank.connection.say(EntrySaid(entry=entry))
-        if self._view.peers is not None:
-            rank.connection.say(self._view.peers)
         for opened in self._view.opens.values():
             rank.connection.say(opened)

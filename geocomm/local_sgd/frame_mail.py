@@ -69,7 +69,9 @@ class FrameMail:
                 self._mail.send(owner, number, offer.attempt, content)
 
     def expect(self, opened: Open) -> None:
-        """Receive the frames of the other members of a round."""
+        """Receive the frames of the other members of a round: they send to its members alone."""
+        if all(peer.site != self._site for peer in opened.peers):
+            return
         for peer in opened.peers:
             expected = Expected(opened.fragment, opened.version, opened.attempt, peer.site)
             if peer.site == self._site or not peer.owners or expected in self._expected:

@@ -123,6 +123,7 @@ class MemberRounds:
         self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
         # The thread's own.
         self._member: Member | None = None
+        self._early: list[Down] | None = []  # what was heard before `go`
         self._opens: dict[int, Open] = {}
         self._state_numels: dict[int, int] = {}
         self._frame_mail = FrameMail(mail, site, model.fragments, self._mail_came)
@@ -138,6 +139,7 @@ class MemberRounds:
         Raises InvalidArgumentError where the run refuses this site; a wait is logged.
         """
         self._digests = dict(digests)
+        self._thread.start()
         return self._agent.begin()
 
     def go(self, held: Mapping[int, AnchoredFragment]) -> None:
@@ -148,8 +150,7 @@ class MemberRounds:
             self._digests |= {index: one.digest() for index, one in held.items()}
         self._records.begin({index: one.version for index, one in held.items()})
         self._member = Member(self.site, {index: self._versions[index] for index in self._fragments})
-        self._thread.post_later(0.0, self._say_beat)
-        self._thread.start()
+        self._post(self._take_early)
 
     @property
     def every(self) -> int:
@@ -274,7 +275,18 @@ class MemberRounds:
         if self._place == 0:
             self._agent.say(beat.model_copy(update={"free_bytes": self._store.free_bytes}))
 
+    def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for message in early:
+            self._on_down(message)
+        self._say_beat()
+
     def _on_down(self, message: Down) -> None:
+        if self._early is not None:
+            self._early.append(message)
+            if isinstance(message, Peers):  # to connect takes seconds, in which the frames of the past are fetched
+                self._frame_mail.meet(message.peers, self._fragments)
+            return
         match message:
             case Refused() | Stop():
                 if self._trains:

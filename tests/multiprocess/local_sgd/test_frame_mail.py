@@ -59,10 +59,24 @@ def test_rank_that_no_mail_can_reach_is_passed_over(lie: str) -> None:
         "the id of another site's rank": Owner(id=HONEST.id, host="127.0.0.2", port=9),
         "no host": Owner(id="0" * 31 + "2", host="..", port=9),
     }[lie]
+    own = Peer(site="a", owners=(), fetch="")
     honest, liar = Peer(site="b", owners=(HONEST,), fetch=""), Peer(site="c", owners=(owner,), fetch="")
-    frames.expect(Open(fragment=0, version=0, attempt=0, peers=(honest, liar)))
+    frames.expect(Open(fragment=0, version=0, attempt=0, peers=(own, honest, liar)))
     frames.send(OFFER, [honest, liar], torch.zeros(4, dtype=torch.uint8))
     assert frames.expects(0, 0, "b")
     assert frames.expects(0, 0, "c") == (lie == "no host")  # a name that is not found yet may be found later
     assert not arrived
+    mail.close(0.0)
+
+
+def test_no_mail_is_expected_of_a_round_that_the_site_is_not_in() -> None:
+    endpoint = native().Endpoint(bind_address="127.0.0.1", insecure=True)
+    mail = native().Mail(endpoint=endpoint, token=bytes(16), max_bytes=100)
+    arrived: list[Expected] = []
+    frames = FrameMail(mail, "a", 1, lambda expected, content, why: arrived.append(expected))
+    own, other = Peer(site="a", owners=(), fetch=""), Peer(site="b", owners=(HONEST,), fetch="")
+    frames.expect(Open(fragment=0, version=0, attempt=0, peers=(other,)))
+    assert not frames.expects(0, 0, "b")  # it came after the others sent their frames to each other
+    frames.expect(Open(fragment=0, version=0, attempt=0, peers=(own, other)))
+    assert frames.expects(0, 0, "b")
     mail.close(0.0)
