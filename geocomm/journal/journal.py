@@ -212,10 +212,7 @@ class SqliteJournal:
 
     def state(self) -> RunState:
         """What the journal says now. Raises BadLineError where that cannot be known."""
-        state = self._newest_state(None)
-        for entry in self.read(state.head.index + 1):
-            state.apply(entry)
-        return state
+        return self._state_after(None)
 
     def keep(self, state: RunState, *, always: bool = False) -> None:
         """Write what the entries up to some index say, STATE_EVERY entries after the last time; or now. These entries
@@ -232,14 +229,15 @@ class SqliteJournal:
         """What a site is sent that lacks the entries from `first` on, before those since then; None: all of them.
 
         One that has a journal gets as many as there are: it may go on from states of its own disk by them."""
-        if first > self.base.index and (first > 0 or self._head.index < MOST_SENT):
-            return None
         state: RunState | None = None
-        for index, _ in reversed(self._states()):
-            if state is not None and self._head.index - index > MOST_SENT:
-                break
-            with contextlib.suppress(BadLineError):
-                state = self._newest_state(index)
+        with self._one_view():
+            if first > self.base.index and (first > 0 or self._head.index < MOST_SENT):
+                return None
+            for index, _ in reversed(self._states()):
+                if state is not None and self._head.index - index > MOST_SENT:
+                    break
+                with contextlib.suppress(BadLineError):
+                    state = self._newest_state(index)
         return state if state is not None and state.head.index >= first else None
 
     def begin_at(self, state: RunState) -> None:
@@ -256,12 +254,11 @@ class SqliteJournal:
         if last <= self.base.index:
             return
         if last not in [index for index, _ in self._states()]:
-            state = self._newest_state(last)
-            for entry in self.read(state.head.index + 1):
-                if entry.index > last:
-                    break
-                state.apply(entry)
-            self._put_state(state)
+            state = self._state_after(last)
+            with self._transaction():
+                if last <= self.base.index or self.hash_at(last) != state.head.hash:
+                    return  # another state has taken the place of all entries meanwhile
+                self._put_state(state)
         self._db.execute("PRAGMA synchronous=NORMAL")  # what is not deleted yet after a crash is the next time
         self._db.execute("DELETE FROM states WHERE idx < ?", (last,))
         while self._db.execute(
@@ -274,18 +271,19 @@ class SqliteJournal:
     def verify(self) -> tuple[RunState, bool]:
         """Read all of it: every line, every hash, every entry in its place. Raises BadLineError; returns the state, and
         whether the chain itself confirms all of it: from the first entry on, or by a snapshot."""
-        base, states = self.base, dict(self._states())
-        state = RunState() if base == EMPTY else self._state_at_index(base.index)
-        confirmed = base == EMPTY
-        for index, said, line in self._rows(0):
-            entry = _entry_at(index, line)
-            state.apply(entry)
-            confirmed = confirmed or entry.kind == "snapshot"  # which says the state before it
-            if state.head != Head(index, said):
-                raise BadLineError(f"{self.path}: entry {index} has another hash than the file says")
-            if index in states and self._state_at_index(index).text != state.text:
-                raise BadLineError(f"{self.path}: the state after entry {index} is another one than its entries give")
-        return state, confirmed
+        with self._one_view():
+            base, states = self.base, dict(self._states())
+            state = RunState() if base == EMPTY else self._state_at_index(base.index)
+            confirmed = base == EMPTY
+            for index, said, line in self._rows(0):
+                entry = _entry_at(index, line)
+                state.apply(entry)
+                confirmed = confirmed or entry.kind == "snapshot"  # which says the state before it
+                if state.head != Head(index, said):
+                    raise BadLineError(f"{self.path}: entry {index} has another hash than the file says")
+                if index in states and self._state_at_index(index).text != state.text:
+                    raise BadLineError(f"{self.path}: the state after entry {index} is not what its entries give")
+            return state, confirmed
 
     def copy_to(self, path: Path, last: int) -> None:
         """Make a journal in another file of the entries up to index `last`."""
@@ -333,6 +331,18 @@ class SqliteJournal:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
+    @contextlib.contextmanager
+    def _one_view(self) -> Generator[None]:
+        """What is read within is the file as it was at one time: another process may cut it."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
     def _pragma(self, name: str) -> str:
         return str(self._db.execute(f"PRAGMA {name}").fetchone()[0])
 
@@ -368,8 +378,18 @@ class SqliteJournal:
             raise BadLineError(f"{self.path}: the state after entry {index} is damaged")
         return state
 
+    def _state_after(self, last: int | None) -> RunState:
+        """What the entries up to index `last`, or all of them, say."""
+        with self._one_view():
+            state = self._newest_state(last)
+            for entry in self.read(state.head.index + 1):
+                if last is not None and entry.index > last:
+                    break
+                state.apply(entry)
+            return state
+
     def _newest_state(self, last: int | None) -> RunState:
-        """The newest undamaged one, which is not after entry `last`."""
+        """The newest undamaged one, which is not after entry `last`. Within `_one_view`."""
         base = self.base
         for index, _ in reversed(self._states()):
             if last is None or index <= last:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,3 +242,36 @@ def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
             SqliteJournal(tmp_path / name)
     with pytest.raises(NoJournalError):
         SqliteJournal(tmp_path / "away", read_only=True)
+
+
+@pytest.mark.parametrize("read", ["state", "forget"])
+def test_states_go_while_another_process_reads_them(tmp_path: Path, entries: tuple[Entry, ...], read: str) -> None:
+    """As `geocomm members ls` does, and what lets go of entries, beside the agent that writes."""
+    writer, state, half = SqliteJournal(tmp_path / "j"), RunState(), len(entries) // 2
+
+    def write(some: Sequence[Entry]) -> None:
+        for entry in some:
+            writer.append(entry, writer.head)
+            state.apply(entry)
+            if entry.index % 3 == 0:
+                writer.keep(state, always=True)
+
+    write(entries[:half])
+    reader, rest = SqliteJournal(tmp_path / "j"), list(entries[half:])
+
+    def meanwhile(statement: str) -> None:
+        if statement.startswith("SELECT hash, digest, state FROM states"):
+            write(rest)
+            rest.clear()
+
+    reader._db.set_trace_callback(meanwhile)  # pyright: ignore[reportPrivateUsage]
+    if read == "state":
+        assert reader.state().head.index == half - 1
+    else:
+        kept = {index for index, _ in reader._states()}  # pyright: ignore[reportPrivateUsage]
+        last = max(kept) - 1
+        reader.forget(last + 1)
+        assert reader.base.index == last
+    assert not rest
+    assert reader.state().head == writer.head
+    assert writer.verify()[0].head == writer.head
