@@ -30,10 +30,10 @@ import torch
 from bench_local_report import TEXTS, write_report
 
 from geocomm.bench.bench_report import Conditions, git_commit
-from geocomm.data.data_settings import DataConfig
-from geocomm.data.packing import PackedSequences
-from geocomm.data.text_tokenizer import load_tokenizer
-from geocomm.data.token_store import load_tokens
+from geocomm.corpus.data_settings import DataConfig
+from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.corpus.token_store import load_tokens
 from geocomm.local_sgd.averaging import Averaging
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps

@@ -18,10 +18,10 @@ import xxhash
 
 from geocomm.core.site import site_name
 from geocomm.core.typed_torch import from_numpy
-from geocomm.data.data_settings import DataConfig
-from geocomm.data.packing import PackedSequences
-from geocomm.data.text_tokenizer import load_tokenizer
-from geocomm.data.token_store import load_tokens
+from geocomm.corpus.data_settings import DataConfig
+from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.corpus.token_store import load_tokens
 from geocomm.local_sgd.anchor import digest
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps

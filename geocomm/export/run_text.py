@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.model_errors import first_problem, problem_text
-from geocomm.data.data_settings import DataConfig
-from geocomm.data.packing import PackedSequences
-from geocomm.data.text_tokenizer import load_tokenizer
-from geocomm.data.token_store import load_tokens
+from geocomm.corpus.data_settings import DataConfig
+from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.corpus.token_store import load_tokens
 from geocomm.export.export_record import HeldOut
 from geocomm.runs.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from geocomm.data.packing import PackedSequences
+from geocomm.corpus.packing import PackedSequences
 
 
 def held_out_sums(

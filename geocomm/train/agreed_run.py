@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geocomm.core.place import Place
-from geocomm.data.packing import PackedSequences
+from geocomm.corpus.packing import PackedSequences
 from geocomm.train.train_config import RunConfig
 
 

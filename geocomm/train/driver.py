@@ -18,9 +18,9 @@ from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
 from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
-from geocomm.data.packing import PackedSequences
-from geocomm.data.text_tokenizer import load_tokenizer
-from geocomm.data.token_store import load_tokens
+from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.corpus.token_store import load_tokens
 from geocomm.export.export_record import RECORD
 from geocomm.integrations.deepspeed_version import deepspeed_problem
 from geocomm.membership.job_store import Rendezvous

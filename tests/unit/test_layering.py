@@ -71,7 +71,7 @@ FLOORS = (
     ("codecs", "security"),
     ("metrics",),
     ("planning", "membership", "runs", "journal"),
-    ("data",),
+    ("corpus",),
     ("models", "rendezvous", "emulator", "checkpoint"),
     ("backend",),
     ("integrations", "elastic"),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.token_store import TokenArray
+from geocomm.corpus.token_store import TokenArray
 
 
 class PackedSequences:
