@@ -11,7 +11,7 @@ _READ = {"group_size", "group_rank", "global_ranks_in_group", "backend", "store"
 
 def register() -> None:
     """Register the backend name "geocomm" for CPU and CUDA tensors, and the init_method geocomm://host:port; look at
-    groups of other backends (geocomm/backend/other_backends.py).
+    groups of other backends (geocomm/backend/other_backends.py); keep the error of a rank of `geocomm run`.
 
     Idempotent; never raises.
     """
@@ -39,6 +39,7 @@ def register() -> None:
         # torch leaves both functions partly without types.
         cast(Any, dist.Backend).register_backend("geocomm", create, extended_api=True, devices=["cpu", "cuda"])
         importlib.import_module("torch.distributed.rendezvous").register_rendezvous_handler("geocomm", meet)
+        importlib.import_module("geocomm.core.rank_error").watch()
 
         c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
         make = c10d._new_process_group_helper

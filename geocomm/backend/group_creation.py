@@ -16,7 +16,7 @@ from geocomm.backend import admission, other_backends
 from geocomm.backend.inner_groups import inner_backends
 from geocomm.backend.policy import first_policy, links_of_group
 from geocomm.backend.policy_epochs import note
-from geocomm.backend.ready_line import ready_line
+from geocomm.backend.ready_line import is_first_of_site, ready_line
 from geocomm.backend.runtime import Group, runtime
 from geocomm.codecs.collective_codec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
@@ -25,6 +25,7 @@ from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads
 from geocomm.core.place import local_rank
+from geocomm.core.site import site_name
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.membership.group_agreement import check, exchange, publish
 from geocomm.membership.one_site import Scope, own_presence
@@ -81,7 +82,7 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
     if is_world:
         runtime.world = made
         other_backends.remember(made.infos)
-        if made.policy and backend_options.group_rank == 0:
+        if made.policy and is_first_of_site(made.infos, backend_options.group_rank):
             announce(ready_line(made.infos, made.options))
     return made.backend
 
@@ -117,9 +118,8 @@ def _make_group(
                 own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
             except Exception as error:
                 # The others would wait for this rank: tell them, then raise here what it was.
-                publish(
-                    store, RankInfo(rank=rank, global_rank=global_ranks[rank], error=f"{type(error).__name__}: {error}")
-                )
+                told = f"{type(error).__name__}: {error}"
+                publish(store, RankInfo(rank=rank, global_rank=global_ranks[rank], site=site_name(), error=told))
                 raise
             infos = exchange(store, global_ranks, own, timeout)
             check(infos)
@@ -216,6 +216,7 @@ def _introduce(
         versions=own_versions(),
         codecs=core.codec_names(),
         agreed=options.agreed() | {"codec": form, "links": links.digest() if links else "not given"},
+        written={"codec": options.codec},
         codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
         presence=asdict(own_presence(global_rank, options, hosts[0])),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 from geocomm.core.options import Options, transport_keys
 from geocomm.core.transport_choice import TransportChoice
+from geocomm.core.units import count_text
 from geocomm.membership.rank_record import RankInfo
+
+
+def is_first_of_site(infos: Sequence[RankInfo], rank: int) -> bool:
+    """Whether no other rank of the group would say the line at the site of `rank`."""
+    return all(info.site != infos[rank].site for info in infos[:rank])
 
 
 def ready_line(infos: Sequence[RankInfo], options: Options) -> str:
     """Such as "group ready: 2 sites (frankfurt 2 ranks, virginia 1 rank), TLS 1.3, codec none, 8 streams a peer"."""
     ranks = Counter(info.site for info in infos)
-    sites = ", ".join(f"{site} {count} rank{'s' * (count > 1)}" for site, count in ranks.items())
+    sites = ", ".join(f"{site} {count_text(count, 'rank')}" for site, count in ranks.items())
     parts = [
         f"{len(ranks)} sites ({sites})",
         "TLS 1.3" if transport_keys(options) else "plaintext",

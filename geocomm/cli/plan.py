@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
-from geocomm.core.units import duration_text
+from geocomm.core.units import count_text, duration_text
 
 if TYPE_CHECKING:
     from geocomm.planning.link_table import Links
@@ -113,7 +113,8 @@ def plan(
         return
     console = Console(markup=False)
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
-    console.print(f"{len(table.sites)} sites of {ranks} ranks, {size}, {step_time} a step", highlight=False)
+    who = f"{len(table.sites)} sites of {count_text(ranks, 'rank')}"
+    console.print(f"{who}, {size}, {step_time} a step", highlight=False)
     title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"
     console.print(f"{title}; tensors get {share:.0%} of those rates", highlight=False)
     if links is None and access is None and len(table.sites) > 2:

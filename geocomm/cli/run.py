@@ -143,11 +143,17 @@ def run(
 ) -> None:
     """Start this site's ranks, and the hub at one site."""
     from geocomm.core.addresses import HubAddress, HubAddressError
+    from geocomm.core.bad_input import BadInput
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
     from geocomm.elastic.site_job import ElasticRun, SiteJob
+    from geocomm.rendezvous.launch_checks import check_variables
     from geocomm.security.keys import Keys, KeysError
 
+    try:
+        check_variables()
+    except (BadInput, ValueError) as error:  # an InvalidArgumentError is a ValueError
+        fail("run", str(error))
     if (hub is None) == (not journal):
         fail("run", "--hub HOST:PORT says where the nodes meet; of an elastic run, --journal may instead")
     if not elastic and journal:
@@ -198,7 +204,9 @@ def run(
     except (KeysError, HubAddressError) as error:
         fail("run", str(error))
     except OSError as error:
-        fail("run", f"{hub or journal}: {error.strerror or error}")
+        low_port = isinstance(error, PermissionError) and not error.filename
+        advice = ": a port below 1024 is for root alone; take another one at all sites" if low_port else ""
+        fail("run", f"{listen or hub or journal}: {error.strerror or error}{advice}")
     raise typer.Exit(status)
 
 

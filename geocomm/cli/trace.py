@@ -11,6 +11,7 @@ from rich.console import Console
 
 from geocomm.cli.command_end import fail, require_writable
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.trace_export import Trace
@@ -63,4 +64,4 @@ def _told(made: Trace) -> str:
         if made.clocks_measured
         else f"clocks may be {most} apart: some are by the machines' times of day, since no link has measured them"
     )
-    return f"{len(made.ranks)} ranks, {seconds:.3g} s, {operations} operations; {clocks}."
+    return f"{count_text(len(made.ranks), 'rank')}, {seconds:.3g} s, {count_text(operations, 'operation')}; {clocks}."

@@ -24,6 +24,20 @@ def collective_codec(codec: str) -> CodecSpec:
     rounded to nearest would lose small values in every step: `int4` therefore rounds stochastically, which is unbiased,
     unless the string says `round=`. A dead zone cannot be unbiased, and one log line says so.
 
+    Raises as `without_feedback`.
+    """
+    spec = without_feedback(codec)
+    if spec.family == "deadzone":
+        logger().warning(
+            f"codec {codec!r}: the backend has no error feedback, so gradients that stay small in every step never "
+            "cross the sites. Compare a run with codec int8 before you trust it"
+        )
+    return spec
+
+
+def without_feedback(codec: str) -> CodecSpec:
+    """`collective_codec` without its log line.
+
     Raises InvalidArgumentError for a codec that there is not, UnsupportedError for one that needs error feedback.
     """
     spec = collective_form(codec)
@@ -32,11 +46,6 @@ def collective_codec(codec: str) -> CodecSpec:
             f"codec {codec!r} drops most elements and needs error feedback, which the backend cannot give: it does not "
             "know which tensor a buffer belongs to. Take another codec here ('small' is the smallest that works), or "
             "pass a residual to geocomm.compress in code of your own"
-        )
-    if spec.family == "deadzone":
-        logger().warning(
-            f"codec {codec!r}: the backend has no error feedback, so gradients that stay small in every step never "
-            "cross the sites. Compare a run with codec int8 before you trust it"
         )
     return spec
 

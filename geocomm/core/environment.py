@@ -130,11 +130,16 @@ def telemetry_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def under_geocomm_run() -> bool:
+    """Whether `geocomm run` has started this process, or what started it: it has looked at the variables."""
+    return any(os.environ.get(name) for name in ("GEOCOMM_HUB", "GEOCOMM_AGENT"))
+
+
 def alert_webhook() -> str | None:
     """Where alerts are posted, from GEOCOMM_ALERT_WEBHOOK; None: nowhere."""
     url = os.environ.get("GEOCOMM_ALERT_WEBHOOK") or None
     if url is not None and not url.startswith(("http://", "https://")):
-        raise refusal("GEOCOMM_ALERT_WEBHOOK: an address that begins with https:// or http://")
+        raise refusal(f"GEOCOMM_ALERT_WEBHOOK is {url!r}; it must begin with https:// or http://")
     return url
 
 
@@ -191,6 +196,12 @@ def agent_socket() -> str | None:
 def run_folder() -> str | None:
     """What the site has of an elastic run, from GEOCOMM_RUN_DIR."""
     return os.environ.get("GEOCOMM_RUN_DIR") or None
+
+
+def check_other_variables() -> None:
+    """Read the variables that are no options. Raises InvalidArgumentError for the first that cannot be."""
+    for reads in (log_level, cpu_level, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget):
+        reads()
 
 
 def tensor_threads() -> int:

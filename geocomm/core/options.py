@@ -22,6 +22,7 @@ from geocomm.core.environment import (
     read,
     refusal,
     share_of_cores,
+    under_geocomm_run,
     unknown_variables,
 )
 from geocomm.core.message_log import logger
@@ -33,6 +34,7 @@ from geocomm.core.units import parse_boolean, parse_duration, parse_rate, parse_
 Security = Literal["required", "insecure"]
 SECURITIES: tuple[str, ...] = get_args(Security)
 TRANSPORTS = ("tcp", "rdma")
+_NEED_NO_GRAMMAR = ("none", "auto")
 # Fields that mean something inside one site too, or that geocomm itself fills in (address).
 _OF_ANY_JOB = frozenset(
     {
@@ -83,6 +85,17 @@ def _list_is_tuple(value: object) -> object:
 def _checked_transport(text: str) -> str:
     TransportChoice.parse(text)
     return text
+
+
+def _check_codec(name: str, codec: str) -> None:
+    from geocomm.core.errors import InvalidArgumentError
+    from geocomm.core.native import native
+
+    try:
+        native().CodecSpec.parse(codec)
+    except InvalidArgumentError as error:
+        told = str(error).removeprefix(f"{error.code}: ")
+        raise ValueError(f"option {name} ({variable_of(name)}): {told}") from None
 
 
 def _whole(low: int, high: int) -> tuple[Any, Kind]:
@@ -171,16 +184,16 @@ class Options(BaseModel):
     threads: Annotated[int | None, *_whole(1, MAX_THREADS)] = Field(
         default=None, description="codec threads; default cores / local ranks"
     )
-    link_deadline: Annotated[Duration, Field(ge=timedelta(seconds=1)), Kind(_duration, "a time of at least 1 s")] = (
+    link_deadline: Annotated[Duration, Field(ge=timedelta(seconds=1)), Kind(_duration, "at least 1 s, such as 90s")] = (
         Field(default=timedelta(minutes=1), description="silence after which a peer counts as lost")
     )
-    min_compress_bytes: Annotated[int, Field(ge=0), Kind(_size, "a number of bytes, 0 or more")] = Field(
+    min_compress_bytes: Annotated[int, Field(ge=0), Kind(_size, "a number of bytes, 0 or more, such as 64kib")] = Field(
         default=64 * 1024, description="smaller reductions go uncompressed"
     )
     preserve_inputs: Annotated[bool, _yes_or_no()] = Field(
         default=False, description="a failed in-place all-reduce leaves its tensor as it was"
     )
-    max_pacing_bps: Annotated[int | None, Field(ge=8000), Kind(_rate, "at least 8000 bits per second")] = Field(
+    max_pacing_bps: Annotated[int | None, Field(ge=8000), Kind(_rate, "at least 8kbit, such as 500mbit")] = Field(
         default=None, description="most bits per second to each peer; default: no cap"
     )
     metrics_port: Annotated[int | None, *_whole(1, 65535)] = Field(
@@ -195,7 +208,7 @@ class Options(BaseModel):
     stats_interval: Annotated[
         Duration,
         Field(ge=timedelta(milliseconds=100), le=timedelta(days=1)),
-        Kind(_duration, "a time from 0.1 s to a day"),
+        Kind(_duration, "a time from 0.1 s to a day, such as 10s"),
     ] = Field(default=timedelta(seconds=10), description="time between its lines")
 
     if not TYPE_CHECKING:  # to type checkers the fields say what it takes
@@ -211,6 +224,15 @@ class Options(BaseModel):
                 super().__init__(**values)
             except ValidationError as error:
                 raise _refusal_of(error, values) from None
+
+    @model_validator(mode="after")
+    def _check_codecs(self) -> Self:
+        """The native core has the grammar of codecs; it is loaded only where there is one to look at."""
+        if self.codec not in _NEED_NO_GRAMMAR:
+            _check_codec("codec", self.codec)
+        for codec in self.codecs if self.codec == "auto" else ():
+            _check_codec("codecs", codec)
+        return self
 
     @model_validator(mode="after")
     def _check_transport(self) -> Self:
@@ -281,6 +303,8 @@ class Options(BaseModel):
 @functools.cache
 def warn_of_unknown_variables() -> None:
     """One warning in a process, of all variables of geocomm's prefix that it does not read."""
+    if under_geocomm_run():  # which has said so
+        return
     if unknown := unknown_variables(map(variable_of, Options.model_fields)):
         logger().warning("%s", "; ".join(unknown))
 
@@ -348,7 +372,16 @@ def _kind_of(name: str) -> Kind:
 
 
 def _from_environment(name: str) -> Any:
-    return read(variable_of(name), _kind_of(name).parse, Options.model_fields[name].default)
+    kind = _kind_of(name)
+
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except (ValueError, OverflowError):
+            wanted = "1 or 0" if kind.parse is parse_boolean else kind.wanted
+            raise ValueError(f"it must be {wanted}{did_you_mean(text, kind.allowed)}") from None
+
+    return read(variable_of(name), parse, Options.model_fields[name].default)
 
 
 def _refusal_of(error: ValidationError, values: dict[str, Any]) -> Exception:
@@ -366,7 +399,8 @@ def _refusal_of(error: ValidationError, values: dict[str, Any]) -> Exception:
     wanted, allowed = kind.wanted, kind.allowed
     if isinstance(cause, TransportTextError):
         wanted, allowed = str(cause), TRANSPORTS
-    return refusal(f"{option} is {value!r}; it must be {wanted}{did_you_mean(str(value), allowed)}")
+    shown = value_text(value) if isinstance(value, timedelta) else repr(value)
+    return refusal(f"{option} is {shown}; it must be {wanted}{did_you_mean(str(value), allowed)}")
 
 
 def value_text(value: Any) -> str:

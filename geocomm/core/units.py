@@ -58,6 +58,11 @@ def duration_text(seconds: float, form: str) -> str:
     return f"{seconds:{form}} s"
 
 
+def count_text(number: int, thing: str) -> str:
+    """`1 rank`, `2 ranks`: a number of things, for people."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def parse_boolean(text: str) -> bool:
     """Whether "1", "true", "yes", "on", or "0", "false", "no", "off", "" means yes."""
     if text.lower() in ("1", "true", "yes", "on"):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
 from geocomm.core.typed_torch import all_gather, all_gather_object
+from geocomm.core.units import count_text
 from geocomm.membership.rank_record import ranks_text
 from geocomm.metrics.events import events
 
@@ -48,7 +49,7 @@ class CheckedReplicas:
         parts += [f"{self.buffers} buffers"] * bool(self.buffers)
         parts += [f"{self.optimizer_values} values of the optimizer"] * bool(self.optimizer_values)
         size = f"{self.checked_bytes / 1e6:.3g} MB"
-        return f"replicas are equal: {', '.join(parts)} ({size}) on {self.ranks} ranks"
+        return f"replicas are equal: {', '.join(parts)} ({size}) on {count_text(self.ranks, 'rank')}"
 
 
 def check_replicas(

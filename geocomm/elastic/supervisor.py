@@ -168,7 +168,7 @@ class Supervisor:
             counted = self._counted()
             self._ranks = await self._start(self._job.command(self._agent_config.run_dir))
             status = await self._ranks.wait()
-            if status == 0 or self._leaving.is_set():
+            if status in (0, EXIT_BAD_INPUT) or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
             if self._counted() > counted:
                 fruitless, pause_s = 0, 0.0

@@ -15,7 +15,11 @@ from torch.distributed.elastic.multiprocessing import SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.site import site_name
 from geocomm.elastic.rank_forks import RankForks, preload
+from geocomm.rendezvous.first_error import hide_torchruns_line, tell_failure
+from geocomm.rendezvous.launch_checks import check_program
 
 run = cast(Any, torchrun)  # without types
 
@@ -35,9 +39,15 @@ def fork_ranks() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun; its exit status."""
+    """Run torchrun; its exit status, or EXIT_BAD_INPUT for what no other start would mend."""
     # Not by the name of this machine, as by default: nothing may know that name.
     chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments])
+    try:
+        check_program(chosen)
+    except BadInput as error:
+        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+        return EXIT_BAD_INPUT
+    hide_torchruns_line()
     lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
     if lets_one and not chosen.no_python and not chosen.run_path and preload():
         fork_ranks()
@@ -46,7 +56,7 @@ def main(arguments: list[str]) -> int:
     except SignalException:  # the supervisor's
         return 1
     except ChildFailedError as error:
-        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+        tell_failure(error, site_name() or "")
         return 1
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
 from geocomm.membership import roll_call
-from geocomm.membership.rank_record import RankInfo, ranks_text
+from geocomm.membership.rank_record import RankInfo, ranks_text, sides_text
 from geocomm.membership.records import from_record
 from geocomm.membership.roll_call import Absent, differences
 
@@ -72,7 +72,7 @@ def check_joined(infos: list[RankInfo]) -> None:
     if failed:
         raise InvalidArgumentError(
             f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
-            f"rank {failed[0].global_rank}: {failed[0].error}"
+            f"rank {failed[0].global_rank}{f' (site {failed[0].site})' if failed[0].site else ''}: {failed[0].error}"
         )
 
 
@@ -104,7 +104,7 @@ def _are_apart(info: RankInfo, other: RankInfo) -> bool:
 def _check_equal(infos: list[RankInfo], what: str, values: Sequence[Mapping[str, Any]], error: type[Exception]) -> None:
     for difference in differences(values)[:1]:
         sides = "; ".join(
-            f"{ranks_text([infos[number].global_rank for number in numbers])}: {value}"
+            f"{sides_text(infos, numbers)}: {infos[numbers[0]].written.get(difference.name, value)}"
             for value, numbers in difference.sides
         )
         raise error(f"the ranks differ in {what.format(difference.name)}: {sides}. Make it the same on all ranks")

@@ -46,6 +46,8 @@ class RankInfo:
     versions: dict[str, str] = field(default_factory=dict[str, str])
     codecs: list[str] = field(default_factory=list[str])
     agreed: dict[str, Any] = field(default_factory=dict[str, Any])
+    written: dict[str, str] = field(default_factory=dict[str, str])
+    """Of what is `agreed`, in the user's words where they are others."""
     group: int = 0
     token: str = ""
     # codec=auto: seconds per byte (codec_choice.py)
@@ -91,6 +93,19 @@ def ranks_text(ranks: list[int]) -> str:
     """The ranks as messages name them: "rank 3", "ranks 1, 2"; a long list is cut."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def sides_text(infos: Sequence[RankInfo], numbers: Sequence[int]) -> str:
+    """The ranks `numbers` of a group as messages name them, by site: "site rome", "rank 3 (site oslo)"."""
+    parts: list[str] = []
+    by_site: dict[str | None, list[int]] = {}
+    for number in numbers:
+        by_site.setdefault(infos[number].site, []).append(infos[number].global_rank)
+    for site, ranks in by_site.items():
+        whole = len(ranks) == sum(info.site == site for info in infos)
+        where = f"site {site}" if site is not None else ""
+        parts.append(where if where and whole else ranks_text(ranks) + (f" ({where})" if where else ""))
+    return ", ".join(parts)
 
 
 def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:

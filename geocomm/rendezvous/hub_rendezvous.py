@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn, cast
 from urllib.parse import parse_qs, urlsplit
@@ -233,10 +233,20 @@ class HubRendezvous(RendezvousHandler):
         self._ended.set()
         with contextlib.suppress(dist.DistError):
             self.set_closed()
+        return True
+
+    @property
+    def store(self) -> dist.Store | None:
+        """Of the agents of all nodes; None before they have met."""
+        return self._store
+
+    def leave(self) -> None:
+        """After `shutdown`, close the ways to the hub, which ends once every node has done so."""
+        if not self._ended.is_set():  # a signal ends this process, and nobody waits for it
+            return
         for tunnel in reversed(self._tunnels):
             tunnel.close()
         self._tunnels = []
-        return True
 
     def _agents_store(self) -> dist.Store:
         if self._store is None:
@@ -320,19 +330,22 @@ def _call_for(store: dist.Store, number: int) -> int:
     return known
 
 
-def hub_rendezvous_with(keys: str, way: HubAddress) -> Callable[[RendezvousParameters], HubRendezvous]:
+class HubRendezvousMaker:
     """torchrun's way to make one, for a site's folder of keys and where this node dials the hub."""
 
-    def create(parameters: RendezvousParameters) -> HubRendezvous:
+    def __init__(self, keys: str, way: HubAddress) -> None:
+        self._keys, self._way = keys, way
+        self.made: HubRendezvous | None = None
+
+    def __call__(self, parameters: RendezvousParameters) -> HubRendezvous:
         config: dict[str, Any] = cast(Any, parameters).config
-        return HubRendezvous(
+        self.made = HubRendezvous(
             HubAddress.parse(parameters.endpoint),
-            way,
-            keys,
+            self._way,
+            self._keys,
             node=int(config["rank"]),
             nodes=parameters.max_nodes,
             run_id=parameters.run_id,
             limit=timedelta(seconds=int(config.get("timeout", _JOIN_LIMIT.total_seconds()))),
         )
-
-    return create
+        return self.made

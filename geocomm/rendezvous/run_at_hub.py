@@ -19,11 +19,12 @@ from geocomm.core.environment import collector_socket
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
-from geocomm.rendezvous.tunnel import probe
 from geocomm.security.keys import Keys
 
 MAX_STORES = 8
 """Stores that a hub has at once: that of the agents, and those of the last rounds."""
+IS_HUB = "-"
+"""In the command of a node's torchrun, in place of the time that the hub has to answer."""
 _LINGER_S = 30.0
 
 
@@ -46,8 +47,7 @@ def run_at_hub(
     telemetry: the ranks report once a second, and the hub keeps that in this folder. Its collector is started here,
     but where GEOCOMM_COLLECTOR says that there is one.
 
-    Raises OSError or HubAddressError where it cannot listen, KeysError, Refused or ConnectionError where the hub does
-    not let it in.
+    Raises OSError or HubAddressError where it cannot listen.
     """
     # torch warns of each connection to its store whose address has no name, as loopback's has none in many places.
     # Here, where torch is not imported yet, and in the agent and its ranks.
@@ -56,7 +56,8 @@ def run_at_hub(
     listener = hub.listen() if listen is None else listen_on(listen)
     # This node may not reach itself by the address that it has for others: behind a NAT, say.
     way = hub if listener is None else reached_here(listener)
-    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), str(way), *arguments]
+    its_wait = IS_HUB if listener is not None else str(wait_s)
+    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), str(way), its_wait, *arguments]
     if listener is not None:
         if telemetry is None or collector_socket() is not None:
             return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))
@@ -66,7 +67,6 @@ def run_at_hub(
         finally:
             collector.terminate()
             collector.wait()
-    asyncio.run(probe(hub, keys, wait_s, log))
     if telemetry is not None:
         folder = Path(tempfile.mkdtemp(prefix="geocomm-"))
         environment |= _collect(CollectorConfig(folder=folder, keys=keys.folder, hub=str(hub)))[1]

@@ -1,12 +1,14 @@
 """torchrun with the hub as its rendezvous: what `geocomm run` starts on every node.
 
-python -m geocomm.rendezvous.torchrun_at_hub HUB WAY TORCHRUN-ARGUMENTS
+python -m geocomm.rendezvous.torchrun_at_hub HUB WAY WAIT_S TORCHRUN-ARGUMENTS
 
-HUB and WAY are host:port: of the hub for all nodes, and as this one reaches it.
+HUB and WAY are host:port: of the hub for all nodes, and as this one reaches it. WAIT_S: how long it has to answer;
+IS_HUB: it is this node.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from argparse import Namespace
@@ -15,18 +17,39 @@ from typing import Any, NoReturn, cast
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 
 from geocomm.core.addresses import HubAddress
-from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks
-from geocomm.core.errors import InvalidArgumentError
-from geocomm.rendezvous.hub_rendezvous import hub_rendezvous_with, keys_or_refusal
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.port_holder import port_holder
+from geocomm.core.site import site_name
+from geocomm.rendezvous.first_error import hide_torchruns_line, tell_failure
+from geocomm.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal
+from geocomm.rendezvous.launch_checks import (
+    check_codec,
+    check_nodes,
+    check_ports,
+    check_program,
+    check_variables,
+    local_ranks,
+)
+from geocomm.rendezvous.run_at_hub import IS_HUB
+from geocomm.rendezvous.store_process import log
+from geocomm.rendezvous.store_session import ProtocolError, Refused
+from geocomm.rendezvous.tunnel import probe
+from geocomm.security.keys import Keys, KeysError
 
 
 def main(arguments: list[str]) -> None:
-    """Run torchrun; exits with a line for arguments that would have it meet elsewhere, and nodes that do not fit
-    together."""
-    hub, way, *rest = arguments
+    """Run torchrun; exits with a line for arguments that would have it meet elsewhere, for what ranks would refuse, and
+    nodes that do not fit together."""
+    hub, way, wait_s, *rest = arguments
     chosen = _parsed(rest)
     own = {
         "--standalone": chosen.standalone,
@@ -37,37 +60,69 @@ def main(arguments: list[str]) -> None:
     }
     if given := [name for name, used in own.items() if used]:
         _refuse(f"leave out {', '.join(given)}: the ranks meet at the hub, {hub}")
-    fewest, _, most = str(chosen.nnodes).partition(":")
-    if most and most != fewest:
-        _refuse(f"--nnodes {chosen.nnodes}: the number of nodes has to be fixed")
-    if chosen.node_rank is None:
-        if fewest != "1":
-            _refuse(f"--nnodes {fewest} needs --node-rank: 0 to {int(fewest) - 1}, another on each node")
-        chosen.node_rank = 0
-    rendezvous_handler_registry.register("geocomm", hub_rendezvous_with(keys_or_refusal(), HubAddress.parse(way)))
+    try:
+        check_nodes(chosen)
+        check_program(chosen)
+        check_codec()
+        check_ports(check_variables(), local_ranks(chosen))
+        if wait_s != IS_HUB:
+            _find_hub(HubAddress.parse(way), float(wait_s))
+    except (BadInput, InvalidArgumentError, UnsupportedError, KeysError, Refused, ProtocolError, OSError) as error:
+        _refuse(str(error))
+    rendezvous = HubRendezvousMaker(keys_or_refusal(), HubAddress.parse(way))
+    rendezvous_handler_registry.register("geocomm", rendezvous)
     keep_keys_from_ranks()
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
-    chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank}"]))
+    chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank or 0}"]))
     chosen.node_rank = 0  # torchrun warns of a node rank, since it does not know this backend
+    hide_torchruns_line()
     try:
         cast(Any, run).run(chosen)
     except InvalidArgumentError as error:
         _refuse(str(error))
-    except ChildFailedError as error:  # of the ranks, which have told their errors; torchrun's own stack tells nothing
-        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+    except RendezvousConnectionError as error:
+        cause = str(error).partition("\n")[0]
+        _say(f"the hub at {hub} is gone ({cause}): geocomm run has ended there, and its last lines say why")
         sys.exit(1)
+    except (RendezvousClosedError, RendezvousTimeoutError) as error:
+        _say(str(error))
+        sys.exit(1)
+    except ChildFailedError as error:  # of the ranks, which have told their errors; torchrun's own stack tells nothing
+        nodes = int(str(chosen.nnodes).partition(":")[0])
+        tell_failure(error, site_name() or "", rendezvous.made and rendezvous.made.store, nodes)
+        sys.exit(1)
+    finally:
+        if rendezvous.made is not None:
+            rendezvous.made.leave()
+
+
+def _find_hub(hub: HubAddress, wait_s: float) -> None:
+    """Raises what `probe` does."""
+    try:
+        asyncio.run(probe(hub, Keys.load(keys_or_refusal()), wait_s, log))
+    except (ConnectionError, KeysError, ProtocolError) as error:
+        if hub.is_here:
+            why = f"port {hub.port} here is taken by {port_holder(hub.port)}"
+        else:
+            why = f"this node is not the hub: no interface of it has {hub.host}"
+        raise type(error)(f"{error}; {why}") from None
 
 
 def _parsed(arguments: list[str]) -> Namespace:
     """torchrun's arguments; node_rank is None where neither they nor torchrun's variable say it."""
     parser = run.get_args_parser()
+    cast(Any, parser).error = _refuse  # its own prints forty lines of usage before what is wrong
     if "PET_NODE_RANK" not in os.environ:
         parser.set_defaults(node_rank=None)
     return parser.parse_args(arguments)
 
 
-def _refuse(message: str) -> NoReturn:
+def _say(message: str) -> None:
     print(f"geocomm run: {message}", file=sys.stderr, flush=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    _say(message)
     sys.exit(EXIT_BAD_INPUT)
 
 

@@ -10,15 +10,19 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from geocomm.core.units import duration_text
 from geocomm.metrics.events import EventReader
 from geocomm.runs.log_settings import LoggingConfig
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.run_tracking import RunTracking
 from geocomm.runs.trackers import Tracker
+
+_STEPS_LOOKED_AT = 20
 
 
 def quiet_libraries(rank: int) -> None:
@@ -68,6 +72,7 @@ class RunLog:
         self._events = events
         self._every = config.every_steps
         self._total = total_steps
+        self._rest = RestTime()
         if not self._active:
             return
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -134,10 +139,32 @@ class RunLog:
         self.write("step", entry)
         if not self._active:
             return
+        self._rest.count(entry["step"])
         if self._bar is not None:
             self._bar.advance(entry)
         elif entry["step"] % self._every == 0 or entry["step"] in (1, self._total):
-            print(f"step {entry['step']}/{self._total}  {step_summary(entry)}", flush=True)
+            left = self._rest.text(self._total - entry["step"])
+            print(f"step {entry['step']}/{self._total}  {step_summary(entry)}{left}", flush=True)
+
+
+class RestTime:
+    """How long a run has still to go, by what its last steps took, with all that was between them."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_STEPS_LOOKED_AT + 1)
+
+    def count(self, step: int) -> None:
+        """A step has ended."""
+        self._steps.append((self._now(), step))
+
+    def text(self, steps_left: int) -> str:
+        """`  12 min left`; empty before two steps have ended, and after the last."""
+        begin, end = self._steps[0], self._steps[-1]
+        if steps_left <= 0 or end[1] <= begin[1]:
+            return ""
+        seconds = (end[0] - begin[0]) / (end[1] - begin[1]) * steps_left
+        return f"  {duration_text(seconds, '.0f')} left"
 
 
 def step_summary(entry: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
 from geocomm.core.config_section import flat_fields
 from geocomm.core.place import Place
+from geocomm.core.units import count_text
 from geocomm.membership.roll_call import differences
 from geocomm.train.train_config import RunConfig
 
@@ -129,7 +130,8 @@ def first_error(records: list[dict[str, Any]]) -> BadInput | None:
     if all(record["error"] == message for record in records):
         return BadInput(message)
     same = [record for record in failed if record["error"] == message]
-    more = f" (and {len(failed) - len(same)} more ranks with other errors)" if len(failed) > len(same) else ""
+    others = len(failed) - len(same)
+    more = f" (and {count_text(others, 'more rank')} with other errors)" if others else ""
     return BadInput(f"{', '.join(_who(record) for record in same)}: {message}{more}")
 
 
@@ -152,7 +154,8 @@ def choose_device(records: list[dict[str, Any]], wanted: str) -> str:
         return "cuda"
     sites = sorted({record["site"] for record in lacking})
     named = ", ".join(
-        f"{_who(record)} on {record['host']} has {record['gpus']} GPUs for local rank {record['local_rank']}"
+        f"{_who(record)} on {record['host']} has {count_text(record['gpus'], 'GPU')} "
+        f"for local rank {record['local_rank']}"
         for record in lacking[:3]
     )
     raise BadInput(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from geocomm.core.config_section import flat_fields
+from geocomm.core.site import UNNAMED_SITE
+from geocomm.core.units import count_text
 from geocomm.membership.collective_verdict import together
 from geocomm.metrics.events import EventReader, events
 from geocomm.runs.run_folder import RunFolder
@@ -120,13 +123,21 @@ def _start_line(agreed: Agreed, start: dict[str, Any]) -> str:
     if agreed.elastic:
         begin = f"this site begins after step {start['step']} of the run"
     if start["ranks_before"] != agreed.place.world_size:
-        begin += f" of {start['ranks_before']} ranks"
-    sites = ", ".join(f"{site} ({ranks})" for site, ranks in agreed.sites.items())
+        begin += f" of {count_text(start['ranks_before'], 'rank')}"
     codec = f" codec {start['codec']}" if start["codec"] else ""
     sync = agreed.config.sync
     codec += f", gradients {sync.codec}," if agreed.config.reduces_gradients else ""
     codec += f", local steps {sync.preset}," if sync.mode == "local" else ""
     return (
-        f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {agreed.place.world_size} ranks on sites {sites}, "
+        f"{begin}: {start['parameters'] / 1e6:.2f}M parameters, {_ranks_text(agreed.sites)}, "
         f"{start['backend']}{codec} on {start['device']}, ZeRO-{training.zero_stage} {training.precision}"
     )
+
+
+def _ranks_text(ranks_of_site: Mapping[str, int]) -> str:
+    """`1 rank`, `2 ranks at site rome`, `3 ranks at sites rome (2), oslo (1)`."""
+    total = count_text(sum(ranks_of_site.values()), "rank")
+    if len(ranks_of_site) > 1:
+        return f"{total} at sites {', '.join(f'{site} ({ranks})' for site, ranks in ranks_of_site.items())}"
+    (site,) = ranks_of_site
+    return total if site == UNNAMED_SITE else f"{total} at site {site}"

@@ -19,6 +19,7 @@ from geocomm.core.options import (
     listen_port,
     metrics_listen_port,
     transport_keys,
+    value_text,
     variables_list,
     warn_of_unknown_variables,
 )
@@ -168,7 +169,8 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
 def test_validate_of_an_impossible_value_names_field_variable_and_value(name: str, value: object) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         Options(**{name: value}).validate()
-    for mention in (name, variable_of(name), repr(value)):
+    shown = value_text(value) if isinstance(value, timedelta) else repr(value)
+    for mention in (name, variable_of(name), shown):
         assert mention in str(caught.value)
 
 
@@ -300,6 +302,14 @@ def test_copies_and_pickles_are_equal_whatever_the_environment_is_then(environme
     environment.setenv("GEOCOMM_THREADS", "many")
     assert copy.copy(options) == copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options
     assert options != options.replace(streams=4)
+
+
+def test_codec_that_cannot_be_is_refused_where_it_is_written() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^option codec \(GEOCOMM_CODEC\): .*did you mean 'int8'"):
+        Options(codec="int9")
+    with pytest.raises(InvalidArgumentError, match=r"^option codecs \(GEOCOMM_CODECS\): .*int4:blok"):
+        Options(codec="auto", codecs=("int8", "int4:blok=64"))
+    assert Options(codec="int4:block=64+huffman").codec == "int4:block=64+huffman"
 
 
 def test_field_that_does_not_exist_is_refused_with_the_nearest() -> None:

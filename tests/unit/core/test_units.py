@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from geocomm.core.units import UnitError, duration_text, parse_duration, parse_probability, parse_rate, parse_size
+from geocomm.core.units import (
+    UnitError,
+    count_text,
+    duration_text,
+    parse_duration,
+    parse_probability,
+    parse_rate,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,7 @@ def test_parse_bad_text_names_the_field(parse: type, text: object) -> None:
 )
 def test_a_duration_is_told_in_the_largest_unit_of_which_it_has_two(seconds: float, form: str, text: str) -> None:
     assert duration_text(seconds, form) == text
+
+
+def test_a_number_of_things_is_told_in_the_singular_where_it_is_one() -> None:
+    assert [count_text(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]

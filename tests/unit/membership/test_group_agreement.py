@@ -76,8 +76,14 @@ def test_check_with_another_option_across_sites_names_both_sides() -> None:
     ranks = changed(infos("a", "b"), 0, agreed={"codec": "int8"})
     with pytest.raises(InvalidArgumentError) as caught:
         check(ranks)
-    for mention in ("codec", "rank 10: int8", "rank 11: none"):
+    for mention in ("codec", "site a: int8", "site b: none"):
         assert mention in str(caught.value)
+
+
+def test_check_names_ranks_of_a_site_that_differ_and_what_was_written() -> None:
+    ranks = changed(infos("a", "b", "b"), 1, agreed={"codec": "int4:round=stochastic"}, written={"codec": "int4"})
+    with pytest.raises(InvalidArgumentError, match=r"site a, rank 12 \(site b\): none; rank 11 \(site b\): int4\. "):
+        check(ranks)
 
 
 def test_check_with_another_option_inside_one_site_is_no_matter() -> None:

@@ -10,7 +10,7 @@ import pytest
 from geocomm.metrics.events import EventLog, EventReader
 from geocomm.runs.log_settings import LoggingConfig
 from geocomm.runs.run_folder import RunFolder
-from geocomm.runs.run_log import RunLog, step_summary
+from geocomm.runs.run_log import RestTime, RunLog, step_summary
 from geocomm.runs.trackers import open_trackers
 
 _STEP = {
@@ -99,3 +99,16 @@ def test_trackers_get_the_numbers_and_the_verdict(tmp_path: Path) -> None:
 def test_step_summary_without_wire_counters_leaves_them_out() -> None:
     assert "sent" in step_summary(_STEP)
     assert "sent" not in step_summary(_STEP | {"wire_bytes_sent": None, "exposed_seconds": None})
+
+
+def test_rest_time_is_that_of_the_last_steps_with_all_between_them() -> None:
+    clock = iter([0.0, 100.0, *(100.0 + 3.0 * step for step in range(1, 30))])
+    rest = RestTime(lambda: next(clock))
+    rest.count(10)
+    assert rest.text(90) == ""
+    rest.count(11)
+    assert rest.text(90) == "  2 h left"
+    for step in range(12, 41):  # the slow first step is out of sight
+        rest.count(step)
+    assert rest.text(20) == "  60 s left"
+    assert rest.text(0) == ""

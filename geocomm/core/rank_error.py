@@ -1,0 +1,70 @@
+"""What ended a rank, kept where torchrun looks for it, and told by the frames of the user's own program.
+
+`geocomm run` repeats it as its last line, at every site (rendezvous/first_error.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from geocomm.core.environment import under_geocomm_run
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+def watch() -> None:
+    """Keep the error that ends this program, where `geocomm run` has started it."""
+    if not under_geocomm_run():
+        return
+    before: _Hook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        keep(error)
+        if not (before is sys.__excepthook__ and _tell_shortly(error, trace)):
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def keep(error: BaseException) -> None:
+    """Write it into torchrun's file of this rank's error, as torch's `record` does; the first one stays."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file or Path(file).exists() or isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return
+    try:
+        get_error_handler().record_exception(error)
+    except OSError:  # a full disk: the traceback tells it
+        return
+
+
+def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
+    """Print an error of geocomm without the frames of torch and geocomm, which tell a user nothing; whether it is one.
+
+    GEOCOMM_LOG=debug shows them.
+    """
+    errors = sys.modules.get("geocomm.core.errors")
+    if errors is None or not isinstance(error, errors.GeocommError):
+        return False
+    if logging.getLogger("geocomm").isEnabledFor(logging.DEBUG):
+        return False
+    frames = traceback.extract_tb(trace)
+    hidden = (_PACKAGE, str(Path(sys.modules["torch"].__file__ or "").resolve().parent) + os.sep)
+    own = traceback.StackSummary.from_list([one for one in frames if not _inside(one.filename, hidden)])
+    told = traceback.format_exception_only(type(error), error)
+    left_out = [f"  (calls inside geocomm and torch are left out: {len(frames) - len(own)}; GEOCOMM_LOG=debug)\n"]
+    lines = ["Traceback (most recent call last):\n", *own.format(), *left_out, *told]
+    print("".join(lines), end="", file=sys.stderr, flush=True)
+    return True
+
+
+def _inside(file: str, folders: tuple[str, ...]) -> bool:
+    return str(Path(file).resolve()).startswith(folders)

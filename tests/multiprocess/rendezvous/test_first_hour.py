@@ -1,0 +1,109 @@
+"""What a new user sees of `geocomm run`: few lines, and the one that matters last."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.hub_jobs import Job, job_in
+from support.hub_support import HUB_HOST, SECURITY, make_keys
+from support.local_jobs import free_port
+
+pytestmark = pytest.mark.timeout(280)
+MOST_LINES = 12
+PROGRAM = """
+    import sys, torch, torch.distributed as dist
+    dist.init_process_group("geocomm")
+    tensor = torch.ones(10_000)
+    dist.all_reduce(tensor)
+    if "fail" in sys.argv and dist.get_rank() == 1:
+        raise ValueError("boom")
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    make_keys(tmp_path / "keys")
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    with job_in(tmp_path / "job") as made:
+        yield made
+
+
+def start(job: Job, port: int, node: int, *program: str, wait_s: int = 100, **variables: str) -> None:
+    folder = job.folder.parent
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}", "--wait", str(wait_s)),
+        *("--", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1"),
+        *(program or (str(folder / "train.py"),)),
+        GEOCOMM_KEYS=str(folder / "keys" / "ab"[node]),
+        GEOCOMM_SECURITY=SECURITY,
+        **variables,
+    )
+
+
+def lines_of(job: Job, node: int) -> list[str]:
+    return job.log(node).read_text().splitlines()
+
+
+def test_codec_that_cannot_be_is_one_line_at_each_node(job: Job) -> None:
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start(job, port, node, GEOCOMM_CODEC="int9")
+    assert job.end() == [2, 2], job.output()
+    for node in range(2):
+        (line,) = lines_of(job, node)
+        assert line.startswith("geocomm run: option codec (GEOCOMM_CODEC)")
+        assert "did you mean 'int8'" in line
+
+
+def test_codecs_that_differ_are_told_by_site_and_as_they_were_written(job: Job) -> None:
+    port = free_port(HUB_HOST)
+    for node, codec in enumerate(("int8", "int4")):
+        start(job, port, node, GEOCOMM_CODEC=codec)
+    assert job.end() == [1, 1], job.output()
+    for node in range(2):
+        lines = lines_of(job, node)
+        assert len(lines) <= MOST_LINES, job.output()
+        assert lines[-1].startswith("geocomm run: first error: ")
+        assert "the ranks differ in option codec: site a: int8; site b: int4" in lines[-1]
+
+
+def test_last_line_at_both_sites_is_the_first_error(job: Job) -> None:
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start(job, port, node, str(job.folder.parent / "train.py"), "fail")
+    assert job.end() == [1, 1], job.output()
+    for node in range(2):
+        lines = lines_of(job, node)
+        assert len(lines) <= MOST_LINES, job.output()
+        assert "group ready" in lines[0], job.output()  # at each site
+        assert lines[-1] == "geocomm run: first error: rank 1 (site b): ValueError: boom"
+
+
+def test_program_that_is_missing_is_one_line_and_the_other_node_waits_on(job: Job) -> None:
+    port = free_port(HUB_HOST)
+    start(job, port, 0)
+    job.wait_for_listener(HUB_HOST, port)
+    start(job, port, 1, "nothere.py")
+    assert job.processes[1].wait(100) == 2
+    assert lines_of(job, 1) == [f"geocomm run: nothere.py: there is no such file in {Path.cwd()}"]
+    start(job, port, 1, str(job.folder.parent / "train.py"), "fail")
+    assert job.end() == [1, 2, 1], job.output()  # the first node had gone on waiting
+
+
+def test_node_that_is_not_the_hub_says_why(job: Job) -> None:
+    start_at = "192.0.2.10:29400"
+    folder = job.folder.parent
+    job.start(
+        *("-m", "geocomm", "run", "--hub", start_at, "--wait", "0.1"),
+        *("--", "--nnodes", "2", "--node-rank", "0", str(folder / "train.py")),
+        GEOCOMM_KEYS=str(folder / "keys" / "a"),
+    )
+    assert job.end() == [2], job.output()
+    (line,) = lines_of(job, 0)
+    assert "this node is not the hub: no interface of it has 192.0.2.10" in line
