@@ -26,7 +26,7 @@ def _require_refusal(ranks: Ranks, kind: str, *mentions: str, **arguments: objec
 @pytest.mark.parametrize(
     ("variables", "mentions"),
     [
-        ({"GEOCOMM_CODEC": "int8"}, ["codec", "int8", "none", "rank 2", "ranks 0, 1"]),
+        ({"GEOCOMM_CODEC": "int8"}, ["codec", "int8", "none", "rank 2 (site b)", "site a, rank 1 (site b)"]),
         ({"GEOCOMM_SECURITY": "insecure"}, ["security", "insecure", "required", "rank 2"]),
         ({"GEOCOMM_MIN_COMPRESS_BYTES": "1kb"}, ["min_compress_bytes", "1000", "65536", "rank 2"]),
     ],
