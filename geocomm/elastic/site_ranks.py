@@ -257,6 +257,7 @@ class SiteRanks:
                 site=self._view.site,
                 run=genesis.run,
                 versions=rank.goals,
+                head=self._view.state.head.index,
                 states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
                 every=self._view.state.every,
                 step=self._view.state.step,

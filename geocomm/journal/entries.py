@@ -62,7 +62,7 @@ class Listed(Record):
     lr: Annotated[float, Field(ge=0)]
     """The site's learning rate when the frame was made; 0: not known."""
     taken: Whole = 0
-    """Tokens that the site has read in the run by then, over all its starts; 0: it does not say."""
+    """Tokens that the site has read, over all its starts, up to where this frame ends; 0: it does not say."""
 
 
 class EntryBase(Record):

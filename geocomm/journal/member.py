@@ -71,7 +71,8 @@ class Recompute:
 
 @dataclass(frozen=True)
 class StartAgain:
-    """The ranks must end and start again: this rank has applied an entry that is void now, and cannot go back."""
+    """The ranks must end and start again: this rank has applied an entry that is void now, and cannot go back; or the
+    site's place in its data is behind what does not count any more."""
 
     fragment: int
     version: int
@@ -136,11 +137,13 @@ class Member:
     """A rank of `site` that has these fragments at these versions.
 
     on_disk: frames that the run folder has, of those versions and later ones. After the construction, hand over the
-    journal's entries of those versions, then what the agent says.
+    journal's entries of those versions, then what the agent says. head: the index of the entry after which the site was
+    told where it is in its data.
     """
 
-    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = ()) -> None:
+    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = (), head: int = -1) -> None:
         self._site = site
+        self._head = head
         self._own = {fragment: _Fragment(version) for fragment, version in versions.items()}
         for frame in on_disk:
             if frame.fragment in self._own and frame.version >= self._own[frame.fragment].version:
@@ -295,10 +298,16 @@ class Member:
             if entry.version >= own.version:
                 own.rounds[entry.version] = entry
             return self._needs(entry.fragment, own, only=entry.version)
-        if entry.version >= own.version:
-            own.void.add(entry.version)
+        what = f"round {entry.version} of fragment {entry.fragment} is void"
+        if entry.version < own.version:
+            return [StartAgain(entry.fragment, entry.version, f"{what}, and was applied here: {entry.why}")]
+        own.void.add(entry.version)
+        listed = own.rounds.get(entry.version)
+        if listed is None or not listed.index <= self._head < entry.index:
             return []
-        why = f"round {entry.version} of fragment {entry.fragment} is void, and was applied here: {entry.why}"
+        if self._site not in [one.site for one in listed.members]:
+            return []
+        why = f"{what}, so this site reads its data again from where that began: {entry.why}"
         return [StartAgain(entry.fragment, entry.version, why)]
 
     def _needs(self, fragment: int, own: _Fragment, only: int | None = None) -> list[Act]:

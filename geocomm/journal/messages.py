@@ -33,7 +33,7 @@ from geocomm.journal.entries import (
 )
 from geocomm.journal.run_state import RunState
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_LINE_BYTES = 1 << 20
 MAX_UP_BYTES = MAX_LINE_BYTES // 2
 """Of what a site says: where the leader says it on, with a little more, that fits a line too."""
@@ -393,13 +393,15 @@ class RankWelcome(Record):
     run: StoreId
     versions: dict[int, Whole]
     """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
+    head: Annotated[int, Field(ge=-1, lt=2**63)]
+    """The index of the journal's last entry."""
     states: dict[int, Whole]
     """By own fragment: the version of the state file in the run folder that the rank loads first; absent: none."""
     every: Annotated[int, Field(ge=1)]
     step: Whole
     """Of the run: the most that a listed frame says."""
     taken: Whole = 0
-    """Tokens that the site had read by its newest listed frame."""
+    """Tokens that the site has read and that count in every fragment, at `head`."""
 
 
 class Leaving(Record):

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from geocomm.journal.entries import (
     FIRST_PREV,
@@ -25,6 +25,7 @@ from geocomm.journal.entries import (
     Join,
     Kept,
     Left,
+    Listed,
     Ready,
     Record,
     Removed,
@@ -68,6 +69,10 @@ class Standing(StrEnum):
     REMOVED = "removed"
 
 
+Marks = tuple[tuple[int, int], ...]
+"""(version of a round, tokens that the site had read by its frame there), the oldest first."""
+
+
 @dataclass(frozen=True)
 class SiteRecord:
     """A site as the journal knows it."""
@@ -84,8 +89,41 @@ class SiteRecord:
     """That listed a frame of it."""
     weight: int = 0
     """Of these frames: steps, or tokens. Those of all fragments are added up."""
-    taken: int = 0
-    """Tokens that the site has read by its newest listed frame: from there it reads on when it comes back."""
+    read: tuple[Marks, ...] = ()
+    """By fragment: how far the site had read in its data by its frames that count there."""
+
+    @property
+    def taken(self) -> int:
+        """Tokens that the site has read and that count in every fragment: from there it reads on when it comes back."""
+        return min((marks[-1][1] if marks else 0 for marks in self.read), default=0)
+
+    def listed(self, fragment: int, version: int, one: Listed) -> SiteRecord:
+        """The same after a round that lists a frame of the site."""
+        marks = self.read[fragment]
+        most = max(marks[-1][1], one.taken) if marks else one.taken
+        return replace(
+            self._with_marks(fragment, _thinned((*marks, (version, most)))),
+            rounds=self.rounds + 1,
+            weight=self.weight + one.weight,
+        )
+
+    def voided(self, fragment: int, version: int) -> SiteRecord:
+        """The same where this round of the fragment, and with it all later ones, is void."""
+        marks = self.read[fragment]
+        return self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version))
+
+    def _with_marks(self, fragment: int, marks: Marks) -> SiteRecord:
+        return replace(self, read=(*self.read[:fragment], marks, *self.read[fragment + 1 :]))
+
+
+def _thinned(marks: Marks) -> Marks:
+    """The newest marks, and of older ones about two for each doubling of their age. So a run of any length has few, and
+    a round that becomes void takes back little more than what it counted."""
+    newest, kept = marks[-1][0], [marks[-1]]
+    for older, mark in zip(marks[-3::-1], marks[-2:0:-1], strict=True):
+        if kept[-1][0] - older[0] > newest - kept[-1][0]:
+            kept.append(mark)
+    return (*marks[:-1][:1], *reversed(kept))
 
 
 _MAY_BECOME = {
@@ -220,7 +258,9 @@ class RunState:
                 before = self.sites.get(entry.site)
                 if before is not None and before.standing is Standing.REMOVED:
                     raise self._misfit(entry, f"{entry.site} was removed")
-                kept = before or SiteRecord(entry.site, Standing.JOINING, entry.store, entry.index)
+                kept = before or SiteRecord(
+                    entry.site, Standing.JOINING, entry.store, entry.index, read=((),) * len(self.versions)
+                )
                 self._place(replace(kept, store=entry.store), Standing.JOINING, entry.index)
             case Ready():
                 self._place(self._from(entry, entry.site, Standing.READY), Standing.READY, entry.index)
@@ -240,6 +280,8 @@ class RunState:
                     raise self._misfit(entry, "it is void already")
                 self.skipped.add((entry.fragment, entry.version))
                 self.skipped_at[entry.fragment] = entry.index
+                for name, site in self.sites.items():
+                    self.sites[name] = site.voided(entry.fragment, entry.version)
             case Snapshot():
                 if entry.versions != tuple(self.versions):
                     raise self._misfit(entry, "a snapshot is of the versions that there are")
@@ -285,13 +327,7 @@ class RunState:
         if unknown:
             raise self._misfit(entry, f"{unknown[0]} never joined")
         for listed in entry.members:
-            site = self.sites[listed.site]
-            self.sites[listed.site] = replace(
-                site,
-                rounds=site.rounds + 1,
-                weight=site.weight + listed.weight,
-                taken=max(site.taken, listed.taken),
-            )
+            self.sites[listed.site] = self.sites[listed.site].listed(entry.fragment, entry.version, listed)
         self.versions[entry.fragment] += 1
         self.rounds[entry.fragment] = entry
         if entry.every:
@@ -348,3 +384,9 @@ class FoldedRun(Record):
     step: Whole
     steps: dict[str, Whole]
     ended: bool
+
+    @model_validator(mode="after")
+    def _reads_all_fragments(self) -> Self:
+        if any(len(site.read) != len(self.versions) for site in self.sites.values()):
+            raise ValueError("a site's `read` has another number of fragments")
+        return self

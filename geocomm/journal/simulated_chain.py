@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Content:
     coded: int
     base: Digest
     steps: frozenset[int]
+    read: frozenset[int]
+    """Numbers of the tokens, as the site counts its own, that these steps have read."""
 
 
 class Chain:
@@ -51,6 +54,8 @@ class Chain:
         self.hashes: list[Hash] = []
         self.counted: list[set[int]] = [set() for _ in range(FRAGMENTS)]
         """By fragment: the steps that count."""
+        self.read: list[dict[str, Counter[int]]] = [defaultdict(Counter) for _ in range(FRAGMENTS)]
+        """By fragment and site: how often a token of its data counts."""
         self.rounds: list[list[Round]] = [[] for _ in range(FRAGMENTS)]
         self.truth: list[list[State]] = [[State(0)] for _ in range(FRAGMENTS)]
         self.digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
@@ -77,6 +82,8 @@ class Chain:
     def _take_round(self, entry: Round) -> None:
         p, v = entry.fragment, entry.version
         self.counted[p] = self.counted[p].union(*(self._contents[one.frame].steps for one in entry.members))
+        for one in entry.members:
+            self.read[p][one.site].update(self._contents[one.frame].read)
         self.rounds[p].append(entry)
         self.truth[p].append(self.truth[p][v].after([self._contents[one.frame].coded for one in entry.members]))
         self.digests[p, v + 1] = [(entry.index, self.truth[p][v + 1].digest)]
@@ -86,6 +93,7 @@ class Chain:
         p = entry.fragment
         for listed in self.rounds[p][entry.version].members:
             self.counted[p] -= self._contents[listed.frame].steps
+            self.read[p][listed.site].subtract(self._contents[listed.frame].read)
         skips = {(one.fragment, one.version) for one in self.entries if isinstance(one, Skip)}
         for version in range(entry.version, len(self.rounds[p])):
             members = self.rounds[p][version].members

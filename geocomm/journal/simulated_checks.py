@@ -66,13 +66,24 @@ class Checks:
                 raise BrokenRunError(f"12: entry {entry.index} counts steps of {listed.site} again")
             counted = counted | content.steps
 
+    def check_read(self, chain: Chain, sites: Mapping[str, SiteRecord]) -> None:
+        """An entry was appended. sites: as they stand after it."""
+        for name, site in sites.items():
+            for fragment, read in enumerate(chain.read):
+                missed = [token for token in range(site.taken) if read[name][token] < 1]
+                if missed:
+                    raise BrokenRunError(
+                        f"13: {name} would read on from {site.taken}, but token {missed[0]} does not count in fragment "
+                        f"{fragment}"
+                    )
+
     def check_part(self, site: Site, fragment: int, part: Part) -> None:
         """A rank of the site has settled a round."""
         head = site.state.head.index
         known = [digest for index, digest in site.chain.digests[fragment, part.state.version] if index <= head]
         if not known or part.state.digest != known[-1]:
             raise BrokenRunError(f"4: {site.name} has another fragment {fragment} than its journal gives")
-        if part.local - part.state.anchor != sum(added for _, added in part.uncounted):
+        if part.local - part.state.anchor != sum(step.added for step in part.uncounted):
             raise BrokenRunError(
                 f"6: {site.name} has other uncounted steps in fragment {fragment} than its weights say"
             )

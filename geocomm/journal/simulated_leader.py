@@ -119,6 +119,8 @@ class SimulatedLeader:
         if isinstance(entry, Round):
             self._checks.check_round(entry, self.chain, state.sites)
         self.chain.append(entry)
+        if state.head.index == entry.index:  # else others are to be appended too, which it knows already
+            self._checks.check_read(self.chain, state.sites)
         if isinstance(entry, Kept):
             self._first = max(self._first, state.needed_from)
         if isinstance(entry, End):

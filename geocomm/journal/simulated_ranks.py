@@ -27,13 +27,15 @@ from geocomm.journal.simulated_chain import FRAGMENTS, Content, State
 from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
 from geocomm.journal.simulated_leader import SimulatedLeader
 from geocomm.journal.simulated_lines import LEADER, Lines
-from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site
+from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site, Step
 from geocomm.journal.simulated_time import SimulatedTime
 
 _MAIL_PATIENCE_S = 2.0
 """A listed frame may be under way by mail for so long."""
 _EVERY = 6
 """Steps from one round of a fragment to the next."""
+_MOST_STEPS = 5 * _EVERY
+"""That a frame stands for: a longer delta is shortened."""
 
 
 class SimulatedRanks:
@@ -110,9 +112,9 @@ class SimulatedRanks:
         states = [state for state in states if state is not None]
         ranks.parts = [Part(state, state.anchor) for state in states]
         ranks.goals = [*site.state.versions]
-        ranks.member = self._member(
-            site.name, {p: state.version for p, state in enumerate(states)}, sorted(site.disk.frames)
-        )
+        ranks.read = site.state.sites[site.name].taken
+        versions = {p: state.version for p, state in enumerate(states)}
+        ranks.member = self._member(site.name, versions, sorted(site.disk.frames), site.state.head.index)
         for entry in site.disk.journal:
             # A state behind a void round is not loaded: such an entry is of a version that is to come.
             if isinstance(entry, Round | Skip) and entry.version >= states[entry.fragment].version:
@@ -170,7 +172,8 @@ class SimulatedRanks:
         for part in ranks.parts:
             added = self._random.randint(1, 99)
             part.local += added
-            part.uncounted.append((self._steps, added))
+            part.uncounted.append(Step(self._steps, added, ranks.read))
+        ranks.read += 1
         self._settle(site, ranks)
         for fragment in range(FRAGMENTS):
             if site.ranks is ranks and (site.steps + fragment * _EVERY // FRAGMENTS) % _EVERY == 0:
@@ -185,13 +188,15 @@ class SimulatedRanks:
             nothing = Pass(fragment=fragment, version=version, attempt=opened.attempt)
             self._do(site, ranks.member.made(nothing) if ranks.member is not None else [])
             return
-        delta = part.local - part.state.anchor + part.residual
+        counted = part.uncounted[:_MOST_STEPS]
+        rest = sum(step.added for step in part.uncounted[_MOST_STEPS:])
+        delta = part.local - rest - part.state.anchor + part.residual
         coded = delta // 8 * 8
         text = f"{self._time.hex()} {coded}"
         frame = Frame(fragment, version, site.name, hashlib.sha256(text.encode()).hexdigest())
-        steps = frozenset(step for step, _ in part.uncounted)
-        self._contents[frame.hash] = Content(frame, coded, part.state.digest, steps)
-        part.frames[frame.hash] = OwnFrame(delta - coded, part.local, len(part.uncounted))
+        steps, read = frozenset(step.number for step in counted), frozenset(step.token for step in counted)
+        self._contents[frame.hash] = Content(frame, coded, part.state.digest, steps, read)
+        part.frames[frame.hash] = OwnFrame(delta - coded, part.local - rest, len(counted))
         offer = Offer(
             fragment=fragment,
             version=version,
@@ -199,11 +204,12 @@ class SimulatedRanks:
             frame=frame.hash,
             coded_bytes=8,
             exact_bytes=0,
-            weight=len(part.uncounted),
+            weight=len(counted),
             step=site.steps,
             squared_norm=float(delta**2),
             lr=0.001,
             every=0,
+            taken=counted[-1].token + 1,
         )
 
         def on_disk() -> None:

@@ -8,7 +8,8 @@ What is checked, by the numbers of the rules: 1 one chain, which a site stores b
 entry for each fragment and version; 3 a listed frame lay on two live sites' disks; 4 equal journals give equal states;
 5 who offers has the state of the journal; 6 residual and uncounted steps change with a listed frame only; 10 terms
 never fall; 11 no two clocks are compared (each leader has another one, and members have none); 12 a step counts once
-for each fragment. And once the faults are over, the run goes on.
+for each fragment; 13 what a site has read, so that it reads on behind it, counts in every fragment. And once the faults
+are over, the run goes on.
 """
 
 from __future__ import annotations

@@ -81,6 +81,18 @@ class OwnFrame:
     """How many of the uncounted ones it has."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step of a site."""
+
+    number: int
+    """Over all sites."""
+    added: int
+    """To the fragment."""
+    token: int
+    """Which one of the site's data it has read."""
+
+
 @dataclass
 class Part:
     """A rank's copy of a fragment."""
@@ -88,8 +100,7 @@ class Part:
     state: State
     local: int
     residual: int = 0
-    uncounted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(step, what it added)."""
+    uncounted: list[Step] = field(default_factory=list[Step])
     frames: dict[Hash, OwnFrame] = field(default_factory=dict[Hash, OwnFrame])
 
 
@@ -101,6 +112,8 @@ class Ranks:
         self.member: Member | None = None
         self.parts: list[Part] = []
         self.goals: list[int] = []
+        self.read = 0
+        """Tokens of the site's data, those of earlier starts that count included."""
         self.opens: dict[int, Open] = {}
         """The last of each fragment."""
         self.introduced_to: Welcome | None = None

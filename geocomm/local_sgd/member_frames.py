@@ -30,8 +30,9 @@ class OwnFrame:
     """What becomes of the site if a frame of its own is listed."""
 
     weight: int
-    """Of the site when the frame was made: what it counts for is taken off the uncounted."""
+    """Of the site where the frame ends, as are step and tokens: what it counts for is taken off the uncounted."""
     step: int
+    tokens: int
     residual: torch.Tensor | None
     """What the codec has lost by then."""
     local_at_begin: torch.Tensor | None
@@ -54,8 +55,6 @@ class Delta:
     squared_norm: float
     rate: float
     every: int
-    taken: int
-    """Tokens that the site has read in the run so far."""
 
 
 class MemberFrames:
@@ -106,7 +105,7 @@ class MemberFrames:
             squared_norm=delta.squared_norm,
             lr=delta.rate,
             every=delta.every,
-            taken=delta.taken,
+            taken=delta.own.tokens,
         )
 
     def keep(self, fragment: int, version: int, site: str, content: torch.Tensor) -> Hash:

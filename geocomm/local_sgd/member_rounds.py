@@ -142,14 +142,14 @@ class MemberRounds:
         self._thread.start()
         return self._agent.begin()
 
-    def go(self, held: Mapping[int, AnchoredFragment]) -> None:
-        """Take part from the versions on that the own fragments have: what was loaded from the disk."""
+    def go(self, held: Mapping[int, AnchoredFragment], head: int) -> None:
+        """Take part from the versions on that the own fragments have, as loaded from the disk. head: see `Member`."""
         self._state_numels = {index: one.state_numel for index, one in held.items()}
         with self._lock:
             self._versions |= {index: one.version for index, one in held.items()}
             self._digests |= {index: one.digest() for index, one in held.items()}
         self._records.begin({index: one.version for index, one in held.items()})
-        self._member = Member(self.site, {index: self._versions[index] for index in self._fragments})
+        self._member = Member(self.site, {index: self._versions[index] for index in self._fragments}, head=head)
         self._post(self._take_early)
 
     @property

@@ -145,7 +145,7 @@ class MemberSiteRounds(SiteState):
             self._rounds.write_layout(self._layout())
         self._heads = dict(welcome.versions)
         self._begun_at, self._taken, self._run = welcome.step, welcome.taken, welcome.run
-        self._rounds.go(self._held)
+        self._rounds.go(self._held, welcome.head)
         for index, version in welcome.versions.items():
             if version == 0:  # a site may join with other weights before the first round
                 self._rounds.write_state(self._held[index])
@@ -174,6 +174,7 @@ class MemberSiteRounds(SiteState):
         begun, self.tokens = self.ranks.sum(told)
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
+        self._tokens_at_begin = [self.tokens] * len(self.fragments)
         self._next_due = [begun + due for due in self._next_due]
         self._head_step = begun
         has_moments = self._take_moments() or bool(self._begin_step)
@@ -313,16 +314,17 @@ class MemberSiteRounds(SiteState):
         if self._pace is not None and self._rounds is not None and index == 0:
             every = self._pace.wanted(cycle, self._rounds.line.seconds)
         own_weight = self._weight_at_begin[index] + weight * counted // steps
+        read = self._tokens_at_begin[index]
+        read += (self.tokens - read) * counted // steps
         return Delta(
             delta.values,
             held.residual,
             max(1, weight * min(counted, MOST_WEIGHT * cycle) // steps),
-            OwnFrame(own_weight, begun + counted, None, delta.local, 0),
+            OwnFrame(own_weight, begun + counted, read, None, delta.local, 0),
             self.run_step,
             share * share * squared_norm,
             self._inner.rate,
             every,
-            self.tokens,
         )
 
     def _merge(self, index: int, decided: Decided | None) -> None:
@@ -330,7 +332,7 @@ class MemberSiteRounds(SiteState):
         fragment = self.fragments[index]
         local = weights_of(self.ranks, self._view, fragment)
         work = None if decided is None or local is None else partial(self._merge_own, index, decided, local)
-        most, void, counted, weight, step = self.ranks.by_owner(index, work, 5)
+        most, void, counted, weight, step, tokens = self.ranks.by_owner(index, work, 6)
         if local is None or not local.of_model:
             self.ranks.write(self._view, fragment, None if local is None else local.pieces[0])
         self._ahead = max(self._ahead, most - self.step)
@@ -339,12 +341,13 @@ class MemberSiteRounds(SiteState):
         self._counters["rounds_void"] += void
         if counted:
             self._weight_at_begin[index], self._step_at_begin[index] = weight, step
+            self._tokens_at_begin[index] = tokens
         elif not void:
             self._not_counted += 1
 
     def _merge_own(self, index: int, decided: Decided, local: SiteWeights) -> list[int]:
         """The same of an own fragment, in `local`. The step of the run, whether the round is void, whether a frame of
-        this site counts, and the weight and step that it brings."""
+        this site counts, and the weight, step and tokens that it brings."""
         held, own = self._held[index], decided.own
         before = held.anchor.clone() if own is None else None
         self._step_outside(held, decided)
@@ -363,7 +366,7 @@ class MemberSiteRounds(SiteState):
         entry = decided.settled.entry
         steps = () if entry is None else (one.step for one in entry.members if one.step <= MOST_STEPS)
         most = max(steps, default=0)
-        return [most, int(void), *((0, 0, 0) if own is None else (1, own.weight, own.step))]
+        return [most, int(void), *((0, 0, 0, 0) if own is None else (1, own.weight, own.step, own.tokens))]
 
     def _step_outside(self, held: AnchoredFragment, decided: Decided) -> None:
         entry = decided.settled.entry

@@ -72,6 +72,7 @@ class SiteState(ABC):
         """That the site has read so far, as far as it was told of them."""
         self._weight_at_begin = [0] * len(self.fragments)
         self._step_at_begin = [0] * len(self.fragments)
+        self._tokens_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
         self._waited_s = 0.0
         self._norms: dict[str, float | None] = dict.fromkeys(
@@ -185,6 +186,7 @@ class SiteState(ABC):
                 values.copy_(self._held[fragment].anchor)
         self._weight_at_begin = [self.weight] * len(self.fragments)
         self._step_at_begin = [self.step] * len(self.fragments)
+        self._tokens_at_begin = [self.tokens] * len(self.fragments)
         healed = self._inner.heal()
         anew = f" and begins its optimizer anew: {'; '.join(healed)}" if healed else ""
         logger().warning(

@@ -140,7 +140,7 @@ def test_what_the_leader_does_not_name_is_not_open(down: Welcome | None) -> None
     member = Member("a", {0: 0})
     member.due(0)
     member.on_down(opened())
-    welcome = RankWelcome(site="a", run=DIGEST, versions={}, states={}, every=1, step=0)
+    welcome = RankWelcome(site="a", run=DIGEST, versions={}, head=-1, states={}, every=1, step=0)
     acts = member.on_down(down or welcome)
     assert words(acts) == [Due(fragment=0, version=0)]
     assert member.begins() == []
@@ -215,3 +215,15 @@ def test_void_round_that_was_applied_starts_the_ranks_again() -> None:
     member = Member("a", {0: 3})
     [act] = member.on_down(void(1))
     assert isinstance(act, StartAgain)
+
+
+@pytest.mark.parametrize(("head", "again"), [(5, True), (4, False), (50, False)])
+def test_void_round_of_an_earlier_start_has_the_site_read_its_data_again(head: int, again: bool) -> None:
+    """Entry 5 is the round, and entry 50 makes it void: what the site was told before or after both is right."""
+    member = Member("a", {0: 0}, head=head)
+    member.on_down(listed(0, a="a", b="b"))
+    acts = member.on_down(void(0))
+    assert [isinstance(act, StartAgain) for act in acts] == [True] * again
+    other = Member("c", {0: 0}, head=head)
+    other.on_down(listed(0, a="a", b="b"))
+    assert other.on_down(void(0)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,3 +119,59 @@ def test_state_after_a_part_and_the_rest_is_the_state_after_all() -> None:
         for entry in entries[cut:]:
             state.apply(entry)
         assert vars(state) == vars(RunState.of(entries))
+
+
+def with_fragments(count: int) -> RunState:
+    state = RunState()
+    put(state, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,) * count, every=10)
+    put(state, Join, site="a", store="5" * 32)
+    return state
+
+
+def read_until(state: RunState, fragment: int, tokens: int) -> None:
+    frame = FRAME.model_copy(update={"taken": tokens})
+    version = state.versions[fragment]
+    put(state, Round, fragment=fragment, version=version, members=(frame,), every=0, base=None)
+
+
+def test_site_reads_on_from_the_fragment_that_has_least_of_its_data() -> None:
+    state = with_fragments(2)
+    read_until(state, 0, 100)
+    assert state.sites["a"].taken == 0
+    read_until(state, 1, 40)
+    assert state.sites["a"].taken == 40
+    read_until(state, 1, 70)
+    read_until(state, 0, 90)  # after a restart: this fragment has more
+    assert state.sites["a"].taken == 70
+    read_until(state, 1, 200)
+    assert state.sites["a"].taken == 100
+    assert RunState.read(state.text).sites["a"].taken == 100
+
+
+def test_void_rounds_take_back_what_they_counted() -> None:
+    state = with_fragments(1)
+    for tokens in (10, 20, 30):
+        read_until(state, 0, tokens)
+    for version in state.to_skip(0, 1):
+        put(state, Skip, fragment=0, version=version, why="lost")
+    assert state.sites["a"].taken == 10
+    read_until(state, 0, 25)
+    assert state.sites["a"].taken == 25
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 10, 100, 900])
+def test_long_run_remembers_few_rounds_of_a_site_and_takes_back_too_much_rather_than_too_little(back: int) -> None:
+    state = with_fragments(1)
+    for version in range(1000):
+        read_until(state, 0, version + 1)
+    assert len(state.sites["a"].read[0]) <= 22  # two for each doubling
+    for version in state.to_skip(0, 1000 - back):
+        put(state, Skip, fragment=0, version=version, why="lost")
+    assert 1000 - 3 * back <= state.sites["a"].taken <= 1000 - back
+
+
+def test_state_whose_site_has_other_fragments_than_the_run_is_refused() -> None:
+    state = with_fragments(2)
+    state.sites["a"] = replace(state.sites["a"], read=())
+    with pytest.raises(BadLineError, match="fragments"):
+        RunState.read(state.text)

@@ -106,6 +106,13 @@ class KnowsItsLastFrameOnly(Member):
         return found if found in own.own[-1:] else None
 
 
+class ReadsOnBehindVoidRounds(Member):
+    """A member that does not look whether its site was told of rounds that become void."""
+
+    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Any = (), head: int = -1) -> None:
+        super().__init__(site, versions, on_disk)
+
+
 MISTAKES = [
     ({"member": BelievesWhatWasOpen, "faults": {"leader": 1.0}}, "stands still"),
     (
@@ -124,6 +131,7 @@ MISTAKES = [
     ),
     ({"sequencer": NeverSkips, "faults": {"disk": 1.0}, "sites": 2}, "stands still"),
     ({"member": KnowsItsLastFrameOnly, "faults": {"line": 1.0, "leader": 1.0}}, "12"),
+    ({"member": ReadsOnBehindVoidRounds, "faults": {"disk": 1.0}}, "13"),
 ]
 
 
@@ -131,7 +139,7 @@ def verdict(history: History) -> str:
     return "stands still" if history.stood_still else history.broken.partition(":")[0]
 
 
-@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames"])
+@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read"])
 def test_mistake_of_a_member_or_leader_is_found(mistake: Mapping[str, Any], found: str) -> None:
     right = {name: value for name, value in mistake.items() if name not in ("member", "sequencer")}
     if "terms" in right and right["terms"].attempt_s == math.inf:

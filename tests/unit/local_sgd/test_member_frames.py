@@ -32,8 +32,8 @@ def frames_of(store: FragmentStore) -> MemberFrames:
 
 
 def offer_of(frames: MemberFrames, value: float, version: int) -> Offer:
-    own = OwnFrame(5, 8, None, torch.full((64,), value), 0)
-    delta = Delta(torch.full((64,), value), None, 4, own, 8, 1.0, 0.1, 0, 0)
+    own = OwnFrame(5, 8, 20, None, torch.full((64,), value), 0)
+    delta = Delta(torch.full((64,), value), None, 4, own, 8, 1.0, 0.1, 0)
     return frames.make(Open(fragment=0, version=version, attempt=0, peers=()), delta, None)
 
 

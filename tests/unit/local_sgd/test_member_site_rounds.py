@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from geocomm.local_sgd.anchor import AnchoredFragment
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.inner_optimizers import InnerOptimizers
 from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.member_frames import Delta, OwnFrame
+from geocomm.local_sgd.member_frames import Delta
 from geocomm.local_sgd.member_rounds import Decided
 from geocomm.local_sgd.member_site_rounds import MemberSiteRounds
 from geocomm.local_sgd.nesterov import Nesterov
@@ -56,9 +56,11 @@ class GivenRounds:
         self._begin_step = begin_step
 
     def begin(self, digests: dict[int, str]) -> RankWelcome:
-        return RankWelcome(site="a", run="0" * 32, versions={0: 0}, states={}, every=EVERY, step=self._begin_step)
+        return RankWelcome(
+            site="a", run="0" * 32, versions={0: 0}, head=-1, states={}, every=EVERY, step=self._begin_step
+        )
 
-    def go(self, held: dict[int, AnchoredFragment]) -> None:
+    def go(self, held: dict[int, AnchoredFragment], head: int) -> None:
         """Nothing is replayed."""
 
     def decided(self) -> dict[int, Decided]:
@@ -147,7 +149,7 @@ class Site:
         )  # fmt: skip
         own = None
         if counted is not None:
-            own = OwnFrame(counted.own.weight, counted.own.step, None, counted.own.local_at_begin, 64)
+            own = replace(counted.own, wire_bytes=64)
         settled = Settled(0, version, entry, offer if counted else None)
         self.rounds.next = {0: Decided(settled, average, own)}
 
@@ -214,6 +216,7 @@ def test_long_delta_counts_in_parts_of_five_cycles_and_none_of_it_is_lost(tokens
     assert torch.allclose(first.values, torch.full((16,), -0.25 * 5 * EVERY), atol=1e-5)
     assert first.squared_norm == pytest.approx(16 * (0.25 * 5 * EVERY) ** 2, rel=1e-5)
     assert first.own.step == 5 * EVERY
+    assert first.own.tokens == 5 * EVERY * tokens  # what it stands for, not all that was read
     assert first.weight == 2 * EVERY * (tokens or 1)
     average = torch.full((16,), -1.0)
     site.decide(average, counted=first)
@@ -227,6 +230,7 @@ def test_long_delta_counts_in_parts_of_five_cycles_and_none_of_it_is_lost(tokens
     second = site.rounds.offered[-1]
     assert torch.allclose(second.values, torch.full((16,), -rest), atol=1e-5)
     assert second.own.step == 8 * EVERY + 2
+    assert second.own.tokens == (8 * EVERY + 2) * tokens
     assert second.own.weight == (8 * EVERY + 2) * (tokens or 1)
 
 
@@ -275,7 +279,7 @@ def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:
     site.step(0.25)
     (delta,) = site.rounds.offered
     others = torch.linspace(-1, 1, 16)
-    own = OwnFrame(delta.own.weight, delta.own.step, None, delta.own.local_at_begin, 64)
+    own = replace(delta.own, wire_bytes=64)
     offer = Offer(
         fragment=0, version=0, attempt=0, frame="0" * 64, coded_bytes=0, exact_bytes=64, weight=2, step=2,
         squared_norm=1.0, lr=1.0, every=0,
