@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,11 @@ from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
+from why_causes import NOT_KNOWN, SCENARIOS, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_why_worker.py"
 STEPS = 30
-NARROW_WINDOWS = "sysctl -qw net.ipv4.tcp_rmem='4096 16384 32768' && "
-# The kernel of a site without BBR, as many are.
-RENO_ONLY = 'sysctl -qw net.ipv4.tcp_congestion_control=reno && LD_PRELOAD="$WITHOUT_BBR" '
 WITHOUT_BBR = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -52,75 +50,6 @@ int setsockopt(int fd, int level, int name, const void* value, socklen_t length)
   return next(fd, level, name, value, length);
 }
 """
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A run, what is wrong with it, and what `geocomm why` has to say."""
-
-    name: str
-    verdict: str
-    rtt_ms: float = 20
-    mbit: float = 400
-    loss: float = 0
-    sites: int = 2
-    between: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of site0 and site1 alone, instead: `mbit`, `rtt_ms`."""
-    where: str | None = None
-    """The site or the two that have to be named; None: any."""
-    settings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the worker (`bench_why_worker.py`)."""
-    options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """GEOCOMM_..."""
-    before: str = ""
-    """Shell words before the program."""
-    fix: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What takes the cause away; empty: the run is not repeated."""
-
-
-SCENARIOS = (
-    Scenario("healthy", "computation", rtt_ms=2, settings={"KIB": "16", "COMPUTE": "0.2"}),
-    Scenario("rate", "bandwidth", mbit=60, settings={"KIB": "1024"}, fix={"mbit": 600}),
-    Scenario("rtt", "latency", rtt_ms=80, settings={"KIB": "16", "OPERATIONS": "8"}, fix={"rtt_ms": 1}),
-    Scenario("loss", "packet loss", rtt_ms=40, loss=0.02, settings={"KIB": "384"}, before=RENO_ONLY),
-    Scenario("windows", "TCP windows", rtt_ms=40, settings={"KIB": "1024"}, before=NARROW_WINDOWS),
-    Scenario("slow site", "straggler site", settings={"SLOW_SITE": "site1", "SLOW": "0.15", "KIB": "64"}),
-    Scenario(
-        "codec",
-        "codec",
-        rtt_ms=2,
-        mbit=1000,
-        settings={"KIB": "24576", "OPERATIONS": "1"},
-        options={"CODEC": "int4+zstd", "THREADS": "1", "CPU": "scalar"},
-        fix={"options": {"CODEC": "int4"}},
-    ),
-    Scenario("loader", "input", settings={"INPUT": "0.15", "KIB": "64"}),
-    Scenario(
-        *("loss under BBR", "packet loss"), rtt_ms=40, mbit=100, loss=0.05, settings={"KIB": "384"}, fix={"loss": 0}
-    ),
-    Scenario(
-        *("three sites: slow link", "bandwidth"),
-        sites=3,
-        between={"mbit": 40},
-        where="site0 - site1",
-        settings={"KIB": "1024"},
-        fix={"between": {}},
-    ),
-    Scenario(
-        *("three sites: far link", "latency"),
-        sites=3,
-        between={"rtt_ms": 120},
-        where="site0 - site1",
-        settings={"KIB": "16", "OPERATIONS": "4"},
-        fix={"between": {}},
-    ),
-    Scenario(
-        *("three sites: slow site", "straggler site"),
-        sites=3,
-        where="site1",
-        settings={"SLOW_SITE": "site1", "SLOW": "0.15", "KIB": "64"},
-    ),
-)
 
 
 class RunError(RuntimeError):
@@ -143,6 +72,9 @@ class Row:
     others: Sequence[str] = ()
     right: bool = False
     """The first verdict is the cause that was injected, at the place where it was."""
+    unknown: bool = False
+    """It is that the cause is not known."""
+    group: str = "single"
 
     @property
     def off(self) -> float | None:
@@ -158,15 +90,19 @@ def train(
     environment: Mapping[str, str],
     *,
     before: str = "",
+    elastic: bool = False,
     seed: int = 1,
     limit_s: float = 300,
 ) -> None:
     """Run WORKER at each site, with TLS and telemetry to `store`. environment: of WORKER and geocomm. before: shell
     words. Raises RunError."""
     with site_keys(topology.sites, None, secure=True) as keys, tempfile.TemporaryFile("w+") as log:
+        meet = f"{before}{sys.executable} -m geocomm run --hub $MASTER_ADDR:$MASTER_PORT"
         command = (
-            f"{before}{sys.executable} -m geocomm run --hub $MASTER_ADDR:$MASTER_PORT --telemetry {store} -- "
-            f"--nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 {WORKER}"
+            f"{meet} --elastic --run-dir {store}/$GEOCOMM_SITE --wait-for {','.join(topology.sites)} -- "
+            f"--nproc-per-node 1 {WORKER}"
+            if elastic
+            else f"{meet} --telemetry {store} -- --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1 {WORKER}"
         )
         with WanRun(
             topology,
@@ -193,12 +129,16 @@ def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
     """A run whose telemetry goes to `store`. library: takes BBR away."""
     chance = random.Random(f"{scenario.name} {seed}")
     faster, nearer = chance.uniform(0.8, 1.2), chance.uniform(0.8, 1.2)
-    link = EmulatedLink(scenario.mbit * 1e6 * faster, scenario.rtt_ms / 2000 * nearer, scenario.loss)
-    other = EmulatedLink(
-        scenario.between.get("mbit", scenario.mbit) * 1e6 * faster,
-        scenario.between.get("rtt_ms", scenario.rtt_ms) / 2000 * nearer,
+    link = EmulatedLink(
+        scenario.mbit * 1e6 * faster,
+        scenario.rtt_ms / 2000 * nearer,
         scenario.loss,
+        scenario.queue,
+        reorder=scenario.reorder,
+        reset=scenario.reset,
     )
+    mbit, rtt_ms = (scenario.between.get(name, getattr(scenario, name)) for name in ("mbit", "rtt_ms"))
+    other = replace(link, rate_bps=mbit * 1e6 * faster, delay_s=rtt_ms / 2000 * nearer)
     topology = EmulatedWan.uniform(scenario.sites, link)
     topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): other})
     own = {"STEPS": str(STEPS), "SEED": str(seed), **scenario.settings}
@@ -207,7 +147,7 @@ def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
         **{f"WHY_{name}": value for name, value in own.items()},
         **{f"GEOCOMM_{name}": value for name, value in scenario.options.items()},
     }
-    train(topology, store, environment, before=scenario.before, seed=seed)
+    train(topology, store, environment, before=scenario.before, elastic=scenario.elastic, seed=seed)
 
 
 def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str, Any]:
@@ -216,7 +156,7 @@ def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str,
         with tempfile.TemporaryDirectory(dir=store.parent) as made:  # a run that fails leaves nothing to be judged
             run(scenario, seed, Path(made), library)
             shutil.copytree(made, store)
-    return judged(store)
+    return judged(store / "site0" if scenario.elastic else store)
 
 
 def made_before(scenario: Scenario, seed: int, stores: Path) -> bool:
@@ -236,9 +176,11 @@ def measure(scenario: Scenario, seed: int, stores: Path, library: Path) -> Row:
         fixed = said(replace(scenario, **scenario.fix), seed, stores / f"{name} fixed", library)["step_seconds"]
     others = [f"{one['cause']} ({one['where'] or 'everywhere'}) {one['share']:.0%}" for one in verdicts]
     first = verdicts[0]
-    right = first["cause"] == scenario.verdict and scenario.where in (None, first["where"])
+    right = first["cause"] in (scenario.verdict, *scenario.or_else) and scenario.where in (None, first["where"])
     return Row(
-        *(scenario.name, seed, scenario.verdict, first["cause"], answer["step_seconds"], saved, fixed, others, right)
+        *(scenario.name, seed, scenario.verdict, first["cause"], answer["step_seconds"], saved, fixed, others, right),
+        unknown=first["cause"] == NOT_KNOWN,
+        group=scenario.group,
     )
 
 
@@ -290,11 +232,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="begin no run after so long")
-    parser.add_argument("--only", default="", help="these scenarios, by commas")
+    parser.add_argument("--only", default="", help="these scenarios, or groups of them, by commas")
     parser.add_argument("--stores", type=Path, help="keep the run stores here; what is there is judged again, not run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    chosen = [one for one in SCENARIOS if not arguments.only or one.name in arguments.only.split(",")]
+    wanted = set(filter(None, arguments.only.split(",")))
+    chosen = [one for one in SCENARIOS if not wanted or wanted & {one.name, one.group}]
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     until = time.monotonic() + 60 * arguments.minutes
     rows: list[Row] = []

@@ -6,16 +6,19 @@ it: waiting for a late site looks like a slow link at all others, and a link tha
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from geocomm.diagnostics.link_causes import LinkCauses, egress_row, judge
+from geocomm.diagnostics.change import find_change
+from geocomm.diagnostics.link_causes import Judged, LinkCauses, egress_row, judge
 from geocomm.diagnostics.link_use import Place
 from geocomm.diagnostics.replay import Replay, Without, waits
 from geocomm.diagnostics.round_waits import judge_rounds
 from geocomm.diagnostics.run_window import RunWindow, Step
+from geocomm.diagnostics.stalls import find_stalls, own_seconds, without_steps
 from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
 _HIDDEN = 0.10
@@ -23,6 +26,8 @@ _HIDDEN = 0.10
 _LATE_STEPS = 0.7
 _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
+_EXPLAINED = 0.8
+"""Where the causes explain less of what is lost, that is what has to be said first."""
 _CLEARLY_MORE = 1.1
 """By so much a cause must save more than one that is tested before it, to stand before it."""
 
@@ -58,22 +63,53 @@ class _Examination:
 
     def __init__(self, window: RunWindow) -> None:
         self._window = window
-        self._replay = Replay(window)
         self._step = window.step_seconds
+        self._change = find_change(window)
+        steady = window if self._change is None else self._change.after
+        self._stalls = find_stalls(steady)
+        self._replay = Replay(without_steps(steady, self._stalls.steps))
+        self._steady = steady
 
     def diagnosis(self) -> Diagnosis:
         """All causes, the most costly first."""
-        off = abs(self._replay.seen / self._step - 1)
-        found = [verdict for verdict in self._causes() if verdict.share >= NAMED_FROM] if off < _REPLAY_OFF else []
+        off = abs(self._replay.seen / self._replay.window.step_seconds - 1)
+        judged = [*self._causes()] if off < _REPLAY_OFF else []
+        found = [*self._stalls.verdicts, *(self._of_all(one.verdict) for one in judged)]
         ranked: list[Verdict] = []
         for verdict in found:  # in the order of the tests
+            if verdict.share < NAMED_FROM:
+                continue
             place = len(ranked)
             while place > 0 and verdict.saved_seconds > _CLEARLY_MORE * ranked[place - 1].saved_seconds:
                 place -= 1
             ranked.insert(place, verdict)
+        ranked = self._with_rest(ranked, judged) if off < _REPLAY_OFF else ranked
         if not ranked:
             ranked = [self._healthy(off)]
         return Diagnosis(self._step, self._parts, ranked, [*self._notes(off)])
+
+    def _of_all(self, verdict: Verdict) -> Verdict:
+        """Its share of the steps as they were, with those that stalled."""
+        return replace(verdict, share=verdict.saved_seconds / self._steady.step_seconds)
+
+    def _with_rest(self, ranked: list[Verdict], judged: Sequence[Judged]) -> list[Verdict]:
+        """Also what no cause explains: first, where it is a good part of all that was lost."""
+        without = functools.reduce(Without.and_also, (one.without for one in judged), Without())
+        rest = self._replay.replayed(without).waited + self._stalls.unexplained
+        step = self._steady.step_seconds
+        if rest < _HIDDEN * step:
+            return ranked
+        named = [*self._stalls.verdicts, *(one.verdict for one in judged)]
+        lost = rest + sum(one.saved_seconds for one in named)
+        share = rest / step
+        evidence = [
+            ("waiting for other sites", f"{self._exposed / self._step:.0%} of a step"),
+            ("of that, with all known causes taken away", f"{share:.0%} of a step"),
+        ]
+        fix = "No cause that is known here explains this. geocomm trace shows these steps, operation by operation."
+        text = f"Not known: {share:.0%} of a step is waiting that no known cause explains."
+        unknown = Verdict(Cause.UNKNOWN, "", rest, share, evidence, fix, text=text)
+        return [unknown, *ranked] if lost - rest < _EXPLAINED * lost else [*ranked, unknown]
 
     @cached_property
     def _parts(self) -> dict[str, float | None]:
@@ -111,6 +147,11 @@ class _Examination:
             yield "The program tells of no steps (geocomm.report_step): all its operations count as one step."
         elif window.step_count < 10:
             yield f"Only {window.step_count} steps are known: let the run go on for a better verdict."
+        if self._change is not None:
+            yield (
+                f"Since step {self._change.step} a step takes {seconds_text(self._change.after_s)}, before "
+                f"{seconds_text(self._change.before_s)}. The causes are those of the steps since."
+            )
         if off >= _REPLAY_OFF:
             yield f"The replay of these steps is {off:.0%} off what was measured, so no cause is named."
 
@@ -144,15 +185,13 @@ class _Examination:
             shares.append(covered / (rank.steps[-1].ended - rank.steps[0].began))
         return min(1.0, statistics.fmean(shares)) if shares else None
 
-    def _causes(self) -> Iterable[Verdict]:
+    def _causes(self) -> Iterable[Judged]:
         yield from self._input()
         yield from self._checkpoint()
         yield from self._straggler()
         yield from LinkCauses(self._replay).verdicts()
-        if self._window.waited_by_site:
-            yield self._rounds
 
-    def _input(self) -> Iterable[Verdict]:
+    def _input(self) -> Iterable[Judged]:
         if not self._parts["input"]:
             return
         by_site = self._by_site(lambda step: step.input)
@@ -168,7 +207,7 @@ class _Examination:
             "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
         )
 
-    def _checkpoint(self) -> Iterable[Verdict]:
+    def _checkpoint(self) -> Iterable[Judged]:
         if not self._parts["checkpoint"]:
             return
         by_site = self._by_site(lambda step: step.checkpoint)
@@ -193,7 +232,7 @@ class _Examination:
     def _rounds(self) -> Verdict:
         return judge_rounds(self._window.rounds, self._window.waited_by_site, self._step)
 
-    def _straggler(self) -> Iterable[Verdict]:
+    def _straggler(self) -> Iterable[Judged]:
         own = self._own_seconds()
         sites = {place[0] for place in own}
         if len(sites) < 2 or not self._replay.messages:  # nobody waits for it
@@ -237,8 +276,8 @@ class _Examination:
     def _own_seconds(self) -> dict[Place, list[float]]:
         """Of each step of each rank, what was no waiting for others."""
         return {
-            rank.place: [step.seconds - max(waits(rank, step), step.exposed or 0.0) for step in rank.steps]
-            for rank in self._window.ranks
+            rank.place: [own_seconds(rank, step) for step in rank.steps]
+            for rank in self._replay.window.ranks
             if rank.steps
         }
 

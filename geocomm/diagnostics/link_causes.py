@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from geocomm.diagnostics.link_use import LinkUse
 from geocomm.diagnostics.replay import Message, Replay, Way, Without
@@ -17,6 +18,8 @@ _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
 _STEADY_IN_LOSS = 0.85
 """The same where packets are lost, since a full line loses them too."""
+_ODD = 3.0
+"""A message that takes so many times what the median one does does not wait for the line's rate alone."""
 _HALF = 0.5
 _QUEUE = 1.25
 _IDLE_USE = 0.3
@@ -31,6 +34,13 @@ _CLEARLY_MORE = 1.25
 """By so much more than a part of them must links save together to be named."""
 
 
+class Judged(NamedTuple):
+    """A cause, and what a replay leaves out that goes without it."""
+
+    verdict: Verdict
+    without: Without
+
+
 def judge(
     replay: Replay,
     cause: Cause,
@@ -40,10 +50,11 @@ def judge(
     fix: str,
     *,
     at_most: bool = False,
-) -> Verdict:
+) -> Judged:
     """A cause with what a replay without it saves."""
     saved = max(0.0, replay.seen - replay.seconds(without))
-    return Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
+    verdict = Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
+    return Judged(verdict, without)
 
 
 def pair_name(one: str, other: str) -> str:
@@ -65,6 +76,7 @@ class LinkFacts:
     lost: float  # share of bytes
     size: float  # of a message, the mean
     fastest: float  # seconds for a byte, of the fastest tenth of messages
+    pace: float  # the same of the median message
     steady: float  # the median message's rate, over that of the fastest tenth
     coding: float  # share of `busy` in which the sender still made frames
     lasting: bool  # messages last for round trips, so that rates say something of the line
@@ -106,7 +118,7 @@ class LinkCauses:
         self._replay = replay
         self._window = replay.window
 
-    def verdicts(self) -> Iterable[Verdict]:
+    def verdicts(self) -> Iterable[Judged]:
         """In the order of the tests, also those that cost nothing."""
         yield from self._bandwidth()
         yield from self._windows()
@@ -130,7 +142,7 @@ class LinkCauses:
         data = link.busy_s * link.streams / (link.streams + 1)
         limited_s = link.receiver_limited_s + link.buffer_limited_s
         paces = sorted(message.service / message.size for message in messages if message.size)
-        fastest = paces[len(paces) // 10] if paces else 0.0
+        fastest, pace = (paces[len(paces) // 10], statistics.median(paces)) if paces else (0.0, 0.0)
         return LinkFacts(
             way,
             busy,
@@ -142,7 +154,8 @@ class LinkCauses:
             link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
             size / len(messages),
             fastest,
-            fastest / statistics.median(paces) if fastest else 0.0,
+            pace,
+            fastest / pace if fastest else 0.0,
             sum(message.coding for message in messages) / busy if busy else 0.0,
             busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
         )
@@ -171,7 +184,7 @@ class LinkCauses:
         fix: Callable[[LinkFacts], str],
         *,
         at_most: bool = False,
-    ) -> Iterable[Verdict]:
+    ) -> Iterable[Judged]:
         """One verdict: of the two sites whose link costs most; of a site, or of all links, where that explains more."""
         pairs: dict[str, list[LinkFacts]] = defaultdict(list)
         sites: dict[str, list[LinkFacts]] = defaultdict(list)
@@ -184,11 +197,11 @@ class LinkCauses:
         if not pairs:
             return
 
-        def worst(of: Mapping[str, Sequence[LinkFacts]]) -> Verdict:
+        def worst(of: Mapping[str, Sequence[LinkFacts]]) -> Judged:
             busiest = sorted(of, key=lambda name: -max(one.busy for one in of[name]))[:_MOST_PAIRS]
-            return max((verdict(name, of[name]) for name in busiest), key=lambda one: one.saved_seconds)
+            return max((verdict(name, of[name]) for name in busiest), key=lambda one: one.verdict.saved_seconds)
 
-        def verdict(where: str, links: Sequence[LinkFacts]) -> Verdict:
+        def verdict(where: str, links: Sequence[LinkFacts]) -> Judged:
             busiest = max(links, key=lambda one: one.busy)
             changed = without({one.way for one in links})
             return judge(self._replay, cause, where, changed, evidence(busiest), fix(busiest), at_most=at_most)
@@ -197,18 +210,24 @@ class LinkCauses:
             yield verdict(*pairs.popitem())
             return
         most = verdict("", everywhere)
-        if most.share < NAMED_FROM:  # nor does a part of them cost more
+        if most.verdict.share < NAMED_FROM:  # nor does a part of them cost more
             return
         best = worst(pairs)
         for wider in (worst(sites), most):
-            if wider.saved_seconds > _CLEARLY_MORE * best.saved_seconds:
+            if wider.verdict.saved_seconds > _CLEARLY_MORE * best.verdict.saved_seconds:
                 best = wider
         yield best
 
-    def _bandwidth(self) -> Iterable[Verdict]:
+    def _bandwidth(self) -> Iterable[Judged]:
         def without(ways: set[Way]) -> Without:
-            # The bytes take no time, but what is left of the codec does.
-            return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
+            # The bytes take no time, but what is left of the codec does; and what a message took beyond all others.
+            def service(one: Message) -> float:
+                if one.way not in ways:
+                    return one.service
+                odd = one.service - _ODD * one.size * self._facts[one.way].pace
+                return max(min(one.service, one.coding), odd)
+
+            return Without(service=service)
 
         yield from self._by_pairs(
             Cause.BANDWIDTH,
@@ -246,7 +265,7 @@ class LinkCauses:
     def _relayed(self, one: LinkFacts) -> float:
         return next((rank.relayed for rank in self._window.ranks if rank.place == one.way[0]), 0.0)
 
-    def _windows(self) -> Iterable[Verdict]:
+    def _windows(self) -> Iterable[Judged]:
         def without(ways: set[Way]) -> Without:
             # What the line would carry is not known: no more can be saved than all of it.
             return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
@@ -269,7 +288,7 @@ class LinkCauses:
             at_most=True,
         )
 
-    def _loss(self) -> Iterable[Verdict]:
+    def _loss(self) -> Iterable[Judged]:
         fastest = {one.way: one.fastest for one in self._facts.values()}
 
         def without(ways: set[Way]) -> Without:
@@ -299,7 +318,7 @@ class LinkCauses:
             ),
         )
 
-    def _codec(self) -> Iterable[Verdict]:
+    def _codec(self) -> Iterable[Judged]:
         coding = [operation.coding for rank in self._window.ranks for operation in rank.operations]
         if not any(coding):
             return
@@ -327,7 +346,7 @@ class LinkCauses:
             "(GEOCOMM_THREADS) and cores.",
         )
 
-    def _latency(self) -> Iterable[Verdict]:
+    def _latency(self) -> Iterable[Judged]:
         plain = {
             one.way
             for one in self._facts.values()

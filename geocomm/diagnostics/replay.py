@@ -68,6 +68,25 @@ class Without:
     """What the program needs for itself in a step, of which `own` seconds were seen."""
 
 
+    def and_also(self, other: Without) -> Without:
+        """Without what either leaves out."""
+        return Without(
+            service=lambda message: min(self.service(message), other.service(message)),
+            delay=lambda message: min(self.delay(message), other.delay(message)),
+            coding=lambda place: min(self.coding(place), other.coding(place)),
+            program=lambda rank, step, own: other.program(rank, step, self.program(rank, step, own)),
+        )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step of a replay, the mean over steps and ranks. Seconds."""
+
+    seconds: float
+    waited: float
+    """Of these, in waits for operations."""
+
+
 @dataclass
 class _Event:
     """A call or a wait of a program, in its order."""
@@ -86,6 +105,7 @@ class _Program:
     next: int = 0
     now: float = 0.0
     began: float = 0.0
+    waited: float = 0.0
 
 
 class Replay:
@@ -119,6 +139,10 @@ class Replay:
 
     def seconds(self, without: Without) -> float:
         """A step's, the mean over steps and ranks."""
+        return self.replayed(without).seconds
+
+    def replayed(self, without: Without) -> Replayed:
+        """The steps without something."""
         programs = {
             rank.place: _Program(rank, self._events_without(rank, without), 0, _begin(rank), _begin(rank))
             for rank in self.window.ranks
@@ -133,8 +157,9 @@ class Replay:
                 moving |= self._advance(place, program, begun, ends, free, without)
             if not moving:
                 moving = self._unblock(programs, begun, ends, free, without)
+        count = max(1, sum(len(rank.steps) for rank in self.window.ranks))
         total = sum(program.now - program.began for program in programs.values())
-        return total / max(1, sum(len(rank.steps) for rank in self.window.ranks))
+        return Replayed(total / count, sum(program.waited for program in programs.values()) / count)
 
     def _find_messages(self) -> None:
         """How long each message held its link, from what was seen: they leave one after the other."""
@@ -225,7 +250,9 @@ class Replay:
                 end = ends.get((event.key, place))
                 if end is None:
                     return moved
-                program.now = max(program.now + event.own, end) + event.late
+                asked = program.now + event.own
+                program.now = max(asked, end) + event.late
+                program.waited += program.now - asked
             else:
                 program.now += event.own
                 if event.key is not None:

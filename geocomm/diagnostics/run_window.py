@@ -7,7 +7,7 @@ import math
 import statistics
 import string
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,10 @@ _LOOK_BACK_S = (120.0, 600.0, 3600.0)
 """The store has operations of an hour."""
 _EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
 """So far back, and at these intervals, is looked for what links carried before."""
+_STANDSTILL_S, _STANDSTILL_STEPS = 10.0, 5.0
+"""A run stands still where no step has ended for so many seconds, and for so many times what a step takes."""
+_LATE_REPORT_S = 1.6
+"""Reports come once a second."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 
@@ -69,6 +73,30 @@ class Operation:
     arrivals: Mapping[Place, float]
     """When the last byte of each peer came."""
 
+    def moved(self, by: float) -> Operation:
+        """The same so much later."""
+        return replace(
+            self,
+            issued=self.issued + by,
+            began=self.began + by,
+            encoded=self.encoded + by,
+            exchanged=self.exchanged + by,
+            ended=self.ended + by,
+            wait_began=None if self.wait_began is None else self.wait_began + by,
+            wait_ended=None if self.wait_ended is None else self.wait_ended + by,
+            arrivals={place: at + by for place, at in self.arrivals.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Outage:
+    """All connections between two sites were lost, until they were there again. Seconds of the window's clock."""
+
+    between: str
+    """The two sites, as "a - b"."""
+    began: float
+    ended: float
+
 
 @dataclass(frozen=True)
 class RankWindow:
@@ -81,6 +109,8 @@ class RankWindow:
     """By so many seconds its times may be wrong on the window's clock; None: they are by its machine's time of day."""
     relayed: float = 0.0
     """Share of the bytes it sent to other sites that it passed on for others."""
+    stops: Sequence[tuple[float, float]] = ()
+    """Times in which the process has not reported: it was stopped, or had no turn."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +125,10 @@ class RunWindow:
     """Reports that never came, and operations that were not kept."""
     steps_known: bool = True
     """Whether the program tells of its steps; else the operations' time is taken as one step."""
+    outages: Sequence[Outage] = ()
+    """That are over."""
+    standstill: float = 0.0
+    """Seconds since any rank has ended a step, where that is far longer than a step takes; 0: the run goes on."""
     last_heard: float = 0.0
     """Unix seconds of the collector's clock."""
     over: bool = False
@@ -119,10 +153,10 @@ class RunWindow:
         return statistics.fmean(steps) if steps else 0.0
 
 
-def read_window(store: RunStore, last: int) -> RunWindow:
+def read_window(store: RunStore, last: int, now: float | None = None) -> RunWindow:
     """The last `last` steps in the store; without steps, what its operations of the last minutes say.
 
-    Raises NoStoreError or sqlite3.Error."""
+    now: Unix seconds; None: the last report. Raises NoStoreError or sqlite3.Error."""
     latest = store.latest()
     if not latest:
         return RunWindow([])
@@ -133,7 +167,7 @@ def read_window(store: RunStore, last: int) -> RunWindow:
     for back in _LOOK_BACK_S:
         since = max(0.0, heard - back)
         steps = defaultdict(list)
-        for rank, row in store.rows("steps", since):
+        for _, rank, row in store.told("steps", since):  # those of local steps may have a number twice
             if rank in living and "seconds" in row:
                 steps[rank].append(row)
         if steps and min(len(rows) for rows in steps.values()) > last:
@@ -153,9 +187,21 @@ def read_window(store: RunStore, last: int) -> RunWindow:
     earlier: dict[Rank, list[Received]] = defaultdict(list)
     for received in store.sampled(since - _EARLIER_S, since, _EARLIER_EVERY_S):
         earlier[received.rank].append(received)
-    window = _window(living, steps, operations, reports, earlier, last)
+    window = _window(living, steps, operations, reports, earlier, last, local=bool(waited))
     elastic = any(row["elastic"] for _, row in rounds)
-    return replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
+    window = replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
+    return replace(window, standstill=_standstill(living.values(), window, heard if now is None else now))
+
+
+def _standstill(living: Iterable[Received], window: RunWindow, now: float) -> float:
+    """Seconds since any of those that have not ended has ended a step, where that is long."""
+    ages = [
+        now - received.at + (received.report.now_ns - received.report.training["ended_ns"]) / 1e9
+        for received in living
+        if not received.report.final and received.report.training.get("ended_ns") is not None
+    ]
+    age = min(ages, default=0.0)
+    return age if age > max(_STANDSTILL_S, _STANDSTILL_STEPS * window.step_seconds) else 0.0
 
 
 def _window(
@@ -165,12 +211,19 @@ def _window(
     reports: Mapping[Rank, list[Received]],
     earlier: Mapping[Rank, list[Received]],
     last: int,
+    *,
+    local: bool,
 ) -> RunWindow:
-    common = _common_steps(steps, last)
+    if local:  # each site has steps of its own
+        steps = {rank: rows[-last:] for rank, rows in steps.items()}
+        common = {row["step"] for rows in steps.values() for row in rows}
+    else:
+        common = _common_steps(steps, last)
     everyone = sorted(living.values(), key=lambda received: (received.report.site, received.report.rank))
     clocks = rank_clocks(itertools.chain(*reports.values()), everyone, _span(everyone[0], steps, common))
     ranks: list[RankWindow] = []
     links: list[LinkUse] = []
+    outages: list[Outage] = []
     lost = 0
     for rank, received in living.items():
         place = (rank.site, rank.rank)
@@ -178,7 +231,7 @@ def _window(
         offset, error = clock.offset_ns / 1e9, clock.error_ns / 1e9 if clock.measured else None
         own = [row for row in steps.get(rank, ()) if row["step"] in common]
         rows = sorted(operations.get(rank, ()), key=lambda row: row["issued_ns"])
-        told = sorted({row["step"]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
+        told = sorted({row["ended_ns"]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
         if told:
             begin_ns = min(row["ended_ns"] - 1e9 * row["seconds"] for row in own)
             rows = [row for row in rows if row["issued_ns"] >= begin_ns and row["issued_ns"] < own[-1]["ended_ns"]]
@@ -190,7 +243,9 @@ def _window(
         began, ended = (told[0].began + offset, told[-1].ended + offset) if told else (0.0, math.inf)
         uses, relayed = link_uses(place, reports[rank], earlier[rank], 1e9 * began, 1e9 * ended)
         links += uses
-        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error, relayed))
+        stops = _stops(reports[rank], offset)
+        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error, relayed, stops))
+        outages += [outage for outage in _outages(place[0], reports[rank], offset) if outage.ended > began - offset]
         numbers = [row["number"] for row in rows]
         lost += max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
         lost += int(received.report.stats.get("reports_dropped", 0) or 0)
@@ -200,6 +255,7 @@ def _window(
         of_ranks=_count_of_ranks(living),
         lost=lost,
         steps_known=bool(steps),
+        outages=outages,
         last_heard=max(received.at for received in living.values()),
         over=all(received.report.final for received in living.values()),
         egress_dollars_per_day=_egress(living, ranks, links),
@@ -276,6 +332,32 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
         bytes_received=row["wire_bytes_received"],
         arrivals={(str(peer["site"]), int(peer["rank"])): peer["last_in_ns"] / 1e9 - offset for peer in peers},
     )
+
+
+def _stops(reports: Sequence[Received], offset: float) -> list[tuple[float, float]]:
+    """Times between two reports that followed each other too late."""
+    found: list[tuple[float, float]] = []
+    for before, after in itertools.pairwise(reports):
+        one, next_one = before.report, after.report
+        began, ended = one.now_ns / 1e9 - offset, next_one.now_ns / 1e9 - offset
+        if next_one.sequence == one.sequence + 1 and ended - began > _LATE_REPORT_S:
+            found.append((began, ended))
+    return found
+
+
+def _outages(site: str, reports: Sequence[Received], offset: float) -> list[Outage]:
+    """Those that a rank's counters tell of, each with the time in which it may have been."""
+    found: list[Outage] = []
+    for before, after in itertools.pairwise(reports):
+        known = {peer["peer"]: peer for peer in peers(before)}
+        for peer in peers(after):
+            was = known.get(peer["peer"], {})
+            down = (peer.get("outage_us", 0) - was.get("outage_us", 0)) / 1e6
+            if down > 0 and peer["site"] != site:
+                ended = after.report.now_ns / 1e9 - offset
+                earliest = before.report.now_ns / 1e9 - offset - down
+                found.append(Outage(" - ".join(sorted((site, str(peer["site"])))), earliest, ended))
+    return found
 
 
 def _element_bytes(dtype: str) -> int:

@@ -16,6 +16,8 @@ class Cause(StrEnum):
 
     INPUT = "input"
     CHECKPOINT = "checkpoint"
+    OUTAGE = "outage"
+    PAUSES = "pauses"
     STRAGGLER = "straggler site"
     BANDWIDTH = "bandwidth"
     WINDOWS = "TCP windows"
@@ -23,6 +25,8 @@ class Cause(StrEnum):
     CODEC = "codec"
     LATENCY = "latency"
     ROUNDS = "rounds of local steps"
+    LINE = "line of local steps"
+    MISSED = "missed rounds"
     COMPUTE = "computation"
     UNKNOWN = "not known"
 
@@ -43,6 +47,8 @@ class Verdict:
     fix: str
     at_most: bool = False
     """How much could be saved is not known; it is no more than said."""
+    text: str = ""
+    """What it is, in a sentence; empty: the cause and what it costs say it."""
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
@@ -52,6 +58,7 @@ class Verdict:
             "saved_seconds": round(self.saved_seconds, 6),
             "share": round(self.share, 4),
             "at_most": self.at_most,
+            "text": headline(self),
             "evidence": [list(row) for row in self.evidence],
             "fix": self.fix,
         }
@@ -59,6 +66,8 @@ class Verdict:
 
 def headline(verdict: Verdict) -> str:
     """A verdict in a line."""
+    if verdict.text:
+        return verdict.text
     if verdict.cause is Cause.COMPUTE:
         return "Computation: the steps wait for nothing else that is known."
     if verdict.cause is Cause.UNKNOWN:
