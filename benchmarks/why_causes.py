@@ -144,7 +144,7 @@ LOCAL = tuple(
             where="site1",
             settings={"KIB": "64", "SLOW_SITE": "site1", "SLOW": "0.15"},
         ),
-        Scenario("local: line", "line of local steps", mbit=4, settings={"KIB": "4096"}),
+        Scenario("local: line", "line of local steps", mbit=1.5, settings={"KIB": "4096"}),
         Scenario("local: loader", "input", settings={"KIB": "64", "INPUT": "0.08"}),
         Scenario("local: checkpoint", "checkpoint", settings={"KIB": "64", "CHECKPOINT": "1.5", "CHECKPOINT_EVERY": "20"}),
         Scenario(

@@ -15,8 +15,8 @@ from functools import cached_property
 from geocomm.diagnostics.change import find_change
 from geocomm.diagnostics.link_causes import Judged, LinkCauses, egress_row, judge
 from geocomm.diagnostics.link_use import Place
+from geocomm.diagnostics.local_causes import LocalCauses
 from geocomm.diagnostics.replay import Replay, Without, waits
-from geocomm.diagnostics.round_waits import judge_rounds
 from geocomm.diagnostics.run_window import RunWindow, Step
 from geocomm.diagnostics.stalls import find_stalls, own_seconds, without_steps
 from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
@@ -28,6 +28,8 @@ _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
 _EXPLAINED = 0.8
 """Where the causes explain less of what is lost, that is what has to be said first."""
+_NOTHING_TO_WIN = "There is nothing to win between the sites."
+_TELLING = "docs/how-to/tell-what-steps-wait-for.md"
 _CLEARLY_MORE = 1.1
 """By so much a cause must save more than one that is tested before it, to stand before it."""
 
@@ -55,61 +57,15 @@ def diagnose(window: RunWindow) -> Diagnosis:
     """What the last steps of a run lost most time to."""
     if not window.ranks or window.step_seconds <= 0:
         return Diagnosis(0.0, {}, [_unknown("no steps and no operations were reported yet")], [])
-    return _Examination(window).diagnosis()
+    return (_LocalExamination if window.waited_by_site else _Examination)(window).diagnosis()
 
 
-class _Examination:
-    """A window, and all that is asked of it."""
+class _Parts:
+    """What the steps of a window consist of, as far as the program tells."""
 
     def __init__(self, window: RunWindow) -> None:
         self._window = window
         self._step = window.step_seconds
-        self._change = find_change(window)
-        steady = window if self._change is None else self._change.after
-        self._stalls = find_stalls(steady)
-        self._replay = Replay(without_steps(steady, self._stalls.steps))
-        self._steady = steady
-
-    def diagnosis(self) -> Diagnosis:
-        """All causes, the most costly first."""
-        off = abs(self._replay.seen / self._replay.window.step_seconds - 1)
-        judged = [*self._causes()] if off < _REPLAY_OFF else []
-        found = [*self._stalls.verdicts, *(self._of_all(one.verdict) for one in judged)]
-        ranked: list[Verdict] = []
-        for verdict in found:  # in the order of the tests
-            if verdict.share < NAMED_FROM:
-                continue
-            place = len(ranked)
-            while place > 0 and verdict.saved_seconds > _CLEARLY_MORE * ranked[place - 1].saved_seconds:
-                place -= 1
-            ranked.insert(place, verdict)
-        ranked = self._with_rest(ranked, judged) if off < _REPLAY_OFF else ranked
-        if not ranked:
-            ranked = [self._healthy(off)]
-        return Diagnosis(self._step, self._parts, ranked, [*self._notes(off)])
-
-    def _of_all(self, verdict: Verdict) -> Verdict:
-        """Its share of the steps as they were, with those that stalled."""
-        return replace(verdict, share=verdict.saved_seconds / self._steady.step_seconds)
-
-    def _with_rest(self, ranked: list[Verdict], judged: Sequence[Judged]) -> list[Verdict]:
-        """Also what no cause explains: first, where it is a good part of all that was lost."""
-        without = functools.reduce(Without.and_also, (one.without for one in judged), Without())
-        rest = self._replay.replayed(without).waited + self._stalls.unexplained
-        step = self._steady.step_seconds
-        if rest < _HIDDEN * step:
-            return ranked
-        named = [*self._stalls.verdicts, *(one.verdict for one in judged)]
-        lost = rest + sum(one.saved_seconds for one in named)
-        share = rest / step
-        evidence = [
-            ("waiting for other sites", f"{self._exposed / self._step:.0%} of a step"),
-            ("of that, with all known causes taken away", f"{share:.0%} of a step"),
-        ]
-        fix = "No cause that is known here explains this. geocomm trace shows these steps, operation by operation."
-        text = f"Not known: {share:.0%} of a step is waiting that no known cause explains."
-        unknown = Verdict(Cause.UNKNOWN, "", rest, share, evidence, fix, text=text)
-        return [unknown, *ranked] if lost - rest < _EXPLAINED * lost else [*ranked, unknown]
 
     @cached_property
     def _parts(self) -> dict[str, float | None]:
@@ -133,7 +89,7 @@ class _Examination:
         known = [value for value in values if value is not None]
         return sum(known) / len(values) if known else None
 
-    def _notes(self, off: float) -> Iterable[str]:
+    def _notes(self) -> Iterable[str]:
         window = self._window
         if len(window.ranks) < window.of_ranks:
             yield f"PARTIAL: {len(window.ranks)} of {window.of_ranks} ranks report; what the others do is not known."
@@ -147,6 +103,78 @@ class _Examination:
             yield "The program tells of no steps (geocomm.report_step): all its operations count as one step."
         elif window.step_count < 10:
             yield f"Only {window.step_count} steps are known: let the run go on for a better verdict."
+        if self._parts["input"] is None and window.steps_known:
+            yield f"How long steps wait for data is not told: {_TELLING}"
+
+
+class _LocalExamination(_Parts):
+    """A window of local steps."""
+
+    def diagnosis(self) -> Diagnosis:
+        """All causes, the most costly first."""
+        causes = LocalCauses(self._window)
+        found = sorted((one for one in causes.verdicts() if one.share >= NAMED_FROM), key=lambda one: -one.share)
+        if not found:
+            evidence = [*causes.rounds.evidence, *egress_row(self._window)]
+            found = [Verdict(Cause.COMPUTE, "", 0.0, 0.0, evidence, _NOTHING_TO_WIN)]
+        return Diagnosis(self._step, self._parts, found, [*self._notes()])
+
+
+class _Examination(_Parts):
+    """A window, and all that is asked of it."""
+
+    def __init__(self, window: RunWindow) -> None:
+        super().__init__(window)
+        self._change = find_change(window)
+        steady = window if self._change is None else self._change.after
+        self._stalls = find_stalls(steady)
+        self._replay = Replay(without_steps(steady, self._stalls.steps))
+        self._steady = steady
+
+    def diagnosis(self) -> Diagnosis:
+        """All causes, the most costly first."""
+        off = abs(self._replay.seen / self._replay.window.step_seconds - 1)
+        links = LinkCauses(self._replay)
+        judged = [*self._causes(links)] if off < _REPLAY_OFF else []
+        found = [*self._stalls.verdicts, *(self._of_all(one.verdict) for one in judged)]
+        ranked: list[Verdict] = []
+        for verdict in found:  # in the order of the tests
+            if verdict.share < NAMED_FROM:
+                continue
+            place = len(ranked)
+            while place > 0 and verdict.saved_seconds > _CLEARLY_MORE * ranked[place - 1].saved_seconds:
+                place -= 1
+            ranked.insert(place, verdict)
+        ranked = self._with_rest(ranked, judged, links) if off < _REPLAY_OFF else ranked
+        if not ranked:
+            ranked = [self._healthy(off)]
+        return Diagnosis(self._step, self._parts, ranked, [*self._all_notes(off)])
+
+    def _of_all(self, verdict: Verdict) -> Verdict:
+        """Its share of the steps as they were, with those that stalled."""
+        return replace(verdict, share=verdict.saved_seconds / self._steady.step_seconds)
+
+    def _with_rest(self, ranked: list[Verdict], judged: Sequence[Judged], links: LinkCauses) -> list[Verdict]:
+        """Also what no cause explains: first, where it is a good part of all that was lost."""
+        without = functools.reduce(Without.and_also, (one.explains for one in judged), Without())
+        rest = self._replay.replayed(links.at_best(without)).waited + self._stalls.unexplained
+        step = self._steady.step_seconds
+        if rest < _HIDDEN * step:
+            return ranked
+        named = [*self._stalls.verdicts, *(one.verdict for one in judged)]
+        lost = rest + sum(one.saved_seconds for one in named)
+        share = rest / step
+        evidence = [
+            ("waiting for other sites", f"{self._exposed / self._step:.0%} of a step"),
+            ("of that, with all known causes taken away", f"{share:.0%} of a step"),
+        ]
+        fix = "No cause that is known here explains this. geocomm trace shows these steps, operation by operation."
+        text = f"Not known: {share:.0%} of a step is waiting that no known cause explains."
+        unknown = Verdict(Cause.UNKNOWN, "", rest, share, evidence, fix, text=text)
+        return [unknown, *ranked] if lost - rest < _EXPLAINED * lost else [*ranked, unknown]
+
+    def _all_notes(self, off: float) -> Iterable[str]:
+        yield from self._notes()
         if self._change is not None:
             yield (
                 f"Since step {self._change.step} a step takes {seconds_text(self._change.after_s)}, before "
@@ -159,8 +187,6 @@ class _Examination:
         exposed = self._exposed / self._step
         under_way = self._under_way()
         evidence = [("waiting for other sites", f"{exposed:.0%} of a step")]
-        if self._window.waited_by_site:
-            evidence += self._rounds.evidence
         if under_way is not None:
             evidence.append(("operations between sites under way", f"{under_way:.0%} of a step"))
         evidence += egress_row(self._window)
@@ -168,7 +194,7 @@ class _Examination:
             return Verdict(
                 Cause.UNKNOWN, "", 0.0, 0.0, evidence, "No single cause that is known here explains these waits."
             )
-        fix = "There is nothing to win between the sites."
+        fix = _NOTHING_TO_WIN
         if under_way is not None and under_way > exposed + 0.3:
             fix += " If the program computes on GPUs: the waits of their streams are not seen here."
         return Verdict(Cause.COMPUTE, "", 0.0, 0.0, evidence, fix)
@@ -185,11 +211,11 @@ class _Examination:
             shares.append(covered / (rank.steps[-1].ended - rank.steps[0].began))
         return min(1.0, statistics.fmean(shares)) if shares else None
 
-    def _causes(self) -> Iterable[Judged]:
+    def _causes(self, links: LinkCauses) -> Iterable[Judged]:
         yield from self._input()
         yield from self._checkpoint()
         yield from self._straggler()
-        yield from LinkCauses(self._replay).verdicts()
+        yield from links.verdicts()
 
     def _input(self) -> Iterable[Judged]:
         if not self._parts["input"]:
@@ -227,10 +253,6 @@ class _Examination:
             seconds = statistics.fmean((of(step) or 0.0) for step in rank.steps) if rank.steps else 0.0
             found[rank.place[0]] = max(found.get(rank.place[0], 0.0), seconds)
         return found
-
-    @cached_property
-    def _rounds(self) -> Verdict:
-        return judge_rounds(self._window.rounds, self._window.waited_by_site, self._step)
 
     def _straggler(self) -> Iterable[Judged]:
         own = self._own_seconds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,10 +35,14 @@ _CLEARLY_MORE = 1.25
 
 
 class Judged(NamedTuple):
-    """A cause, and what a replay leaves out that goes without it."""
+    """A cause, and what a replay leaves out."""
 
     verdict: Verdict
     without: Without
+    """To be without it."""
+    explains: Without
+    """What waits may come from it: also what would be left, since nobody knows what a line does that was never seen
+    without it."""
 
 
 def judge(
@@ -50,11 +54,12 @@ def judge(
     fix: str,
     *,
     at_most: bool = False,
+    explains: Without | None = None,
 ) -> Judged:
-    """A cause with what a replay without it saves."""
+    """A cause with what a replay without it saves. explains: None: that alone."""
     saved = max(0.0, replay.seen - replay.seconds(without))
     verdict = Verdict(cause, where, saved, saved / replay.window.step_seconds, evidence, fix, at_most)
-    return Judged(verdict, without)
+    return Judged(verdict, without, explains or without)
 
 
 def pair_name(one: str, other: str) -> str:
@@ -78,6 +83,8 @@ class LinkFacts:
     fastest: float  # seconds for a byte, of the fastest tenth of messages
     pace: float  # the same of the median message
     steady: float  # the median message's rate, over that of the fastest tenth
+    even: float  # the rate of the slowest tenth, over the median message's
+    capped: float  # TCP's good rates over its best; 0: not known
     coding: float  # share of `busy` in which the sender still made frames
     lasting: bool  # messages last for round trips, so that rates say something of the line
 
@@ -92,6 +99,8 @@ class LinkFacts:
         if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
         if self.lost > _LOSS:  # many losses delay many messages alike, and their repair looks like a queue: not both
+            if min(self.steady, self.even) >= _STEADY and self.capped >= _GOOD_USE:
+                return True  # no queue is there to be seen, but a rate that TCP never goes beyond
             return self.steady >= _STEADY_IN_LOSS and (self.queue >= _QUEUE or self.use >= _GOOD_USE)
         return self.queue >= _QUEUE or self.steady >= _STEADY
 
@@ -111,6 +120,11 @@ def egress_row(window: RunWindow) -> list[tuple[str, str]]:
     return [] if dollars is None else [("egress at the sites' prices", f"${dollars:.2f} a day")]
 
 
+def _without_bytes(ways: set[Way]) -> Without:
+    """All but what the sender needs for making them."""
+    return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
+
+
 class LinkCauses:
     """Causes between the sites, each with the link of the two sites that it costs most at."""
 
@@ -125,6 +139,10 @@ class LinkCauses:
         yield from self._loss()
         yield from self._codec()
         yield from self._latency()
+
+    def at_best(self, without: Without) -> Without:
+        """The same, also without what bytes take on a line that is as fast as it ever was."""
+        return replace(without, service=lambda one: max(0.0, without.service(one) - self._wire(one)))
 
     @cached_property
     def _facts(self) -> dict[Way, LinkFacts]:
@@ -156,6 +174,8 @@ class LinkCauses:
             fastest,
             pace,
             fastest / pace if fastest else 0.0,
+            pace / paces[-1 - len(paces) // 10] if fastest else 0.0,
+            min(1.0, link.good_rate / link.best_rate) if link.best_rate else 0.0,
             sum(message.coding for message in messages) / busy if busy else 0.0,
             busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
         )
@@ -184,6 +204,7 @@ class LinkCauses:
         fix: Callable[[LinkFacts], str],
         *,
         at_most: bool = False,
+        explains: Callable[[set[Way]], Without] | None = None,
     ) -> Iterable[Judged]:
         """One verdict: of the two sites whose link costs most; of a site, or of all links, where that explains more."""
         pairs: dict[str, list[LinkFacts]] = defaultdict(list)
@@ -203,8 +224,12 @@ class LinkCauses:
 
         def verdict(where: str, links: Sequence[LinkFacts]) -> Judged:
             busiest = max(links, key=lambda one: one.busy)
-            changed = without({one.way for one in links})
-            return judge(self._replay, cause, where, changed, evidence(busiest), fix(busiest), at_most=at_most)
+            ways = {one.way for one in links}
+            return judge(
+                *(self._replay, cause, where, without(ways), evidence(busiest), fix(busiest)),
+                at_most=at_most,
+                explains=explains(ways) if explains else None,
+            )
 
         if len(pairs) == 1:
             yield verdict(*pairs.popitem())
@@ -266,14 +291,11 @@ class LinkCauses:
         return next((rank.relayed for rank in self._window.ranks if rank.place == one.way[0]), 0.0)
 
     def _windows(self) -> Iterable[Judged]:
-        def without(ways: set[Way]) -> Without:
-            # What the line would carry is not known: no more can be saved than all of it.
-            return Without(service=lambda one: min(one.service, one.coding) if one.way in ways else one.service)
-
+        # What the line would carry is not known: no more can be saved than all of it.
         yield from self._by_pairs(
             Cause.WINDOWS,
             [one for one in self._facts.values() if one.narrow],
-            without,
+            _without_bytes,
             lambda one: [
                 (
                     f"{'receive window' if one.by_receiver else 'send buffer'} held data back",
@@ -316,6 +338,7 @@ class LinkCauses:
                 if self._replay.link(one.way).congestion_control == "bbr"
                 else "Load BBR at both ends (modprobe tcp_bbr): it does not slow down for single losses."
             ),
+            explains=_without_bytes,
         )
 
     def _codec(self) -> Iterable[Judged]:

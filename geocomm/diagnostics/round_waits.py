@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,38 @@ def round_waits(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[RoundWait
         for_site = None if announced is None else min(waited, max(0, announced - since)) / 1e9
         waits.append(RoundWait(site, last, waited / 1e9, for_site))
     return waits
+
+
+@dataclass(frozen=True)
+class RoundPace:
+    """How often there were rounds, and for whom."""
+
+    every: int
+    """Steps between two rounds of a fragment, as the settings say."""
+    steps: float
+    """The same as it was, the median of the sites and fragments; 0: not known."""
+    rounds: int
+    """That are over."""
+    counted: Mapping[str, int]
+    """By site that took part in the last minutes: of how many of these rounds it counted."""
+
+
+def round_pace(rows: Iterable[tuple[str, Mapping[str, Any]]], every: int) -> RoundPace | None:
+    """Of rows of `geocomm.round_log()`, each with its site. None: no round is over."""
+    told: dict[tuple[int, int], Sequence[str]] = {}
+    steps: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for site, row in rows:
+        if row["failed"] or row.get("last") or not row.get("counted") or row.get("applied_ns") is None:
+            continue
+        told[row["fragment"], row["round"]] = row["counted"]
+        if row.get("step") is not None and site in row["counted"]:
+            steps[site, row["fragment"]].append(row["step"])
+    if not told:
+        return None
+    between = [later - one for own in steps.values() for one, later in itertools.pairwise(own) if later > one]
+    sites = {site for counted in told.values() for site in counted}
+    counted = {site: sum(site in names for names in told.values()) for site in sorted(sites)}
+    return RoundPace(every, statistics.median(between) if between else 0.0, len(told), counted)
 
 
 def judge_rounds(waits: Sequence[RoundWait], waited_by_site: Mapping[str, float], step_seconds: float) -> Verdict:

@@ -14,7 +14,7 @@ from typing import Any
 from geocomm.core.units import DAY_S
 from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
 from geocomm.diagnostics.rank_clocks import rank_clocks
-from geocomm.diagnostics.round_waits import RoundWait, round_waits
+from geocomm.diagnostics.round_waits import RoundPace, RoundWait, round_pace, round_waits
 from geocomm.telemetry.egress import egress_dollars
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
@@ -43,6 +43,7 @@ class Step:
     input: float | None = None
     exposed: float | None = None
     checkpoint: float | None = None
+    tokens: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -137,6 +138,8 @@ class RunWindow:
     """Seconds a step for which local steps stood still for rounds; empty: it is no run of local steps."""
     rounds: Sequence[RoundWait] = ()
     """Of local steps, in the time that was read for the steps."""
+    pace: RoundPace | None = None
+    """Of these rounds; None: it is no run of local steps, or none has ended."""
     elastic: bool = False
     egress_dollars_per_day: float | None = None
     """What all that report send to other sites costs, at their prices; None: no site has told its price."""
@@ -181,6 +184,7 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
         if received.rank in living:
             reports[received.rank].append(received)
     rounds = [(rank.site, row) for rank, row in store.rows("rounds", since) if rank in living]
+    every = max((run.get("every", 0) for one in latest for run in one.report.stats.get("local_steps", ())), default=0)
     waited = _waited(living, reports)
     if waited:
         operations.clear()  # those of rounds, for which no step waits
@@ -190,6 +194,7 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
     window = _window(living, steps, operations, reports, earlier, last, local=bool(waited))
     elastic = any(row["elastic"] for _, row in rounds)
     window = replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
+    window = replace(window, pace=round_pace(rounds, every))
     return replace(window, standstill=_standstill(living.values(), window, heard if now is None else now))
 
 
@@ -304,6 +309,7 @@ def _step(row: Mapping[str, Any], offset: float) -> Step:
         row.get("input_seconds"),
         row.get("exposed_seconds"),
         row.get("checkpoint_seconds"),
+        row.get("tokens"),
     )
 
 

@@ -56,12 +56,11 @@ class Stalls:
 
 def find_stalls(window: RunWindow) -> Stalls:
     """Pauses and outages that cost enough to be named."""
-    took = _by_number(window, lambda rank, step: step.seconds)
-    if len(took) < 2:
+    mean = _by_number(window)
+    if len(mean) < 2:
         return Stalls([], frozenset(), 0.0)
-    mean = {number: statistics.fmean(seconds.values()) for number, seconds in took.items()}
-    usual = _usual(mean.values())
-    delays = {number: seconds - usual for number, seconds in mean.items() if _stalls(seconds, usual)}
+    usual = usual_seconds(mean.values())
+    delays = {number: seconds - usual for number, seconds in mean.items() if is_stall(seconds, usual)}
     outages = _outages(window, delays)
     pauses = _pauses(window, delays, taken={number for cost in outages.values() for number in cost.steps})
     total = sum(mean.values())
@@ -82,8 +81,8 @@ def without_steps(window: RunWindow, numbers: frozenset[int]) -> RunWindow:
     """The window as if these steps had not been: what follows comes so much earlier."""
     if not numbers:
         return window
-    took = _by_number(window, lambda rank, step: step.seconds)
-    cut = {number: statistics.fmean(took[number].values()) for number in numbers}
+    took = _by_number(window)
+    cut = {number: took[number] for number in numbers}
     return replace(window, ranks=[_rank_without(rank, cut) for rank in window.ranks])
 
 
@@ -105,20 +104,23 @@ def _rank_without(rank: RankWindow, cut: Mapping[int, float]) -> RankWindow:
     return replace(rank, steps=steps, operations=operations)
 
 
-def _by_number(window: RunWindow, of: object) -> dict[int, dict[tuple[str, int], float]]:
-    found: dict[int, dict[tuple[str, int], float]] = defaultdict(dict)
+def _by_number(window: RunWindow) -> dict[int, float]:
+    """Seconds of each step, the mean of the ranks."""
+    found: dict[int, list[float]] = defaultdict(list)
     for rank in window.ranks:
         for step in rank.steps:
-            found[step.number][rank.place] = of(rank, step)  # type: ignore[operator]
-    return found
+            found[step.number].append(step.seconds)
+    return {number: statistics.fmean(seconds) for number, seconds in found.items()}
 
 
-def _usual(seconds: Iterable[float]) -> float:
+def usual_seconds(seconds: Iterable[float]) -> float:
+    """Of steps of which some may have paused."""
     ordered = sorted(seconds)
     return ordered[len(ordered) // _USUAL] if ordered else 0.0
 
 
-def _stalls(seconds: float, usual: float) -> bool:
+def is_stall(seconds: float, usual: float) -> bool:
+    """Whether a step took far longer than the usual one."""
     return seconds - usual > max(_LEAST_S, _ABOVE * usual)
 
 
@@ -135,12 +137,12 @@ def _pauses(window: RunWindow, delays: Mapping[int, float], taken: set[int]) -> 
     for rank in window.ranks:
         site = rank.place[0]
         own = {step.number: own_seconds(rank, step) for step in rank.steps}
-        usual = _usual(own.values())
+        usual = usual_seconds(own.values())
         for step in rank.steps:
             delay = delays.get(step.number, 0.0)
             if not delay or step.number in taken:
                 continue
-            extra = own[step.number] - usual if _stalls(own[step.number], usual) else 0.0
+            extra = own[step.number] - usual if is_stall(own[step.number], usual) else 0.0
             silent = max((_common((step.began, step.ended), stop) for stop in rank.stops), default=0.0)
             if extra < _OVERLAP * delay and silent > _OVERLAP * delay:
                 extra = min(delay, silent)
