@@ -54,7 +54,7 @@ class Faults:
         self._phase = random.Random(text("SEED")).randrange(1, 8)
         if number("LOCK") and SITE == "site0":
             threading.Thread(target=self._lock, daemon=True).start()
-        self._here = SITE == text("PAUSE_SITE")
+        self._here = text("PAUSE_SITE") == SITE
 
     def before(self, step: int) -> None:
         """Before the computation of a step."""
@@ -68,7 +68,7 @@ class Faults:
             time.sleep(number("PAUSE"))
         if number("TURNS"):
             late = f"site{self._turn.randrange(2)}"
-            time.sleep(number("TURNS") if SITE == late else 0.0)
+            time.sleep(number("TURNS") if late == SITE else 0.0)
         if SITE == "site0" and step == int(number("AT", -1)):
             if text("CHANGE"):
                 change_line(text("CHANGE"))
@@ -110,7 +110,8 @@ def train(steps: int, exchange: Callable[[], None], step_number: Callable[[int],
 def each_step(steps: int) -> None:
     """All-reduces in each step."""
     generator = torch.Generator().manual_seed(int(number("SEED")))
-    tensors = [torch.randn(int(number("KIB", 1024) * 256), generator=generator) for _ in range(int(number("OPERATIONS", 2)))]
+    elements, operations = int(number("KIB", 1024) * 256), int(number("OPERATIONS", 2))
+    tensors = [torch.randn(elements, generator=generator) for _ in range(operations)]
 
     def exchange() -> None:
         for tensor in tensors:
@@ -123,7 +124,8 @@ def each_step(steps: int) -> None:
 def local(steps: int) -> None:
     """A round now and then."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(256, int(number("KIB", 1024)), bias=False)
+    size = int(number("KIB", 1024)) // 2
+    model = torch.nn.Sequential(torch.nn.Linear(256, size, bias=False), torch.nn.Linear(size, 256, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     outer = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=int(number("EVERY", 12)), fragments=2))
     inputs = torch.randn(1, 256)

@@ -146,7 +146,10 @@ LOCAL = tuple(
         ),
         Scenario("local: line", "line of local steps", mbit=1.5, settings={"KIB": "4096"}),
         Scenario("local: loader", "input", settings={"KIB": "64", "INPUT": "0.08"}),
-        Scenario("local: checkpoint", "checkpoint", settings={"KIB": "64", "CHECKPOINT": "1.5", "CHECKPOINT_EVERY": "20"}),
+        Scenario(
+            *("local: checkpoint", "checkpoint"),
+            settings={"KIB": "64", "CHECKPOINT": "1.5", "CHECKPOINT_EVERY": "20"},
+        ),
         Scenario(
             *("local: pauses", "pauses"),
             where="site1",
@@ -161,7 +164,11 @@ ELASTIC = tuple(
 UNKNOWN = tuple(
     replace(one, verdict=NOT_KNOWN, group="no rule")
     for one in (
-        Scenario("delays that jump", "", settings={**_STEPS, "JUMPS": "rtt=500ms,rtt=20ms", "KIB": "64"}, or_else=("latency",)),
+        Scenario(
+            *("delays that jump", ""),
+            settings={**_STEPS, "JUMPS": "rtt=500ms,rtt=20ms", "KIB": "64"},
+            or_else=("latency",),
+        ),
         Scenario("reordering", "", mbit=200, reorder=0.05, settings={"KIB": "512"}, or_else=("latency", "bandwidth")),
         Scenario("resets", "", reset=0.0005, settings={**_STEPS, "KIB": "512"}, or_else=("outage",)),
         Scenario("lock", "", settings={**_STEPS, "LOCK": "0.3", "KIB": "64"}, or_else=("pauses", "straggler site")),
@@ -185,7 +192,8 @@ _PAIRS = 10
 
 def pairs(seed: str = "pairs") -> tuple[Scenario, ...]:
     """Two causes at once, drawn at random."""
-    possible = [two for two in itertools.combinations(_ATOMS, 2) if set(two) not in ({"pauses", "stops"}, {"rate", "loss"})]
+    alike = ({"pauses", "stops"}, {"rate", "loss"})
+    possible = [two for two in itertools.combinations(_ATOMS, 2) if set(two) not in alike]
     drawn = random.Random(seed).sample(possible, _PAIRS)
     return tuple(_together(*two) for two in drawn)
 

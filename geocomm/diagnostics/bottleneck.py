@@ -171,7 +171,8 @@ class _Examination(_Parts):
         fix = "No cause that is known here explains this. geocomm trace shows these steps, operation by operation."
         text = f"Not known: {share:.0%} of a step is waiting that no known cause explains."
         unknown = Verdict(Cause.UNKNOWN, "", rest, share, evidence, fix, text=text)
-        return [unknown, *ranked] if lost - rest < _EXPLAINED * lost else [*ranked, unknown]
+        first = lost - rest < _EXPLAINED * lost and (not ranked or ranked[0].saved_seconds < rest)
+        return [unknown, *ranked] if first else [*ranked, unknown]
 
     def _all_notes(self, off: float) -> Iterable[str]:
         yield from self._notes()

@@ -193,7 +193,9 @@ class LinkCauses:
     def _loses(self, way: Way) -> bool:
         """Likewise."""
         own, back = self._facts[way], self._facts.get((way[1], way[0]))
-        return own.loses or (back is not None and back.loses and own.lost > _HALF * _LOSS and not self._full(way))
+        if self._full(way):
+            return False
+        return own.loses or (back is not None and back.loses and own.lost > _HALF * _LOSS)
 
     def _by_pairs(
         self,
