@@ -28,11 +28,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from why_causes import NOT_KNOWN, SCENARIOS, Scenario
+
 from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
-from why_causes import NOT_KNOWN, SCENARIOS, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_why_worker.py"
@@ -236,7 +237,7 @@ def main() -> int:
     parser.add_argument("--stores", type=Path, help="keep the run stores here; what is there is judged again, not run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    wanted = set(filter(None, arguments.only.split(",")))
+    wanted = {name for name in arguments.only.split(",") if name}
     chosen = [one for one in SCENARIOS if not wanted or wanted & {one.name, one.group}]
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     until = time.monotonic() + 60 * arguments.minutes

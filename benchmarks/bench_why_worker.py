@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,11 @@ def number(name: str, default: float = 0.0) -> float:
 def change_line(change: str) -> None:
     """Change what site0 and site1 have between them: `rate=15mbit`."""
     name, value = change.split("=")
-    WanControl(find_control()).set_link("site0", "site1", **{name: value})
+    wan = WanControl(find_control())
+    if name == "rate":
+        wan.set_link("site0", "site1", rate=value)
+    else:
+        wan.set_link("site0", "site1", rtt=value)
 
 
 def cut_line(seconds: float) -> None:
@@ -43,6 +48,14 @@ def cut_line(seconds: float) -> None:
     wan.set_link("site0", "site1", up=False)
     time.sleep(seconds)
     wan.set_link("site0", "site1", up=True)
+
+
+def spent(seconds: float) -> float:
+    """Wait; how long that was. Of 0, nothing is asked of a machine that may be busy."""
+    began = time.monotonic()
+    if seconds:
+        time.sleep(seconds)
+    return time.monotonic() - began
 
 
 class Faults:
@@ -92,16 +105,11 @@ def train(steps: int, exchange: Callable[[], None], step_number: Callable[[int],
     compute = number("COMPUTE", 0.1) + (number("SLOW") if slow else 0.0)
     every = int(number("CHECKPOINT_EVERY"))
     for step in range(steps):
-        began = time.monotonic()
-        time.sleep(number("INPUT"))
-        loaded = time.monotonic() - began
+        loaded = spent(number("INPUT"))
         faults.before(step)
         time.sleep(compute)  # an accelerator computes: it takes no core
         exchange()
-        saving = time.monotonic()
-        if every and step % every == every // 2:
-            time.sleep(number("CHECKPOINT"))
-        saved = time.monotonic() - saving
+        saved = spent(number("CHECKPOINT") if every and step % every == every // 2 else 0.0)
         geocomm.report_step(
             step_number(step), input_seconds=loaded, checkpoint_seconds=saved, tokens=TOKENS, of_steps=steps
         )
@@ -109,7 +117,8 @@ def train(steps: int, exchange: Callable[[], None], step_number: Callable[[int],
 
 def each_step(steps: int) -> None:
     """All-reduces in each step."""
-    generator = torch.Generator().manual_seed(int(number("SEED")))
+    generator = torch.Generator()
+    generator.manual_seed(int(number("SEED")))
     elements, operations = int(number("KIB", 1024) * 256), int(number("OPERATIONS", 2))
     tensors = [torch.randn(elements, generator=generator) for _ in range(operations)]
 
@@ -123,17 +132,18 @@ def each_step(steps: int) -> None:
 
 def local(steps: int) -> None:
     """A round now and then."""
-    torch.manual_seed(0)
     size = int(number("KIB", 1024)) // 2
     model = torch.nn.Sequential(torch.nn.Linear(256, size, bias=False), torch.nn.Linear(size, 256, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
     outer = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=int(number("EVERY", 12)), fragments=2))
-    inputs = torch.randn(1, 256)
+    inputs, take_step = torch.randn(1, 256), cast(Callable[[], None], optimizer.step)
 
     def exchange() -> None:
         outer.count_tokens(TOKENS)
         model(inputs).square().mean().backward()
-        optimizer.step()
+        take_step()
         optimizer.zero_grad()
 
     train(steps, exchange, lambda step: outer.run_step)

@@ -157,10 +157,7 @@ LOCAL = tuple(
         ),
     )
 )
-ELASTIC = tuple(
-    replace(one, name=one.name.replace("local", "elastic"), group="elastic", elastic=True)
-    for one in LOCAL
-)
+ELASTIC = tuple(replace(one, name=one.name.replace("local", "elastic"), group="elastic", elastic=True) for one in LOCAL)
 UNKNOWN = tuple(
     replace(one, verdict=NOT_KNOWN, group="no rule")
     for one in (
@@ -176,33 +173,44 @@ UNKNOWN = tuple(
     )
 )
 """A verdict that is no lie counts as right: what `or_else` has is true of these runs, too."""
-_ATOMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "rate": ("bandwidth", {"mbit": 60}),
-    "rtt": ("latency", {"rtt_ms": 120}),
-    "loss": ("packet loss", {"loss": 0.04, "mbit": 100}),
-    "slow site": ("straggler site", {"settings": {"SLOW_SITE": "site1", "SLOW": "0.15"}}),
-    "loader": ("input", {"settings": {"INPUT": "0.15"}}),
-    "pauses": ("pauses", {"settings": {"PAUSE_SITE": "site1", "PAUSE": "1.5", "PAUSE_EVERY": "10"}}),
-    "stops": ("pauses", {"settings": {"PAUSE_SITE": "site0", "STOP": "2", "PAUSE_EVERY": "8"}}),
-    "checkpoint": ("checkpoint", {"settings": {"CHECKPOINT": "1.5", "CHECKPOINT_EVERY": "10"}}),
-    "outage": ("outage", {"settings": {"AT": "20", "DOWN": "10"}}),
-}
+_ATOMS = tuple(
+    replace(one, settings={**_STEPS, "KIB": "512", **one.settings})
+    for one in (
+        Scenario("rate", "bandwidth", mbit=60),
+        Scenario("rtt", "latency", rtt_ms=120),
+        Scenario("loss", "packet loss", loss=0.04, mbit=100),
+        Scenario("slow site", "straggler site", settings={"SLOW_SITE": "site1", "SLOW": "0.15"}),
+        Scenario("loader", "input", settings={"INPUT": "0.15"}),
+        Scenario("pauses", "pauses", settings={"PAUSE_SITE": "site1", "PAUSE": "1.5", "PAUSE_EVERY": "10"}),
+        Scenario("stops", "pauses", settings={"PAUSE_SITE": "site0", "STOP": "2", "PAUSE_EVERY": "8"}),
+        Scenario("checkpoint", "checkpoint", settings={"CHECKPOINT": "1.5", "CHECKPOINT_EVERY": "10"}),
+        Scenario("outage", "outage", settings={"AT": "20", "DOWN": "10"}),
+    )
+)
 _PAIRS = 10
+_ALIKE = ({"pauses", "stops"}, {"rate", "loss"})
 
 
 def pairs(seed: str = "pairs") -> tuple[Scenario, ...]:
     """Two causes at once, drawn at random."""
-    alike = ({"pauses", "stops"}, {"rate", "loss"})
-    possible = [two for two in itertools.combinations(_ATOMS, 2) if set(two) not in alike]
-    drawn = random.Random(seed).sample(possible, _PAIRS)
-    return tuple(_together(*two) for two in drawn)
+    possible = [two for two in itertools.combinations(_ATOMS, 2) if {one.name for one in two} not in _ALIKE]
+    return tuple(_together(*two) for two in random.Random(seed).sample(possible, _PAIRS))
 
 
-def _together(one: str, other: str) -> Scenario:
-    (first, changes), (second, more) = _ATOMS[one], _ATOMS[other]
-    settings = {**_STEPS, "KIB": "512", **changes.get("settings", {}), **more.get("settings", {})}
-    fields = {**changes, **more, "settings": settings}
-    return Scenario(f"{one} + {other}", first, or_else=(second,), group="pair", **fields)
+def _together(one: Scenario, other: Scenario) -> Scenario:
+    plain = Scenario("", "")
+    return replace(
+        one,
+        name=f"{one.name} + {other.name}",
+        or_else=(other.verdict,),
+        group="pair",
+        settings={**one.settings, **other.settings},
+        **{
+            name: getattr(other, name)
+            for name in ("rtt_ms", "mbit", "loss")
+            if getattr(other, name) != getattr(plain, name)
+        },
+    )
 
 
 SCENARIOS = (*SINGLE, *CHANGING, *LOCAL, *ELASTIC, *pairs(), *UNKNOWN)

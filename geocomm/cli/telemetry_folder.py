@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import fail
+from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
     from geocomm.telemetry.run_store import RunStore
@@ -26,3 +27,8 @@ def open_store(command: str, folder: Path) -> RunStore:
         return RunStore(folder)
     except (NoStoreError, sqlite3.Error, OSError) as error:
         fail(command, str(error))
+
+
+def standstill_text(seconds: float, folder: Path) -> str:
+    """What comes first where a run stands still."""
+    return f"No step for {duration_text(seconds, '.0f')}: geocomm hang {folder} says who has not come to what."

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ def _picture(store: RunStore, verdict: str) -> Group:
     now = time.time()
     seen = overview(store, moment(store, now))
     parts: list[RenderableType] = [_heading(seen, now), "", _sites(seen)]
+    if seen.standstill_seconds is not None:
+        parts.insert(0, f"[bold red]{escape(standstill_text(seen.standstill_seconds, store.path.parent))}[/bold red]")
+        verdict = f"Before that: {verdict}" if verdict else ""
     parts += ["", _links(seen)] if seen.links else []
     parts += ["", _rounds(seen)] if seen.rounds else []
     parts += ["", escape(verdict)] if verdict else []
@@ -165,6 +168,8 @@ def _links(seen: Overview) -> Table:
 def _link(link: LinkState) -> tuple[str, ...]:
     held = (_percent(link.stalled_by_receiver_share), _percent(link.stalled_by_send_buffer_share))
     outages = f"{link.outages} ({_time(link.outage_seconds)})" if link.outages else "0"
+    if link.is_down:
+        outages += ", down"
     over = filter(None, (link.transport, link.congestion_control, link.cipher and "TLS"))
     return (
         f"{escape(link.source)} to {escape(link.target)}",
@@ -176,7 +181,7 @@ def _link(link: LinkState) -> tuple[str, ...]:
         _percent(link.busy_share),
         "-" if held == ("-", "-") else " ".join(held),
         _percent(link.retransmitted_share, ".2f"),
-        f"[red]{outages}[/red]" if link.outages else outages,
+        f"[red]{outages}[/red]" if link.outages or link.is_down else outages,
         escape(f"{link.streams} {', '.join(over)}"),
     )
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
 
 if TYPE_CHECKING:
     from geocomm.diagnostics.bottleneck import Diagnosis
@@ -39,20 +39,22 @@ def why(
         geocomm why run --last 200 --json
     """
     import sqlite3
+    import time
 
     from geocomm.diagnostics.bottleneck import diagnose
     from geocomm.diagnostics.run_window import read_window
+    from geocomm.telemetry.overview import moment
 
     store = open_store("why", folder)
     try:
-        window = read_window(store, last)
+        window = read_window(store, last, moment(store, time.time()))
     except (sqlite3.Error, OSError) as error:
         fail("why", str(error))
     diagnosis = diagnose(window)
     if as_json:
         typer.echo(json.dumps(_row(window, diagnosis)))
         return
-    _show(window, diagnosis, Console(highlight=False, markup=False))
+    _show(folder, window, diagnosis, Console(highlight=False, markup=False, soft_wrap=True))
 
 
 def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
@@ -62,6 +64,7 @@ def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
         "of_ranks": window.of_ranks,
         "last_heard": window.last_heard,
         "over": window.over,
+        "standstill_seconds": round(window.standstill, 1),
         "step_seconds": round(diagnosis.step_seconds, 6),
         "parts": diagnosis.parts,
         "verdicts": [verdict.row() for verdict in diagnosis.verdicts],
@@ -69,7 +72,9 @@ def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
+def _show(folder: Path, window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
+    if window.standstill:
+        out.print(f"{standstill_text(window.standstill, folder)} Before that:", style="bold red")
     if diagnosis.step_seconds > 0:
         parts = ", ".join(
             f"{name} {'not told' if seconds is None else f'{seconds / diagnosis.step_seconds:.0%}'}"
@@ -79,16 +84,20 @@ def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
             f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.",
             markup=False,
         )
-    from geocomm.diagnostics.verdict import headline
+    from geocomm.diagnostics.verdict import Cause, headline
 
     first, *others = diagnosis.verdicts
     out.print()
     out.print(headline(first), style="bold")
+    for verdict in others:
+        if verdict.cause is Cause.UNKNOWN:
+            out.print(headline(verdict), style="bold")
     evidence = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
     for name, value in first.evidence:
         evidence.add_row(name, value)
     out.print(evidence)
     out.print(f"  {first.fix}")
+    others = [verdict for verdict in others if verdict.cause is not Cause.UNKNOWN]
     if others:
         out.print()
         out.print("Also, each by itself:")

@@ -142,7 +142,11 @@ class LinkCauses:
 
     def at_best(self, without: Without) -> Without:
         """The same, also without what bytes take on a line that is as fast as it ever was."""
-        return replace(without, service=lambda one: max(0.0, without.service(one) - self._wire(one)))
+
+        def service(one: Message) -> float:
+            return max(0.0, without.service(one) - self._wire(one))
+
+        return replace(without, service=service)
 
     @cached_property
     def _facts(self) -> dict[Way, LinkFacts]:

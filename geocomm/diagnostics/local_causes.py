@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from geocomm.diagnostics.round_waits import judge_rounds
@@ -74,11 +74,17 @@ class LocalCauses:
         return max(0.0, 1 - self._rate / more)
 
     def _verdict(
-        self, cause: Cause, where: str, without: Mapping[str, float], evidence: list[tuple[str, str]], fix: str, what: str
+        self,
+        cause: Cause,
+        where: str,
+        without: Mapping[str, float],
+        evidence: list[tuple[str, str]],
+        fix: str,
+        what: str,
     ) -> Verdict:
         lost = self._lost(without)
-        gain = lost / (1 - lost)
-        text = f"{what}: without {'them' if cause is Cause.PAUSES else 'it'}, the run would count {gain:.0%} more {self._word}."
+        gain, it = lost / (1 - lost), "them" if cause is Cause.PAUSES else "it"
+        text = f"{what}: without {it}, the run would count {gain:.0%} more {self._word}."
         return Verdict(cause, where, lost * self._window.step_seconds, lost, evidence, fix, text=text)
 
     def _where(self, by_site: Mapping[str, float]) -> str:
@@ -96,7 +102,7 @@ class LocalCauses:
             Cause.INPUT,
             where,
             {site.name: site.step - site.input for site in self._sites},
-            [(f"waiting for data at {name}", f"{seconds_text(seconds)} a step") for name, seconds in by_site.items()],
+            [(f"waiting for data at {name}", f"{seconds_text(took)} a step") for name, took in by_site.items()],
             "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
             f"Input{where and f', {where}'}",
         )
@@ -110,7 +116,7 @@ class LocalCauses:
             Cause.CHECKPOINT,
             where,
             {site.name: site.step - site.checkpoint for site in self._sites},
-            [(f"writing checkpoints at {name}", f"{seconds_text(seconds)} a step") for name, seconds in by_site.items()],
+            [(f"writing checkpoints at {name}", f"{seconds_text(took)} a step") for name, took in by_site.items()],
             "Write checkpoints less often, or to a faster disk.",
             f"Checkpoint{where and f', {where}'}",
         )
@@ -127,8 +133,8 @@ class LocalCauses:
             worst.name,
             {worst.name: worst.step - worst.paused},
             [(f"steps of {worst.name} that paused", many), ("each, in the mean", seconds_text(each))],
-            f"Look at {worst.name}: what runs there now and then? Tell checkpoints to geocomm.report_step, so that they "
-            "have a name.",
+            f"Look at {worst.name}: what runs there now and then? Tell checkpoints to geocomm.report_step, so that "
+            "they have a name.",
             f"Pauses of {worst.name}, {many}, {seconds_text(each)} each",
         )
 
@@ -172,8 +178,8 @@ class LocalCauses:
                 ("as they were, in the median", f"{pace.steps:.0f}"),
                 ("a round waited for the last frame", f"{median} in the median"),
             ],
-            f"Take every={round(pace.steps / _SELDOM)} or more steps between two rounds, or a coarser codec: geocomm plan "
-            "says what each would bring. No step waits; but sites that average too seldom learn less of each other.",
+            f"Take every={round(pace.steps / _SELDOM)} or more steps between two rounds, or a coarser codec: geocomm "
+            "plan says what each would bring. No step waits; but what one site learns comes late to the others.",
             text=f"Line too slow for every={pace.every} with this codec: sites average every {pace.steps:.0f} steps.",
         )
 
@@ -211,10 +217,7 @@ def _sites(window: RunWindow) -> list[_Site]:
         tokens[site.name] = tokens.get(site.name, 0.0) + statistics.fmean(step.tokens or 0 for step in rank.steps)
         if site.name not in found or found[site.name].step < site.step:
             found[site.name] = site
-    return [
-        _Site(**{**vars(site), "tokens": tokens[site.name] or 1.0})
-        for site in sorted(found.values(), key=lambda site: site.name)
-    ]
+    return [replace(site, tokens=tokens[name] or 1.0) for name, site in sorted(found.items())]
 
 
 def _site(rank: RankWindow, waited: float) -> _Site:

@@ -67,7 +67,6 @@ class Without:
     program: Callable[[RankWindow, Step, float], float] = lambda rank, step, own: own
     """What the program needs for itself in a step, of which `own` seconds were seen."""
 
-
     def and_also(self, other: Without) -> Without:
         """Without what either leaves out."""
         return Without(

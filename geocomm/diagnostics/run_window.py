@@ -16,14 +16,13 @@ from geocomm.diagnostics.link_use import LinkUse, Place, link_uses, peers
 from geocomm.diagnostics.rank_clocks import rank_clocks
 from geocomm.diagnostics.round_waits import RoundPace, RoundWait, round_pace, round_waits
 from geocomm.telemetry.egress import egress_dollars
+from geocomm.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS
 from geocomm.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, 3600.0)
 """The store has operations of an hour."""
 _EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
 """So far back, and at these intervals, is looked for what links carried before."""
-_STANDSTILL_S, _STANDSTILL_STEPS = 10.0, 5.0
-"""A run stands still where no step has ended for so many seconds, and for so many times what a step takes."""
 _LATE_REPORT_S = 1.6
 """Reports come once a second."""
 _SILENT_S = 15.0
@@ -206,7 +205,7 @@ def _standstill(living: Iterable[Received], window: RunWindow, now: float) -> fl
         if not received.report.final and received.report.training.get("ended_ns") is not None
     ]
     age = min(ages, default=0.0)
-    return age if age > max(_STANDSTILL_S, _STANDSTILL_STEPS * window.step_seconds) else 0.0
+    return age if age > max(STANDSTILL_SECONDS, STANDSTILL_STEPS * window.step_seconds) else 0.0
 
 
 def _window(

@@ -33,6 +33,13 @@ class LastReports:
         self.at = at
         self.last = [received for received in store.latest(until=at) if received.at >= since]
         self._earlier: dict[float, dict[Rank, Received]] = {}
+        self._open_waits: dict[Rank, float] | None = None
+
+    def open_wait_seconds(self, received: Received) -> float:
+        """For how long the program has stood in a wait for an operation that is not over, at its last report."""
+        if self._open_waits is None:
+            self._open_waits = {one.rank: _open_wait_s(one) for one in self._store.latest(self.at, details=True)}
+        return self._open_waits.get(received.rank, 0.0)
 
     def before(self, received: Received) -> Received | None:
         """Of some seconds ago."""
@@ -59,6 +66,12 @@ class LastReports:
     def has_rates(self, received: Received) -> bool:
         """Whether its last report is young enough."""
         return self.at - received.at <= SILENT_SECONDS
+
+
+def _open_wait_s(received: Received) -> float:
+    began = [row["wait_began_ns"] for row in received.report.operations if row["ended_ns"] is None]
+    waiting = [at for at in began if at is not None]
+    return (received.report.now_ns - min(waiting)) / 1e9 if waiting else 0.0
 
 
 def _steps(received: Received) -> int:

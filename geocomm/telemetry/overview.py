@@ -15,7 +15,7 @@ from geocomm.telemetry.overview_events import EventState, event_states
 from geocomm.telemetry.overview_links import LinkState, link_states
 from geocomm.telemetry.overview_options import OptionState, option_states
 from geocomm.telemetry.overview_rounds import RoundState, round_states
-from geocomm.telemetry.overview_sites import SiteState, site_states
+from geocomm.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, SiteState, site_states
 from geocomm.telemetry.run_store import RunStore
 
 
@@ -45,6 +45,15 @@ class Overview:
     def of_steps(self) -> int | None:
         """How many steps the run shall have."""
         return max((site.of_steps for site in self.sites if site.of_steps is not None), default=None)
+
+    @property
+    def standstill_seconds(self) -> float | None:
+        """Since any rank that has not ended has ended a step; None: the run goes on, or tells of no steps."""
+        sites = [site for site in self.sites if site.life is not Life.ENDED]
+        ages = [rank.step_age_seconds for site in sites for rank in site.ranks if rank.step_age_seconds is not None]
+        pace = max((site.mean_step_seconds or 0.0 for site in sites), default=0.0)
+        age = min(ages, default=0.0)
+        return age if age > max(STANDSTILL_SECONDS, STANDSTILL_STEPS * pace) else None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -39,6 +39,8 @@ class LinkState:
     most_outages: int
     """Of these, those of the pair of ranks that had most."""
     outage_seconds: float
+    is_down: bool
+    """A pair that was connected has no connection now, as this end sees it."""
     resumes: int
     """Connections made again."""
     streams: int
@@ -176,6 +178,7 @@ def _link(
         outages=sum(row["outages"] for row in rows),
         most_outages=max((row["outages"] for row in rows), default=0),
         outage_seconds=sum(row["outage_us"] for row in rows) / 1e6,
+        is_down=any(row["streams"] == 0 and row["tcp_bytes_sent"] > 0 for row in rows),
         resumes=sum(row["resumes"] for row in rows),
         streams=sum(row["streams"] for row in rows),
         planned_bytes_per_second=planned,

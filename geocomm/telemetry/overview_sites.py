@@ -18,6 +18,9 @@ from geocomm.telemetry.report import Report, Row
 from geocomm.telemetry.run_store import Received, RunStore
 
 RECENT_EVENT_SECONDS = 600.0
+_LATE_STEP_S = 3.0
+STANDSTILL_SECONDS, STANDSTILL_STEPS = 10.0, 5.0
+"""A run stands still where no step has ended for so many seconds, and for so many times what a step takes."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +196,15 @@ def _rank(seen: LastReports, received: Received) -> RankState:
     age = max(0.0, seen.at - received.at)
     ended_ns: int | None = report.training.get("ended_ns")
     step_seconds = tokens_per_second = exposed_share = None
+    step_age = None if ended_ns is None else (report.now_ns - ended_ns) / 1e9 + age
     if seen.has_rates(received) and (before := seen.before_steps(received)) is not None:
         step_seconds, tokens_per_second = _pace(before.report, report)
     if seen.has_rates(received) and (before := seen.before(received)) is not None:
         stood_s = _stood_still_s(report.stats) - _stood_still_s(before.report.stats)
-        exposed_share = share(stood_s, (report.now_ns - before.report.now_ns) / 1e9)
+        seconds = (report.now_ns - before.report.now_ns) / 1e9
+        if step_age is not None and step_age > _LATE_STEP_S:  # counters know of a wait once it is over
+            stood_s += min(seconds, seen.open_wait_seconds(received))
+        exposed_share = share(stood_s, seconds)
     return RankState(
         site=report.site,
         rank=report.rank,
@@ -205,7 +212,7 @@ def _rank(seen: LastReports, received: Received) -> RankState:
         life=seen.life(received),
         report_age_seconds=age,
         step=report.training.get("step"),
-        step_age_seconds=None if ended_ns is None else (report.now_ns - ended_ns) / 1e9 + age,
+        step_age_seconds=step_age,
         step_seconds=step_seconds,
         tokens_per_second=tokens_per_second,
         disk_free_bytes=report.disk_free_bytes,
