@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -134,16 +134,16 @@ def local(steps: int) -> None:
     """A round now and then."""
     size = int(number("KIB", 1024)) // 2
     model = torch.nn.Sequential(torch.nn.Linear(256, size, bias=False), torch.nn.Linear(size, 256, bias=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.01)
     outer = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=int(number("EVERY", 12)), fragments=2))
-    inputs, take_step = torch.randn(1, 256), cast(Callable[[], None], optimizer.step)
+    inputs = torch.randn(1, 256)
 
     def exchange() -> None:
         outer.count_tokens(TOKENS)
         model(inputs).square().mean().backward()
-        take_step()
+        optimizer.step()
         optimizer.zero_grad()
 
     train(steps, exchange, lambda step: outer.run_step)

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on, loopback_listener
-from geocomm.core.environment import keys_folder, one_site
+from geocomm.core.environment import collector_socket, keys_folder, one_site
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
 from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
@@ -41,7 +41,7 @@ from geocomm.membership.one_site import check_nodes
 from geocomm.membership.own_address import remember_hub
 from geocomm.rendezvous.agents_store import AgentsStore
 from geocomm.rendezvous.store_process import StoreProcess, log
-from geocomm.rendezvous.waiting import Waiting, nodes_text
+from geocomm.rendezvous.waiting import Waiting, nodes_text, without_telemetry
 from geocomm.security.keys import KeysError
 
 AGENTS_STORE = "agents"
@@ -179,9 +179,8 @@ class HubRendezvous(RendezvousHandler):
         """hub: as all nodes name it. way: where this one dials it."""
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
-        self._own = json.dumps(
-            {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
-        )
+        own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
+        self._own = json.dumps({**own, "telemetry": collector_socket() is not None})
         self._round = 0
         self._called = 0
         self._sites: dict[int, str | None] = {}  # of the nodes of the last round
@@ -299,6 +298,8 @@ class HubRendezvous(RendezvousHandler):
         nodes = [json.loads(store.get(f"{self._round}/{node}")) for node in range(self._nodes)]
         self._sites = {number: node["site"] for number, node in enumerate(nodes)}
         check_nodes([node["site"] for node in nodes], one_site=all(node["one_site"] for node in nodes))
+        if self._round == 1 and (silent := without_telemetry([node.get("telemetry") for node in nodes], self._sites)):
+            log(silent)
 
     def _missing(self, store: dist.Store, number: int) -> str:
         waited = f"waited {self._limit.total_seconds():g} s for"

@@ -33,3 +33,15 @@ def nodes_text(away: Sequence[int], nodes: int, sites: Mapping[int, str | None])
         return text
     here = [f"node {node} (site {site})" for node, site in sorted(sites.items()) if node not in away and site]
     return text + (f"; {', '.join(here)} {'is' if len(here) == 1 else 'are'} here" if here else "")
+
+
+def without_telemetry(has_it: Sequence[bool | None], sites: Mapping[int, str | None]) -> str:
+    """What to say where some nodes collect telemetry and others do not; empty: all do, or none does."""
+    silent = [node for node, has in enumerate(has_it) if not has]
+    if len(silent) in (0, len(has_it)):
+        return ""
+    nodes = nodes_text(silent, len(has_it), sites)
+    return (
+        f"no telemetry of {nodes}: start every node with --telemetry FOLDER, else geocomm why and top do not know what "
+        "is done there"
+    )

@@ -40,6 +40,19 @@ def test_listeners_are_found_in_every_family() -> None:
         assert ("::1", six.getsockname()[1]) in found
 
 
+def test_telemetry_at_one_site_alone_is_told_when_the_nodes_meet(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    port = free_port(HUB_HOST)
+    start_node(job, tmp_path / "keys", port, 0, "stay", telemetry=tmp_path / "telemetry")
+    start_node(job, tmp_path / "keys", port, 1, "stay")
+    for rank in range(2):
+        job.fact(f"rank{rank}")
+    (job.folder / "go").touch()
+    assert job.end() == [0, 0], job.output()
+    for node in range(2):
+        assert "no telemetry of node 1 of 2 (site b): " in job.log(node).read_text()
+
+
 def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_the_job(
     job: Job, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geocomm.rendezvous.waiting import Waiting, nodes_text
+from geocomm.rendezvous.waiting import Waiting, nodes_text, without_telemetry
 
 
 def test_a_line_comes_after_10_30_and_90_seconds() -> None:
@@ -22,3 +22,11 @@ def test_a_site_is_named_where_it_is_known() -> None:
     assert nodes_text([1, 3], 4, {0: "a", 2: "b", 3: "c"}) == "nodes 1, 3 (site c) of 4"
     assert nodes_text([1], 2, {}) == "node 1 of 2"
     assert nodes_text([0], 2, {0: None, 1: "b"}) == "node 0 of 2; node 1 (site b) is here"
+
+
+def test_nodes_without_telemetry_are_named_where_others_have_it() -> None:
+    sites = {0: "frankfurt", 1: "virginia", 2: "tokyo"}
+    assert without_telemetry([True, True, True], sites) == ""
+    assert without_telemetry([False, None, False], sites) == ""
+    said = without_telemetry([True, False, None], sites)
+    assert said.startswith("no telemetry of nodes 1 (site virginia), 2 (site tokyo) of 3: ")
