@@ -199,8 +199,8 @@ class LocalCauses:
             0.0,
             missed * part,
             [("rounds that did not count it", f"{pace.rounds - pace.counted[site]} of {pace.rounds}")],
-            f"Its frames came too late: see whether {site} is slow, or its line (geocomm top). What it trained then "
-            "counts in its next frame, up to five cycles of it.",
+            f"It was away (geocomm log), or its frames came too late: see whether {site} is slow, or its line "
+            "(geocomm top). What it trained then counts in its next frame, up to five cycles of it.",
             at_most=True,
             text=f"{pace.rounds - pace.counted[site]} of {pace.rounds} rounds missed {site}: at most "
             f"{missed * part:.0%} of the run's {self._word} count later, or never.",

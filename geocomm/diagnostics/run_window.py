@@ -25,6 +25,8 @@ _EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
 """So far back, and at these intervals, is looked for what links carried before."""
 _LATE_REPORT_S = 1.6
 """Reports come once a second."""
+_LAST_REPORTS = 10
+"""In which a run of local steps tells of itself: the very last one may be from after its end."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 
@@ -183,7 +185,8 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
         if received.rank in living:
             reports[received.rank].append(received)
     rounds = [(rank.site, row) for rank, row in store.rows("rounds", since) if rank in living]
-    every = max((run.get("every", 0) for one in latest for run in one.report.stats.get("local_steps", ())), default=0)
+    told = [one.report.stats.get("local_steps", ()) for some in reports.values() for one in some[-_LAST_REPORTS:]]
+    every = max((run.get("every", 0) for runs in told for run in runs), default=0)
     waited = _waited(living, reports)
     if waited:
         operations.clear()  # those of rounds, for which no step waits

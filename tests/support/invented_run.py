@@ -44,6 +44,12 @@ class Run:
     """By what the times of a link's messages on it are multiplied, one after the other, again and again."""
     counters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of all links."""
+    pauses: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    """Seconds of a step, at a site, both by number."""
+    held: Mapping[int, float] = field(default_factory=dict[int, float])
+    """By step: seconds for which the first operation's messages lie on the way."""
+    slower: tuple[int, float] = (STEPS, 1.0)
+    """From this step on, by what the times of all messages are multiplied."""
 
     def window(self) -> RunWindow:
         """What the run's telemetry would say."""
@@ -59,6 +65,7 @@ class _Simulation:
         self._run = run
         self._places: list[Place] = [("abcdefgh"[i], i) for i in range(len(run.compute))]
         self._free: dict[tuple[int, int], float] = defaultdict(float)
+        self._slower, self._held = 1.0, 0.0
         self._repairs = defaultdict[tuple[int, int], Iterator[float]](lambda: itertools.cycle(run.repairs))
 
     def window(self) -> RunWindow:
@@ -68,9 +75,11 @@ class _Simulation:
         rows: list[list[Operation]] = [[] for _ in self._places]
         for number in range(STEPS):
             began, exposed = list(now), [0.0] * count
-            now = [now[i] + run.compute[i] + run.load[i] for i in range(count)]
+            now = [now[i] + run.compute[i] + run.load[i] + run.pauses.get((number, i), 0.0) for i in range(count)]
+            self._slower = run.slower[1] if number >= run.slower[0] else 1.0
             for k in range(run.operations):
                 issued = list(now)
+                self._held = run.held.get(number, 0.0) if k == 0 else 0.0
                 arrived = self._exchange(issued)
                 now = [max(issued[i] + run.coding, *arrived[i].values()) + run.coding / 8 for i in range(count)]
                 for i in range(count):
@@ -93,7 +102,7 @@ class _Simulation:
     def _send(self, i: int, j: int, ready: float, size: float) -> float:
         """When it is there. One message after the other."""
         seconds = size / self._run.rates.get(self._pair(i, j), self._run.rate) * next(self._repairs[i, j])
-        left = max(ready, self._free[i, j]) + seconds
+        left = max(ready, self._free[i, j]) + seconds * self._slower + self._held
         self._free[i, j] = left
         return left + self._delay(i, j)
 
