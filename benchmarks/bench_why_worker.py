@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import random
 import subprocess
@@ -104,7 +105,10 @@ def train(steps: int, exchange: Callable[[], None], step_number: Callable[[int],
     slow = text("SLOW_SITE") == SITE
     compute = number("COMPUTE", 0.1) + (number("SLOW") if slow else 0.0)
     every = int(number("CHECKPOINT_EVERY"))
+    until = time.monotonic() + (number("SECONDS") or math.inf)  # sites of local steps end together
     for step in range(steps):
+        if time.monotonic() > until:
+            break
         loaded = spent(number("INPUT"))
         faults.before(step)
         time.sleep(compute)  # an accelerator computes: it takes no core

@@ -136,7 +136,11 @@ CHANGING = tuple(
     )
 )
 LOCAL = tuple(
-    replace(one, group="local steps", settings={"LOCAL": "1", "EVERY": "12", "STEPS": "160", **one.settings})
+    replace(
+        one,
+        group="local steps",
+        settings={"LOCAL": "1", "EVERY": "12", "SECONDS": "20", "STEPS": "1000", **one.settings},
+    )
     for one in (
         Scenario("local: healthy", "computation", settings={"KIB": "64"}),
         Scenario(

@@ -187,23 +187,23 @@ class LocalCauses:
         pace = self._window.pace
         if pace is None or not self._window.elastic:
             return
-        site = min(pace.counted, key=lambda name: pace.counted[name])
-        missed = 1 - pace.counted[site] / pace.rounds
-        if missed < _MISSED:
+        site = max(pace.missed, key=lambda name: pace.missed[name][0] / pace.missed[name][1])
+        missed, of_rounds = pace.missed[site]
+        if missed < _MISSED * of_rounds:
             return
         own = sum(one.tokens / one.step for one in self._sites if one.name == site)
-        part = own / self._rate if own else 1 / max(1, len(pace.counted))
+        lost = missed / of_rounds * (own / self._rate if own else 1 / len(pace.missed))
         yield Verdict(
             Cause.MISSED,
             site,
             0.0,
-            missed * part,
-            [("rounds that did not count it", f"{pace.rounds - pace.counted[site]} of {pace.rounds}")],
+            lost,
+            [("rounds that did not count it", f"{missed} of {of_rounds}")],
             f"It was away (geocomm log), or its frames came too late: see whether {site} is slow, or its line "
             "(geocomm top). What it trained then counts in its next frame, up to five cycles of it.",
             at_most=True,
-            text=f"{pace.rounds - pace.counted[site]} of {pace.rounds} rounds missed {site}: at most "
-            f"{missed * part:.0%} of the run's {self._word} count later, or never.",
+            text=f"{missed} of {of_rounds} rounds missed {site}: at most {lost:.0%} of the run's {self._word} count "
+            "later, or never.",
         )
 
 

@@ -51,8 +51,8 @@ class RoundPace:
     """The same as it was, the median of the sites and fragments; 0: not known."""
     rounds: int
     """That are over."""
-    counted: Mapping[str, int]
-    """By site that took part in the last minutes: of how many of these rounds it counted."""
+    missed: Mapping[str, tuple[int, int]]
+    """By site: of the rounds from its first to its last, how many did not count it; and how many these are."""
 
 
 def round_pace(rows: Iterable[tuple[str, Mapping[str, Any]]], every: int) -> RoundPace | None:
@@ -68,9 +68,13 @@ def round_pace(rows: Iterable[tuple[str, Mapping[str, Any]]], every: int) -> Rou
     if not told:
         return None
     between = [later - one for own in steps.values() for one, later in itertools.pairwise(own) if later > one]
-    sites = {site for counted in told.values() for site in counted}
-    counted = {site: sum(site in names for names in told.values()) for site in sorted(sites)}
-    return RoundPace(every, statistics.median(between) if between else 0.0, len(told), counted)
+    counted = [told[key] for key in sorted(told, key=lambda key: (key[1], key[0]))]
+    missed: dict[str, tuple[int, int]] = {}
+    for site in sorted({site for sites in counted for site in sites}):
+        there = [i for i, sites in enumerate(counted) if site in sites]
+        while_there = there[-1] - there[0] + 1
+        missed[site] = while_there - len(there), while_there
+    return RoundPace(every, statistics.median(between) if between else 0.0, len(told), missed)
 
 
 def judge_rounds(waits: Sequence[RoundWait], waited_by_site: Mapping[str, float], step_seconds: float) -> Verdict:

@@ -92,7 +92,7 @@ def waits(for_site: float | None) -> list[RoundWait]:
 
 
 def test_a_line_that_is_too_slow_for_the_rounds_is_named_though_no_step_waits() -> None:
-    pace = RoundPace(every=30, steps=75.0, rounds=8, counted={"a": 8, "b": 8})
+    pace = RoundPace(every=30, steps=75.0, rounds=8, missed={"a": (0, 8), "b": (0, 8)})
     (verdict,) = said(site("a"), site("b"), rounds=waits(0.1), pace=pace)
     assert verdict.cause is Cause.LINE
     assert "every 75 steps" in headline(verdict)
@@ -100,13 +100,13 @@ def test_a_line_that_is_too_slow_for_the_rounds_is_named_though_no_step_waits() 
 
 
 def test_rounds_that_wait_for_a_slow_site_are_not_the_lines() -> None:
-    pace = RoundPace(every=30, steps=75.0, rounds=8, counted={"a": 8, "b": 8})
+    pace = RoundPace(every=30, steps=75.0, rounds=8, missed={"a": (0, 8), "b": (0, 8)})
     (verdict,) = said(site("a"), site("b", 0.25), rounds=waits(3.0), pace=pace)
     assert (verdict.cause, verdict.where) == (Cause.STRAGGLER, "b")
 
 
 def test_rounds_that_miss_a_site_are_told_in_elastic_runs() -> None:
-    pace = RoundPace(every=30, steps=31.0, rounds=20, counted={"a": 20, "b": 8})
+    pace = RoundPace(every=30, steps=31.0, rounds=20, missed={"a": (0, 20), "b": (12, 20)})
     (verdict,) = said(site("a"), site("b"), pace=pace, elastic=True)
     assert (verdict.cause, verdict.where, verdict.share) == (Cause.MISSED, "b", pytest.approx(0.3))
     assert headline(verdict).startswith("12 of 20 rounds missed b: at most 30% of the run's tokens ")
@@ -120,7 +120,7 @@ def test_pace_of_rounds_is_that_of_those_that_counted_and_not_of_the_last_ones()
     rows = [("a", row(i, 40 * i, ["a", "b"] if i % 2 else ["a"])) for i in range(6)]
     rows += [("b", row(i, 40 * i, ["a", "b"] if i % 2 else ["a"])) for i in range(6)]
     rows += [("a", row(6, 241, ["a"], last=True)), ("a", row(7, 242, [])), ("a", row(8, 243, ["a"], failed=True))]
-    assert round_pace(rows, 30) == RoundPace(30, 40.0, 6, {"a": 6, "b": 3})
+    assert round_pace(rows, 30) == RoundPace(30, 40.0, 6, {"a": (0, 6), "b": (2, 5)})
     assert round_pace(rows[-3:], 30) is None
 
 
