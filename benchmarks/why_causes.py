@@ -128,6 +128,7 @@ CHANGING = tuple(
             queue=24_000,
             settings={"KIB": "512"},
         ),
+        Scenario("uneven steps", "uneven steps", settings={**_STEPS, "TURNS": "0.3", "KIB": "64"}, or_else=("pauses",)),
         Scenario(
             *("outage", "outage"),
             where="site0 - site1",
@@ -173,7 +174,11 @@ UNKNOWN = tuple(
         Scenario("reordering", "", mbit=200, reorder=0.05, settings={"KIB": "512"}, or_else=("latency", "bandwidth")),
         Scenario("resets", "", reset=0.0005, settings={**_STEPS, "KIB": "512"}, or_else=("outage",)),
         Scenario("lock", "", settings={**_STEPS, "LOCK": "0.3", "KIB": "64"}, or_else=("pauses", "straggler site")),
-        Scenario("turns", "", settings={**_STEPS, "TURNS": "0.3", "KIB": "64"}, or_else=("pauses",)),
+        Scenario(
+            *("jumps of the rate", ""),
+            settings={**_STEPS, "JUMPS": "rate=15mbit,rate=300mbit", "KIB": "256"},
+            or_else=("bandwidth",),
+        ),
     )
 )
 """A verdict that is no lie counts as right: what `or_else` has is true of these runs, too."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from geocomm.diagnostics.link_causes import Judged, LinkCauses, egress_row, judg
 from geocomm.diagnostics.link_use import Place
 from geocomm.diagnostics.local_causes import LocalCauses
 from geocomm.diagnostics.replay import Replay, Without, waits
-from geocomm.diagnostics.run_window import RunWindow, Step
+from geocomm.diagnostics.run_window import RankWindow, RunWindow, Step
 from geocomm.diagnostics.stalls import find_stalls, own_seconds, without_steps
 from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
@@ -215,7 +216,8 @@ class _Examination(_Parts):
     def _causes(self, links: LinkCauses) -> Iterable[Judged]:
         yield from self._input()
         yield from self._checkpoint()
-        yield from self._straggler()
+        straggler = [*self._straggler()]
+        yield from straggler or self._uneven()
         yield from links.verdicts()
 
     def _input(self) -> Iterable[Judged]:
@@ -294,6 +296,35 @@ class _Examination(_Parts):
             Without(program=lambda rank, step, own: own * factor if rank.place[0] == slow else own),
             evidence,
             f"Look at {slow}: geocomm doctor and py-spy there; or give it a smaller share of the batch.",
+        )
+
+    def _uneven(self) -> Iterable[Judged]:
+        """Now one site is late, and then another."""
+        own: dict[int, dict[str, float]] = defaultdict(dict)
+        for rank in self._replay.window.ranks:
+            site = rank.place[0]
+            for step in rank.steps:
+                own[step.number][site] = max(own[step.number].get(site, 0.0), own_seconds(rank, step))
+        sites = {site for by_site in own.values() for site in by_site}
+        if len(sites) < 2 or not self._replay.messages:
+            return
+        late = {number: {site: one - min(of.values()) for site, one in of.items()} for number, of in own.items()}
+
+        def program(rank: RankWindow, step: Step, seconds: float) -> float:
+            return seconds - late[step.number][rank.place[0]]
+
+        last = Counter(max(by_site, key=lambda site: by_site[site]) for by_site in late.values())
+        mean = statistics.fmean(max(by_site.values()) for by_site in late.values())
+        yield judge(
+            self._replay,
+            Cause.UNEVEN,
+            "",
+            Without(program=program),
+            [
+                *((f"steps in which {site} was last", f"{last[site]} of {len(late)}") for site in sorted(sites)),
+                ("it needed more than the first one", f"{seconds_text(mean)} in the mean"),
+            ],
+            "Give all sites equal work in each step, such as batches of as many tokens; or take local steps.",
         )
 
     def _own_seconds(self) -> dict[Place, list[float]]:

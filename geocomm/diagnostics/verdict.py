@@ -19,6 +19,7 @@ class Cause(StrEnum):
     OUTAGE = "outage"
     PAUSES = "pauses"
     STRAGGLER = "straggler site"
+    UNEVEN = "uneven steps"
     BANDWIDTH = "bandwidth"
     WINDOWS = "TCP windows"
     LOSS = "packet loss"

@@ -50,6 +50,14 @@ def test_a_site_that_is_late_in_all_steps_does_not_pause() -> None:
     assert causes(Run(pauses={(step, 1): 0.2 for step in range(STEPS)}).said())[0] == (Cause.STRAGGLER, "b")
 
 
+def test_sites_that_are_late_in_turn_are_judged_by_the_sum_of_what_each_is_late() -> None:
+    late = {(step, step * step % 3 % 2): 0.3 for step in range(STEPS)}
+    said = Run(pauses=late).said()
+    assert causes(said)[0] == (Cause.UNEVEN, "")
+    assert said.verdict.saved_seconds == pytest.approx(0.3, rel=0.1)
+    assert ("steps in which a was last", f"{sum(site == 0 for _, site in late)} of {STEPS}") in said.verdict.evidence
+
+
 def test_a_checkpoint_that_is_told_is_no_pause() -> None:
     assert Cause.PAUSES not in {cause for cause, _ in causes(Run(save=0.5).said())}
 
