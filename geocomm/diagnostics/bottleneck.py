@@ -25,6 +25,8 @@ from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 _HIDDEN = 0.10
 """Where the program waits for less of a step, the network is none of its concerns."""
 _LATE_STEPS = 0.7
+_LATE = 0.1
+"""Of a step: who is late by less is so for the sake of others, such as of messages that it waited for."""
 _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
 _EXPLAINED = 0.8
@@ -270,7 +272,7 @@ class _Examination(_Parts):
         steps = [
             max(own[place][i] for place in own if place[0] == slow and i < len(own[place]))
             > max(own[place][i] for place in own if place[0] != slow and i < len(own[place])) / _SLOW_SCORE
-            or late.get(i, 0.0) > error
+            or late.get(i, 0.0) > max(error, _LATE * self._step)
             for i in range(min(map(len, own.values())))
         ]
         share = sum(steps) / len(steps) if steps else 0.0

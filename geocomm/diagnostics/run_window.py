@@ -238,7 +238,8 @@ def _window(
         offset, error = clock.offset_ns / 1e9, clock.error_ns / 1e9 if clock.measured else None
         own = [row for row in steps.get(rank, ()) if row["step"] in common]
         rows = sorted(operations.get(rank, ()), key=lambda row: row["issued_ns"])
-        told = sorted({row["ended_ns"]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
+        once = "ended_ns" if local else "step"  # after a checkpoint was loaded, numbers come again
+        told = sorted({row[once]: _step(row, offset) for row in own}.values(), key=lambda step: step.ended)
         if told:
             begin_ns = min(row["ended_ns"] - 1e9 * row["seconds"] for row in own)
             rows = [row for row in rows if row["issued_ns"] >= begin_ns and row["issued_ns"] < own[-1]["ended_ns"]]
