@@ -18,6 +18,8 @@ _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
 _STEADY_IN_LOSS = 0.85
 """The same where packets are lost, since a full line loses them too."""
+_ODD_MESSAGES = 2
+"""So many of few messages may be far faster or slower than all others, such as those before a line changed."""
 _ODD = 3.0
 """A message that takes so many times what the median one does does not wait for the line's rate alone."""
 _HALF = 0.5
@@ -164,7 +166,8 @@ class LinkCauses:
         data = link.busy_s * link.streams / (link.streams + 1)
         limited_s = link.receiver_limited_s + link.buffer_limited_s
         paces = sorted(message.service / message.size for message in messages if message.size)
-        fastest, pace = (paces[len(paces) // 10], statistics.median(paces)) if paces else (0.0, 0.0)
+        fast = min(len(paces) - 1, max(_ODD_MESSAGES, len(paces) // 10))
+        fastest, pace = (paces[fast], statistics.median(paces)) if paces else (0.0, 0.0)
         return LinkFacts(
             way,
             busy,
@@ -178,7 +181,7 @@ class LinkCauses:
             fastest,
             pace,
             fastest / pace if fastest else 0.0,
-            pace / paces[-1 - len(paces) // 10] if fastest else 0.0,
+            pace / paces[-1 - fast] if fastest else 0.0,
             min(1.0, link.good_rate / link.best_rate) if link.best_rate else 0.0,
             sum(message.coding for message in messages) / busy if busy else 0.0,
             busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
