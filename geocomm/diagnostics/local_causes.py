@@ -47,7 +47,7 @@ class LocalCauses:
     def __init__(self, window: RunWindow) -> None:
         self._window = window
         self._sites = _sites(window)
-        self._word = "tokens" if any(step.tokens for rank in window.ranks for step in rank.steps) else "steps"
+        self._word = "tokens" if any(site.tokens != 1.0 for site in self._sites) else "steps"
 
     def verdicts(self) -> Iterable[Verdict]:
         """In the order of the tests, also those that cost nothing."""
@@ -217,7 +217,9 @@ def _sites(window: RunWindow) -> list[_Site]:
         tokens[site.name] = tokens.get(site.name, 0.0) + statistics.fmean(step.tokens or 0 for step in rank.steps)
         if site.name not in found or found[site.name].step < site.step:
             found[site.name] = site
-    return [replace(site, tokens=tokens[name] or 1.0) for name, site in sorted(found.items())]
+    counted = [window.tokens_by_site.get(name, 0.0) for name in found]
+    known = window.tokens_by_site if all(counted) else tokens
+    return [replace(site, tokens=known[name] or 1.0) for name, site in sorted(found.items())]
 
 
 def _site(rank: RankWindow, waited: float) -> _Site:

@@ -137,6 +137,8 @@ class RunWindow:
     """All ranks have ended."""
     waited_by_site: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds a step for which local steps stood still for rounds; empty: it is no run of local steps."""
+    tokens_by_site: Mapping[str, float] = field(default_factory=dict[str, float])
+    """That each site counted in a step of them."""
     rounds: Sequence[RoundWait] = ()
     """Of local steps, in the time that was read for the steps."""
     pace: RoundPace | None = None
@@ -187,7 +189,7 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
     rounds = [(rank.site, row) for rank, row in store.rows("rounds", since) if rank in living]
     told = [one.report.stats.get("local_steps", ()) for some in reports.values() for one in some[-_LAST_REPORTS:]]
     every = max((run.get("every", 0) for runs in told for run in runs), default=0)
-    waited = _waited(living, reports)
+    waited = _grown_by_step("waited_seconds", living, reports)
     if waited:
         operations.clear()  # those of rounds, for which no step waits
     earlier: dict[Rank, list[Received]] = defaultdict(list)
@@ -196,7 +198,8 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
     window = _window(living, steps, operations, reports, earlier, last, local=bool(waited))
     elastic = any(row["elastic"] for _, row in rounds)
     window = replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
-    window = replace(window, pace=round_pace(rounds, every))
+    tokens = _grown_by_step("tokens", living, reports)
+    window = replace(window, pace=round_pace(rounds, every), tokens_by_site=tokens)
     return replace(window, standstill=_standstill(living.values(), window, heard if now is None else now))
 
 
@@ -383,17 +386,19 @@ def _count_of_ranks(living: Mapping[Rank, Received]) -> int:
     return len(found)
 
 
-def _waited(living: Mapping[Rank, Received], reports: Mapping[Rank, list[Received]]) -> dict[str, float]:
-    """Seconds a step that each site's slowest rank waited for rounds of local steps, over what was read."""
-    waited: dict[str, float] = {}
+def _grown_by_step(
+    name: str, living: Mapping[Rank, Received], reports: Mapping[Rank, list[Received]]
+) -> dict[str, float]:
+    """How much a counter of local steps grew in a step, over what was read: of each site the rank with most."""
+    grown: dict[str, float] = {}
     for rank in living:
         told = [rows for report in reports[rank] if (rows := report.report.stats.get("local_steps"))]
         if not told:
             continue
-        count, seconds = (
-            sum(row.get(name, 0) for row in told[-1]) - (sum(row.get(name, 0) for row in told[0]) if told[1:] else 0)
-            for name in ("steps", "waited_seconds")
+        count, more = (
+            sum(row.get(one, 0) for row in told[-1]) - (sum(row.get(one, 0) for row in told[0]) if told[1:] else 0)
+            for one in ("steps", name)
         )
         if count > 0:
-            waited[rank.site] = max(waited.get(rank.site, 0.0), float(seconds) / count)
-    return waited
+            grown[rank.site] = max(grown.get(rank.site, 0.0), float(more) / count)
+    return grown

@@ -156,6 +156,7 @@ class SiteState(ABC):
         """Those that every kind of run has."""
         return {
             "steps": self.step,
+            "tokens": self.tokens,
             "every": self._schedule.every,
             **self._counters,
             "waited_seconds": self._waited_s,

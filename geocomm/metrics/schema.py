@@ -370,6 +370,7 @@ BUCKETS = (
 
 LOCAL_STEPS = (
     Metric("steps", "steps", Kind.COUNTER, "optimizer steps", LOCAL),
+    Metric("tokens", "tokens", Kind.COUNTER, "tokens of the site that count_tokens told of", LOCAL),
     Metric("every", "steps", Kind.GAUGE, "steps between two rounds of a fragment", LOCAL),
     Metric("rounds", "rounds", Kind.COUNTER, "rounds whose result was merged", LOCAL),
     Metric(

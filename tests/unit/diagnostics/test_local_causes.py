@@ -87,6 +87,12 @@ def test_steps_that_stand_still_for_rounds_do_not_pause() -> None:
     assert Cause.PAUSES not in {one.cause for one in verdicts}
 
 
+def test_tokens_of_count_tokens_are_those_that_count() -> None:
+    """b has three times as large a batch: what it loses is three quarters of the run."""
+    (verdict,) = said(site("a"), site("b", load=0.1), tokens_by_site={"a": 1000.0, "b": 3000.0})
+    assert verdict.share == pytest.approx(1 - (10 + 15) / 40)
+
+
 def waits(for_site: float | None) -> list[RoundWait]:
     return [RoundWait("a", "b", 3.0, for_site), RoundWait("b", "a", 2.0, 0.0)]
 
@@ -134,9 +140,10 @@ def test_a_run_store_of_sites_whose_steps_have_other_numbers_is_read(tmp_path: P
             for i, number in enumerate(own)
         ]
         report = {"site": name, "rank": 0, "process": f"{index:016x}", "sequence": 1, "time": 0.0, "now_ns": 10**10}
-        stats = {"peers": [], "local_steps": [{"steps": 40, "waited_seconds": 0.0, "every": 30}]}
+        stats = {"peers": [], "local_steps": [{"steps": 40, "tokens": 4000, "waited_seconds": 0.0, "every": 30}]}
         keep(store, Report.model_validate(report | {"stats": stats, "steps": steps}), 1e9)
     window = read_window(store, 50)
     assert [len(rank.steps) for rank in window.ranks] == [40, 40]
     verdict = diagnose(window).verdict
     assert (verdict.cause, verdict.where) == (Cause.STRAGGLER, "b")
+    assert window.tokens_by_site == {"a": 100.0, "b": 100.0}

@@ -56,6 +56,7 @@ AT_THE_ENDPOINT = {
     "geocomm_gradient_nmse",
     "geocomm_gradient_info",
     "geocomm_local_steps_total",
+    "geocomm_local_tokens_total",
     "geocomm_local_every",
     "geocomm_local_rounds_total",
     "geocomm_local_rounds_not_finite_total",
