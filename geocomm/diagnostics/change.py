@@ -12,8 +12,8 @@ from geocomm.diagnostics.run_window import RunWindow
 _FEWEST = 6
 """Steps on each side."""
 _TIMES = 1.5
-_SEPARATE = 0.85
-"""So many of the steps of each side have to be on its side of the middle."""
+_CLEAR, _UNEVEN = 0.85, 0.6
+"""So many of the steps of each side have to be on its side of the middle. Steps before slower ones may be uneven."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ def _place(took: Sequence[float]) -> int | None:
             sum((one < middle) == grew for one in before) / len(before),
             sum((one > middle) == grew for one in after) / len(after),
         )
-        if min(right) >= _SEPARATE and sum(right) > best:
+        if right[0] >= (_UNEVEN if grew else _CLEAR) and right[1] >= _CLEAR and sum(right) > best:
             best, found = sum(right), place
     return found

@@ -13,6 +13,8 @@ from geocomm.telemetry.run_store import Received
 
 Place = tuple[str, int]
 """A rank: its site and its number."""
+_STALE = 2
+"""The first rates of a window are from before it: TCP tells the last one that it saw."""
 _FEW_RATES = 5
 """Of fewer samples nothing is said."""
 
@@ -100,7 +102,7 @@ def _link_use(place: Place, target: Place, told: Sequence[Mapping[str, Any]], gr
         buffer_limited_s=grown("stalled_by_send_buffer_us") / 1e6,
         rtt_s=statistics.median(round_trips) / 1e6 if round_trips else 0.0,
         min_rtt_s=end.get("min_rtt_us", 0) / 1e6,
-        best_rate=float(max(peer.get("delivery_rate", 0) or 0 for peer in told)),
+        best_rate=float(max(peer.get("delivery_rate", 0) or 0 for peer in (told[_STALE:] or told))),
         good_rate=_good_rate(told),
         congestion_control=str(end.get("congestion_control", "")),
         streams=max(peer.get("streams", 0) or 0 for peer in told),

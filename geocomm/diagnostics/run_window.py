@@ -27,6 +27,9 @@ _LATE_REPORT_S = 1.6
 """Reports come once a second."""
 _LAST_REPORTS = 10
 """In which a run of local steps tells of itself: the very last one may be from after its end."""
+_OF_A_SILENT_LINE = ("outage_us", "bytes_received", "busy_us", "stalled_by_receiver_us")
+_SILENT_SHARE = 0.8
+"""Of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
 _SILENT_S = 15.0
 """Ranks that were heard of before so long, when the last one was, do not belong to the window."""
 
@@ -358,17 +361,23 @@ def _stops(reports: Sequence[Received], offset: float) -> list[tuple[float, floa
 
 
 def _outages(site: str, reports: Sequence[Received], offset: float) -> list[Outage]:
-    """Those that a rank's counters tell of, each with the time in which it may have been."""
+    """Times in which a rank's links may have been away, by its counters: those that it counted as outages, once all
+    connections were there again; and those in which data waited for its acknowledgement and nothing came at all."""
     found: list[Outage] = []
     for before, after in itertools.pairwise(reports):
+        began, ended = (one.report.now_ns / 1e9 - offset for one in (before, after))
         known = {peer["peer"]: peer for peer in peers(before)}
         for peer in peers(after):
-            was = known.get(peer["peer"], {})
-            down = (peer.get("outage_us", 0) - was.get("outage_us", 0)) / 1e6
-            if down > 0 and peer["site"] != site:
-                ended = after.report.now_ns / 1e9 - offset
-                earliest = before.report.now_ns / 1e9 - offset - down
-                found.append(Outage(" - ".join(sorted((site, str(peer["site"])))), earliest, ended))
+            was = known.get(peer["peer"])
+            if was is None or peer["site"] == site:
+                continue
+            between = " - ".join(sorted((site, str(peer["site"]))))
+            grown = {name: peer.get(name, 0) - was.get(name, 0) for name in _OF_A_SILENT_LINE}
+            if grown["outage_us"] > 0:
+                found.append(Outage(between, began - grown["outage_us"] / 1e6, ended))
+            waited_s = (grown["busy_us"] - grown["stalled_by_receiver_us"]) / 1e6
+            if grown["bytes_received"] == 0 and waited_s > _SILENT_SHARE * (ended - began):
+                found.append(Outage(between, began, ended))
     return found
 
 

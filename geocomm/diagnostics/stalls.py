@@ -165,17 +165,27 @@ def _pauses(window: RunWindow, delays: Mapping[int, float], taken: set[int]) -> 
 def _outages(window: RunWindow, delays: Mapping[int, float]) -> dict[str, _Cost]:
     """By the two sites."""
     costs: dict[str, _Cost] = defaultdict(_Cost)
-    for rank in window.ranks:
-        for step in rank.steps:
-            delay = delays.get(step.number)
-            if delay is None:
-                continue
-            for outage in window.outages:
-                down = _common((step.began, step.ended), (outage.began, outage.ended))
-                if down > _OVERLAP * delay:
-                    known = costs[outage.between].steps
-                    known[step.number] = min(delay, max(known.get(step.number, 0.0), down, _OVERLAP * delay))
+    for between in {outage.between for outage in window.outages}:
+        times = _joined((one.began, one.ended) for one in window.outages if one.between == between)
+        for rank in window.ranks:
+            for step in rank.steps:
+                delay = delays.get(step.number, 0.0)
+                down = sum(_common((step.began, step.ended), time) for time in times)
+                if delay and down > _OVERLAP * delay:
+                    known = costs[between].steps
+                    known[step.number] = min(delay, max(known.get(step.number, 0.0), down))
     return costs
+
+
+def _joined(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without those that overlap."""
+    found: list[tuple[float, float]] = []
+    for began, ended in sorted(times):
+        if found and began <= found[-1][1]:
+            found[-1] = found[-1][0], max(ended, found[-1][1])
+        else:
+            found.append((began, ended))
+    return found
 
 
 def _common(one: tuple[float, float], other: tuple[float, float]) -> float:

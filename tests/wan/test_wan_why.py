@@ -29,7 +29,7 @@ START_ELASTIC = (
 )
 STEPS = 15
 OUTAGE_S = 6.0
-LOCAL_S = 15.0
+LOCAL_S = 20.0
 
 
 def said_of(folder: Path, fault: str, port: int, rate_bps: float = 400e6, *, elastic: bool = False) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_a_line_that_is_too_slow_is_named_with_what_it_costs(tmp_path: Path) -> 
     assert said["steps"] == STEPS - 1  # the first one is warm-up
     verdict = said["verdicts"][0]
     assert (verdict["cause"], verdict["where"]) == ("bandwidth", "site0 - site1")
-    assert 0.5 < verdict["share"] < 1
+    assert 0.3 < verdict["share"] < 1
     assert verdict["saved_seconds"] < said["step_seconds"] - 0.05  # what the program computes is not the line's
 
 
@@ -106,7 +106,7 @@ def _train() -> None:
     fault, site = os.environ["FAULT"], os.environ["GEOCOMM_SITE"]
     dist.init_process_group("geocomm")
     if fault == "slow site":
-        _train_locally(0.2 if site == "site1" else 0.05)
+        _train_locally(0.6 if site == "site1" else 0.1)
     tensor = torch.ones(1 << 18)
     for step in range(STEPS if fault != "slow site" else 0):
         time.sleep(0.05)
