@@ -29,6 +29,15 @@ def test_counters_count_from_before_the_window_and_rates_of_long_ago_stand_besid
     assert round(relayed, 2) == 0.33
 
 
+def test_the_first_rates_of_a_window_are_those_of_before_it() -> None:
+    """TCP tells the last rate that it saw, so that a line which has become slower looks fast at first."""
+    reports = [told(second, 40_000_000 if second < 1006 else 2_000_000) for second in range(1000, 1020)]
+    ((link,), _) = link_uses(("a", 0), reports, [], 1005 * S, 1015 * S)
+    assert link.best_rate == 2e6
+    ((short,), _) = link_uses(("a", 0), reports[:2], [], 1000 * S, 1001 * S + 1)
+    assert short.best_rate == 4e7
+
+
 def test_without_a_report_of_before_counters_began_in_the_window() -> None:
     reports = [told(second, 0) for second in (3, 4)]
     ((link,), relayed) = link_uses(("a", 0), reports, [], 2 * S, 5 * S)

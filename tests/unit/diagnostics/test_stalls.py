@@ -112,6 +112,15 @@ def test_a_line_that_has_become_slower_is_judged_by_the_steps_since() -> None:
     assert not any(note.startswith("Since step") for note in FULL.said().notes)
 
 
+def test_a_run_of_uneven_steps_that_has_become_faster_is_judged_whole() -> None:
+    """Only of one that has become slower is it asked what is so since."""
+    uneven = {(step, 1): 1.5 for step in range(0, 12, 2)}
+    said = Run(pauses=uneven).said()
+    assert causes(said)[0] == (Cause.PAUSES, "b")
+    since = Run(rate=400e6, size=2 << 20, counters={"best_rate": 1e6}, slower=(12, 400.0), pauses=uneven).said()
+    assert causes(since)[0] == (Cause.BANDWIDTH, "a - b")
+
+
 def test_steps_that_are_cut_out_leave_the_others_as_they_were() -> None:
     """A pause in the first step and in the last one, and operations that belong to them."""
     said = Run(pauses={(0, 0): 2.0, (STEPS - 1, 1): 2.0}).said()
