@@ -41,7 +41,7 @@ def verdicts(found: Diagnosis) -> list[dict[str, Any]]:
     return [
         {"text": headline(one), "fix": one.fix, "evidence": [list(row) for row in one.evidence]}
         for one in found.verdicts
-        if one.cause is not Cause.UNKNOWN
+        if one.cause is not Cause.UNKNOWN or one.saved_seconds
     ]
 
 
