@@ -52,7 +52,8 @@ $(NATIVE): $(BASE) $(NATIVE_SOURCES) $(UCX_CAME_LATER)
 	@$(OWN_MAKE) -s $(ENVIRONMENT) & packages=$$!; \
 	$(PY) setup.py -q build_ext --inplace || { kill $$packages 2>/dev/null; exit 1; }; \
 	wait $$packages
-	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt -e .
+	@$(PIP) install --no-build-isolation --constraint .venv/constraints.txt \
+	    --config-settings editable_mode=compat -e . # a path, which pyright, mypy and editors follow
 	@touch $@
 
 # DeepSpeed compiles an operator at its first use: here, so that the first training does not wait for it.

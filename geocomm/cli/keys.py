@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from geocomm.cli.command_end import fail
 from geocomm.security.keys import REVOKED_FILE, KeysError
@@ -16,7 +18,7 @@ from geocomm.security.keys import REVOKED_FILE, KeysError
 if TYPE_CHECKING:
     from geocomm.security.job_ca import JobCa
 
-_HELP = """Make, add, renew and revoke the keys with which the sites of a job know each other, one folder per site.
+_HELP = """Make, list, add, renew and revoke the keys by which the sites of a job know each other, one folder per site.
 
 Copy each site's folder to that site, and set GEOCOMM_KEYS to it there. Whoever has the CA's
 key can join the job. See docs/explanation/security-model.md.
@@ -33,6 +35,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     keys = typer.Typer(help=_HELP, no_args_is_help=True)
     keys.command("create")(create)
+    keys.command("list")(list_keys)
     keys.command("add")(add)
     keys.command("renew")(renew)
     keys.command("revoke")(revoke)
@@ -41,7 +44,10 @@ def register(app: typer.Typer) -> None:
 
 def create(
     sites: Annotated[list[str], typer.Argument(metavar="SITE", help="Names of the sites.")],
-    job: Annotated[str, typer.Option(help="Name of the job.")] = "job",
+    job: Annotated[
+        str | None,
+        typer.Option(help="Name of the job, which all its certificates have. Default: job.", show_default=False),
+    ] = None,
     out: _Out = _OUT,
     days: _Days = _DAYS,
 ) -> None:
@@ -54,10 +60,35 @@ def create(
     with _refusals(out):
         from geocomm.security.job_ca import JobCa
 
-        ca = JobCa.create(out, job, sites, days)
+        ca = JobCa.create(out, job or "job", sites, days)
         for site in sites:
             _console().print(f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it")
         _warn_of_ca_key(ca)
+        if job is None:
+            _console().print(
+                f"The job is called {ca.job}: certificates have its name, and errors tell it. With keys of several "
+                "jobs, give each a name by --job"
+            )
+
+
+def list_keys(out: _Out = _OUT) -> None:
+    """List the sites with keys, until when they hold, and which are void.
+
+    Example:
+
+        geocomm keys list
+    """
+    with _refusals(out):
+        from geocomm.security.job_ca import JobCa
+
+        ca = JobCa.open(out)
+        table = Table(title=f"Job {ca.job}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for heading in ("site", "from", "until", "keys"):
+            table.add_column(heading, no_wrap=True)
+        for one in ca.certificates():
+            state = "void" if one.revoked else "expired" if one.ends < datetime.now(UTC) else "good"
+            table.add_row(one.site, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}", state)
+        _console().print(table)
 
 
 def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:

@@ -53,7 +53,6 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
         name="geocomm",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_show_locals=False,
     )
 

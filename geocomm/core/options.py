@@ -27,6 +27,7 @@ from geocomm.core.environment import (
 )
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_rank
+from geocomm.core.short_help import ShortHelp, signature_of
 from geocomm.core.site import NAME_RULE, SiteNameError, check_site_name
 from geocomm.core.transport_choice import TransportChoice, TransportTextError
 from geocomm.core.units import parse_boolean, parse_duration, parse_rate, parse_size
@@ -112,7 +113,7 @@ Duration = Annotated[timedelta, BeforeValidator(_number_is_seconds)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=True)]
 
 
-class Options(BaseModel):
+class Options(BaseModel, metaclass=ShortHelp):
     """How a process group crosses sites: the `pg_options` of `init_process_group` and `new_group`.
 
     A field that is not given comes from its environment variable (`GEOCOMM_CODEC` for `codec`), else from its default.
@@ -323,12 +324,26 @@ def option_rows() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
+_GROUPS = {
+    "site": "Sites",
+    "codec": "Codec",
+    "transport": "Transport and security",
+    "streams": "Connections",
+    "threads": "Work and waits",
+    "metrics_port": "Reports",
+}
+"""Headings of the documentation, each by the first field below it."""
+
+
 def fields_list() -> str:
-    """The options as a Markdown list, for docs/reference."""
-    return "".join(
-        _item(f"`{name}`, `{variable}`", default, f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning)
-        for variable, name, wanted, default, meaning in option_rows()
-    )
+    """The options as Markdown lists under headings, for docs/reference."""
+    parts: list[str] = []
+    for variable, name, wanted, default, meaning in option_rows():
+        if name in _GROUPS:
+            parts.append(("\n" if parts else "") + f"### {_GROUPS[name]}\n\n")
+        told = f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning
+        parts.append(_item(f"`{name}`, `{variable}`", default, told))
+    return "".join(parts)
 
 
 def variables_list() -> str:
@@ -432,5 +447,6 @@ def _tells_a_range(wanted: str) -> bool:
     return any(word in wanted for word in ("from", "least", "or more", "letters"))
 
 
+Options.__signature__ = signature_of(Options)
 if Options.__doc__:  # not under -OO
     Options.__doc__ += _described()

@@ -12,9 +12,10 @@ from geocomm.core.bad_input import did_you_mean
 from geocomm.core.config_section import Section
 from geocomm.core.environment import refusal
 from geocomm.core.model_errors import problem_text
+from geocomm.core.short_help import ShortHelp, signature_of
 
 
-class Settings(Section):
+class Settings(Section, metaclass=ShortHelp):
     """Base of `geocomm.LocalSettings` and its like. The docstring of a field is its description everywhere."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -22,6 +23,7 @@ class Settings(Section):
     if not TYPE_CHECKING:  # to type checkers the fields say what it takes
 
         def __init__(self, **given: Any) -> None:
+            """Fields by name."""
             cls = type(self)
             if unknown := next((name for name in given if name not in cls.model_fields), None):
                 near = did_you_mean(unknown, cls.model_fields)
@@ -36,6 +38,7 @@ class Settings(Section):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Let `help` show the fields."""
         super().__pydantic_init_subclass__(**kwargs)
+        cls.__signature__ = signature_of(cls)
         if cls.__doc__:  # not under -OO
             rows = (
                 f"        {name}: {field_text(field.description)} Default: {field.get_default()!r}."

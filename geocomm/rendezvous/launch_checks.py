@@ -107,9 +107,7 @@ def _check_free(first: int | None, ranks: int, variable: str, listen: Callable[[
         return
     last = first + ranks - 1
     if last > 65535:
-        raise BadInput(
-            f"{variable}={first}: {count_text(ranks, 'rank')} need ports up to {last}; 65535 is the last"
-        )
+        raise BadInput(f"{variable}={first}: {count_text(ranks, 'rank')} need ports up to {last}; 65535 is the last")
     busy = [*range(first, first + ranks)]
     end = time.monotonic() + _PORT_LIMIT_S
     while busy := list(_busy(busy, variable, listen)):

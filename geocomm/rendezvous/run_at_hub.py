@@ -16,6 +16,7 @@ from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, reached_here
 from geocomm.core.environment import collector_socket
+from geocomm.core.parent_death import ending_with_this
 from geocomm.rendezvous.hub import Hub
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
@@ -87,7 +88,8 @@ async def _be_hub(
     hub = Hub(listener, keys, stores.port, log, telemetry)
     serving = asyncio.create_task(hub.serve())
     first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
-    process = await asyncio.create_subprocess_exec(*command, env=environment)
+    # In a session of its own: a Ctrl+C reaches it once, from here. A second one would keep it from waiting for ranks.
+    process = await asyncio.create_subprocess_exec(*ending_with_this(command), env=environment, start_new_session=True)
     with _passed_on(process):
         status = await process.wait()
         await hub.drained(_LINGER_S)  # other nodes may still say good-bye

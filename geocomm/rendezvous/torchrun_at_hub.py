@@ -15,6 +15,7 @@ from argparse import Namespace
 from typing import Any, NoReturn, cast
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.api import (
@@ -84,6 +85,9 @@ def main(arguments: list[str]) -> None:
         cause = str(error).partition("\n")[0]
         _say(f"the hub at {hub} is gone ({cause}): geocomm run has ended there, and its last lines say why")
         sys.exit(1)
+    except SignalException as stop:  # torchrun has ended the ranks
+        _say(f"ended by {stop.sigval.name}")
+        sys.exit(128 + stop.sigval)
     except (RendezvousClosedError, RendezvousTimeoutError) as error:
         _say(str(error))
         sys.exit(1)

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -38,6 +39,16 @@ _CLOCK_SKEW = timedelta(hours=1)
 """Clocks of the sites may be so far behind that of the CA."""
 
 
+@dataclass(frozen=True)
+class IssuedCertificate:
+    """What a CA has signed for a site."""
+
+    site: str
+    begins: datetime
+    ends: datetime
+    revoked: bool
+
+
 class JobCa:
     """A job's CA in its folder. Every method leaves the folder whole: files are replaced at once, or not at all."""
 
@@ -54,6 +65,18 @@ class JobCa:
     def sites(self) -> list[str]:
         """The sites that have a folder here."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{CERTIFICATE_FILE}"))
+
+    def certificates(self) -> list[IssuedCertificate]:
+        """Every certificate that was issued here, by site, the oldest of a site first."""
+        path = self.folder / REVOKED_FILE
+        void = {one.serial_number for one in x509.load_pem_x509_crl(path.read_bytes())} if path.exists() else set[int]()
+        found = [
+            IssuedCertificate(
+                identity_of(one).site, one.not_valid_before_utc, one.not_valid_after_utc, one.serial_number in void
+            )
+            for one in self._issued()
+        ]
+        return sorted(found, key=lambda one: (one.site, one.begins))
 
     @classmethod
     def create(cls, folder: Path, job: str, sites: Sequence[str], days: int) -> Self:

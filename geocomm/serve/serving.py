@@ -87,8 +87,8 @@ def _serve(
         ended = running.wait()
     except EngineEnded as error:
         ended = error
-    except Stopped as stop:
-        running.end(stop.number)
+    except Stopped:
+        running.end(signal.SIGTERM)  # of a SIGINT, servers print where they were
         raise
     print(f"geocomm serve: {ended}", file=sys.stderr, flush=True)
     return ended.status

@@ -113,6 +113,7 @@ CASES = [
     ("keys add a --out {keys}", 2, "exists already"),
     ("keys renew a --out {away}", 2, "holds no CA"),
     ("keys renew c --out {keys}", 2, "c"),
+    ("keys list --out {away}", 2, "holds no CA"),
     ("keys revoke a --out {away}", 2, "holds no CA"),
     ("keys revoke c --out {keys}", 2, "c"),
     ("wan run", 2, "COMMAND"),

@@ -306,3 +306,23 @@ def test_command_that_cannot_be_done_says_so(tmp_path: Path, arguments: tuple[st
 @pytest.mark.parametrize("arguments", [("create",), ("renew",), ("add", "a", "b"), ("revoke", "a", "--days", "3")])
 def test_command_with_wrong_arguments_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert keys(*arguments, "--out", str(tmp_path / "keys"))[0] == 2
+
+
+def test_list_says_until_when_keys_hold_and_which_are_void(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert keys("create", "rome", "oslo", "--out", str(folder), "--days", "30", "--job", "run7")[0] == 0
+    assert keys("revoke", "rome", "--out", str(folder))[0] == 0
+    status, text = keys("list", "--out", str(folder))
+    assert status == 0
+    assert "Job run7" in text
+    until = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
+    rows = [line.split() for line in text.splitlines()]
+    assert [(row[0], row[2], row[3]) for row in rows if row and row[0] in ("rome", "oslo")] == [
+        ("oslo", until, "good"),
+        ("rome", until, "void"),
+    ]
+
+
+def test_create_without_a_name_of_the_job_says_what_it_is_for(tmp_path: Path) -> None:
+    assert "The job is called job: " in keys("create", "a", "--out", str(tmp_path / "one"))[1]
+    assert "The job is called" not in keys("create", "a", "--out", str(tmp_path / "two"), "--job", "run7")[1]

@@ -1,0 +1,27 @@
+"""What `help()` shows of the settings."""
+
+from __future__ import annotations
+
+import pydoc
+
+import pytest
+from pydantic import BaseModel
+
+import geocomm
+
+MOST_LINES = 130
+
+
+@pytest.mark.parametrize("model", [geocomm.Options, geocomm.LocalSettings, geocomm.HookSettings])
+def test_help_shows_the_fields_first_and_nothing_of_pydantic(model: type[BaseModel]) -> None:
+    lines = pydoc.plain(pydoc.render_doc(model)).splitlines()
+    assert len(lines) <= MOST_LINES
+    signature = next(line for line in lines if line.startswith(f" |  {model.__name__}(*, "))
+    assert "Annotated" not in signature
+    text = "\n".join(lines)
+    attributes, methods = text.index("Attributes:"), text.index("Methods defined here:")
+    for name in model.model_fields:
+        assert f"{name}=" in signature
+        assert attributes < text.index(f" |      {name}", attributes) < methods
+    assert "model_dump" not in text
+    assert callable(model.model_validate)  # what is not shown is there
