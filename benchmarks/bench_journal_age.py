@@ -328,9 +328,9 @@ def report(rows: list[Row], read_s: float, append_s: float, conditions: Conditio
     lines += [f"| {name} | {' | '.join(tell(row) for row in rows)} |" for name, tell in told]
     lines += [
         "",
-        f"As it was before, at {BEFORE:,} entries in the same process: to read all of them took {read_s:.1f} s, which "
-        f"`members ls` and an agent did, some parts of it several times; to append them one by one {append_s:.1f} s, "
-        "as a new site did in its event loop.",
+        f"As it was before, at {BEFORE:,} entries in the same process: to read all of them took {read_s:.1f} s. "
+        "`members ls` and an agent did that, some parts of it several times. To append them one by one, as a new site "
+        f"did in its event loop, took {append_s:.1f} s.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from geocomm.core.environment import under_geocomm_run
+from geocomm.core.message_log import logger
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -54,7 +55,7 @@ def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
     errors = sys.modules.get("geocomm.core.errors")
     if errors is None or not isinstance(error, errors.GeocommError):
         return False
-    if logging.getLogger("geocomm").isEnabledFor(logging.DEBUG):
+    if logger().isEnabledFor(logging.DEBUG):
         return False
     frames = traceback.extract_tb(trace)
     hidden = (_PACKAGE, str(Path(sys.modules["torch"].__file__ or "").resolve().parent) + os.sep)

@@ -82,11 +82,11 @@ class Supervisor:
                 if not ranks.done():  # the agent has said why this site cannot take part
                     self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
-                    return agent.result()
+                    return _as_exit_status(agent.result())
                 if not agent.done():
                     self._tell_agent_to_leave()
                     await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
-                return ranks.result()
+                return _as_exit_status(ranks.result())
             finally:
                 for task in (ranks, agent, collector, self._parting):
                     if task is not None:
@@ -113,6 +113,8 @@ class Supervisor:
             _signal(self._agent, signal.SIGTERM)
             _signal(self._ranks, signal.SIGTERM)
         else:
+            if self._standing() is None:
+                log("this site ends: it was still loading, and had not joined the run")
             self._leaving.set()
             self._tell_agent_to_leave()
             self._parting = asyncio.create_task(self._part())
@@ -133,11 +135,17 @@ class Supervisor:
         _signal(self._ranks, signal.SIGTERM)
 
     def _has_left(self) -> bool:
+        return self._standing() is Standing.LEFT
+
+    def _standing(self) -> Standing | None:
+        """Of this site, as far as the journal here says; None: it is not of the run."""
+        if not self._journal.exists():
+            return None
         try:
             known = self._run.look(lambda run: run.sites.get(self._site))
         except (NoJournalError, BadLineError):
-            return False
-        return known is not None and known.standing is Standing.LEFT
+            return None
+        return None if known is None else known.standing
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""
@@ -178,7 +186,7 @@ class Supervisor:
                     f"the ranks of this site have ended {fruitless} times without one frame that counted; the last "
                     f"error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
                 )
-                return _as_exit_status(status)
+                return status
             when = f"in {pause_s:g} s" if pause_s else "at once"
             log(f"the ranks of this site have ended ({_told(status)}); they start again {when}")
             with contextlib.suppress(TimeoutError):
@@ -211,6 +219,7 @@ class Supervisor:
             async with asyncio.timeout(limit_s):
                 await process.wait()
                 return
+        log(f"process {process.pid} of this site has not ended within {limit_s:g} s of SIGTERM, and is killed")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,3 +110,51 @@ def test_node_that_is_not_the_hub_says_why(job: Job) -> None:
     assert job.end() == [2], job.output()
     (line,) = lines_of(job, 0)
     assert "this node is not the hub: no interface of it has 192.0.2.10" in line
+
+
+def test_ctrl_c_ends_in_a_line_of_geocomm_run(job: Job, tmp_path: Path) -> None:
+    program = tmp_path / "wait.py"
+    program.write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "time.sleep(100)\n"
+    )
+    job.start(
+        *(
+            "-m",
+            "geocomm",
+            "run",
+            "--hub",
+            f"{HUB_HOST}:{free_port(HUB_HOST)}",
+            "--",
+            str(program),
+            str(tmp_path / "up"),
+        ),
+        GEOCOMM_KEYS=str(tmp_path / "keys" / "a"),
+        GEOCOMM_ONE_SITE="1",
+    )
+    end = time.monotonic() + 100
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < end, job.output()
+        time.sleep(0.05)
+    os.killpg(job.processes[0].pid, signal.SIGINT)  # as a terminal does
+    assert job.end() == [128 + signal.SIGINT], job.output()
+    assert lines_of(job, 0)[-1] == "geocomm run: ended by SIGINT"
+    assert "Traceback" not in job.output()
+
+
+@pytest.mark.parametrize("level", ["debug", "warning"])
+def test_frames_of_geocomm_are_shown_at_the_level_debug_alone(job: Job, level: str) -> None:
+    program = job.folder.parent / "wrong.py"
+    program.write_text("import geocomm, torch\ngeocomm.Options(codec='int9')\n")
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--", str(program)),
+        GEOCOMM_KEYS=str(job.folder.parent / "keys" / "a"),
+        GEOCOMM_ONE_SITE="1",
+        GEOCOMM_LOG=level,
+    )
+    assert job.end() == [1], job.output()
+    assert ("core/options.py" in job.output()) is (level == "debug")
+    assert 'wrong.py", line 2' in job.output()
+    assert "first error: rank 0 (site a): InvalidArgumentError: option codec" in lines_of(job, 0)[-1]
