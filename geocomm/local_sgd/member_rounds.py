@@ -106,7 +106,6 @@ class MemberRounds:
         self._model = model
         self._agent = AgentLine(agent, self._hello, lambda message: self._post(partial(self._on_down, message)))
         self._thread = CallThread("geocomm-member")
-        self._every = model.every
         self._trains = False
         self.is_leaving = False
         """The site is to end in good order: `say_leave` once its last steps have counted."""
@@ -151,11 +150,6 @@ class MemberRounds:
         self._records.begin({index: one.version for index, one in held.items()})
         self._member = Member(self.site, {index: self._versions[index] for index in self._fragments}, head=head)
         self._post(self._take_early)
-
-    @property
-    def every(self) -> int:
-        """Optimizer steps between two rounds of a fragment, as the journal says."""
-        return self._every
 
     def decided(self) -> dict[int, Decided]:
         """The own fragments of which a round is to be applied now. Raises what the thread has failed with."""
@@ -309,8 +303,6 @@ class MemberRounds:
         self._act(self._require_member().on_down(message))
 
     def _follow(self, said: EntrySaid) -> None:
-        if isinstance(said.entry, Round) and said.entry.every:
-            self._every = said.entry.every
         if isinstance(said.entry, Round | Skip):
             self._records.decided(said.entry)
         if isinstance(said.entry, Left) and said.entry.site == self.site:
