@@ -98,7 +98,17 @@ def states_compared(run: Run) -> int:
 def judge_log(run: Run) -> list[str]:
     """Lines that no fault excuses."""
     lines = (run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return [f"log: {line[:300]}" for line in lines if BAD_WORDS.search(line)]
+    return [f"log: {_with_error(lines[at:])}" for at, line in enumerate(lines) if BAD_WORDS.search(line)]
+
+
+def _with_error(lines: Sequence[str]) -> str:
+    """The first line; where it begins a traceback, its file and the error, too."""
+    first, where = lines[0][:300], f"{lines[0].partition(']')[0]}] "
+    if "Traceback" not in first:
+        return first
+    own = [line.removeprefix(where) for line in lines[1:200] if line.startswith(where)]
+    frames = list(itertools.takewhile(lambda line: line.startswith(" "), own))
+    return f"{first} … {' '.join([*frames[-2:], *own[len(frames) : len(frames) + 1]])[:600]}"
 
 
 @dataclass(frozen=True)
