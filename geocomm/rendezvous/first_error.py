@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from geocomm.membership.rank_record import ranks_text
@@ -43,7 +44,12 @@ class RankFailure:
     """Another rank's error is probably its cause."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (site {self.site}): {self.told}"
+        text = f"rank {self.rank} (site {self.site}): {self.told}"
+        shown = "".join(one if one.isprintable() else "?" for one in text)  # another site has said it
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} …"
+
+
+_FAILURE = TypeAdapter(RankFailure)
 
 
 def tell_failure(error: ChildFailedError, site: str, store: dist.Store | None = None, nodes: int = 1) -> None:
@@ -74,17 +80,18 @@ def _first_of_all(store: dist.Store, own: RankFailure, nodes: int) -> RankFailur
     store.set(f"failures/{number}", json.dumps(asdict(own)))
     end = time.monotonic() + WAIT_S
     while True:
-        known = [own, *_read(store)]
+        known = [own, *_read(store, nodes)]
         found = _first(known)
         if not found.follows or len(known) > nodes or time.monotonic() > end:
             return found
         time.sleep(_POLL_S)
 
 
-def _read(store: dist.Store) -> Iterator[RankFailure]:
-    for number in range(1, store.add("failures/count", 0) + 1):
+def _read(store: dist.Store, nodes: int) -> Iterator[RankFailure]:
+    for number in range(1, min(store.add("failures/count", 0), nodes) + 1):
         if store.check([key := f"failures/{number}"]):
-            yield RankFailure(**json.loads(store.get(key)))
+            with contextlib.suppress(ValidationError):
+                yield _FAILURE.validate_json(store.get(key))
 
 
 def _first(failures: Sequence[RankFailure]) -> RankFailure:
@@ -101,8 +108,7 @@ def _failure(rank: int, failure: ProcessFailure, site: str) -> RankFailure:
         told = str(message)
     else:
         told = f"it ended with {_status(failure)}; its last lines say why"
-    told = " ".join(told.split())
-    told = told if len(told) <= _LONGEST else f"{told[:_LONGEST]} …"
+    told = " ".join(told.split())[:_LONGEST]
     follows = told.startswith(_FOLLOWS) or any(word in told for word in _FOLLOW_WORDS)
     return RankFailure(rank, site, told, follows)
 

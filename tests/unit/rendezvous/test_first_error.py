@@ -57,3 +57,19 @@ def test_site_whose_ranks_only_lost_a_peer_tells_the_error_of_the_other(
     assert last_line(capsys) == "geocomm run: first error: rank 1 (site oslo): ValueError: boom"
     tell_failure(follows, "rome", store, nodes=2)
     assert last_line(capsys) == "geocomm run: first error: rank 1 (site oslo): ValueError: boom"
+
+
+def test_what_another_site_says_cannot_steer_a_terminal_or_end_the_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = dist.HashStore()
+    store.add("failures/count", 2**40)
+    store.set("failures/1", '{"rank": 1, "site": "oslo"}')
+    store.set("failures/2", "\x1b")
+    lie = {"rank": 1, "site": "oslo", "told": "ValueError: \x1b[2J\n" + 9000 * "x", "follows": False}
+    store.set("failures/3", json.dumps(lie))
+    follows = ChildFailedError("train.py", {0: failed(tmp_path, 0, "PeerLostError: rank 1 has left")})
+    tell_failure(follows, "rome", store, nodes=3)
+    told = last_line(capsys)
+    assert told.startswith("geocomm run: first error: rank 1 (site oslo): ValueError: ?[2J?xxx")
+    assert len(told) < 2000
