@@ -30,6 +30,7 @@ class Endpoint:
         keys: str = "",
         site: str = "",
         link_deadline: timedelta = ...,
+        believed_refusal: timedelta = ...,
         outbound_only: bool = False,
         max_pacing_bps: int = 0,
         threads: int = 1,
@@ -45,6 +46,9 @@ class Endpoint:
     def release(self) -> bool: ...
     def channel_stats(self) -> list[dict[str, Any]]: ...
     def buffer_usage(self) -> dict[str, int]: ...
+    def forget_others(self, kept: list[bytes]) -> None:
+        """Ends the channels that have failed, and those with processes whose ids are not among `kept`."""
+
     def expect_rates(self, bytes_per_s: dict[str, float]) -> None: ...
 
 class Mail:
@@ -169,6 +173,33 @@ class ProcessGroupGeocomm(C10dBackend):
 
     def set_policy(self, links: _Links, codecs: list[tuple[int, CodecSpec]]) -> None: ...
     def take_rates(self) -> list[tuple[int, int, float]]: ...
+
+class ReconfigurableGroup(C10dBackend):
+    """The c10d backend of a group whose ranks change: forwards to that of the ranks that are there. From torch 2.14."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        handle: Callable[[], str],
+        reconfigure: Callable[[ReconfigurableGroup, int, list[str] | set[str], timedelta | None], None],
+        on_shutdown: Callable[[], None] | None,
+    ) -> None:
+        """reconfigure: is given this group, a uuid, the handles and the timeout; it calls leave() and adopt()."""
+
+    @property
+    def options(self) -> ProcessGroupGeocomm.Options: ...
+    @property
+    def current(self) -> ProcessGroupGeocomm | None:
+        """The group of the ranks that are there; None: nobody is."""
+
+    def adopt(self, members: ProcessGroupGeocomm) -> None:
+        """Forwards to `members` from now on, and takes over its rank and size."""
+
+    def leave(self) -> None:
+        """Ends the group of before, once what is in flight has ended or some seconds have passed."""
 
 class FeedbackWork(C10dWork):
     """The Work of `all_reduce_compressed`."""

@@ -27,6 +27,10 @@ def register() -> None:
             return
 
         def create(backend_options: object, group_options: object) -> object:
+            if getattr(backend_options, "enable_reconfigure", False):  # since torch 2.14
+                from geocomm.backend.reconfiguration import create_reconfigurable
+
+                return create_reconfigurable(backend_options, group_options)
             from geocomm.backend.group_creation import create_backend
 
             return create_backend(backend_options, group_options)

@@ -89,6 +89,7 @@ class TcpEndpoint final : public Endpoint {
 
   Result<std::shared_ptr<Channel>> connect(const PeerAddress& peer, const JobToken& token) override;
   void forget(const ProcessId& process, const Status& why) override;
+  void forget_others(const std::set<ProcessId>& kept, const Status& why) override;
   void close_group(std::uint64_t group, const Status& why, QueuedChunks queued) override;
   Status shutdown(core::Deadline deadline) override;
   void abort(const Status& why) override;
@@ -298,6 +299,17 @@ void TcpEndpoint::forget(const ProcessId& process, const Status& why) {
   } else {
     (void)context_->loop->run(end, core::Deadline::after(kClosingPatience));
   }
+}
+
+void TcpEndpoint::forget_others(const std::set<ProcessId>& kept, const Status& why) {
+  std::vector<ProcessId> gone;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, channel] : channels_) {
+      if (!kept.contains(id) || !channel->status().is_ok()) gone.push_back(id);
+    }
+  }
+  for (const ProcessId& id : gone) forget(id, why);
 }
 
 void TcpEndpoint::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,9 @@ struct EndpointOptions {
   std::chrono::milliseconds link_deadline =
       std::chrono::seconds(60);  // silence after which a peer counts as lost; also to connect. Until then
                                  // lost connections are made again
-  bool outbound_only = false;    // peers cannot dial this process, so it dials all that are not so themselves
+  // A peer whose machine refuses connections for so long counts as lost, or at link_deadline if that is less.
+  std::chrono::milliseconds believed_refusal = std::chrono::seconds(5);
+  bool outbound_only = false;  // peers cannot dial this process, so it dials all that are not so themselves
   std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
   std::size_t max_unexpected_bytes = std::size_t{64}
                                      << 20;  // per channel, received before its receive was posted
@@ -79,6 +82,8 @@ class Endpoint {
   // which works once the peer has begun anew too. Once this returns, no sink of the channel is called any
   // more. Nothing if there is no such channel. Not from a sink.
   virtual void forget(const ProcessId& process, const core::Status& why) = 0;
+  // forget() of every channel that has failed, and of those with processes that are not `kept`.
+  virtual void forget_others(const std::set<ProcessId>& kept, const core::Status& why) = 0;
   // Ends a group on all channels: posted receives get `why`; what came for others of its operations is
   // dropped, and what still comes is thrown away, so that it takes neither memory here nor the peers' credit.
   // send() and post_receive() return Aborted. Once this returns, no sink of the group is called any more. Not

@@ -105,6 +105,7 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   plan.dial.site = address.site;
   plan.token = token;
   plan.link_deadline = context_->options.link_deadline;
+  plan.believed_refusal = context_->options.believed_refusal;
   plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));

@@ -14,13 +14,14 @@ import torch.distributed as dist
 
 from geocomm.backend import admission, other_backends
 from geocomm.backend.inner_groups import inner_backends
-from geocomm.backend.policy import first_policy, links_of_group
+from geocomm.backend.policy import Policy, first_policy, links_of_group
 from geocomm.backend.policy_epochs import note
 from geocomm.backend.ready_line import is_first_of_site, ready_line
 from geocomm.backend.runtime import Group, runtime
 from geocomm.codecs.collective_codec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
 from geocomm.core.environment import collector_socket, telemetry_folder
+from geocomm.core.errors import UnsupportedError
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads
@@ -54,14 +55,15 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
     ranks, ends the creation on all of them.
     """
     is_world = not backend_options.global_ranks_in_group
+    if runtime.world is not None and runtime.world.is_reconfigurable and not is_world:
+        raise UnsupportedError(
+            "a process group whose ranks change (enable_reconfigure) has no parts: new_group, and device meshes of "
+            "several groups, are not there. Use the default process group itself"
+        )
     inherited = None if is_world or runtime.world is None else runtime.world.options
 
     def options_of_group() -> Options:
-        if group_options is not None and not isinstance(group_options, Options):
-            raise TypeError(
-                f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
-            )
-        return group_options or inherited or Options()
+        return own_options(group_options) or inherited or Options()
 
     global_ranks = list(backend_options.global_ranks_in_group) or list(range(backend_options.group_size))
     if is_world:
@@ -80,11 +82,17 @@ def create_backend(backend_options: Any, group_options: object) -> ProcessGroupG
         inherits=group_options is None,
     )
     if is_world:
-        runtime.world = made
-        other_backends.remember(made.infos)
-        if made.policy and is_first_of_site(made.infos, backend_options.group_rank):
-            announce(ready_line(made.infos, made.options))
+        become_world(made)
     return made.backend
+
+
+def own_options(group_options: object) -> Options | None:
+    """The pg_options of a group, which must be geocomm's; None: it was given none."""
+    if group_options is not None and not isinstance(group_options, Options):
+        raise TypeError(
+            f"pg_options of the geocomm backend must be geocomm.Options(...), not {type(group_options).__name__}"
+        )
+    return group_options
 
 
 def create_elastic_backend(
@@ -115,7 +123,7 @@ def _make_group(
             own, options, endpoint, store = infos[rank], world.options, None, world.store
         else:
             try:
-                own, options, endpoint = _introduce(rank, global_ranks[rank], store, options_of_group, held)
+                own, options, endpoint = introduce(rank, global_ranks[rank], store, options_of_group, held)
             except Exception as error:
                 # The others would wait for this rank: tell them, then raise here what it was.
                 told = f"{type(error).__name__}: {error}"
@@ -126,37 +134,71 @@ def _make_group(
             admission.check_one_site(infos, rank, scope)
         # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
         store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
-        site_of_rank, site_names = sites_of(infos)
+        site_names = sites_of(infos)[1]
         spans_sites = len(site_names) > 1
         if spans_sites:
             admission.check_security(infos, options, own.global_rank)
             if scope is Scope.JOB:  # others may have fewer sites than the options name
                 admission.check_transport(site_names, options)
         policy = first_policy(store, rank, infos, options) if spans_sites else None
-        backend = native().ProcessGroupGeocomm(
-            rank=rank,
-            size=len(infos),
-            timeout=timeout,
-            inner=inner_backends(store, rank, site_of_rank, timeout),
-            site_of_rank=site_of_rank,
-            site_names=site_names,
-            endpoint=endpoint if spans_sites else None,
-            group=infos[0].group,
-            token=base64.b64decode(infos[0].token),
-            peers=_peers(infos, rank, options) if spans_sites else [],
-            policy=policy.for_native() if policy else None,
-            min_compress_bytes=options.min_compress_bytes,
-            preserve_inputs=options.preserve_inputs,
-            split=_split,
-            on_shutdown=runtime.on_shutdown,
-        )
-        made = Group(backend, store, options, infos)
-        events.identify(global_ranks[rank], options.site)
-        if policy:
-            note(made, policy)
-    runtime.add(made)
-    reporting.start(options, global_ranks[rank], _collector)
+        made = build_group(store, rank, infos, timeout, options, endpoint, policy, split=_split)
+    begin_reports(made)
     return made
+
+
+def build_group(
+    store: dist.Store,
+    rank: int,
+    infos: list[RankInfo],
+    timeout: timedelta,
+    options: Options,
+    endpoint: Endpoint | None,
+    policy: Policy | None,
+    *,
+    split: Callable[[ProcessGroupGeocomm, list[int], Any], ProcessGroupGeocomm | None] | None,
+) -> Group:
+    """The group of ranks that have agreed: its inner groups are connected, its links to other sites begin to be.
+
+    store: of this group alone; the ranks of a site meet in it. endpoint, policy: where it spans sites.
+    """
+    site_of_rank, site_names = sites_of(infos)
+    spans_sites = len(site_names) > 1
+    backend = native().ProcessGroupGeocomm(
+        rank=rank,
+        size=len(infos),
+        timeout=timeout,
+        inner=inner_backends(store, rank, site_of_rank, timeout),
+        site_of_rank=site_of_rank,
+        site_names=site_names,
+        endpoint=endpoint if spans_sites else None,
+        group=infos[0].group,
+        token=base64.b64decode(infos[0].token),
+        peers=_peers(infos, rank, options) if spans_sites else [],
+        policy=policy.for_native() if policy else None,
+        min_compress_bytes=options.min_compress_bytes,
+        preserve_inputs=options.preserve_inputs,
+        split=split,
+        on_shutdown=runtime.on_shutdown,
+    )
+    made = Group(backend, store, options, infos)
+    events.identify(infos[rank].global_rank, options.site)
+    if policy:
+        note(made, policy)
+    return made
+
+
+def begin_reports(made: Group) -> None:
+    """The group counts from now on, and this rank reports what it does."""
+    runtime.add(made)
+    reporting.start(made.options, made.global_ranks[made.backend.rank()], _collector)
+
+
+def become_world(made: Group) -> None:
+    """The group is the default one."""
+    runtime.world = made
+    other_backends.remember(made.infos)
+    if made.policy and is_first_of_site(made.infos, made.backend.rank()):
+        announce(ready_line(made.infos, made.options))
 
 
 def _collector() -> str | None:
@@ -181,12 +223,13 @@ def _known_inside_a_site(world: Group, global_ranks: list[int]) -> list[RankInfo
     return [replace(world.infos[one], rank=rank, group=number) for rank, one in enumerate(global_ranks)]
 
 
-def _introduce(
+def introduce(
     rank: int,
     global_rank: int,
     store: dist.Store,
     options_of_group: Callable[[], Options],
     held: contextlib.ExitStack,
+    believed_refusal: timedelta | None = None,
 ) -> tuple[RankInfo, Options, Endpoint | None]:
     """What this rank says of itself, and its endpoint where it may have to cross sites; `held` keeps that open."""
     options = options_of_group()
@@ -195,11 +238,10 @@ def _introduce(
     core = native()
     form = AUTO if options.codec == AUTO else str(collective_codec(options.codec))
     hosts = advertised(options.address)
-    loopback = next(filter(is_loopback, hosts), None)
     endpoint = None
     # Without keys, a rank outside loopback is refused as soon as there are two sites: nothing to listen for.
-    if options.site is not None and (options.security == "insecure" or options.keys or loopback):
-        endpoint = held.enter_context(runtime.endpoint(options, loopback or hosts[0]))
+    if options.site is not None and (options.security == "insecure" or options.keys or any(map(is_loopback, hosts))):
+        endpoint = held.enter_context(runtime.endpoint(options, listening_host(hosts), believed_refusal))
     links = links_of_group(options)
     speeds: Mapping[str, tuple[float, float]] = (
         codec_choice.measure(codec_choice.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
@@ -225,6 +267,11 @@ def _introduce(
         token=token,
     )
     return own, options, endpoint
+
+
+def listening_host(hosts: list[str]) -> str:
+    """Of the addresses of this rank, the one to listen at without keys."""
+    return next(filter(is_loopback, hosts), hosts[0])
 
 
 def _ways(own: RankInfo, info: RankInfo) -> list[str]:

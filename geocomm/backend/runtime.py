@@ -45,6 +45,7 @@ class Group:
     inside: dist.ProcessGroup | None = None  # of this site's ranks (`Sites.inside` makes it)
     # Groups inside one site so far, by their ranks.
     parts: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
+    is_reconfigurable: bool = False  # its ranks change: another group follows, in which they have other numbers
     message_users: int = 0  # how many have taken a range of tags (backend/reserved_tags.py)
 
     @property
@@ -74,8 +75,11 @@ class Runtime:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def endpoint(self, options: Options, host: str) -> Generator[Endpoint]:
-        """The listener that all groups share, kept open inside the context; a new one if the last group closed it."""
+    def endpoint(self, options: Options, host: str, believed_refusal: timedelta | None = None) -> Generator[Endpoint]:
+        """The listener that all groups share, kept open inside the context; a new one if the last group closed it.
+
+        believed_refusal: a peer whose machine refuses connections for so long counts as lost; None: after 5 s.
+        """
         keys = transport_keys(options)
         settings = {
             "bind_address": host if options.security == "required" and keys is None else "",
@@ -91,6 +95,7 @@ class Runtime:
             "rdma_plugin": rdma_plugin() if TransportChoice.parse(options.transport).is_for(options.site) else "",
             "rdma_trusted": options.rdma_trusted,
             "rdma_allow_tcp": rdma_allow_tcp(),
+            **({} if believed_refusal is None else {"believed_refusal": believed_refusal}),
         }
         with self._lock:
             endpoint = self._acquire(settings)
@@ -112,7 +117,9 @@ class Runtime:
                 return endpoint
             endpoint.release()
             different = [
-                f"{name} is {new!r} and was {current[name]!r}" for name, new in settings.items() if new != current[name]
+                f"{name} is {settings.get(name)!r} and was {current.get(name)!r}"
+                for name in settings | current
+                if settings.get(name) != current.get(name)
             ]
             raise InvalidArgumentError(
                 "all process groups of a process share its connections, so these options cannot differ between them: "
@@ -143,7 +150,8 @@ class Runtime:
         """The group behind torch's process group; None: behind the default one."""
         if group is None and self.world is not None:
             return self.world
-        backend = None if group is None else group._get_backend(torch.device("cpu"))
+        backend: Any = None if group is None else group._get_backend(torch.device("cpu"))
+        backend = getattr(backend, "current", backend)  # of a group whose ranks change: those that are there
         with self._lock:
             found = [one for one in self._groups if one.backend is backend]
         if not found:

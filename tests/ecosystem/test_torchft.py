@@ -7,12 +7,15 @@ import importlib.util
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 import torchft_cases as cases
 from training_cases import Trained
 from worlds import assert_equal
 
+from geocomm.security.job_ca import JobCa
 from support.harness import Outcome, Ranks
 
 pytestmark = [
@@ -23,6 +26,13 @@ pytestmark = [
 
 STEPS = 6
 INSECURE = {"GEOCOMM_SECURITY": "insecure"}  # some versions of torchft name their stores by the machine's host name
+
+WITHOUT_RECONFIGURE = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "reconfigure")
+    or importlib.util.find_spec("torchft") is None
+    or not hasattr(importlib.import_module("torchft.process_group"), "reconfigure_with_store"),
+    reason="needs torch 2.14 and a torchft that takes its process groups",
+)
 
 CASES: dict[str, Callable[..., Trained]] = {
     "DDP": cases.ddp,
@@ -59,10 +69,15 @@ def test_torchft_over_two_sites_equals_gloo_bit_for_bit(name: str) -> None:
         assert over_sites[0].digest == over_sites[1].digest
 
 
-def test_replica_group_that_dies_is_done_without_and_one_that_comes_is_taken_in() -> None:
+@pytest.mark.parametrize("backend", ["geocomm", pytest.param("reconfigure", marks=WITHOUT_RECONFIGURE)])
+def test_replica_group_that_dies_is_done_without_and_one_that_comes_is_taken_in(backend: str, tmp_path: Path) -> None:
     """All have the same data, so that whoever was there, the parameters are those of one that trained alone."""
-    with _lighthouse(1) as lighthouse, Ranks(["a", "b", "b"], environment=INSECURE, time_limit=90) as ranks:
-        ranks.outcomes(cases.join, lighthouse, ranks=[0, 1])
+    environment_of: dict[int, dict[str, str]] = dict.fromkeys(range(3), INSECURE)
+    if backend == "reconfigure":
+        JobCa.create(tmp_path / "keys", "run", ["a", "b"], 30)
+        environment_of = {rank: {"GEOCOMM_KEYS": str(tmp_path / "keys" / "abb"[rank])} for rank in range(3)}
+    with _lighthouse(1) as lighthouse, Ranks(["a", "b", "b"], environment_of=environment_of, time_limit=90) as ranks:
+        _survived(ranks.outcomes(cases.join, lighthouse, backend, ranks=[0, 1]))
         ranks.begin(cases.train_while, 1, 2, ranks=[0])
         (dead,) = ranks.outcomes(cases.train_while, 2, 9, 3, ranks=[1])
         assert dead.exit_code == -signal.SIGKILL
@@ -71,7 +86,7 @@ def test_replica_group_that_dies_is_done_without_and_one_that_comes_is_taken_in(
         assert alone.discarded > 0
         assert alone.lost.startswith("rank 1 (site b, ")
 
-        ranks.outcomes(cases.join, lighthouse, ranks=[2])
+        _survived(ranks.outcomes(cases.join, lighthouse, backend, ranks=[2]))
         survivor, newcomer = _survived(ranks.outcomes(cases.train_while, 2, 3, ranks=[0, 2]))
         assert survivor.participants[-3:] == newcomer.participants[-3:] == [2, 2, 2]
         assert survivor.wire_bytes > alone.wire_bytes > 0

@@ -29,6 +29,11 @@ def _group(backend: str) -> Any:
         import torchft
 
         return torchft.ProcessGroupGloo(TIMEOUT)
+    if backend == "reconfigure":
+        dist.init_process_group(
+            "geocomm", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT, enable_reconfigure=True
+        )
+        return dist.group.WORLD
     from geocomm.integrations.torchft import ProcessGroupGeocomm
 
     return ProcessGroupGeocomm(TIMEOUT)
@@ -130,12 +135,12 @@ class Survived:
 _replica: tuple[Net, torch.optim.Optimizer, Any] | None = None  # of this process
 
 
-def join(lighthouse: str) -> None:
+def join(lighthouse: str, backend: str) -> None:
     """From now on, until it is killed, this process is a replica group that others wait for."""
     global _replica
     net = _net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    _replica = (net, optimizer, _manager("geocomm", lighthouse, net, optimizer, min_replica_size=1))
+    _replica = (net, optimizer, _manager(backend, lighthouse, net, optimizer, min_replica_size=1))
 
 
 def train_while(participants: int, steps: int, dies_in: int = -1) -> Survived:

@@ -16,6 +16,7 @@
 #include "binding/module/op_log_rows.h"
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
+#include "binding/module/reconfigurable_group.h"
 #include "binding/module/wan_group.h"
 #include "binding/tensors/outer_passes.h"
 #include "binding/tensors/tensor_codec.h"
@@ -93,8 +94,9 @@ std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what
 
 PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
                          const std::string& keys, const std::string& site, Milliseconds link_deadline,
-                         bool outbound_only, std::uint64_t max_pacing_bps, std::size_t threads,
-                         const std::string& rdma_plugin, bool rdma_trusted, bool rdma_allow_tcp) {
+                         Milliseconds believed_refusal, bool outbound_only, std::uint64_t max_pacing_bps,
+                         std::size_t threads, const std::string& rdma_plugin, bool rdma_trusted,
+                         bool rdma_allow_tcp) {
   transport::EndpointOptions options;
   options.bind_address = bind_address;
   options.port = port;
@@ -103,6 +105,7 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
   options.keys = keys;
   options.site = site;
   options.link_deadline = link_deadline;
+  options.believed_refusal = believed_refusal;
   options.outbound_only = outbound_only;
   options.max_pacing_bps = max_pacing_bps;
   options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
@@ -167,6 +170,13 @@ py::dict buffer_usage(const PyEndpoint& self) {
   row["most_asked_bytes"] = usage.most_asked_bytes;
   row["most_held_bytes"] = usage.most_held_bytes;
   return row;
+}
+
+void forget_others(const PyEndpoint& self, const std::vector<py::bytes>& kept) {
+  std::set<transport::ProcessId> ids;
+  for (const py::bytes& id : kept) ids.insert(fixed_bytes<16>(id, "a peer's id"));
+  const GilRelease released;  // it waits for the IO thread, which may be about to free a tensor
+  self.process->endpoint->forget_others(ids, {StatusCode::Aborted, "the process left the group"});
 }
 
 void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
@@ -262,6 +272,29 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
                                                   std::move(process), split_function(split),
                                                   shutdown_function(on_shutdown));
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10::intrusive_ptr<ReconfigurableGroup> make_reconfigurable(int rank, int size, Milliseconds timeout,
+                                                            const py::object& handle,
+                                                            const py::object& reconfigure,
+                                                            const py::object& on_shutdown) {
+  return c10::make_intrusive<ReconfigurableGroup>(
+      rank, size, timeout,
+      [held = hold(handle)] {
+        const py::gil_scoped_acquire gil;
+        return (*held)().cast<std::string>();
+      },
+      [held = hold(reconfigure)](ReconfigurableGroup& group, const c10d::ReconfigureOptions& options) {
+        const py::gil_scoped_acquire gil;
+        const auto* listed = std::get_if<std::vector<c10d::ReconfigureHandle>>(&options.handles);
+        const py::object handles =
+            listed ? py::object(py::cast(*listed)) : py::object(py::cast(std::get<0>(options.handles)));
+        (*held)(c10::intrusive_ptr<ReconfigurableGroup>::reclaim_copy(&group), options.uuid, handles,
+                options.timeout);
+      },
+      shutdown_function(on_shutdown));
+}
+#endif
 
 // ---- mail
 
@@ -417,9 +450,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<PyEndpoint>(m, "Endpoint")
       .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
            py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
-           py::arg("link_deadline") = Milliseconds(60'000), py::arg("outbound_only") = false,
-           py::arg("max_pacing_bps") = 0, py::arg("threads") = 1, py::arg("rdma_plugin") = "",
-           py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
+           py::arg("link_deadline") = Milliseconds(60'000), py::arg("believed_refusal") = Milliseconds(5'000),
+           py::arg("outbound_only") = false, py::arg("max_pacing_bps") = 0, py::arg("threads") = 1,
+           py::arg("rdma_plugin") = "", py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
       .def_property_readonly("id",
                              [](const PyEndpoint& self) {
                                const auto& id = self.process->endpoint->id();
@@ -432,6 +465,7 @@ PYBIND11_MODULE(_C, m) {
           py::call_guard<py::gil_scoped_release>())
       .def("channel_stats", &channel_stats)
       .def("buffer_usage", &buffer_usage)
+      .def("forget_others", &forget_others, py::arg("kept"))
       .def("expect_rates", &expect_rates, py::arg("bytes_per_s"));
 
   py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(
@@ -465,6 +499,17 @@ PYBIND11_MODULE(_C, m) {
       .def("encoded_range", &ProcessGroupGeocomm::encoded_range, py::arg("numel"), py::arg("dtype"))
       .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
       .def("take_rates", &take_group_rates);
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  py::class_<ReconfigurableGroup, c10d::Backend, c10::intrusive_ptr<ReconfigurableGroup>>(
+      m, "ReconfigurableGroup")
+      .def(py::init(&make_reconfigurable), py::kw_only(), py::arg("rank"), py::arg("size"),
+           py::arg("timeout"), py::arg("handle"), py::arg("reconfigure"), py::arg("on_shutdown"))
+      .def_property_readonly("options", &ReconfigurableGroup::options)
+      .def_property_readonly("current", &ReconfigurableGroup::current)
+      .def("adopt", &ReconfigurableGroup::adopt, py::arg("members"), py::call_guard<py::gil_scoped_release>())
+      .def("leave", &ReconfigurableGroup::leave, py::call_guard<py::gil_scoped_release>());
+#endif
 
   py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
       .def("feedback", &feedback_dict)

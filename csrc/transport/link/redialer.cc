@@ -15,8 +15,6 @@ using core::StatusCode;
 
 namespace {
 
-// Refusals that prove nothing are believed after so long without anything else.
-constexpr std::chrono::milliseconds kBelievedRefusal{5000};
 constexpr std::chrono::seconds kWarningInterval{10};
 // Short enough to notice within a few attempts that a peer has ended.
 constexpr std::chrono::milliseconds kLongestResumePause{1000};
@@ -181,7 +179,8 @@ bool Redialer::is_final(const Status& refusal) const {
 bool Redialer::believes_refusals() {
   const auto now = IoLoop::Clock::now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
-  return owner_.nothing_left() || now - refusing_since_ >= std::min(kBelievedRefusal, plan_->link_deadline);
+  return owner_.nothing_left() ||
+         now - refusing_since_ >= std::min(plan_->believed_refusal, plan_->link_deadline);
 }
 
 // Strangers cannot fill the log.

@@ -41,7 +41,8 @@ struct RedialerPlan {
   JobToken token{};
   core::Deadline first_deadline = core::Deadline::after({});  // to connect for the first time
   std::chrono::milliseconds link_deadline{};
-  bool dials = false;    // else it only asks
+  std::chrono::milliseconds believed_refusal{};  // as EndpointOptions says
+  bool dials = false;                            // else it only asks
   bool by_turn = false;  // it dials since the peer, who is to, has not come: that one may say that it does
 };
 

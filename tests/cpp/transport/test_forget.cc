@@ -168,6 +168,27 @@ TEST_F(ForgetTest, forgotten_peer_is_a_stranger_until_both_begin_anew) {
   EXPECT_TRUE(pair_->low->shutdown(patience()).is_ok());
 }
 
+TEST_F(ForgetTest, all_but_those_that_are_kept_and_have_not_failed_are_forgotten) {
+  connect();
+  PeerAddress to_third = address_of(*third_, "third");
+  to_third.verdict_from_above = true;
+  PeerAddress from_third = address_of(*pair_->low, "low");
+  const auto beside = *pair_->low->connect(to_third, token(1));
+  const auto beside_too = *third_->connect(from_third, token(1));
+  ASSERT_TRUE(beside->wait_ready(patience()).is_ok());
+  const std::set<ProcessId> kept{third_->id()};
+  pair_->low->forget_others(kept, kForgotten);
+  EXPECT_EQ(low().status().code(), StatusCode::Aborted);
+  ASSERT_EQ(pair_->low->channels().size(), 1U);
+  expect_transfer(*beside, *beside_too, 1, kMiB);
+  third_->forget(pair_->low->id(), kForgotten);
+  for (const Deadline end = patience(); beside->status().is_ok() && !end.expired();) {
+    std::this_thread::sleep_for(10ms);
+  }
+  pair_->low->forget_others(kept, kForgotten);
+  EXPECT_TRUE(pair_->low->channels().empty());
+}
+
 // The one that was not told goes on with what is not there any more.
 TEST_F(ForgetTest, new_channel_does_not_go_on_with_an_old_one_of_the_peer) {
   for (const bool low_forgets : {true, false}) {

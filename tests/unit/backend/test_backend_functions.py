@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
-OWN = Path(__file__).resolve().parents[3] / "csrc/binding/module/process_group.h"
+FOLDER = Path(__file__).resolve().parents[3] / "csrc/binding/module"
+RECONFIGURE = ("supportsReconfigure", "get_reconfigure_handle", "reconfigure")
 
 LEFT_OUT = {
     **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), "calls the name before torch 2.14"),
@@ -24,9 +25,7 @@ LEFT_OUT = {
     **dict.fromkeys(("allocateTensor", "getMemAllocator", "supportsTensorAlloc"), "memory of NCCL's own"),
     **dict.fromkeys(("getMemoryStats", "suspend", "resume"), "memory of NCCL's own"),
     **dict.fromkeys(("supportsShrinking", "shrink", "merge"), "the members of a group are fixed"),
-    **dict.fromkeys(
-        ("supportsReconfigure", "get_reconfigure_handle", "reconfigure"), "the members of a group are fixed"
-    ),
+    **dict.fromkeys(RECONFIGURE, "ReconfigurableGroup does it"),
     **dict.fromkeys(("supportsWindow", "new_window"), "one-sided operations are NCCL's and XCCL's"),
     **dict.fromkeys(("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"), "no hooks"),
     **dict.fromkeys(("supportsCompletionHooks", "registerCompletionHook", "unregisterCompletionHook"), "no hooks"),
@@ -38,6 +37,17 @@ def test_each_function_of_a_backend_is_overridden_or_left_out_for_a_reason() -> 
     header = re.sub(r"//.*", "", HEADER.read_text())
     asked = set(re.findall(r"\bvirtual\b[^;{]*?([A-Za-z_]\w*)\s*\(", header[header.index("class TORCH_API Backend") :]))
     assert {"allreduce", "split", "barrier"} <= asked
-    overridden = set(re.findall(r"([A-Za-z_]\w*)\([^;{]*\)\s*(?:const\s*)?override", OWN.read_text()))
+    overridden = _overridden_in("process_group.h")
     assert asked - overridden - LEFT_OUT.keys() == set()
     assert overridden & LEFT_OUT.keys() == set()
+
+
+def test_a_group_whose_ranks_change_forwards_every_function() -> None:
+    forwarded = _overridden_in("reconfigurable_group.h")
+    assert forwarded - set(RECONFIGURE) == _overridden_in("process_group.h") - {"split"}
+    assert set(RECONFIGURE) <= forwarded
+
+
+def _overridden_in(header: str) -> set[str]:
+    code = re.sub(r"//.*", "", (FOLDER / header).read_text())
+    return set(re.findall(r"(?<!~)\b([A-Za-z_]\w*)\([^;{]*\)\s*(?:const\s*)?override", code))
